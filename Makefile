@@ -4,7 +4,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 # Where bytecode is not to be written, each of the thousand processes of the tests would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: demo demo-failover test test-faults lint kernels kernels-after-lint bench screenshots clean
+.PHONY: demo demo-failover demo-plan test test-faults lint kernels kernels-after-lint bench screenshots clean
 
 # `make demo TRACE=jobs.csv` runs the jobs of a real trace instead of generated ones, which arrive in bursts.
 demo: $(STAMP)
@@ -13,6 +13,10 @@ demo: $(STAMP)
 # A job of four processes on this machine loses one, and goes on with its spare.
 demo-failover: $(STAMP)
 	$(BIN)/python examples/failover/demo.py
+
+# Plans a small GPT for this machine, trains by the plan with four processes, and compares times with the prediction.
+demo-plan: $(STAMP)
+	$(BIN)/python examples/plan/demo.py
 
 # A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
 # More processes than cores, of one thread each, as many tests wait for servers. Two compile the kernels for all: the

@@ -1,4 +1,4 @@
-"""The planner against measured and published runs, and how long a profile and a search take.
+"""The planner against measured and published runs, how long a profile and a search take, and plans carried out here.
 
 Runs of vTrain (../shared/data/planner) and published ones (planner_published.csv). Nothing is fitted to a run that is
 scored.
@@ -26,6 +26,7 @@ from longshore.planner.profile.profiling import Limits, profile
 from longshore.planner.search.choosing import choose
 from longshore.planner.search.question import question
 
+from . import planner_execution
 from .harness import ROOT, Row, main, medians, progress, seconds
 from .planner_scores import Score, left_out, one_utilisation, peak_s, score
 
@@ -54,6 +55,7 @@ def measure() -> Iterator[Row]:
         yield Row("default constants against a fit here, farthest", 100.0 * far, "%", most=2.0)
         yield from _published(constants)
     yield from _times()
+    yield from planner_execution.measure()
 
 
 def _five_folds(name: str, runs: Runs, error: Row, regret: Row, tau: float | None) -> Iterator[Row]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from ..cluster.files.errors import InputError
 from ..cluster.presets.cluster_file import read_cluster
 from .calibration.profile_file import read_hardware
-from .model.hardware import DEFAULT
-from .model.pool import Pool, pool_of
+from .model.hardware import DEFAULT, HardwareProfile
+from .model.host import HostProfile
+from .model.pool import Pool, pool_of, ranks_of
 from .profile.layers import ModelProfile
 from .profile.profiling import Limits, profile
 from .profile.table import read_table
@@ -25,7 +26,7 @@ class Request:
 
     Args:
         model: `FILE.py:FUNCTION`, or a table of layers.
-        cluster: Cluster file.
+        cluster: Cluster file; None where the hardware is ranks of this machine.
         hardware: Hardware profile; the one that comes with Longshore if None.
         deadline_s: Time for all of the training; None for as soon as possible.
         tokens: Of the training, or None.
@@ -33,10 +34,11 @@ class Request:
         batch: Samples of an iteration.
         gpus: At most, of all types together, or None.
         limits: Of the process that profiles the model.
+        degrees: Data, pipeline and tensor degree of plans that count; None for any.
     """
 
     model: str
-    cluster: Path
+    cluster: Path | None
     hardware: Path | None
     deadline_s: float | None
     tokens: float | None
@@ -44,6 +46,7 @@ class Request:
     batch: int
     gpus: int | None
     limits: Limits
+    degrees: tuple[int, int, int] | None = None
 
 
 def ask(request: Request) -> Question:
@@ -53,11 +56,26 @@ def ask(request: Request) -> Question:
         InputError: If any of it cannot be used.
         PluginError: If the fault model of the cluster file cannot be imported.
     """
-    pool = limited(pool_of(read_cluster(request.cluster)), request.gpus)
     hardware = DEFAULT if request.hardware is None else read_hardware(request.hardware)
+    pool = limited(_pool(request.cluster, hardware), request.gpus)
     found = model_of(request.model, request.limits)
     samples = _samples(request, found)
-    return question(found, hardware, pool, batch=request.batch, samples=samples, deadline_s=request.deadline_s)
+    return question(
+        found, hardware, pool, batch=request.batch, samples=samples, deadline_s=request.deadline_s,
+        degrees=request.degrees,
+    )  # fmt: skip
+
+
+def _pool(cluster: Path | None, hardware: HardwareProfile | HostProfile) -> Pool:
+    if isinstance(hardware, HostProfile):
+        if cluster is not None:
+            problem = "the hardware profile is of ranks of one machine, which need no cluster file"
+            raise InputError(problem, "leave it out", field="--cluster")
+        return ranks_of(hardware)
+    if cluster is None:
+        fix = "give one, or as --hardware a profile of `longshore planner measure`"
+        raise InputError("there is no cluster file", fix, field="--cluster")
+    return pool_of(read_cluster(cluster))
 
 
 def model_of(model: str, limits: Limits) -> ModelProfile:

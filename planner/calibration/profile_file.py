@@ -10,26 +10,31 @@ import yaml
 from ...cluster.files.output_file import write_text
 from ...cluster.files.yaml_file import read_yaml, validated
 from ..model.hardware import HardwareProfile
+from ..model.host import HostProfile
 
 HEAD = (
     "# A hardware profile for `longshore plan --hardware`, by `longshore planner calibrate`. Units are in the names.\n"
 )
+HOST_HEAD = HEAD.replace("calibrate", "measure")
 
 
-def read_hardware(path: Path) -> HardwareProfile:
-    """Return a hardware profile.
+def read_hardware(path: Path) -> HardwareProfile | HostProfile:
+    """Return a hardware profile, of GPUs or of this machine's ranks.
 
     Raises:
         InputError: If the file cannot be used.
     """
     file = read_yaml(path, "docs/planner.md")
+    if isinstance(file.data, dict) and str(file.data.get("format")).startswith("longshore-host"):
+        return validated(file, HostProfile, file.data)
     return validated(file, HardwareProfile, file.data)
 
 
-def write_hardware(path: Path, profile: HardwareProfile) -> None:
+def write_hardware(path: Path, profile: HardwareProfile | HostProfile) -> None:
     """Write a hardware profile.
 
     Raises:
         InputError: If it cannot be written.
     """
-    write_text(path, HEAD + yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    head = HOST_HEAD if isinstance(profile, HostProfile) else HEAD
+    write_text(path, head + yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False, allow_unicode=True))

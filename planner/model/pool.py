@@ -12,6 +12,7 @@ from ...cluster.model.topology import Cluster
 from ...cluster.presets.cluster_file import ClusterSetup
 from .constants import Constants
 from .hardware import Measured
+from .host import HostProfile
 
 
 class GpuType(NamedTuple):
@@ -35,6 +36,11 @@ def pool_of(setup: ClusterSetup) -> Pool:
     counts = np.diff(cluster.first_gpu)
     found = [_gpu_type(cluster, number, name, counts) for number, name in enumerate(setup.type_names)]
     return tuple(sorted((it for it in found if it.gpus), key=lambda it: (-it.peak_flops, it.name)))
+
+
+def ranks_of(host: HostProfile) -> Pool:
+    """Return the ranks of a machine without GPUs in the place of GPUs; what they do in a second the profile says."""
+    return (GpuType("rank", host.ranks, 1.0, host.memory_bytes / host.ranks, host.ranks, 1.0, 1.0),)
 
 
 def _gpu_type(cluster: Cluster, number: int, name: str, counts: np.ndarray[tuple[int], np.dtype[np.int32]]) -> GpuType:

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .hints import Hint
 
-CONTRACT = "it should return (model, batch) or (model, batch, loss)"
+CONTRACT = "it should return (model, batch), (model, batch, loss) or (model, batch, loss, target)"
 
 
 class BuildError(Exception):
@@ -28,7 +29,8 @@ class Built(NamedTuple):
 
     model: nn.Module
     batch: Any  # a tensor, a tuple of arguments, or a dict of named ones
-    loss: Callable[[Any], Any] | None
+    loss: Callable[..., Any] | None  # of the output, and of the target if there is one
+    target: Tensor | None = None
 
     def step(self) -> Any:
         """Run the model on the batch; return its output, or the loss of it."""
@@ -38,10 +40,16 @@ class Built(NamedTuple):
             output = self.model(*self.batch)
         else:
             output = self.model(self.batch)
-        found = output if self.loss is None else self.loss(output)
+        found = self.loss_of(output, self.target)
         if not any(isinstance(it, Tensor) and it.requires_grad for it in tree_leaves(found)):
             raise BuildError("the model returns no tensor that training could begin from; return a tensor of numbers")
         return found
+
+    def loss_of(self, output: Any, target: Tensor | None) -> Any:
+        """Return the loss of an output; the output itself if the model computes its loss."""
+        if self.loss is None:
+            return output
+        return self.loss(output) if target is None else self.loss(output, target)
 
     @property
     def samples(self) -> int:
@@ -62,7 +70,8 @@ class Built(NamedTuple):
 
     def on(self, device: str, dtype: torch.dtype) -> "Built":
         """Return the same on a device, with its floating-point numbers in a type."""
-        return Built(self.model.to(device=device, dtype=dtype).train(), _moved(self.batch, device, dtype), self.loss)
+        batch, target = _moved((self.batch, self.target), device, dtype)
+        return Built(self.model.to(device=device, dtype=dtype).train(), batch, self.loss, target)
 
     def with_samples(self, samples: int) -> "Built":
         """Return the same with its first sample so many times."""
@@ -73,7 +82,7 @@ class Built(NamedTuple):
                 return torch.cat([value[:1]] * samples)
             return value
 
-        return Built(self.model, tree_map(repeated, self.batch), self.loss)
+        return Built(self.model, tree_map(repeated, self.batch), self.loss, tree_map(repeated, self.target))
 
 
 def _moved(batch: Any, device: str, dtype: torch.dtype) -> Any:
@@ -92,6 +101,17 @@ def loaded(path: str, function: str) -> tuple[Callable[[], Any], dict[str, Hint]
         BuildError: If there is no such function, or the hints cannot be used.
         Exception: Whatever the file raises.
     """
+    module = run(path)
+    return function_of(module, function), _hints(getattr(module, "profile_hint", {}))
+
+
+def run(path: str) -> ModuleType:
+    """Run a file, and return it as a module.
+
+    Raises:
+        BuildError: If it is no Python file.
+        Exception: Whatever the file raises.
+    """
     sys.path.insert(0, str(Path(path).parent))
     sys.argv = [path]
     spec = importlib.util.spec_from_file_location("model_to_plan", path)
@@ -100,10 +120,19 @@ def loaded(path: str, function: str) -> tuple[Callable[[], Any], dict[str, Hint]
     module = importlib.util.module_from_spec(spec)
     sys.modules["model_to_plan"] = module
     spec.loader.exec_module(module)
-    build = getattr(module, function, None)
-    if not callable(build):
+    return module
+
+
+def function_of(module: ModuleType, function: str) -> Callable[[], Any]:
+    """Return the function of a module that builds a model.
+
+    Raises:
+        BuildError: If there is none.
+    """
+    found: object = getattr(module, function, None)
+    if not callable(found):
         raise BuildError(f"there is no function {function!r}; define it, or name another as FILE.py:FUNCTION")
-    return build, _hints(getattr(module, "profile_hint", {}))
+    return found
 
 
 def _hints(given: object) -> dict[str, Hint]:
@@ -125,14 +154,16 @@ def built(build: Callable[[], Any]) -> Built:
         Exception: Whatever the function raises.
     """
     made = build()
-    if not isinstance(made, tuple) or len(made) not in (2, 3):
+    if not isinstance(made, tuple) or len(made) not in (2, 3, 4):
         raise BuildError(f"build returned {_kind(made)}; {CONTRACT}")
-    model, batch, loss = made if len(made) == 3 else (*made, None)
+    model, batch, loss, target = (*made, None, None)[:4]
     if not isinstance(model, nn.Module):
         raise BuildError(f"build returned {_kind(model)} for a model; {CONTRACT}, the model a torch.nn.Module")
     if loss is not None and not callable(loss):
         raise BuildError(f"build returned {_kind(loss)} for a loss; {CONTRACT}, the loss a function of the output")
-    found = Built(model, batch, loss)
+    if target is not None and not isinstance(target, Tensor):
+        raise BuildError(f"build returned {_kind(target)} for a target; {CONTRACT}, the target a tensor")
+    found = Built(model, batch, loss, target)
     if not found.tensors or found.tensors[0].dim() == 0 or found.samples == 0:
         raise BuildError(f"build returned {_kind(batch)} for a batch; {CONTRACT}, the batch tensors of samples")
     if not any(it.requires_grad for it in model.parameters()):

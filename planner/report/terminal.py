@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ...cluster.files.durations import duration_text
+from ..model.host import HostProfile
 from ..model.memory import CONTEXT_BYTES, FRAGMENTATION
 from ..search.choosing import Choice
 from ..search.plan import Misfit, Plan, Stage
 from ..search.question import Question
-from .constants_table import constants_table
+from .constants_table import constants_table, host_table
 
 MOST_ROWS = 60
 
@@ -39,7 +40,7 @@ def verdict(asked: Question, choice: Choice) -> Iterator[str]:
     """Say in sentences what the answer is."""
     plan = choice.plan
     if plan is None:
-        yield from _nothing_fits(choice)
+        yield from _nothing_fits(asked, choice)
         return
     bound = f"{asked.hardware.accuracy.bound_share:.0%} bound"
     if asked.deadline_s is None:
@@ -58,18 +59,20 @@ def verdict(asked: Question, choice: Choice) -> Iterator[str]:
             f"No plan meets the deadline of {duration_text(asked.deadline_s)}. The fastest has a {bound} of "
             f"{duration_text(plan.bound_s)}, {duration_text(plan.bound_s - asked.deadline_s)} too long."
         )
-        yield from _what_would_do(choice)
+        yield from _what_would_do(asked, choice)
 
 
-def _what_would_do(choice: Choice) -> Iterator[str]:
+def _what_would_do(asked: Question, choice: Choice) -> Iterator[str]:
     more = choice.would_do
-    if more is None:
+    if isinstance(asked.hardware, HostProfile):
+        yield f"The profile is of {asked.hardware.ranks} ranks; whether more would do was not measured."
+    elif more is None:
         yield "No number of these GPUs would do: more than the samples of a batch share no work. Try a larger --batch."
     else:
         yield f"{_gpus(more)} would do ({_layout(more)}), with a bound of {duration_text(more.bound_s)}."
 
 
-def _nothing_fits(choice: Choice) -> Iterator[str]:
+def _nothing_fits(asked: Question, choice: Choice) -> Iterator[str]:
     yield "No plan fits into the memory of these GPUs."
     near = choice.closest
     if near is not None:
@@ -78,7 +81,7 @@ def _nothing_fits(choice: Choice) -> Iterator[str]:
             f"{near.layout.saving}, needs {_gb(near.needed_bytes)} on a GPU; {near.gpu_type} has "
             f"{_gb(near.gpu_memory_bytes)}."
         )
-    yield from _what_would_do(choice)
+    yield from _what_would_do(asked, choice)
 
 
 def _print_plan(console: Console, asked: Question, plan: Plan) -> None:
@@ -100,11 +103,18 @@ def _print_plan(console: Console, asked: Question, plan: Plan) -> None:
     console.print()
     console.print(_stage_table(asked, plan))
     console.print(
-        f"Memory has {100 * (FRAGMENTATION - 1):.0f} % for fragmentation and {_gb(CONTEXT_BYTES)} for CUDA in it. "
+        f"Memory has {100 * (FRAGMENTATION - 1):.0f} % for fragmentation and {_gb(CONTEXT_BYTES)} for libraries in it. "
         "No memory figure has been compared with a GPU."
     )
     console.print()
     hardware = asked.hardware
+    if isinstance(hardware, HostProfile):
+        console.print(
+            f"Measured on {hardware.name}; layers left out of the fit are {hardware.accuracy.mean_error:.1%} off. "
+            "Schedules are played through, as ranks share cores."
+        )
+        console.print(host_table(hardware))
+        return
     console.print(
         f"Constants fitted to {hardware.accuracy.runs} runs ({hardware.name}); runs left out are "
         f"{hardware.accuracy.mean_error:.1%} off. Bandwidths are scaled by the cluster file's, speed by its peak_flops."

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cluster.files.errors import InputError
+from ..model.host import HostProfile
+from ..model.memory import Saving
 from ..model.pool import GpuType
 from ..model.step_time import Array
 from .evaluating import evaluate
-from .layouts import Layout, Layouts, layouts, tensor_degrees
+from .layouts import SAVINGS, Layout, Layouts, layouts, tensor_degrees
 from .lower_bounds import least_step_s, may_fit
+from .on_host import stages_at_most
 from .plan import Misfit, Plan
 from .question import Chain, Question, chains, gpus_of
 
@@ -91,6 +95,10 @@ class _Counted:
 def _field(asked: Question, tried: list[Chain]) -> _Field:
     parts = [_of_chain(asked, chain) for chain in tried]
     found = [it for it, _ in parts]
+    if not sum(it.data.size for it in found):
+        degrees = "x".join(map(str, asked.degrees or ()))
+        fix = f"take a data degree that divides {asked.batch}, stages of one layer at least, and GPUs that there are"
+        raise InputError(f"no plan has the degrees {degrees}", fix, field="--degrees")
     return _Field(
         asked=asked,
         chains=tried,
@@ -104,12 +112,31 @@ def _field(asked: Question, tried: list[Chain]) -> _Field:
 
 def _of_chain(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
     """Return the layouts on a chain that use its last type, and what their iterations take at least."""
+    if isinstance(asked.hardware, HostProfile):
+        return _of_host(asked, chain)
     node = min(chain, key=lambda it: it.gpus_per_node)
     degrees = tensor_degrees(asked.layers.heads, _common_node(chain, node))
     found = layouts(asked.batch, asked.layers.count, degrees, gpus_of(chain))
-    found = Layouts(*(column[found.gpus > gpus_of(chain[:-1])] for column in found))
+    found = _with_degrees(asked, _kept(found, found.gpus > gpus_of(chain[:-1])))
     least_s = least_step_s(asked, chain, found)
     return found, np.where(may_fit(asked, chain, found), least_s, np.inf)
+
+
+def _of_host(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
+    """Return the same for ranks of one machine: they are few, and each is worked out."""
+    found = layouts(asked.batch, stages_at_most(asked.profile), [1], gpus_of(chain))
+    found = _with_degrees(asked, _kept(found, found.saving == SAVINGS.index(Saving.none)))
+    return found, np.zeros(found.data.size)
+
+
+def _with_degrees(asked: Question, found: Layouts) -> Layouts:
+    if asked.degrees is None:
+        return found
+    return _kept(found, np.all(np.stack(found[:3]) == np.array(asked.degrees)[:, None], axis=0))
+
+
+def _kept(found: Layouts, keep: NDArray[np.bool_]) -> Layouts:
+    return Layouts(*(column[keep] for column in found))
 
 
 def _common_node(chain: Chain, node: GpuType) -> GpuType:
@@ -155,11 +182,13 @@ def _closest(field: _Field) -> Misfit | None:
 def _that_would_do(asked: Question) -> Plan | None:
     """Return the plan with the fewest GPUs that would do, if the cluster had as many of one of its types."""
     found = list[Plan]()
+    if isinstance(asked.hardware, HostProfile):
+        return None  # with more ranks it was not measured
     for it in asked.pool:
         for gpus in _doubled(it.gpus):
             more = Question(
                 asked.profile, asked.layers, asked.hardware, (it._replace(gpus=gpus),), asked.batch, asked.iterations,
-                asked.deadline_s,
+                asked.deadline_s, asked.degrees,
             )  # fmt: skip
             field = _field(more, [more.pool])
             plan = _fewest(field, _Counted(field)) if asked.deadline_s is not None else None

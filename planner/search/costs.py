@@ -3,10 +3,11 @@
 Source: SPEC P1.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from ..model.host import NUMBER_BYTES as HOST_BYTES
 from ..model.memory import Saving, kept_share, state_bytes
 from ..model.step_time import NUMBER_BYTES, Array, Pieces, all_reduce_bytes
 from ..profile.layers import ModelProfile
@@ -40,6 +41,12 @@ def layers_of(profile: ModelProfile) -> Layers:
     columns = {name: profile.column(name) for name in names}
     has_heads = (profile.column("heads") > 0).astype(np.float64)
     return Layers(**columns, has_heads=has_heads, heads=profile.heads)
+
+
+def host_layers(profile: ModelProfile) -> Layers:
+    """Return the figures of a profile as arrays, with the bytes of numbers on a machine without GPUs."""
+    found, wider = layers_of(profile), HOST_BYTES / NUMBER_BYTES
+    return replace(found, saved_bytes=found.saved_bytes * wider, output_bytes=found.output_bytes * wider)
 
 
 def pieces(layers: Layers, tensor: Array, micro_batch: Array, recomputes: Array) -> Pieces:

@@ -8,7 +8,9 @@ from math import inf
 
 import numpy as np
 
+from ..model.host import HostProfile
 from ..model.memory import CONTEXT_BYTES, FRAGMENTATION, usable_bytes
+from ..model.playing import Seconds
 from ..model.pool import GpuType, slowest
 from ..model.step_time import (
     NUMBER_BYTES,
@@ -24,6 +26,7 @@ from ..model.step_time import (
 )
 from .costs import MemoryCosts, memory, pieces
 from .layouts import Layout
+from .on_host import evaluate_on_host
 from .partition import Cuts, StageCosts, partition, sums
 from .plan import Misfit, Plan, Stage, Times
 from .question import Chain, Question, stage_types
@@ -50,6 +53,8 @@ def evaluate(asked: Question, chain: Chain, layout: Layout) -> Plan | Misfit:
         chain: GPU types, in the order in which they are taken.
         layout: Of at most as many GPUs.
     """
+    if isinstance(asked.hardware, HostProfile):
+        return evaluate_on_host(asked, asked.hardware, chain[0], layout)
     case = _case(asked, chain, layout)
     cuts = partition(case.costs)
     if cuts is None:
@@ -123,7 +128,20 @@ def _stage(case: _Case, cuts: Cuts, k: int) -> Stage:
         flops=float(part.flops.sum()) * case.micro_batches,
         parameters=parameters, memory_bytes=_needed_bytes(case, cuts, k), gpu_memory_bytes=it.memory_bytes,
         tensor_bytes=float(part.tensor_bytes.sum()), next_bytes=float(sends), ring_bytes=gradients,
+        seconds=_seconds(case, held, it),
     )  # fmt: skip
+
+
+def _seconds(case: _Case, held: slice, it: GpuType) -> Seconds:
+    """Return what a stage takes in an iteration: passes by their FLOPs, and what is computed again as backward."""
+    asked, layout, m = case.asked, case.layout, case.micro_batches
+    part = Pieces(*(column[held] for column in case.work))
+    taken_s = float(micro_batch_s(part, it.peak_flops, asked.constants(it)).sum()) * m
+    forward_flops = float(asked.layers.forward_flops[held].sum()) * layout.micro_batch / layout.tensor
+    share = forward_flops / max(float(part.flops.sum()), 1.0)
+    parameters = float(asked.layers.parameters[held].sum()) / layout.tensor
+    gradients_s, optimizer_s = _after_s(case, it, parameters)
+    return Seconds(share * taken_s, (1.0 - share) * taken_s, gradients_s, optimizer_s)
 
 
 def rounds(parameters: Array, data: Array, micro_batches: Array, zero: Array, is_inside: Array, steps: Array) -> Rounds:
@@ -149,17 +167,24 @@ def rounds(parameters: Array, data: Array, micro_batches: Array, zero: Array, is
     )
 
 
-def _times(case: _Case, stages: tuple[Stage, ...]) -> Times:
-    asked, layout, whole = case.asked, case.layout, slowest(case.types)
-    constants = asked.constants(whole)
-    machine = Machine(whole.peak_flops, asked.hardware.measured_on.memory_bytes_per_s, whole.nic_bytes_per_s)
+def _after_s(case: _Case, it: GpuType, parameters: float) -> tuple[float, float]:
+    """Return the time of gradients and of the optimizer, on a GPU with so many parameters."""
+    asked, layout = case.asked, case.layout
+    constants = asked.constants(it)
+    machine = Machine(it.peak_flops, asked.fitted.measured_on.memory_bytes_per_s, it.nic_bytes_per_s)
     figures = (
-        max(stage.parameters for stage in stages), layout.data, case.micro_batches, layout.saving.zero,
-        layout.gpus <= whole.gpus_per_node, case.micro_batches + layout.pipeline - 1,
+        parameters, layout.data, case.micro_batches, layout.saving.zero, layout.gpus <= it.gpus_per_node,
+        case.micro_batches + layout.pipeline - 1,
     )  # fmt: skip
     done = rounds(*(np.array(float(it)) for it in figures))
     none = done._replace(optimizer_bytes=np.zeros(()))
     gradients_s = float(synchronisation_s(none, machine, constants))
+    return gradients_s, float(synchronisation_s(done, machine, constants)) - gradients_s
+
+
+def _times(case: _Case, stages: tuple[Stage, ...]) -> Times:
+    layout, whole = case.layout, slowest(case.types)
+    gradients_s, optimizer_s = _after_s(case, whole, max(stage.parameters for stage in stages))
     worst, m = max(stages, key=lambda it: it.micro_batch_s), case.micro_batches
     return Times(
         compute_s=worst.compute_s * m,
@@ -167,6 +192,6 @@ def _times(case: _Case, stages: tuple[Stage, ...]) -> Times:
         fixed_s=(worst.micro_batch_s - worst.compute_s - worst.tensor_s) * m,
         bubble_s=worst.micro_batch_s * (layout.pipeline - 1),
         gradients_s=gradients_s,
-        optimizer_s=float(synchronisation_s(done, machine, constants)) - gradients_s,
-        iteration_s=constants.iteration_s,
+        optimizer_s=optimizer_s,
+        iteration_s=case.asked.constants(whole).iteration_s,
     )

@@ -52,7 +52,7 @@ def least_step_s(asked: Question, chain: Chain, found: Layouts) -> Array:
         parameters, found.data.astype(np.float64), m.astype(np.float64), ZERO[found.saving],
         (found.gpus <= it.gpus_per_node).astype(np.float64), (m + p - 1).astype(np.float64),
     )  # fmt: skip
-    machine = Machine(it.peak_flops, asked.hardware.measured_on.memory_bytes_per_s, it.nic_bytes_per_s)
+    machine = Machine(it.peak_flops, asked.fitted.measured_on.memory_bytes_per_s, it.nic_bytes_per_s)
     return iteration_s(micro_s, done, machine, constants) * (1.0 - 1e-9)  # sums of other orders round otherwise
 
 

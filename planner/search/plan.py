@@ -5,6 +5,7 @@ Source: SPEC P1.
 
 from dataclasses import dataclass
 
+from ..model.playing import Seconds
 from .layouts import Layout
 
 
@@ -26,6 +27,7 @@ class Stage:
     tensor_bytes: float  # that each GPU sends for a micro-batch, inside its node
     next_bytes: float  # to the next stage for a micro-batch, and as much back
     ring_bytes: float  # that each GPU sends for an iteration, to sum gradients
+    seconds: Seconds  # of an iteration, on each GPU; the rest of it the stage waits
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from math import ceil
 
 from ..model.constants import Constants
 from ..model.hardware import HardwareProfile
+from ..model.host import HostProfile
 from ..model.pool import GpuType, Pool, carried_over, slowest
 from ..profile.layers import ModelProfile
-from .costs import Layers, layers_of
+from .costs import Layers, host_layers, layers_of
 from .layouts import Layout
 
 Chain = Pool  # types that one plan may use, in the order in which their GPUs are taken
@@ -23,20 +24,22 @@ class Question:
     Args:
         profile: Of the model.
         layers: The same as arrays.
-        hardware: Constants of the step-time model.
+        hardware: Constants of the step-time model, or what ranks of one machine do in a second.
         pool: GPUs that may be used.
         batch: Samples of an iteration.
         iterations: Of the whole training.
         deadline_s: Time for all of them; None for as soon as possible.
+        degrees: Data, pipeline and tensor degree of all plans that count; None for any.
     """
 
     profile: ModelProfile
     layers: Layers
-    hardware: HardwareProfile
+    hardware: HardwareProfile | HostProfile
     pool: Pool
     batch: int
     iterations: int
     deadline_s: float | None
+    degrees: tuple[int, int, int] | None = None
 
     @property
     def most_step_s(self) -> float:
@@ -45,23 +48,31 @@ class Question:
             return 0.0
         return self.deadline_s / (self.iterations * self.hardware.accuracy.bound_factor)
 
+    @property
+    def fitted(self) -> HardwareProfile:
+        """The constants of the step-time model, where GPUs are planned with."""
+        assert isinstance(self.hardware, HardwareProfile)
+        return self.hardware
+
     def constants(self, gpu_type: GpuType) -> Constants:
         """Return the constants on GPUs of a type."""
-        return carried_over(self.hardware.values, self.hardware.measured_on, gpu_type)
+        return carried_over(self.fitted.values, self.fitted.measured_on, gpu_type)
 
 
 def question(
     profile: ModelProfile,
-    hardware: HardwareProfile,
+    hardware: HardwareProfile | HostProfile,
     pool: Pool,
     *,
     batch: int,
     samples: float,
     deadline_s: float | None,
+    degrees: tuple[int, int, int] | None = None,
 ) -> Question:
     """Return the question of training a model on so many samples."""  # fmt: skip
     iterations = max(1, ceil(samples / batch))
-    return Question(profile, layers_of(profile), hardware, pool, batch, iterations, deadline_s)
+    layers = host_layers(profile) if isinstance(hardware, HostProfile) else layers_of(profile)
+    return Question(profile, layers, hardware, pool, batch, iterations, deadline_s, degrees)
 
 
 def chains(pool: Pool) -> list[Chain]:

@@ -1,7 +1,7 @@
 """`longshore plan` and `longshore planner`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,7 +11,7 @@ from .progress import console, progress
 
 HardwareOption = Annotated[
     Path | None,
-    typer.Option("--hardware", help="Hardware profile of `longshore planner calibrate`; that of an A100 if left out."),
+    typer.Option("--hardware", help="Profile of `longshore planner calibrate` or `measure`; an A100's if left out."),
 ]
 ModelArgument = Annotated[
     str, typer.Argument(help="FILE.py:FUNCTION that returns (model, batch), or a table of layers FILE.csv.")
@@ -30,8 +30,18 @@ BatchOption = Annotated[int, typer.Option(min=1, max=10**7, help="Samples of one
 MostGpusOption = Annotated[
     int | None, typer.Option("--gpus", min=1, max=MOST_GPUS, help="Use at most so many GPUs, the fastest first.")
 ]
+
+
+DegreesOption = Annotated[
+    str | None,
+    typer.Option(metavar="DxPxT", help="Look at plans of these degrees alone, such as 2x2x1."),
+]
 TimeLimitOption = Annotated[
     float, typer.Option(parser=run_time, metavar=DURATION, help="For the profile of the model.")
+]
+ScheduleOption = Annotated[
+    Literal["1f1b", "gpipe"] | None,
+    typer.Option(help="Order of forward and backward passes; 1f1b if there are enough micro-batches."),
 ]
 MemoryLimitOption = Annotated[
     float, typer.Option(min=0.5, max=1e5, callback=number, help="For the profile of the model, in GiB.")
@@ -40,13 +50,17 @@ MemoryLimitOption = Annotated[
 
 def plan(
     model: ModelArgument,
-    cluster: Annotated[Path, typer.Option(help="Cluster file (YAML; see examples/).")],
+    cluster: Annotated[
+        Path | None, typer.Option(help="Cluster file (YAML; see examples/); none for ranks of a measured machine.")
+    ] = None,
     tokens: TokensOption = None,
     samples: SamplesOption = None,
     deadline: DeadlineOption = None,
     batch: BatchOption = 256,
     gpus: MostGpusOption = None,
     hardware: HardwareOption = None,
+    degrees: DegreesOption = None,
+    out: Annotated[Path | None, typer.Option(help="Write the plan here, for `longshore planner run`.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Show every plan that was looked at.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     time_limit: TimeLimitOption = 120.0,
@@ -58,17 +72,23 @@ def plan(
     """
     if (tokens is None) == (samples is None):
         raise typer.BadParameter("give either --tokens or --samples")
+    wanted = None if degrees is None else _degrees(degrees)
     with progress("profiling the model") as tell:
+        from ..cluster.files.output_file import check_outputs
         from ..planner.asking import Request, ask
+        from ..planner.execution.plan_file import file_of, write_plan
         from ..planner.profile.profiling import Limits
         from ..planner.report.as_json import choice_json
         from ..planner.report.terminal import print_choice, print_table
         from ..planner.search.choosing import choose, every_plan
 
+        check_outputs({"--out": out}, {"--cluster": cluster, "--hardware": hardware})
         limits = Limits(time_limit, memory_limit * 2**30)
-        asked = ask(Request(model, cluster, hardware, deadline, tokens, samples, batch, gpus, limits))
+        asked = ask(Request(model, cluster, hardware, deadline, tokens, samples, batch, gpus, limits, wanted))
         tell("looking for a plan")
         choice, rows = choose(asked), list(every_plan(asked)) if table else None
+        if out is not None and choice.plan is not None:
+            write_plan(out, file_of(asked, choice.plan))
     if as_json:
         typer.echo(choice_json(asked, choice, rows))
         return
@@ -76,9 +96,21 @@ def plan(
     if rows is not None:
         typer.echo()
         print_table(console(), asked, rows)
+    if out is not None and choice.plan is not None:
+        typer.echo(f"\n{out}: for `longshore planner run {out} {model}`")
 
 
-app = typer.Typer(no_args_is_help=True, help="Fit the planner to your own GPUs.")
+def _degrees(text: str) -> tuple[int, int, int]:
+    parts = text.split("x")
+    if len(parts) != 3 or not all(it.isdecimal() and len(it) < 7 and int(it) for it in parts):
+        raise typer.BadParameter(f"--degrees: {text!r} is not data x pipeline x tensor; write it as in 2x2x1")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+DISTURBED = 0.2  # mean error of a fit to layers above which a measurement was disturbed; 0.10 on a quiet machine
+
+
+app = typer.Typer(no_args_is_help=True, help="Fit the planner to your own GPUs or machine, and carry out plans.")
 
 
 @app.command(epilog="Example: longshore planner calibrate runs.csv --out mine-hardware.yaml")
@@ -129,3 +161,54 @@ def calibrate(
     print_calibration(console(), profile, measured)
     if out is not None:
         typer.echo(f"{out}: for `longshore plan --hardware {out}`")
+
+
+@app.command(epilog="Example: longshore planner measure --ranks 4 --out here.yaml")
+def measure(
+    out: Annotated[Path, typer.Option(help="Write the profile of this machine here (YAML).")],
+    ranks: Annotated[int, typer.Option(min=1, max=64, help="Processes that plans may have, of one thread each.")] = 4,
+) -> None:
+    """Measure this machine for plans without GPUs: layers, sums of gradients, and ranks that share cores.
+
+    It takes half a minute. Let nothing else run meanwhile.
+    """
+    with progress(f"measuring {ranks} ranks"):
+        from ..cluster.files.output_file import check_outputs
+        from ..planner.calibration.profile_file import write_hardware
+        from ..planner.measuring.measuring import measured_host
+        from ..planner.report.constants_table import host_table
+
+        check_outputs({"--out": out}, {})
+        host = measured_host(ranks)
+        write_hardware(out, host)
+    console().print(host_table(host))
+    error = host.accuracy.mean_error
+    told = "; something else may have run meanwhile: measure again" if error > DISTURBED else ""
+    typer.echo(f"\nLayers that were left out of the fit are {error:.1%} off{told}.")
+    typer.echo(f"{out}: for `longshore plan --hardware {out}`")
+
+
+@app.command(epilog="Example: longshore planner run plan.json train.py:build --steps 20")
+def run(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan of `longshore plan --out`.")],
+    model: Annotated[str, typer.Argument(help="FILE.py:FUNCTION that returns (model, batch, loss, target).")],
+    steps: Annotated[int, typer.Option(min=1, max=10**9, help="Iterations.")] = 20,
+    schedule: ScheduleOption = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the initial weights.")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Folder for the weights, stage-0.pt and so on.")] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write losses and measured times here.")] = None,
+) -> None:
+    """Train by a plan with processes on this machine, and show what was predicted beside what it took.
+
+    On a cluster, submit a job of as many ranks with the command `python -m longshore.stage PLAN MODEL`.
+    """
+    from ..cluster.files.output_file import check_outputs
+    from ..planner.execution.launching import launch
+    from ..planner.execution.plan_file import read_plan
+
+    check_outputs({"--json": as_json}, {"PLAN": plan_file})
+    ranks = read_plan(plan_file).ranks
+    typer.echo(f"{ranks} processes, one thread each")
+    options = {"--steps": steps, "--schedule": schedule, "--seed": seed, "--save": save, "--json": as_json}
+    given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
+    launch(ranks, [str(plan_file), model, *given])

@@ -1,0 +1,43 @@
+"""What was predicted of a plan beside what it took, stage by stage.
+
+Source: SPEC P1.
+"""
+
+from rich.console import Console
+from rich.table import Table
+
+from ..model.playing import Seconds
+from .measured import Measured
+from .plan_file import PlanFile
+
+ROWS = {"forward_s": "forward", "backward_s": "backward", "gradients_s": "gradients", "optimizer_s": "optimizer"}
+
+
+def print_comparison(console: Console, plan: PlanFile, found: Measured) -> None:
+    """Print the times of an iteration; without a prediction, what was measured alone."""
+    table = Table("stage", "layers", "what", box=None, pad_edge=False)
+    for heading in ("predicted", "measured", "off"):
+        table.add_column(heading, justify="right")
+    for k, (stage, took) in enumerate(zip(plan.stages, found.stages, strict=True)):
+        names = stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} ... {stage.layers[-1]}"
+        predicted, head = stage.predicted, (str(k), names)
+        for field, what in ROWS.items():
+            if getattr(took.seconds, field) or getattr(predicted, field):
+                table.add_row(*head, what, *_cells(plan, getattr(predicted, field), getattr(took.seconds, field)))
+                head = ("", "")
+        table.add_row(*head, "wait", *_cells(plan, _wait_s(plan, predicted), took.wait_s))
+    table.add_row("all", f"{plan.ranks} ranks", "iteration", *_cells(plan, plan.step_s, found.step_s))
+    console.print()
+    console.print(table)
+
+
+def _wait_s(plan: PlanFile, predicted: Seconds) -> float:
+    return max(0.0, plan.step_s - predicted.total_s)
+
+
+def _cells(plan: PlanFile, predicted_s: float, measured_s: float) -> tuple[str, str, str]:
+    took = f"{1e3 * measured_s:.1f} ms"
+    if not plan.step_s:
+        return "", took, ""
+    off = f"{100 * (predicted_s / measured_s - 1):+.0f} %" if measured_s > 0.01 * plan.step_s else ""
+    return f"{1e3 * predicted_s:.1f} ms", took, off

@@ -1,0 +1,97 @@
+"""All processes of a plan on this machine.
+
+Source: SPEC P1.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ...cluster.files.errors import InputError
+
+# The system ends a process whose launcher is gone, however that ended (1 is PR_SET_PDEATHSIG).
+_RUN = """\
+import ctypes, runpy, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+sys.argv[:] = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+LOOK_S = 0.05
+PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")  # of PyTorch, before each line of a traceback
+ERROR = re.compile(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b")
+
+
+def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.stage") -> None:
+    """Run a module in so many processes, which find one another, and wait for them; their output is ours.
+
+    Args:
+        ranks: How many.
+        arguments: Of each.
+        module: What to run.
+
+    Raises:
+        InputError: If one of them fails; the others are ended then.
+    """
+    with tempfile.TemporaryDirectory(prefix="longshore-ranks-") as folder:
+        said = [Path(folder) / f"{rank}.err" for rank in range(ranks)]
+        processes = list[subprocess.Popen[bytes]]()
+        try:
+            port = _free_port()
+            for rank in range(ranks):
+                processes.append(
+                    _started(rank, ranks, port, [sys.executable, "-c", _RUN, module, *arguments], said[rank])
+                )
+            failed = _failed(processes)
+        finally:
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if failed is not None:
+            raise InputError(*_problem(failed, processes[failed].returncode, said[failed]))
+
+
+def _started(rank: int, ranks: int, port: int, line: Sequence[str], said: Path) -> "subprocess.Popen[bytes]":
+    environment = {
+        **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    with said.open("wb") as errors:
+        return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+
+
+def _failed(processes: Sequence["subprocess.Popen[bytes]"]) -> int | None:
+    """Wait until all have ended well, or one has not; return which."""
+    while True:
+        statuses = [process.poll() for process in processes]
+        bad = [rank for rank, status in enumerate(statuses) if status]
+        if bad:
+            return bad[0]
+        if all(status == 0 for status in statuses):
+            return None
+        time.sleep(LOOK_S)
+
+
+def _problem(rank: int, status: int, said: Path) -> tuple[str, str]:
+    lines = [PREFIX.sub("", line) for line in said.read_text(errors="replace").splitlines()]
+    own = [line for line in lines if line.startswith("longshore.stage: ")]
+    if own:
+        problem, _, fix = own[-1].removeprefix("longshore.stage: ").rpartition("; ")
+        return (problem, fix) if problem else (fix, "")
+    told = [line for line in lines if ERROR.match(line)] or lines or ["nothing"]
+    return f"rank {rank} ended with status {status} and said: {told[-1]}", "see that the model trains in one process"
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,169 @@
+"""One process of a training: it has one stage of the model, and one replica of it.
+
+Ranks are numbered stage by stage, the replicas of a stage side by side. A step is the stage's passes in the order of
+the schedule, the sum of gradients over replicas, and the optimizer.
+
+Source: SPEC P1.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from ..model.playing import Schedule, Seconds
+from ..profile.building import BuildError
+from .cutting import Cut, cut, parameter_of, state_of
+from .plan_file import PlanFile
+from .script import Script, arguments
+from .summing import add_up, sum_gradients
+
+CPU = torch.device("cpu")
+SCHEDULES = {Schedule.one_forward_one_backward: Schedule1F1B, Schedule.gpipe: ScheduleGPipe}
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(slots=True)
+class Watch:
+    """Adds up what calls take in a step, by what they are for."""
+
+    spent: dict[str, float] = field(default_factory=dict)
+
+    def timed(self, name: str, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
+        """Return a call that adds its time under a name."""
+
+        def timed_call(*args: Any, **kwargs: Any) -> ResultT:
+            began_s = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began_s
+
+        return timed_call
+
+    def take(self) -> Seconds:
+        """Return what was added since the last time."""
+        spent, self.spent = self.spent, {}
+        return Seconds(*(spent.get(name, 0.0) for name in Seconds._fields))
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a rank has to do with which others; of processes that are all of one plan."""
+
+    stage: int
+    replica: int
+    pipeline: dist.ProcessGroup  # the stages of its replica
+    replicas: dist.ProcessGroup  # of its stage
+
+
+def take_seat(plan: PlanFile) -> Seat | None:
+    """Return the seat of this process, None if the plan needs fewer processes; all call it."""
+    rank, d, p = dist.get_rank(), plan.data, plan.pipeline
+    pipelines = [dist.new_group([k * d + r for k in range(p)]) for r in range(d)]
+    stages = [dist.new_group([k * d + r for r in range(d)]) for k in range(p)]
+    if rank >= d * p:
+        return None
+    return Seat(rank // d, rank % d, pipelines[rank % d], stages[rank // d])
+
+
+class Member:
+    """A stage's replica that trains.
+
+    Args:
+        plan: What to carry out.
+        script: The model and its data.
+        schedule: In which order a stage does its passes.
+        seat: Of this process.
+    """
+
+    def __init__(self, plan: PlanFile, script: Script, schedule: Schedule, seat: Seat) -> None:
+        self._plan, self._script, self._seat = plan, script, seat
+        self._watch = Watch()
+        self._stage, self._shared = self._made_stage()
+        self.module: nn.Module = self._stage.submod
+        with torch.no_grad():
+            for tensor in (*self.module.parameters(), *self.module.buffers()):  # alike, however they were drawn
+                dist.broadcast(tensor, seat.stage * plan.data, group=seat.replicas)
+        self._parameters = [it for it in self.module.parameters() if it.requires_grad]
+        self._optimizer = script.optimizer(self._parameters)
+        watched: Any = self._stage
+        watched.forward_one_chunk = self._watch.timed("forward_s", self._stage.forward_one_chunk)
+        watched.backward_one_chunk = self._watch.timed("backward_s", self._stage.backward_one_chunk)
+        loss = self._watch.timed("forward_s", self._loss)
+        self._passes = SCHEDULES[schedule](self._stage, plan.micro_batches, loss)
+
+    def _made_stage(self) -> tuple[PipelineStage, list[tuple[nn.Parameter, dist.ProcessGroup]]]:
+        plan, seat = self._plan, self._seat
+        if plan.pipeline == 1:
+            return PipelineStage(self._script.made.model, 0, 1, CPU, group=seat.pipeline), []
+        found = cut(self._script.made, [it.layers for it in plan.stages], plan.micro_batch)
+        part = found.stages[seat.stage]
+        stage = PipelineStage(
+            part.module, seat.stage, plan.pipeline, CPU, part.inputs, part.outputs, group=seat.pipeline
+        )
+        return stage, self._groups(found, part.module)
+
+    def _groups(self, found: Cut, module: nn.Module) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
+        """Return parameters that other stages have too, with those."""
+        mine = []
+        for it in found.shared:
+            for replica in range(self._plan.data):  # every process makes every group
+                group = dist.new_group([k * self._plan.data + replica for k in it.stages])
+                if replica == self._seat.replica and self._seat.stage in it.stages:
+                    mine.append((parameter_of(module, it.names), group))
+        return mine
+
+    def _loss(self, output: Any, target: Tensor) -> Tensor:
+        found = self._script.made.loss_of(output, None if self._script.made.target is None else target)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            raise BuildError("the model gives no single number to train by; let build return a loss as well")
+        return found.reshape(())
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this process has the loss of all samples, and no other that has it speaks of it."""
+        return self._seat.stage == self._plan.pipeline - 1 and self._seat.replica == 0
+
+    def step(self, number: int) -> tuple[float, Seconds]:
+        """Train on the samples of a step; return the loss over all of them, where it is known, and the time."""
+        plan, seat = self._plan, self._seat
+        each = plan.batch // plan.data
+        batch, target = self._script.samples(number * plan.batch + seat.replica * each, each)
+        losses: list[Tensor] = []
+        self._run_passes(batch, torch.zeros(each) if target is None else target, losses)
+        loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        mean = self._watch.timed("gradients_s", self._sum)(loss)
+        self._watch.timed("optimizer_s", self._update)()
+        return float(mean), self._watch.take()
+
+    def _run_passes(self, batch: Any, target: Tensor, losses: list[Tensor]) -> None:
+        args, kwargs = arguments(batch) if self._seat.stage == 0 else ((), {})
+        is_last = self._seat.stage == self._plan.pipeline - 1
+        self._passes.step(
+            *args,
+            target=target if is_last else None,
+            losses=losses if is_last else None,
+            return_outputs=False,
+            **kwargs,
+        )
+
+    def _sum(self, loss: Tensor) -> Tensor:
+        for parameter, group in self._shared:
+            add_up(parameter, group)
+        if self._plan.data > 1:
+            return sum_gradients(self._parameters, loss, self._seat.replicas, self._plan.data)
+        return loss
+
+    def _update(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return parameters and buffers of the stage by the model's own names."""
+        return state_of(self.module)

@@ -1,0 +1,113 @@
+"""The command of each process that carries out a plan: `python -m longshore.stage plan.json train.py:build`.
+
+It finds the others by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which all back ends set.
+
+Source: SPEC P1.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from ...cluster.files.errors import InputError, LongshoreError
+from ..model.playing import Schedule, schedule_of
+from ..profile.building import BuildError
+from .comparing import print_comparison
+from .measured import RankTimes, measured
+from .plan_file import PlanFile, read_plan
+from .script import script_of
+from .training import Member, take_seat
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out one process's part of a plan; return the exit status."""
+    given = _parsed(arguments)
+    try:
+        plan = read_plan(given.plan)
+        _check_environment(plan)
+        _train(plan, given)
+    except (BuildError, LongshoreError) as error:
+        print(f"longshore.stage: {' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
+        return 2
+    return 0
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m longshore.stage", description="Carry out one process's part of a plan."
+    )
+    parser.add_argument("plan", type=Path, help="plan of `longshore plan --out`")
+    parser.add_argument("model", help="FILE.py:FUNCTION, as for `longshore plan`")
+    parser.add_argument("--steps", type=int, default=20, help="iterations (20)")
+    parser.add_argument(
+        "--schedule", choices=[it.value for it in Schedule], help="1f1b, or gpipe for few micro-batches"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the initial weights (0)")
+    parser.add_argument("--save", type=Path, help="folder for the weights of each stage, stage-0.pt and so on")
+    parser.add_argument("--json", type=Path, help="file for losses and measured times")
+    return parser.parse_args(arguments)
+
+
+def _check_environment(plan: PlanFile) -> None:
+    absent = [name for name in NEEDED if name not in os.environ]
+    if absent:
+        fix = "start it with `longshore planner run`, or as a job of so many ranks"
+        raise InputError(f"{absent[0]} is not set", fix, field="environment")
+    if int(os.environ["WORLD_SIZE"]) != plan.ranks:
+        raise InputError(
+            f"there are {os.environ['WORLD_SIZE']} processes, and the plan is for {plan.ranks}",
+            f"start {plan.ranks}", field="WORLD_SIZE",
+        )  # fmt: skip
+
+
+def _train(plan: PlanFile, given: argparse.Namespace) -> None:
+    script = script_of(given.model, given.seed)
+    dist.init_process_group("gloo")
+    try:
+        schedule = Schedule(given.schedule) if given.schedule else schedule_of(plan.micro_batches, plan.pipeline)
+        seat = take_seat(plan)
+        assert seat is not None  # there are as many processes as the plan has ranks
+        member = Member(plan, script, schedule, seat)
+        if member.has_loss and not script.has_data:
+            _say("the file has no function data(first, samples): the example batch is trained on again and again")
+        times = RankTimes(seat.stage, [], [], [])
+        dist.barrier()
+        for step in range(given.steps):
+            began_s = time.perf_counter()
+            loss, seconds = member.step(step)
+            times.step_s.append(time.perf_counter() - began_s)
+            times.seconds.append(seconds)
+            if member.has_loss:
+                times.losses.append(loss)
+                _say(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
+        if given.save is not None and seat.replica == 0:
+            given.save.mkdir(parents=True, exist_ok=True)
+            torch.save(member.state(), given.save / f"stage-{seat.stage}.pt")
+        _tell(plan, times, given.json)
+    finally:
+        dist.destroy_process_group()
+
+
+def _tell(plan: PlanFile, times: RankTimes, path: Path | None) -> None:
+    """Let the first process say what all have measured."""
+    every: list[RankTimes | None] | None = [None] * plan.ranks if dist.get_rank() == 0 else None
+    dist.gather_object(times, every)
+    if every is None:
+        return
+    found = measured([it for it in every if it is not None], plan.pipeline)
+    if path is not None:
+        path.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    print_comparison(Console(width=None if sys.stdout.isatty() else 100), plan, found)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201  # the output of a training

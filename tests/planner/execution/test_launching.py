@@ -1,0 +1,51 @@
+"""Processes of a plan end together, however one of them or their launcher ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.files.errors import InputError
+from longshore.planner.execution.launching import launch
+
+LAUNCH = """\
+import sys
+from longshore.planner.execution.launching import launch
+launch(3, [sys.argv[1]], module="tests.planner.execution.waiting")
+"""
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + 120.0
+    while not is_so():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_launcher_that_is_killed_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCH, tmp_path], env=path, stderr=subprocess.DEVNULL)
+    until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
+    launcher.send_signal(how)
+    launcher.wait()
+    processes = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    until(lambda: not any(map(lives, processes)))
+
+
+def test_a_process_that_fails_ends_the_others_and_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="rank 2 ended with status 3 and said: KeyError: 'what went wrong'"):
+        launch(3, [str(tmp_path), "3"], module="tests.planner.execution.waiting")
+    assert not any(lives(int(path.read_text())) for path in tmp_path.iterdir())

@@ -1,0 +1,163 @@
+"""`longshore planner run`, `longshore plan --out` and `--degrees` as a user meets them."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from longshore.planner.calibration.profile_file import read_hardware, write_hardware
+from longshore.planner.execution.comparing import print_comparison
+from longshore.planner.execution.measured import Measured, StageMeasured
+from longshore.planner.execution.plan_file import PlanFile, StagePlan, read_plan
+from longshore.planner.model.hardware import DEFAULT
+from longshore.planner.model.host import Exchange, HostProfile, LayerRates
+from tests.command_line import Command
+
+HERE = Path(__file__).parent
+COUNTING = f"{HERE / 'counting.py'}:build"
+RATES = LayerRates(flop_s=1e-11, kept_byte_s=1e-10, parameter_s=1e-10, layer_s=1e-4)
+HOST = HostProfile(
+    name="ours", cores=2, memory_bytes=16e9, forward=RATES, backward=RATES, speeds=(1.0, 1.0, 0.66, 0.5),
+    send=Exchange(members=2, start_s=1e-4, byte_s=1e-9), update_start_s=1e-4, update_parameter_s=1e-9,
+    reduce=tuple(Exchange(members=it, start_s=1e-3, byte_s=1e-9 * it) for it in (2, 3, 4)), accuracy=DEFAULT.accuracy,
+)  # fmt: skip
+PLAN: dict[str, Any] = {
+    "data": 1, "pipeline": 2, "micro_batch": 2, "batch": 4,
+    "stages": [{"layers": ["words", "places", "blocks.0"]}, {"layers": ["blocks.1", "blocks.2", "head"]}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder to work in, with a profile of a machine and a plan."""
+    monkeypatch.chdir(tmp_path)
+    write_hardware(tmp_path / "here.yaml", HOST)
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    return tmp_path
+
+
+def test_a_profile_of_a_machine_is_read_as_it_was_written(folder: Path) -> None:
+    assert read_hardware(folder / "here.yaml") == HOST
+
+
+@pytest.mark.parametrize("degrees", ["1x1x1", "2x1x1", "1x3x1", "2x2x1", "4x1x1"])
+def test_a_plan_is_written_and_carried_out_as_asked(longshore: Command, folder: Path, degrees: str) -> None:
+    options = ("--samples", 80, "--batch", 8, "--hardware", "here.yaml", "--degrees", degrees, "--out", "made.json")
+    done = longshore("plan", COUNTING, *options)
+    assert done.status == 0, done.err
+    assert "Measured on ours" in done.out
+    plan = read_plan(folder / "made.json")
+    assert f"{plan.data}x{plan.pipeline}x{plan.tensor}" == degrees
+    layers = [name for stage in plan.stages for name in stage.layers]
+    assert layers == ["words", "places", *(f"blocks.{i}" for i in range(5)), "head", "(outside of all layers)"]
+    assert plan.stages[-1].layers[-2] == "head"  # what is computed outside is no stage
+    assert plan.step_s >= max(stage.predicted.total_s for stage in plan.stages) > 0.0
+
+
+def test_a_run_writes_losses_and_what_each_stage_took(longshore: Command, folder: Path) -> None:
+    options = ("--samples", 80, "--batch", 8, "--hardware", "here.yaml", "--degrees", "1x2x1", "--out", "made.json")
+    longshore("plan", COUNTING, *options)
+    done = longshore("planner", "run", "made.json", COUNTING, "--steps", 2, "--json", "took.json")
+    assert done.status == 0, done.err
+    found = Measured.model_validate_json((folder / "took.json").read_text())
+    assert (len(found.losses), len(found.stages)) == (2, 2)
+
+
+def test_predicted_times_stand_beside_measured_ones() -> None:
+    stage = StagePlan(layers=("words", "head"), forward_s=0.2, backward_s=0.4, gradients_s=0.1, optimizer_s=0.0)
+    plan = PlanFile(data=2, pipeline=1, micro_batch=1, batch=2, step_s=1.0, stages=(stage,), hardware="ours")
+    took = StageMeasured(forward_s=0.25, backward_s=0.4, gradients_s=0.05, optimizer_s=0.0, wait_s=0.1)
+    out = StringIO()
+    print_comparison(Console(file=out, width=120), plan, Measured(step_s=0.8, stages=(took,), losses=(1.0,)))
+    rows = [line.split() for line in out.getvalue().splitlines()[2:]]
+    assert rows == [
+        ["0", "words", "...", "head", "forward", "200.0", "ms", "250.0", "ms", "-20", "%"],
+        ["backward", "400.0", "ms", "400.0", "ms", "+0", "%"],
+        ["gradients", "100.0", "ms", "50.0", "ms", "+100", "%"],
+        ["wait", "300.0", "ms", "100.0", "ms", "+200", "%"],
+        ["all", "2", "ranks", "iteration", "1000.0", "ms", "800.0", "ms", "+25", "%"],
+    ]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("plan MODEL --samples 80 --hardware here.yaml --degrees 2x2", "--degrees: '2x2' is not data x pipeline"),
+        ("plan MODEL --samples 80 --hardware here.yaml --degrees 1x1x0", "--degrees: '1x1x0' is not data x pipeline"),
+        ("plan MODEL --samples 80 --hardware here.yaml --degrees 3x1x1 --batch 8", "no plan has the degrees 3x1x1"),
+        ("plan MODEL --samples 80 --hardware here.yaml --degrees 1x1x2", "no plan has the degrees 1x1x2"),
+        ("plan MODEL --samples 80 --hardware here.yaml --degrees 1x5x1", "no plan has the degrees 1x5x1"),
+        ("plan MODEL --samples 80 --hardware here.yaml --cluster here.yaml", "--cluster: the hardware profile is of"),
+        ("plan MODEL --samples 80", "--cluster: there is no cluster file"),
+        ("plan MODEL --samples 80 --hardware few.yaml", "reduce should have 2 to 2 members"),
+        ("planner run none.json MODEL", "none.json: cannot be read"),
+        ("planner run here.yaml MODEL", "here.yaml: it is no JSON"),
+        ("planner run list.json MODEL", "list.json: "),
+        ("planner run uneven.json MODEL", "cannot share a batch of 5"),
+        ("planner run stages.json MODEL", "there are 2 stages, and the pipeline degree is 3"),
+        ("planner run strange.json MODEL", "Extra inputs are not permitted"),
+        ("planner run tensor.json MODEL", "tensor parallelism splits layers inside"),
+        ("planner run zero.json MODEL", "ZeRO-1 is not carried out"),
+        ("planner run plan.json none.py", "there is no file none.py"),
+        ("planner run plan.json MODEL --json none/x.json", "--json: none/x.json: there is no folder none"),
+        ("planner run other.json MODEL", "the model has no layer 'blocks.9'"),
+        ("planner run outside.json MODEL", "the last stage has no layer"),
+        ("planner run twice.json MODEL", "layer 'blocks.1' runs several times"),
+        ("planner run single.json values.py", "the model gives no single number to train by"),
+        ("planner run plan.json branches.py", "PyTorch cannot export the model"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_told_in_one_line(
+    longshore: Command, folder: Path, arguments: str, said: str
+) -> None:
+    write_hardware(folder / "few.yaml", HOST.model_copy(update={"speeds": (1.0, 1.0)}))
+    made: dict[str, dict[str, object]] = {
+        "uneven": {"batch": 5}, "stages": {"pipeline": 3}, "strange": {"colour": "red"}, "tensor": {"tensor": 2},
+        "zero": {"saving": "ZeRO-1"}, "other": _last(["blocks.9"]), "outside": _last(["(outside of all layers)"]),
+        "twice": _last(["blocks.1", "blocks.1"]),
+        "single": {"pipeline": 1, "stages": [{"layers": ["0"]}]},
+    }  # fmt: skip
+    for name, changed in made.items():
+        (folder / f"{name}.json").write_text(json.dumps({**PLAN, **changed}))
+    (folder / "list.json").write_text("[]")
+    head = "import torch\nfrom torch import nn\n"
+    (folder / "values.py").write_text(
+        f"{head}def build():\n    return nn.Sequential(nn.Linear(3, 3)), torch.zeros(2, 3)\n"
+    )
+    (folder / "branches.py").write_text(f"{head}{BRANCHES}")
+    done = longshore(*(COUNTING if it == "MODEL" else it for it in arguments.split()))
+    assert done.status == 2
+    assert said in done.err
+    assert sum(line.startswith("longshore: ") for line in done.err.splitlines()) == 1
+
+
+def _last(layers: list[str]) -> dict[str, object]:
+    return {"stages": [PLAN["stages"][0], {"layers": layers}]}
+
+
+BRANCHES = """
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x):
+        for it in (self.words, self.places, *self.blocks):
+            x = it(x) if x.sum() > 0 else -it(x)
+        return self.head(x).mean()
+
+
+def build():
+    return Branches(), torch.ones(2, 3)
+"""
+
+
+def test_a_plan_file_says_how_many_ranks_and_micro_batches_it_has() -> None:
+    plan = PlanFile.model_validate({**PLAN, "data": 2, "batch": 24})
+    assert (plan.ranks, plan.micro_batches) == (4, 6)

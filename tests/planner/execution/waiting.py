@@ -1,0 +1,14 @@
+"""A process that says who it is in a folder, and waits; the last rank ends with a status if one is named."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+rank = os.environ["RANK"]
+(Path(sys.argv[1]) / f"{rank}.tmp").write_text(str(os.getpid()))
+(Path(sys.argv[1]) / f"{rank}.tmp").rename(Path(sys.argv[1]) / rank)
+if len(sys.argv) > 2 and int(rank) == int(os.environ["WORLD_SIZE"]) - 1:
+    sys.stderr.write("KeyError: 'what went wrong'\n")
+    raise SystemExit(int(sys.argv[2]))
+time.sleep(600)
