@@ -308,6 +308,7 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     ran_s = 0.0 if row.started_s is None else now_s - row.started_s
     came = how_far(look, status.progress, job.reached_step, ran_s)
     cache.happens(now_s)
+    cache.has_freed = True
     cache.launches.end(attempt_name(row))
     outcome = _outcome(cache, job, row, status, came, now_s)
     outcome = replace(outcome, wait_s=max(outcome.wait_s, cache.parts.checks.wait_s(row)))

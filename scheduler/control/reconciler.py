@@ -71,6 +71,7 @@ class Reconciler:
         self._seating = Seating(parts)
         self.unknown_attempts = UnknownAttempts(parts, look_s=times.look_s, find_again_s=times.find_again_s)
         self.is_behind = False  # jobs may be due that the last tick had no time for
+        self._has_freed = False  # GPUs have come free since the last decision, at its very moment
         self.held_back = ""  # why none of the jobs that are due may start, "" if they may; any thread may read it
 
     def tick(self) -> bool:
@@ -202,6 +203,8 @@ class Reconciler:
         admit(cache, now_s)
         if cache.mirror.ages_by(now_s):
             cache.happens(now_s)
+        if self._has_freed:
+            cache.happens(now_s)
         if cache.happened(now_s) or self.is_behind or self.held_back:
             self.held_back = against
             if self.held_back:
@@ -243,7 +246,11 @@ class Reconciler:
                 break
         refused = cache.write(now_s)
         self.is_behind = due is not None or refused
+        cache.has_freed = False
         settle(cache, now_s, [job for job in started if job in cache.attempts])
+        # A launch that the backend refuses frees its GPUs at once, when jobs were passed over that they suit.
+        self._has_freed = cache.has_freed
+        self.is_behind |= self._has_freed
 
     def _carry_on(self, cache: StateCache, decision: Decision, now_s: float) -> None:
         """Do what follows from a decision."""

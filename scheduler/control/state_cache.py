@@ -110,6 +110,7 @@ class StateCache:
             lambda job: errors.about(job, now_s, lambda: None),
         )  # fmt: skip
         self.is_torn = False  # what stands in the arrays is less than what could
+        self.has_freed = False  # GPUs came free since somebody last set this back
         out = [*self.health.faulty, *self.health.closed, *self._held_by_others(held, known)]
         waiting = {row.id for row in rows if row.state in (JobState.QUEUED, JobState.HELD)}
         self.outside = waiting - set(known.queue)  # jobs that wait, but not in the queue of the cluster
