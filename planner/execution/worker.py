@@ -106,7 +106,7 @@ def _tell(plan: PlanFile, times: RankTimes, path: Path | None) -> None:
     found = measured([it for it in every if it is not None], plan.pipeline)
     if path is not None:
         path.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    print_comparison(Console(width=None if sys.stdout.isatty() else 100), plan, found)
+    print_comparison(Console(emoji=False, width=None if sys.stdout.isatty() else 100), plan, found)
 
 
 def _say(text: str) -> None:

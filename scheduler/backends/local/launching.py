@@ -65,8 +65,10 @@ def refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
         RefusedError: If its program or folder is not there.
     """
     folder = Path(spec.folder)
-    if not makes_folder and not (folder.is_absolute() and folder.is_dir()):
-        raise RefusedError(f"{spec.attempt}: {spec.folder!r} is not the absolute path of a folder")
+    if not makes_folder and not folder.is_absolute():
+        raise RefusedError(f"{spec.attempt}: {spec.folder!r} is no absolute path of a folder")
+    if not makes_folder and not folder.is_dir():
+        raise RefusedError(f"{spec.attempt}: there is no folder {spec.folder!r} on this machine")
     program = spec.command[0]
     wanted = str(folder / program) if "/" in program else program
     if shutil.which(wanted, path=spec.environment["PATH"]) is None:

@@ -9,6 +9,7 @@ from ..scheduler.commands.durations import DURATION, run_time
 from .options import MOST_GPUS, number
 from .progress import console, progress
 
+NO_PLAN = 1  # exit status
 HardwareOption = Annotated[
     Path | None,
     typer.Option("--hardware", help="Profile of `longshore planner calibrate` or `measure`; an A100's if left out."),
@@ -68,7 +69,8 @@ def plan(
 ) -> None:
     """Find the fewest GPUs that train a model by a deadline, and how to use them: data, pipeline, tensor parallel.
 
-    The model is built without its weights, in a process of its own.
+    The exit status is 1 if no plan meets the deadline, or none fits. The model is built without its weights, in a process
+    of its own.
     """
     if (tokens is None) == (samples is None):
         raise typer.BadParameter("give either --tokens or --samples")
@@ -91,13 +93,14 @@ def plan(
             write_plan(out, file_of(asked, choice.plan))
     if as_json:
         typer.echo(choice_json(asked, choice, rows))
-        return
+        raise typer.Exit(0 if choice.plan is not None and choice.meets else NO_PLAN)
     print_choice(console(), asked, choice)
     if rows is not None:
         typer.echo()
         print_table(console(), asked, rows)
     if out is not None and choice.plan is not None:
         typer.echo(f"\n{out}: for `longshore planner run {out} {model}`")
+    raise typer.Exit(0 if choice.plan is not None and choice.meets else NO_PLAN)
 
 
 def _degrees(text: str) -> tuple[int, int, int]:

@@ -22,8 +22,12 @@ def console(*, stderr: bool = False) -> "Console":
     """Return standard output, or standard error, in which names and paths are shown as they are."""
     from rich.console import Console
 
-    found = Console(markup=False, highlight=False, stderr=stderr)
-    return found if found.is_terminal else Console(markup=False, highlight=False, stderr=stderr, width=PIPE_COLUMNS)
+    found = Console(markup=False, highlight=False, emoji=False, stderr=stderr)
+    return (
+        found
+        if found.is_terminal
+        else Console(markup=False, highlight=False, emoji=False, stderr=stderr, width=PIPE_COLUMNS)
+    )
 
 
 class Lines:
