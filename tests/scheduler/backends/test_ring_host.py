@@ -13,9 +13,10 @@ import pytest
 from longshore.scheduler.backends.local.supervisor import ring_host
 from longshore.scheduler.backends.local.supervisor.ring_host import RING, Host, places_in
 from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec
-from longshore.scheduler.failover.processes import keeper
+from longshore.scheduler.failover.launcher import Launcher
+from longshore.scheduler.failover.processes import keeper, tools
 from longshore.scheduler.failover.processes.forked import UNKNOWN_STATUS
-from longshore.scheduler.failover.settings import Limits, make_ring
+from longshore.scheduler.failover.settings import Limits, make_ring, write_file
 from longshore.scheduler.failover.wire import End
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -60,7 +61,7 @@ def failing(work: Callable[..., Any], calls: set[int]) -> Callable[..., Any]:
 def test_a_write_that_fails_ends_nothing_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: set[int]
 ) -> None:
-    monkeypatch.setattr(ring_host, "write_file", failing(ring_host.write_file, calls))
+    monkeypatch.setattr(ring_host, "write_file", failing(write_file, calls))
     status, host = run_host(tmp_path, "exit 9")
     assert status == 9
     assert host._launcher.exits
@@ -101,7 +102,7 @@ def test_a_coordinator_that_cannot_be_started_at_first_is_started_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
-    real = keeper.start_tool
+    real = tools.start_tool
 
     async def start(*given: Any) -> Any:
         started.append(1)
@@ -176,7 +177,7 @@ def test_an_attempt_ends_as_its_scripts_did(tmp_path: Path, exits: dict[int, int
     async def ended() -> int:
         host = Host(Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, (), 1), str(tmp_path))
         make_ring(tmp_path / RING, 1)
-        host._launcher = ring_host.Launcher(tmp_path / RING)
+        host._launcher = Launcher(tmp_path / RING)
         host._launcher._exits.update(exits)
         return host._status(End("lost", "made up"))
 

@@ -24,9 +24,10 @@ BAD = [b"\n", b"nothing\n", b"[" * 9999 + b"\n", b'{"kind": "Declared", "member"
 
 @pytest.mark.parametrize("bad", BAD, ids=["empty", "words", "deep", "types", "long"])
 def test_a_launcher_hears_what_comes_after_a_line_that_is_no_message(tmp_path: Path, bad: bytes) -> None:
-    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(bad + wire.encode(wire.Declared(5, "made up")) + wire.encode(wire.End("lost", "made up")))
-        await writer.drain()
+        await reader.read()
+        writer.close()
 
     async def run() -> None:
         make_ring(tmp_path, 1)
@@ -37,6 +38,7 @@ def test_a_launcher_hears_what_comes_after_a_line_that_is_no_message(tmp_path: P
             assert (await launcher.ended()).reason == "made up"
             assert launcher.declared == {5: "made up"}
         server.close()
+        await asyncio.sleep(0.1)  # until the server's side of the connection is closed too
 
     asyncio.run(run())
 
