@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .launcher import Launcher, Start
+from .processes.forked import UNKNOWN_STATUS
 from .settings import make_ring
 from .wire import LOST_STATUS, RESTART_STATUS
 
+PAUSE_S = 1.0  # before a member is started for one that asked for it without a reason
 GRACE_S = 30.0  # for members to end after they were asked to
 
 
@@ -91,12 +93,19 @@ class Command:
         """Start another member for one that died."""
         if status == 0 or self._signal or self._launcher.is_over:
             return
-        if status == RESTART_STATUS:
+        if self._launcher.wants_another(it.member, status):
             self._start()
             return
         sys.stderr.write(f"longshore.ring: member {it.member} ended with status {_shown(status)}\n")
         if self._restarts:
             self._restarts -= 1
+            if status == RESTART_STATUS:
+                asyncio.get_running_loop().call_later(PAUSE_S, self._start_another)
+            else:
+                self._start()
+
+    def _start_another(self) -> None:
+        if not self._signal and not self._launcher.is_over:
             self._start()
 
     def _asked_to_end(self, number: int) -> None:
@@ -113,5 +122,7 @@ def _with_own_python(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def _shown(status: int) -> int:
-    """Return a status as shells show it."""
+    """Return a status as shells show it; 1 where nobody knows it."""
+    if status == UNKNOWN_STATUS:
+        return 1
     return 128 - status if status < 0 else status

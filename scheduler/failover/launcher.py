@@ -21,6 +21,7 @@ import shutil
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +29,17 @@ from types import TracebackType
 from typing import Self
 
 from ..files.sockets import short_name
+from .processes.forked import end_of_forked
+from .processes.keeper import AGAIN_S, Keeper, end_tool
+from .processes.tools import ending_with, start_tool
+from .rounds import RESTART
 from .settings import STATE, Settings, read_settings
 from .wire import (
     ADDRESS,
-    LOST_STATUS,
     MEMBER,
     MOST_BYTES,
     NODE,
+    RESTART_STATUS,
     SECRET,
     Declared,
     End,
@@ -48,14 +53,11 @@ from .wire import (
 )
 
 RETRY_S = 0.05
-AGAIN_S = 0.2  # before a coordinator that was killed is started again a second time
-UNKNOWN_STATUS = -1000  # of a process whose parent died before it
 FAILED_STATUS = 127  # of one that could not be started
 WARM_S = 120.0  # for a warm process to be ready
 HEAR_S = 0.5  # for a member to hear that it was declared gone
 GRACE_S = 5.0  # for members of a lost ring to end
-TRIES = 20  # to start a coordinator that ends at once
-_COORDINATOR = "longshore.scheduler.failover.coordinator"
+FORK_S = 30.0  # for a warm process to fork a member
 _WARM = "longshore.scheduler.failover.warm"
 
 
@@ -87,12 +89,14 @@ class Launcher:
         folder: Of the ring.
         warm: Socket of a warm process that somebody else started, if there is one.
         on_exit: Called with a member's number and exit status (minus the signal's number) when its process is gone.
+        on_declared: Called with the number of a member that was declared gone, and why; more than once, perhaps.
     """
 
     def __init__(
-        self, folder: Path, warm: Path | None = None, on_exit: Callable[[Start, int], object] | None = None
-    ) -> None:
-        self.folder, self._warm, self.on_exit = folder, warm, on_exit
+        self, folder: Path, warm: Path | None = None, on_exit: Callable[[Start, int], object] | None = None,
+        on_declared: Callable[[int, str], object] | None = None,
+    ) -> None:  # fmt: skip
+        self.folder, self._warm, self.on_exit, self.on_declared = folder, warm, on_exit, on_declared
         self._settings: Settings = read_settings(folder)
         self._running: dict[int, int] = {}  # pid of each member
         self.pids: dict[int, int] = {}  # the same, also of those that have ended; each led a session of its own
@@ -102,7 +106,7 @@ class Launcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None
         self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        self._coordinator: asyncio.subprocess.Process | None = None
+        self._keeper: Keeper | None = None
         self._warm_process: asyncio.subprocess.Process | None = None
 
     @property
@@ -123,26 +127,24 @@ class Launcher:
     @property
     def coordinator_pid(self) -> int | None:
         """Pid of the coordinator, if this launcher started it."""
-        return None if self._coordinator is None else self._coordinator.pid
+        return None if self._keeper is None else self._keeper.pid
 
     @property
     def tools(self) -> set[int]:
         """Pids of the coordinator and of the warm process, as far as this launcher started them."""
-        return {it.pid for it in (self._coordinator, self._warm_process) if it is not None}
+        warm = None if self._warm_process is None else self._warm_process.pid
+        return {pid for pid in (self.coordinator_pid, warm) if pid is not None}
 
     async def start_coordinator(self) -> None:
         """Start the coordinator, and again whenever it is killed, until the ring is over."""
-        self._coordinator = await _python(_COORDINATOR, str(self.folder))
-        while not (self.folder / STATE).exists():
-            if self._coordinator.returncode is not None:
-                raise OSError(f"the ring's coordinator ended with status {self._coordinator.returncode}")
-            await asyncio.sleep(0.01)
-        self._keep(self._watch_coordinator())
+        self._keeper = Keeper(self.folder, self._settings)
+        await self._keeper.start()
+        self._keep(self._watch_coordinator(self._keeper))
 
     async def start_warm(self) -> None:
         """Start a warm process; members are forked from it once it is ready."""
         path = self.folder / "warm.sock"
-        self._warm_process = await _python(_WARM, str(path))
+        self._warm_process = await start_tool(_WARM, str(path), outlives=True)  # It ends its members first.
         self._warm = path
 
     async def connect(self) -> None:
@@ -157,15 +159,36 @@ class Launcher:
         self._tell(Starting(it.member))
         self._keep(self._run(it))
 
+    def wants_another(self, member: int, status: int) -> bool:
+        """Say whether another process is to take the place of one that ended, as the ring wants it so.
+
+        A script may end with any status. So the coordinator's file decides: it told the member to start anew, or the
+        member had a seat when it said so itself.
+        """
+        try:
+            state = json.loads((self.folder / STATE).read_bytes())
+            why, holders = state["gone"].get(str(member)), state["holders"]
+        except (OSError, ValueError, KeyError):
+            return False
+        if status == 0 or (why is not None and why != RESTART):
+            return False
+        return why == RESTART or (status == RESTART_STATUS and member in holders)
+
     async def _run(self, it: Start) -> None:
         try:
-            status = await self._run_member(it)
-        except OSError as error:
+            ends = await self._begin(it)
+        except Exception as error:  # Whatever it is: that nothing runs has to be known.
             sys.stderr.write(f"longshore.ring: member {it.member} cannot be started: {error}\n")
-            status = FAILED_STATUS
-        self._gone(it, status)
+            self._gone(it, FAILED_STATUS)
+        else:
+            if it.member in self.declared:  # while it was started
+                self._kill_member(it.member)
+            self._gone(it, await ends)
 
-    async def _run_member(self, it: Start) -> int:
+    async def _begin(self, it: Start) -> Coroutine[None, None, int]:
+        """Start a process; return what waits for its end."""
+        if it.member in self.declared:
+            raise OSError(f"it was declared gone: {self.declared[it.member]}")
         place = {ADDRESS: self.address(), SECRET: self._settings.secret, MEMBER: str(it.member), NODE: it.node}
         environment = {**it.environment, **place}
         output = 1 if it.log is None else os.open(it.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -179,7 +202,7 @@ class Launcher:
         finally:
             if it.log is not None:
                 os.close(output)
-        return await ends
+        return ends
 
     async def ended(self) -> End:
         """Wait until the ring is over and all members' processes are gone; those of a lost ring are killed."""
@@ -214,37 +237,31 @@ class Launcher:
         for task in self._tasks:
             task.cancel()
         self.signal(signal.SIGKILL)
-        for process in (self._coordinator, self._warm_process):
-            if process is not None and process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+        if self._keeper is not None:
+            await self._keeper.close()
+        if self._warm_process is not None:
+            await end_tool(self._warm_process)
         if self._writer is not None:
             self._writer.close()
 
     # The coordinator
 
-    async def _watch_coordinator(self) -> None:
-        """Start the coordinator again whenever it is killed; give up if it ends at once each time."""
-        loop, tries = asyncio.get_running_loop(), 0
-        while self._coordinator is not None:
-            began_s = loop.time()
-            status = await self._coordinator.wait()
-            tries = 0 if loop.time() - began_s > GRACE_S else tries + 1
-            if status in (0, LOST_STATUS) or tries > TRIES:
-                break
-            await asyncio.sleep(AGAIN_S if tries > 1 else 0.0)
-            self._coordinator = await _python(_COORDINATOR, str(self.folder))
+    async def _watch_coordinator(self, keeper: Keeper) -> None:
+        try:
+            end = await keeper.keep()
+        except Exception as error:  # Without who watches it nobody would ever say that the ring is over.
+            end = End("lost", f"the coordinator cannot be kept: {error}")
         await asyncio.sleep(AGAIN_S)  # What it said last may be on its way.
         if not self._end.done():
-            self._end.set_result(End("done" if status == 0 else "lost", f"the coordinator ended with {status}"))
+            self._end.set_result(end)
 
     async def _follow(self, ready: asyncio.Event) -> None:
         while not self._end.done():
-            with contextlib.suppress(OSError, WireError):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 await self._listen(ready)
             self._writer = None
             await asyncio.sleep(RETRY_S)
+        ready.set()
 
     async def _listen(self, ready: asyncio.Event) -> None:
         host, _, port = self.address().rpartition(":")
@@ -257,8 +274,11 @@ class Launcher:
             for number, status in self._exits.items():
                 self._tell(Exited(number, status))
             ready.set()
-            while line := await reader.readline():
-                self._hear(decode(line))
+            while True:
+                with contextlib.suppress(ValueError, WireError):  # too long, or no message: the next one counts
+                    if not (line := await reader.readline()):
+                        return
+                    self._hear(decode(line))
         finally:
             writer.close()
 
@@ -267,6 +287,8 @@ class Launcher:
             self.declared[message.member] = message.reason
             # One that lives may hear of it and end by itself, with its own status.
             asyncio.get_running_loop().call_later(HEAR_S, self._kill_member, message.member)
+            if self.on_declared is not None:
+                _call(self.on_declared, message.member, message.reason)
         elif isinstance(message, End) and not self._end.done():
             self._end.set_result(message)
 
@@ -284,7 +306,7 @@ class Launcher:
         """Start a process; return what waits for its end."""
         process = await asyncio.create_subprocess_exec(
             *it.command, env=environment, cwd=it.folder, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=ending_with(os.getpid()),
         )  # fmt: skip
         self._running[it.member] = self.pids[it.member] = process.pid
         return process.wait()
@@ -301,12 +323,13 @@ class Launcher:
             socket.send_fds(connection, [json.dumps(what).encode() + b"\n"], [output])
             connection.settimeout(0.0)
             reader, writer = await asyncio.open_unix_connection(sock=connection)
-            pid = int(json.loads(await reader.readline())["pid"])
+            async with asyncio.timeout(FORK_S):
+                pid = int(json.loads(await reader.readline())["pid"])
         except (OSError, ValueError):
             connection.close()
             return None
         self._running[it.member] = self.pids[it.member] = pid
-        return _forked(pid, reader, writer)
+        return end_of_forked(pid, reader, writer)
 
     async def _connect_warm(self, path: Path) -> socket.socket | None:
         """Connect to the warm process; it may not be ready yet, or have been killed."""
@@ -329,10 +352,10 @@ class Launcher:
         pid = self._running.pop(it.member, None)
         if pid is not None:
             _kill(pid, signal.SIGKILL)  # what it left behind in its group
-        if self.on_exit is not None:
-            self.on_exit(it, status)
         self._exits[it.member] = status
         self._starting.discard(it.member)
+        if self.on_exit is not None:  # Before it is told: a member that is started in its place is told first.
+            _call(self.on_exit, it, status)
         self._tell(Exited(it.member, status))
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
@@ -351,35 +374,12 @@ def python_arguments(command: tuple[str, ...]) -> list[str] | None:
     return None if rest[0].startswith("-") else rest
 
 
-async def _forked(pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-    """Wait for the end of a member that a warm process forked, and return its status."""
-    said = await reader.readline()
-    writer.close()
-    if said:
-        return int(json.loads(said)["status"])
-    await _until_gone(pid)  # The warm process was killed; the member lives on.
-    return UNKNOWN_STATUS
-
-
-async def _until_gone(pid: int) -> None:
-    """Wait for the end of a process that is no child of this one."""
+def _call(what: Callable[..., object], *given: object) -> None:
+    """Tell whoever uses a launcher; that he fails must not stop it."""
     try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    gone, loop = asyncio.Event(), asyncio.get_running_loop()
-    loop.add_reader(handle, gone.set)
-    try:
-        await gone.wait()
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
-
-
-async def _python(module: str, argument: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, argument, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
-    )
+        what(*given)
+    except Exception:
+        traceback.print_exc()
 
 
 def _kill(pid: int, number: int) -> None:

@@ -15,8 +15,9 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..files.sockets import short_name
 
@@ -81,9 +82,15 @@ class Warm:
             os.kill(pid, signal.SIGKILL)
 
     def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        connection.settimeout(5.0)
+        """Fork the member of a connection; one that cannot be forked is told by closing that."""
+        outputs: list[int] = []
         try:
+            connection, _ = listener.accept()
+        except OSError:
+            time.sleep(0.1)  # no descriptor is left
+            return
+        try:
+            connection.settimeout(5.0)
             data, outputs, _, _ = socket.recv_fds(connection, MOST_BYTES, 1)
             while not data.endswith(b"\n"):
                 more = connection.recv(MOST_BYTES)
@@ -91,20 +98,28 @@ class Warm:
                     raise ValueError("half a line")
                 data += more
             what = json.loads(data)
+            if len(outputs) != 1:
+                raise ValueError("no output")
+            pid = os.fork()
         except (OSError, ValueError):
             connection.close()
-            return
-        pid = os.fork()
-        if pid == 0:
+        else:
+            if pid == 0:
+                self._become_member(listener, connection, what, outputs[0])
+            self._members[pid] = connection
+            self._selector.register(connection, selectors.EVENT_READ, pid)
+            _say(connection, {"pid": pid})
+        for output in outputs:
+            os.close(output)
+
+    def _become_member(self, listener: socket.socket, connection: socket.socket, what: Any, output: int) -> NoReturn:
+        try:
             listener.close()
             connection.close()
             self._selector.close()
-            run(what, outputs[0])
-        for output in outputs:
-            os.close(output)
-        self._members[pid] = connection
-        self._selector.register(connection, selectors.EVENT_READ, pid)
-        _say(connection, {"pid": pid})
+            run(what, output)
+        finally:  # A copy of the warm process must not live on.
+            os._exit(1)
 
     def _hung_up(self, connection: Any) -> None:
         """End the member whose launcher is gone."""

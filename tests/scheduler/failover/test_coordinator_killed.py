@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.failover import launcher
+from longshore.scheduler.failover.processes import keeper, tools
 
 from .test_ring import assert_as_undisturbed
-from .trial import Outcome, Trial, run_ring
+from .trial import ROOT, Outcome, Trial, run_ring
 
 FIRST = ["wrote stopping", "told Form"]  # one before the ring is formed, one while it is: in every run of the tests
 OTHERS = [
@@ -22,7 +22,8 @@ KINDS = [*FIRST, *(pytest.param(it, marks=pytest.mark.faults) for it in OTHERS)]
 def test_a_coordinator_that_is_killed_goes_on_where_it_was(
     when: str, warm: Path, undisturbed: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "_COORDINATOR", "tests.scheduler.failover.killed_coordinator")
+    monkeypatch.setattr(keeper, "COORDINATOR", "tests.scheduler.failover.killed_coordinator")
+    monkeypatch.setattr(tools, "BEGIN", f"import sys; sys.path.append({str(ROOT)!r}); {tools.BEGIN}")
     monkeypatch.setenv("KILL_AT", when)
     faults = [{"member": 2, "step": 10, "at": "computing", "do": "KILL"}]
     found = run_ring(tmp_path, warm, spares=1, faults=faults)

@@ -3,8 +3,7 @@
 Only once none is found may its GPU be another job's. Standard library only.
 """
 
-import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,50 +31,62 @@ class Others(NamedTuple):
     sessions: Collection[int]  # of members that live
 
 
-def kill_members(traces: MemberTraces, others: Others) -> bool:
-    """Kill what is left of members, and say whether nothing was found, nor an orphan that may be theirs.
+class _Seen(NamedTuple):
+    """A process at one look, read once for all ranks."""
 
-    An orphan is a child of the supervisor that nobody can tell whose it is: it has left its session and closed its log.
+    process: Process
+    told: dict[bytes, bytes]  # what its environment says of attempt and member; nothing if it cannot be read
+    outputs: frozenset[tuple[int, int] | None]
+
+
+def kill_members(every: Sequence[MemberTraces], others: Others) -> list[bool]:
+    """Kill what is left of members of some ranks, and say of each rank whether nothing was found that may be its own.
+
+    Whose user a process is does not matter: a program may run as another user than the one that started it, and one
+    that lets nobody look into it seems to be root's. An orphan is a child of the supervisor. One that nobody can tell
+    whose it is has left its session, and has closed its log or cannot be read. While it lives no rank is free of it.
     """
-    everyone = [process for process in living() if process.uid == os.getuid()]
-    pids = {process.pid for process in everyone}
-    left = _left_of(traces, others, everyone, pids)
-    for process in left:
+    everyone = [_look_at(process) for process in living()]
+    is_clear = not any(_is_unknown(it, others) for it in everyone)
+    pids = {it.process.pid for it in everyone}
+    found = [_left_of(traces, others, everyone, pids) for traces in every]
+    for process in {process for left in found for process in left}:
         kill(process)
-    return not left and not any(_is_unknown(process, others) for process in everyone)
+    return [is_clear and not left for left in found]
 
 
-def _left_of(traces: MemberTraces, others: Others, everyone: list[Process], pids: Collection[int]) -> list[Process]:
+def _look_at(process: Process) -> _Seen:
+    outputs = frozenset(_identity(Path(f"/proc/{process.pid}/fd/{descriptor}")) for descriptor in (1, 2))
+    return _Seen(process, environment(process, _ATTEMPT, _MEMBER), outputs)
+
+
+def _left_of(traces: MemberTraces, others: Others, everyone: list[_Seen], pids: Collection[int]) -> list[Process]:
     spared = {others.host, others.supervisor, *others.tools}
     log = _identity(traces.log)
     # The number of a session goes to nobody else while a process is in it; a leader that lives is a stranger.
     sessions = {it for it in traces.sessions if it not in pids}
     found = {
-        it.pid for it in everyone
-        if it.session in sessions or _is_member(it, traces) or (log is not None and log in _outputs(it))
+        it.process.pid for it in everyone
+        if it.process.session in sessions or _is_member(it, traces) or (log is not None and log in it.outputs)
     }  # fmt: skip
     found -= spared
     before = 0
     while before != len(found):
         before = len(found)
-        found |= {it.pid for it in everyone if it.parent in found}
-    return [it for it in everyone if it.pid in found]
+        found |= {it.process.pid for it in everyone if it.process.parent in found}
+    return [it.process for it in everyone if it.process.pid in found]
 
 
-def _is_member(process: Process, traces: MemberTraces) -> bool:
-    told = environment(process, _ATTEMPT, _MEMBER)
-    member = told.get(_MEMBER, b"")
-    return told.get(_ATTEMPT) == traces.attempt.encode() and member.isdigit() and int(member) in traces.members
+def _is_member(seen: _Seen, traces: MemberTraces) -> bool:
+    member = seen.told.get(_MEMBER, b"")
+    return seen.told.get(_ATTEMPT) == traces.attempt.encode() and member.isdigit() and int(member) in traces.members
 
 
-def _is_unknown(process: Process, others: Others) -> bool:
+def _is_unknown(seen: _Seen, others: Others) -> bool:
+    process = seen.process
     if process.parent != others.supervisor or process.pid == others.host:
         return False
-    return process.session not in others.sessions and not environment(process, _MEMBER)
-
-
-def _outputs(process: Process) -> set[tuple[int, int] | None]:
-    return {_identity(Path(f"/proc/{process.pid}/fd/{descriptor}")) for descriptor in (1, 2)}
+    return process.session not in others.sessions and _MEMBER not in seen.told
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ _HOST = (
 
 def host_command(path: str) -> tuple[str, ...]:
     """Return what runs the ring of the attempt whose folder this is."""
-    return (sys.executable, "-S", "-X", "utf8", "-c", _HOST, str(ROOT), path)
+    return (sys.executable, "-I", "-S", "-X", "utf8", "-c", _HOST, str(ROOT), path)
 
 
 def host_environment(spec: Spec) -> dict[str, str]:

@@ -17,13 +17,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ....failover.launcher import Launcher, Start, python_arguments
+from ....failover.processes.forked import UNKNOWN_STATUS
+from ....failover.rounds import RESTART
 from ....failover.settings import make_ring, write_file
-from ....failover.wire import GONE_STATUS, LOST_STATUS, RESTART_STATUS, End
+from ....failover.wire import GONE_STATUS, RESTART_STATUS, End
 from ....files.durable import open_folder, read_whole
 from .logs import drop_beginning, log_name, open_log
 from .member_traces import MemberTraces, Others, kill_members
@@ -35,6 +37,8 @@ RING, MEMBERS, PLACES = "ring", "members.json", "places.json"
 RESTARTS = 3  # of members that died on GPUs that nobody has called faulty, besides those that are to start anew
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
 TEND_S, LOOK_S = 1.0, 0.05  # between two looks at logs, and at GPUs that come
+MOST_LOOK_S = 5.0  # between two looks for processes that do not end: a look reads all of /proc
+PAUSE_S = 1.0  # before a member is started for one that asked for it without a reason, or that could not be started
 _SPEC_BYTES, _FILE_BYTES = 4 << 20, 4 << 20
 
 
@@ -52,7 +56,12 @@ class Host:
         self._ranks: list[int] = []  # of each member
         self._unused: set[int] = set()  # ranks on which no process will be started any more
         self._left: set[int] = set()  # those of them whose processes are proven gone
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: set[int] = set()  # those whose processes are not yet proven gone
+        self._look_s, self._look_at_s = LOOK_S, 0.0
+        self._waiting: list[tuple[float, int]] = []  # when a member is to be started on which rank
+        self._anew: set[int] = set()  # members in whose place the ring wanted another process
+        self._placed: object = None  # as last written
+        self._told: dict[str, str] = {}  # what failed last of each kind of work
         self._restarts, self._asked = RESTARTS, False
         self._folder = open_folder(path)
         self._logs = [open_log(self._folder, rank) for rank in range(len(spec.ranks))]
@@ -61,55 +70,86 @@ class Host:
         """Run the ring to its end, and return the status to exit with; minus a signal's number to end by that."""
         ring = Path(self._path) / RING
         make_ring(ring, self._spec.seats)
-        async with Launcher(ring, on_exit=self._exited) as self._launcher:
+        async with Launcher(ring, on_exit=self._exited, on_declared=self._declared) as self._launcher:
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
             await self._launcher.start_coordinator()
             await self._launcher.connect()
             if python_arguments(self._spec.command) is not None:
                 await self._launcher.start_warm()
-            self._write_places()
+            self._try(self._write_places)
             for rank in range(len(self._spec.ranks)):
                 self._start(rank)
-            self._keep(self._tend())
-            self._keep(self._take_in())
+            looks = (self._take_in, self._start_waiting, self._prove_left)
+            work = [(TEND_S, it) for it in (self._tend, self._write_places)] + [(LOOK_S, it) for it in looks]
+            tasks = [asyncio.create_task(self._repeat(*it)) for it in work]
             end = await self._launcher.ended()
-            for task in self._tasks:
+            for task in tasks:
                 task.cancel()
         return self._status(end)
 
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _repeat(self, pause_s: float, work: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(pause_s)
+            self._try(work)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do a piece of work; if it fails, say so once, as it is done again soon."""
+        name, told = work.__name__.strip("_"), ""
+        try:
+            work()
+        except Exception as error:  # None of them may end for good: GPUs would be held for ever.
+            told = f"{name} failed and is tried again: {error!r}"
+        if told and told != self._told.get(name):
+            self._say(told)
+        self._told[name] = told
 
     def _write_places(self) -> None:
-        """Tell the scheduler which GPUs the ring has, and which it has left."""
+        """Tell the scheduler which GPUs the ring has, and which it has left, where that has changed."""
         ranks = enumerate(self._spec.ranks)
         places = [[it.node, it.gpu, rank not in self._unused, rank in self._left] for rank, it in ranks]
-        write_file(Path(self._path) / RING, PLACES, places)
+        if places != self._placed:
+            write_file(Path(self._path) / RING, PLACES, places)
+            self._placed = places
 
-    async def _take_in(self) -> None:
-        """Start a member on each GPU that the scheduler adds."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            rank = len(self._spec.ranks)
-            place = read_place(Path(self._path) / RING, rank)
-            if place is None or self._asked or self._launcher.is_over:
+    def _take_in(self) -> None:
+        """Start a member on a GPU that the scheduler adds."""
+        rank = len(self._spec.ranks)
+        place = read_place(Path(self._path) / RING, rank)
+        if place is None or self._asked or self._launcher.is_over:
+            return
+        self._logs.append(open_log(self._folder, rank))
+        self._spec = self._spec._replace(ranks=(*self._spec.ranks, Rank(*place, 0, (place[1],))))
+        self._part.visible[rank] = str(place[1])
+        self._say(f"rank {rank} is on GPU {place[1]} of {place[0]}")
+        self._try(self._write_places)
+        self._start(rank)
+
+    def _start(self, rank: int, pause_s: float = 0.0) -> None:
+        """Start a member on the GPU of a rank, now or after a pause."""
+        self._waiting.append((time.monotonic() + pause_s, rank))
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """Start the members whose time has come; where that fails, again after a pause."""
+        waiting, self._waiting = self._waiting, []
+        for at_s, rank in waiting:
+            if self._asked or self._launcher.is_over:
+                return
+            if at_s > time.monotonic():
+                self._waiting.append((at_s, rank))
                 continue
-            self._spec = self._spec._replace(ranks=(*self._spec.ranks, Rank(*place, 0, (place[1],))))
-            self._part.visible[rank] = str(place[1])
-            self._logs.append(open_log(self._folder, rank))
-            self._write_places()
-            self._say(f"rank {rank} is on GPU {place[1]} of {place[0]}")
-            self._start(rank)
+            try:
+                self._start_now(rank)
+            except OSError as error:
+                self._say(f"no member can be started on rank {rank} at present: {error}")
+                self._waiting.append((time.monotonic() + PAUSE_S, rank))
 
-    def _start(self, rank: int) -> None:
-        """Start a member on the GPU of a rank."""
+    def _start_now(self, rank: int) -> None:
         number, place = len(self._ranks), self._spec.ranks[rank]
-        self._ranks.append(rank)
-        members = [[self._spec.ranks[it].node, self._spec.ranks[it].gpu, it] for it in self._ranks]
+        members = [[self._spec.ranks[it].node, self._spec.ranks[it].gpu, it] for it in (*self._ranks, rank)]
         write_file(Path(self._path) / RING, MEMBERS, members)
+        self._ranks.append(rank)
         environment = environment_of(self._spec, RankStart(rank, self._path, self._part, -1, -1, -1))
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             del environment[name]  # The ring says who sits where, and that changes.
@@ -127,27 +167,47 @@ class Host:
         if self._asked or self._launcher.is_over:
             return
         self._say(f"member {it.member} on {it.node} ended with status {status}")
-        if status == RESTART_STATUS:
+        if self._launcher.wants_another(it.member, status):
+            self._anew.add(it.member)
             self._start(rank)
         elif status not in (0, GONE_STATUS) and self._restarts and it.member not in self._launcher.declared:
             self._restarts -= 1
-            self._start(rank)
+            self._start(rank, PAUSE_S if status == RESTART_STATUS else 0.0)
         else:
-            self._keep(self._leave(rank))
+            self._leave(rank)
 
-    async def _leave(self, rank: int) -> None:
+    def _declared(self, member: int, reason: str) -> None:
+        """Count the rank of a member that was declared gone as unused, however long its process takes to end."""
+        if reason != RESTART and 0 <= member < len(self._ranks) and member not in self._launcher.exits:
+            self._unused.add(self._ranks[member])
+            self._try(self._write_places)
+
+    def _leave(self, rank: int) -> None:
         """Leave a rank for good, once all processes of its members are proven gone."""
         self._unused.add(rank)
-        self._write_places()
+        self._try(self._write_places)
+        self._leaving.add(rank)
+        self._look_s, self._look_at_s = LOOK_S, 0.0
+
+    def _prove_left(self) -> None:
+        """Look at all ranks that are being left; the longer nothing changes, the rarer."""
+        if not self._leaving or time.monotonic() < self._look_at_s:
+            return
+        ranks = sorted(self._leaving)
+        self._look_s = min(2 * self._look_s, MOST_LOOK_S)
+        self._look_at_s = time.monotonic() + self._look_s
+        for rank, is_left in zip(ranks, kill_members([self._traces(it) for it in ranks], self._others()), strict=True):
+            if is_left:
+                self._leaving.remove(rank)
+                self._left.add(rank)
+                self._say(f"rank {rank} is left: no process of it lives")
+        self._try(self._write_places)
+
+    def _traces(self, rank: int) -> MemberTraces:
         members = [member for member, its in enumerate(self._ranks) if its == rank]
         pids = self._launcher.pids
         log = Path(self._path) / log_name(rank)
-        traces = MemberTraces(self._spec.attempt, members, [pids[it] for it in members if it in pids], log)
-        while not kill_members(traces, self._others()):
-            await asyncio.sleep(LOOK_S)
-        self._left.add(rank)
-        self._write_places()
-        self._say(f"rank {rank} is left: no process of it lives")
+        return MemberTraces(self._spec.attempt, members, [pids[it] for it in members if it in pids], log)
 
     def _others(self) -> Others:
         return Others(os.getpid(), os.getppid(), self._launcher.tools, set(self._launcher.running.values()))
@@ -164,23 +224,23 @@ class Host:
         self._asked = True
         self._launcher.signal(number)
 
-    async def _tend(self) -> None:
+    def _tend(self) -> None:
         """Keep the logs small, and let a wish to end reach members that were started just then."""
-        while True:
-            await asyncio.sleep(TEND_S)
-            for log in self._logs:
-                drop_beginning(log, LOG_BYTES)
-            if self._asked:
-                self._launcher.signal(signal.SIGTERM)
+        if self._asked:
+            self._launcher.signal(signal.SIGTERM)
+        for log in self._logs:
+            drop_beginning(log, LOG_BYTES)
 
     def _status(self, end: End) -> int:
         """Return what tells best how the members ended: 0 if the ring was done, else the end of one of them."""
         exits = self._launcher.exits
         kept = [status for member, status in exits.items() if member not in self._launcher.declared]
         if end.outcome == "done":
-            return next((status for status in kept if status), 0)
+            ended = next((status for status in kept if status), 0)
+            return 1 if ended == UNKNOWN_STATUS else ended  # Nobody knows that it ended well.
         self._say(f"the ring is lost: {end.reason}")
-        own = [status for status in exits.values() if status not in (0, LOST_STATUS, RESTART_STATUS, GONE_STATUS)]
+        nothing = (0, GONE_STATUS, UNKNOWN_STATUS)
+        own = [status for member, status in exits.items() if status not in nothing and member not in self._anew]
         return max(own, default=1)  # a program's own status says more than a signal
 
     def _say(self, words: str) -> None:

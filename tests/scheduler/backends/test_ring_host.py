@@ -1,0 +1,184 @@
+"""The process that runs a ring for its supervisor, when what it does fails: it ends, and holds no GPU for ever."""
+
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longshore.scheduler.backends.local.supervisor import ring_host
+from longshore.scheduler.backends.local.supervisor.ring_host import RING, Host, places_in
+from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec
+from longshore.scheduler.failover.launcher import Launcher
+from longshore.scheduler.failover.processes import keeper, tools
+from longshore.scheduler.failover.processes.forked import UNKNOWN_STATUS
+from longshore.scheduler.failover.settings import Limits, make_ring, write_file
+from longshore.scheduler.failover.wire import End
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def run_host(folder: Path, script: str, during: Callable[[Host], Awaitable[object]] | None = None) -> tuple[int, Host]:
+    """Run a ring of two seats whose members are shells, to its end."""
+    make_ring(folder / RING, 2, limits=Limits(gather_s=2.0))
+    ranks = (Rank("n", 0, 0, (0,)), Rank("n", 1, 0, (1,)))
+    variables = {"PATH": os.environ["PATH"]}
+    spec = Spec("ls-x-1", "x", 1, ("sh", "-c", script), str(folder), variables, 5.0, None, ranks, 2)
+
+    async def run() -> tuple[int, Host]:
+        host = Host(spec, str(folder))
+        async with asyncio.timeout(120):
+            task = asyncio.create_task(host.run())
+            if during is not None:
+                await during(host)
+            return await task, host
+
+    return asyncio.run(run())
+
+
+async def all_run(host: Host) -> None:
+    while not hasattr(host, "_launcher") or len(host._launcher.running) < 2:
+        await asyncio.sleep(0.05)
+
+
+def failing(work: Callable[..., Any], calls: set[int]) -> Callable[..., Any]:
+    """Return the same work, which fails at some of its calls."""
+    count = iter(range(1000))
+
+    def call(*given: Any, **named: Any) -> Any:
+        if next(count) in calls:
+            raise FULL
+        return work(*given, **named)
+
+    return call
+
+
+@pytest.mark.parametrize("calls", [{0}, {1}, {2}, {3}, {4}, {5, 6, 7}], ids=str)
+def test_a_write_that_fails_ends_nothing_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: set[int]
+) -> None:
+    monkeypatch.setattr(ring_host, "write_file", failing(write_file, calls))
+    status, host = run_host(tmp_path, "exit 9")
+    assert status == 9
+    assert host._launcher.exits
+    assert not host._launcher.running
+
+
+def leaves_one(host: Host) -> Callable[[], bool]:
+    return lambda: (places_in(Path(host._path) / RING) or [("", 0, True, False)])[0][3]
+
+
+@pytest.mark.parametrize("work", ["kill_members", "drop_beginning", "read_place", "write_file"])
+def test_looks_that_fail_are_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    async def during(host: Host) -> None:
+        await all_run(host)
+        monkeypatch.setattr(ring_host, work, failing(getattr(ring_host, work), {0, 1}))
+        (tmp_path / "end-0").touch()
+        while not leaves_one(host)():
+            await asyncio.sleep(0.05)
+        (tmp_path / RING / "add-2.json").write_text('[["n", 2]]')
+        while 2 not in host._ranks:
+            await asyncio.sleep(0.05)
+        for rank in (1, 2):
+            (tmp_path / f"end-{rank}").touch()
+
+    script = 'rank=${LONGSHORE_STEPS##*-}; while [ ! -e "end-$rank" ]; do sleep 0.1; done; exit 76'
+    _, host = run_host(tmp_path, script, during)
+    assert {0, 1} <= host._left | host._leaving
+    assert 0 in host._left
+
+
+def test_a_script_that_ends_with_the_status_of_a_restart_uses_up_its_restarts(tmp_path: Path) -> None:
+    status, host = run_host(tmp_path, "exit 77")
+    assert len(host._ranks) <= 2 + ring_host.RESTARTS
+    assert status == 77
+
+
+def test_a_coordinator_that_cannot_be_started_at_first_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    real = tools.start_tool
+
+    async def start(*given: Any) -> Any:
+        started.append(1)
+        if len(started) in (2, 3):
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await real(*given)
+
+    async def kill(host: Host) -> None:
+        await all_run(host)
+        os.kill(host._launcher.coordinator_pid or 0, signal.SIGKILL)
+
+    monkeypatch.setattr(keeper, "start_tool", start)
+    status, _ = run_host(tmp_path, "sleep 3; exit 9", kill)
+    assert (len(started), status) == (4, 9)
+
+
+def test_a_coordinator_that_can_never_be_started_again_ends_the_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(*_: Any) -> Any:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    async def kill(host: Host) -> None:
+        await all_run(host)
+        monkeypatch.setattr(keeper, "start_tool", start)
+        monkeypatch.setattr(keeper, "TRIES", 3)
+        os.kill(host._launcher.coordinator_pid or 0, signal.SIGKILL)
+
+    status, host = run_host(tmp_path, "sleep 1000", kill)
+    assert not host._launcher.running
+    assert status == -signal.SIGKILL
+
+
+def test_a_coordinator_that_hangs_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "SILENT_S", 2.0)
+    monkeypatch.setattr(keeper, "ASK_S", 0.5)
+
+    async def stop(host: Host) -> None:
+        await all_run(host)
+        before = host._launcher.coordinator_pid
+        os.kill(before or 0, signal.SIGSTOP)
+        while host._launcher.coordinator_pid == before:
+            await asyncio.sleep(0.05)
+        (tmp_path / "end").touch()
+
+    status, _ = run_host(tmp_path, 'while [ ! -e "end" ]; do sleep 0.1; done; exit 9', stop)
+    assert status == 9
+
+
+def test_the_rank_of_a_member_that_was_declared_gone_is_unused_before_its_process_has_ended(tmp_path: Path) -> None:
+    async def declare(host: Host) -> None:
+        await all_run(host)
+        host._declared(1, "its GPU is broken")
+        places = places_in(tmp_path / RING) or []
+        assert [(used, left) for _, _, used, left in places] == [(True, False), (False, False)]
+        (tmp_path / "end").touch()
+
+    run_host(tmp_path, 'while [ ! -e "end" ]; do sleep 0.1; done; exit 9', declare)
+
+
+@pytest.mark.parametrize(
+    ("exits", "status"),
+    [
+        ({0: UNKNOWN_STATUS}, 1),
+        ({0: UNKNOWN_STATUS, 1: -9}, -9),
+        ({0: 3, 1: -9}, 3),
+        ({0: 77, 1: -9}, 77),
+        ({0: 76, 1: 0}, 1),
+    ],
+)
+def test_an_attempt_ends_as_its_scripts_did(tmp_path: Path, exits: dict[int, int], status: int) -> None:
+    async def ended() -> int:
+        host = Host(Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, (), 1), str(tmp_path))
+        make_ring(tmp_path / RING, 1)
+        host._launcher = Launcher(tmp_path / RING)
+        host._launcher._exits.update(exits)
+        return host._status(End("lost", "made up"))
+
+    assert asyncio.run(ended()) == status
