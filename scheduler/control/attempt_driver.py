@@ -10,12 +10,11 @@ from ...cluster.files.errors import BackendError
 from ...cluster.kernels.counter_random import uniform
 from ..backends.asking import ask
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError, Seats
-from ..health.monitoring.leases import is_gone
 from ..model.error_words import words_of
 from ..model.event import NewEvent
 from ..model.job import JobRow
 from ..model.job_id import name_of
-from ..model.run import EndedBy, Run, Status
+from ..model.run import Run, Status
 from ..model.states import AfterStop, AttemptState, Contact, Desired, JobState
 from ..model.stored_spec import stored_job, stored_or_usual
 from ..rules.attempt_step import ENDED, WISHED, WISHES, AttemptView, Do, Step, Verdict, is_over, next_step
@@ -28,7 +27,8 @@ from ..store.rows.checkpoints import latest_before
 from ..store.rows.jobs import JobColumns
 from .admission import line_up
 from .checks.node_checks import NodeChecks
-from .health.rings import goes_on_without
+from .health.fenced import by_lease
+from .health.rings import goes_on_without, held_by
 from .health.steps import judge_steps, take_last_look
 from .quarantine import drain, give_up
 from .rehydrate import needs_of, used_by
@@ -100,7 +100,7 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
             status = statuses.get(names[job], unreachable)
             if row.backend != cache.parts.backend_name:  # What another was asked to start, this one knows nothing of.
                 status = replace(unreachable, words=f"it is known to {row.backend}, not to {cache.parts.backend_name}")
-            status = _by_lease(cache, row) or status
+            status = by_lease(cache, row) or status
             if at and time.monotonic() > until:
                 break  # the next look begins with those that are left, behind the renewal of the lease
             reached.add(job)
@@ -112,26 +112,6 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
     if jobs is None:
         is_whole = reached | cache.had_turn.keys() >= names.keys()
         cache.had_turn = {} if is_whole else cache.had_turn | {it.job: it.whose for it in claims if it.job in reached}
-
-
-def _by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
-    """Return what leases prove of an attempt all of whose ranks ran, None if they prove nothing.
-
-    On a node whose lease has run out nothing of it lives. The backend is told to stop the rest. It is over once agents
-    of all other nodes see nothing of it either.
-    """
-    if not cache.health.fenced or row.started_s is None or not row.placement:  # it may be torn
-        return None
-    fenced = sorted({share.node for share in row.placement} & cache.health.fenced)
-    if not fenced or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
-        return None
-    reports, told_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(attempt_name(row))
-    is_told = told_s is not None and attempt_name(row) in cache.cancelled
-    gone = is_told and is_gone(attempt_name(row), row.placement, cache.health.fenced, reports, told_s or 0.0)
-    if row.state is AttemptState.DRAINING and not gone:
-        return Status(Run.RUNNING, started_s=row.started_s)  # so that it is cancelled
-    words = f"{', '.join(fenced)} was fenced: its lease ran out, so its agent has killed what ran there"
-    return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words, started_s=row.started_s)
 
 
 def _try(
@@ -216,7 +196,7 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
     if step.do is Do.LAUNCH:
         return _launch(cache, row, now_s)
     if step.do is Do.CHECK:
-        cache.parts.checks.begin(row, cache.jobs[row.job_id])
+        cache.parts.checks.begin(row._replace(placement=held_by(cache, row)), cache.jobs[row.job_id])
         return False
     if step.do is Do.CANCEL:
         first = attempt_name(row) not in cache.cancelled
@@ -240,7 +220,7 @@ def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
     job = cache.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
     checked = cache.parts.checks.standing(row, job, status.run)
-    is_lost = drains and status.run is Run.LOST and status == _by_lease(cache, row)
+    is_lost = drains and status.run is Run.LOST and status == by_lease(cache, row)
     return AttemptView(
         desired=Desired.RUN if job is None else job.desired,
         state=row.state,

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ..files.sockets import short_name
 from .settings import STATE, Settings, read_settings
 from .wire import (
     ADDRESS,
@@ -313,7 +314,8 @@ class Launcher:
         while asyncio.get_running_loop().time() < until_s:
             connection = socket.socket(socket.AF_UNIX)
             try:
-                connection.connect(str(path))
+                with short_name(path) as name:
+                    connection.connect(name)
             except OSError:
                 connection.close()
                 if self._warm_process is not None and self._warm_process.returncode is not None:

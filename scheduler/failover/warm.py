@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..files.sockets import short_name
+
 MOST_BYTES = 1 << 20
 # What the first optimizer imports takes as long as PyTorch itself.
 IMPORTS = (
@@ -56,7 +58,8 @@ class Warm:
         listener = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
-        listener.bind(str(self._path))
+        with short_name(self._path) as name:
+            listener.bind(name)
         self._path.chmod(0o600)
         listener.listen(64)
         self._selector.register(listener, selectors.EVENT_READ)

@@ -18,6 +18,7 @@ from .detectors.protocol import Detector
 from .detectors.registry import new_detector
 from .liveness import AT_ONCE_LEAST, AT_ONCE_S, AT_ONCE_SHARE
 from .monitoring.iteration_times import NOTHING, Average, Computed, average_of, news_by_type
+from .monitoring.stragglers import Straggler, Stragglers
 from .step_lines import Saved, StepKind, saved_in, steps_in
 from .step_watch import Hang, Slowness, StepWatch
 
@@ -29,7 +30,7 @@ HEALTH = "health"  # kind of events
 LOOK_S = 4.0  # between two looks at what an attempt has told
 SILENT_LOOK_S = 30.0  # at one that has told nothing so far
 RECORD_S = 60.0  # between two times that computing times of what runs are recorded
-GAP_S = 30.0  # without a look: what happened meanwhile is nobody's fault
+GAP_S = 30.0  # more than there should be between two looks: what happened meanwhile is nobody's fault
 CHECKS = 3  # in a row at which steps are slow before that counts
 MOST_SAVED = 3  # checkpoints taken in at one look, the last ones
 
@@ -39,6 +40,7 @@ class SlowWord(StrEnum):
 
     SLOW = "slow"
     STEADY = "steady"  # they were slow, and are so no more
+    STRAGGLER = "straggler"  # a rank computes for far longer than the others
     MOVED = "moved"  # the job is stopped, to go on elsewhere
     HUNG = "hung"
     ALARM = "alarm"  # so many jobs became slow at once that the fault is none of a node
@@ -51,6 +53,12 @@ class Running(NamedTuple):
     name: str  # what the backend knows it by
     placement: Placement
     ended: frozenset[int] = frozenset()  # ranks that have ended, while others run on
+    later: tuple[str, ...] = ()  # nodes of ranks that came while it ran, behind those of the placement
+
+    @property
+    def nodes(self) -> list[str]:
+        """The node of each rank."""
+        return [*(share.node for share in self.placement for _ in share.gpus), *self.later]
 
 
 class Slow(NamedTuple):
@@ -61,6 +69,13 @@ class Slow(NamedTuple):
     is_shared: bool  # so many others became slow at the same time that none of its nodes is to blame
 
 
+class Straggling(NamedTuple):
+    """A rank that all others wait for, and where it is."""
+
+    straggler: Straggler
+    node: str
+
+
 class Findings(NamedTuple):
     """What is new, by job if nothing else is said."""
 
@@ -68,6 +83,7 @@ class Findings(NamedTuple):
     slow: dict[str, Slow]  # those that are so for long enough
     steady: list[str]  # that were among these, and are slow no more
     shared: list[str]  # that became slow together, at the first time that this is seen
+    stragglers: dict[str, list[Straggling]]  # that have become so
     saved: dict[str, list[Saved]]  # those that are not in the store yet, by name of the attempt
 
 
@@ -91,14 +107,22 @@ class Figures(NamedTuple):
 class _Followed:
     """An attempt with all that was told of it."""
 
-    __slots__ = ("figures", "job", "last", "look_at_s", "looked_s", "nodes", "slow", "watch")
+    __slots__ = ("figures", "job", "last", "look_at_s", "looked_s", "nodes", "slow", "stragglers", "watch")
 
     def __init__(self, it: Running, watch: StepWatch, now_s: float, look_at_s: float) -> None:
         self.job, self.watch, self.looked_s, self.look_at_s = it.job, watch, now_s, look_at_s
-        self.nodes = [share.node for share in it.placement for _ in share.gpus]  # of each rank
+        self.nodes = it.nodes  # of each rank
         self.last = [StepLines()] * len(self.nodes)
+        self.stragglers = Stragglers(now_s)
         self.figures = Figures(0, None)
         self.slow: Slow | None = None  # None while its steps are as they should be
+
+    def grow(self, nodes: list[str]) -> None:
+        """Follow the ranks that have come since the last look."""
+        if len(nodes) > len(self.nodes):
+            self.last += [StepLines()] * (len(nodes) - len(self.nodes))
+            self.watch.grow(len(nodes))
+            self.nodes = nodes
 
 
 class StepMonitor:
@@ -139,7 +163,7 @@ class StepMonitor:
             now_s: The present.
             about: Holds what is done about one job.
         """
-        found = Findings({}, {}, [], [], self._unwritten)
+        found = Findings({}, {}, [], [], {}, self._unwritten)
         followed = {name: one for name, one in self._followed.items() if name in going}
         due = []
         for it in running:
@@ -168,7 +192,7 @@ class StepMonitor:
     def end(self, it: Running) -> End:
         """Look at an attempt that has ended for the last time, and return what it told at its end."""
         self._unwritten.pop(it.name, None)
-        told = self._told(it, [StepLines()] * _ranks(it))
+        told = self._told(it, [StepLines()] * len(it.nodes))
         saved = _last(saved_in(rank.saved) for rank in told)
         steps = {(it.kind, it.step) for rank in told for it in steps_in(rank.steps)}
         # A kind may have numbers of its own, and an attempt that goes on from a checkpoint begins behind the first.
@@ -198,11 +222,10 @@ class StepMonitor:
         self._unwritten.clear()
 
     def _begin(self, it: Running, wanted: Watching, now_s: float, others: int) -> _Followed:
-        ranks = _ranks(it)
         detector = _detector_of(it.name, wanted.slow)
         # Not all at the same moment, even if a scheduler takes all of them up at once.
         wait_s = LOOK_S * (others % 8) / 8.0
-        watch = StepWatch(ranks, detector, wanted.hang_s, now_s)
+        watch = StepWatch(len(it.nodes), detector, wanted.hang_s, now_s)
         return _Followed(it, watch, now_s, now_s + wait_s)
 
     def _keep_news(self, one: _Followed, found: dict[str, dict[str, Computed]]) -> None:
@@ -227,10 +250,11 @@ class StepMonitor:
 
     def _look_at(self, it: Running, one: _Followed, found: Findings, now_s: float) -> None:
         one.look_at_s = now_s + LOOK_S
+        one.grow(it.nodes)
         told = self._told(it, one.last)
         if not told:
             return
-        if not 0.0 <= now_s - one.looked_s <= (GAP_S if one.watch.tells else math.inf):
+        if not 0.0 <= now_s - one.looked_s <= (GAP_S if one.watch.tells else GAP_S + SILENT_LOOK_S):
             one.watch.forgive(now_s)
         one.last = [StepLines(steps_end=each.steps_end, saved_end=each.saved_end) for each in told]
         one.watch.leave(it.ended)
@@ -244,9 +268,13 @@ class StepMonitor:
         hang = one.watch.hang(now_s)
         if hang is not None:
             found.hangs[it.job] = hang
+        stragglers = one.stragglers.look(one.watch.times, one.watch.going, now_s)
+        if stragglers:
+            found.stragglers[it.job] = [Straggling(each, one.nodes[each.rank]) for each in stragglers]
         slowness = one.watch.slowness(now_s)
         if slowness is not None:
-            one.slow = Slow(slowness, nodes_of(it.placement, slowness.ranks), is_shared=False)
+            going = {rank: one.nodes[rank] for rank in one.watch.going}
+            one.slow = Slow(slowness, nodes_of(going, slowness.ranks), is_shared=False)
             if slowness.checks >= CHECKS:
                 found.slow[it.job] = one.slow
         elif one.slow is not None and not one.watch.is_slow:
@@ -285,28 +313,22 @@ def _detector_of(attempt: str, wanted: str) -> Detector | None:
         return None
 
 
-def _ranks(it: Running) -> int:
-    return sum(len(share.gpus) for share in it.placement)
-
-
 def _last(saved: Iterable[Iterable[Saved]]) -> list[Saved]:
     """Return the last checkpoints that ranks told of, one for each step, in their order."""
     told = sorted((each for rank in saved for each in rank), key=lambda each: each.at_s)
     return list({each.step: each for each in told}.values())[-MOST_SAVED:]
 
 
-def nodes_of(placement: Placement, slow: tuple[int, ...] | None) -> frozenset[str]:
+def nodes_of(nodes: Mapping[int, str], slow: tuple[int, ...] | None) -> frozenset[str]:
     """Return the nodes that slow ranks are on: none if they are on all of several, as then the job itself has changed.
 
     Args:
-        placement: Of the attempt.
-        slow: The ranks; None if they do not tell, so that only an attempt on one node has one to blame.
+        nodes: Of the ranks that go on.
+        slow: Those of them that are slow; None if they do not tell, so that only one node can be to blame.
     """
-    if slow is None:
-        return frozenset({placement[0].node}) if len(placement) == 1 else frozenset()
-    by_rank = [share.node for share in placement for _ in share.gpus]
-    nodes = frozenset(by_rank[rank] for rank in slow)
-    return nodes if len(nodes) < len(placement) or len(placement) == 1 else frozenset()
+    several = frozenset(nodes.values())
+    found = several if slow is None else frozenset(nodes[rank] for rank in slow)
+    return found if len(several) == 1 or (slow is not None and len(found) < len(several)) else frozenset()
 
 
 def together(one: Slow, slow: Mapping[str, Slow], ready: int) -> list[str]:

@@ -123,6 +123,15 @@ class StepWatch:
         """The iterations of each rank."""
         return [rank.times for rank in self._ranks]
 
+    @property
+    def going(self) -> list[int]:
+        """Ranks that have told of steps and tell of more."""
+        return [number for number, rank in enumerate(self._ranks) if rank.goes_on]
+
+    def grow(self, ranks: int) -> None:
+        """Follow more ranks, which came while the attempt ran."""
+        self._ranks += [_Rank() for _ in range(ranks - len(self._ranks))]
+
     def take(self, told: Sequence[Sequence[Begun]], now_s: float) -> None:
         """Take in what was told since the last time.
 
@@ -192,7 +201,8 @@ class StepWatch:
             self._checks = 0
             return None
         self._checks += 1
-        telling = [(number, rank.compute) for number, rank in enumerate(self._ranks) if rank.compute is not None]
+        going = [(number, self._ranks[number].compute) for number in self.going]
+        telling = [(number, compute) for number, compute in going if compute is not None]
         slow = tuple(number for number, compute in telling if compute.is_slow) if telling else None
         return Slowness(self._calm_s, self._usual_s, self.present_s() or 0.0, slow, self._checks)
 

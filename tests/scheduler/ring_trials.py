@@ -3,15 +3,20 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Desk, MemberPlace, NodeView
-from longshore.scheduler.control.state_cache import StateCache
+from longshore.scheduler.backends.protocol import Desk, MemberPlace, NodeView, StepLines
+from longshore.scheduler.control.checks.node_checks import NodeChecks
+from longshore.scheduler.control.state_cache import Parts, StateCache
 from longshore.scheduler.failover.wire import Report
 from longshore.scheduler.model.job_id import name_of
+from longshore.scheduler.model.placement import Placement
+from longshore.scheduler.preflight.context import Place
+from longshore.scheduler.preflight.rounds import Rounds
+from longshore.scheduler.preflight.warm.pool import WarmNodes
 from longshore.scheduler.store.rows.events import EventRow
 from tests.scheduler.test_rings import SCRIPT
 from tests.scheduler.trials import Trial, Way
@@ -38,6 +43,9 @@ class RingWay(Way):
 
         return tuple(map(seen, super().observe()))
 
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
+        return self.backend.step_lines(name, placement, before)
+
     def ring(self, name: str) -> Report | None:
         return self.backend.ring(name)
 
@@ -55,18 +63,43 @@ class RingWay(Way):
 
 
 class RingTrial(Trial):
-    """A trial whose jobs are rings; see `Trial`."""
+    """A trial whose jobs are rings; see `Trial`.
+
+    Args:
+        folder: Of everything.
+        nodes: GPUs of each node.
+        checks: Whether GPUs are checked before jobs get them.
+    """
 
     way: RingWay
 
-    def __init__(self, folder: Path, nodes: dict[str, int]) -> None:
+    def __init__(self, folder: Path, nodes: dict[str, int], *, checks: bool = False) -> None:
+        self._checks, self._rounds = checks, list[Rounds]()
         super().__init__(folder, nodes)
         self.way = RingWay(LocalBackend(folder, self.nodes))
         self.scheduler = self.another()
 
+    def parts(self, way: Way, owner: str) -> Parts:
+        parts = super().parts(way, owner)
+        if not self._checks:
+            return parts
+        rounds = Rounds(WarmNodes(lambda node: Place(node, self.folder, slots=True)), lambda: None)
+        self._rounds.append(rounds)
+        return replace(parts, checks=NodeChecks(rounds, "auto", slots=True))
+
+    def _end_rounds(self) -> None:
+        while self._rounds:
+            self._rounds.pop().close()
+
+    def close(self) -> None:
+        self.scheduler.close_desks()
+        self._end_rounds()
+        super().close()
+
     def crash(self) -> None:
         """Go on as another process would that finds what a killed one has left."""
         self.scheduler.close_desks()  # as the end of its process does
+        self._end_rounds()
         self.way = RingWay(LocalBackend(self.folder, self.nodes), self.way.broken)
         self.scheduler = self.another()
 
@@ -78,10 +111,12 @@ class RingTrial(Trial):
             self.tick()
             time.sleep(0.02)
 
-    def submit_ring(self, seats: int, steps: int = 10**6, **spec: object) -> str:
-        """Submit a ring of real members."""
+    def submit_ring(
+        self, seats: int, steps: int = 10**6, variables: Mapping[str, str] | None = None, **spec: object
+    ) -> str:
+        """Submit a ring of real members, with variables for their script."""
         (self.folder / "train.py").write_text(SCRIPT)
-        environment = {"PATH": os.environ["PATH"], "STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+        environment = {"PATH": os.environ["PATH"], "STEPS": str(steps), "OMP_NUM_THREADS": "1", **(variables or {})}
         if "PYTHONPATH" in os.environ:
             environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
         fields = {

@@ -41,7 +41,7 @@ def call_faulty(served: Served, node: str, gpu: int) -> None:
 def holders(served: Served) -> dict[tuple[str, int], str | None]:
     """Return the job of each GPU."""
     nodes = served.ask("/v1/nodes")
-    return {(node["name"], gpu): node["gpus"][gpu] for node in nodes for gpu in range(2)}
+    return {(node["name"], gpu): holder for node in nodes for gpu, holder in enumerate(node["gpus"])}
 
 
 def held_by(served: Served, job: str) -> set[tuple[str, int]]:

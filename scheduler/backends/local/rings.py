@@ -45,7 +45,7 @@ class LocalRings:
         """
         members = {it: reason for it, place in enumerate(members_in(self._ring(name))) if place in gpus}
         try:
-            return bool(members) and retire(self._ring(name), members)
+            return retire(self._ring(name), members)
         except TimeoutError as error:
             raise BackendError(f"{name}: {error}") from error
 

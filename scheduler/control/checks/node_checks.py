@@ -1,4 +1,4 @@
-"""Checks of the nodes of attempts, before they start and after they end, and what follows from them.
+"""Checks of the nodes of attempts, before they start and after they end, and of GPUs that their rings are to have.
 
 All of this is forgotten with the scheduler: the next one begins the checks anew. What was found broken is in the store.
 
@@ -8,6 +8,7 @@ Source: SPEC C1, C4 to C7; docs/preflight.md.
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from ...model.event import NewEvent
 from ...model.job import JobRow
 from ...model.job_id import name_of
 from ...model.job_spec import StoredJob
-from ...model.placement import Placement
+from ...model.placement import Placement, Share
 from ...model.quarantine import Finding, Place
 from ...model.run import Run
 from ...model.states import AttemptState, JobState
@@ -46,12 +47,24 @@ REST_S = 120.0  # no job starts where a check failed and too much is in quaranti
 FIRST_S, LONGEST_S = 60.0, 600.0  # until a job is tried again whose tries are over, doubled with each time
 
 
+class When(Enum):
+    """When nodes are checked."""
+
+    START = "start"  # before an attempt
+    SEAT = "seat"  # before a GPU goes to the ring of one
+    END = "end"  # after an attempt
+
+
 class Standing(NamedTuple):
-    """How the checks of an attempt stand."""
+    """How the checks of an attempt stand, or those of a GPU that its ring is to have."""
 
     checks: Checks = Checks.NONE
     found: str = ""  # if they failed
     passed_s: float = 0.0  # Unix time; 0 if they have not passed
+
+
+_NOT_PASSED = {When.START: UNFIT, When.SEAT: "the checks before its seat did not pass"}
+_ELSEWHERE = {When.START: "it is tried elsewhere", When.SEAT: "another one is tried"}
 
 
 class _Round(NamedTuple):
@@ -60,7 +73,7 @@ class _Round(NamedTuple):
     job: str
     number: int
     attempt: str
-    is_start: bool  # before the attempt, not after it
+    when: When
     placement: Placement  # that it checks
 
 
@@ -90,6 +103,8 @@ class NodeChecks:
         self._begun: dict[str, _Round] = {}  # by the name of the round
         self._passed: dict[str, float] = {}  # when, by the name of the attempt
         self._unfit: dict[str, _Unfit] = {}  # likewise
+        self._newcomers: dict[tuple[str, str], Standing] = {}  # by job, and name of the round
+        self._rests_until_s: dict[str, float] = {}  # jobs whose rings get nobody, by `time.monotonic`
         self._clean: set[str] = set()  # names of attempts that have been cleaned up after
         self._tried: dict[str, Tried] = {}  # by job
         self._waited: dict[str, int] = {}  # how often the tries of a job were over
@@ -125,21 +140,51 @@ class NodeChecks:
             passed_s = self._passed.get(name)
             return Standing(Checks.RUN) if passed_s is None else Standing(passed_s=passed_s)
         is_dirty = run in ENDED and name not in self._clean
-        is_checked = _round_name(name, "start") in self._begun
-        return Standing(Checks.RUN if is_dirty or is_checked else Checks.NONE)
+        return Standing(Checks.RUN if is_dirty or self._is_checked(name) else Checks.NONE)
+
+    def _is_checked(self, attempt: str) -> bool:
+        """Say whether checks run that began before the end of an attempt."""
+        return any(it.attempt == attempt and it.when is not When.END for it in self._begun.values())
 
     def begin(self, row: AttemptRow, job: JobRow) -> None:
         """Begin the checks that an attempt waits for, unless they run; where there is no room for them, do nothing."""
         name, is_start = name_of(row.job_id, row.number), row.state is AttemptState.RESERVED
-        if self._rounds is None or (not is_start and _round_name(name, "start") in self._begun):
+        if not is_start and self._is_checked(name):
             return
         if is_start:
             self._tried.setdefault(row.job_id, Tried(time.monotonic()))
             self.checked |= {row.job_id}
-        round_name = _round_name(name, "start" if is_start else "end")
-        work = _work(row, stored_or_usual(job.spec), name)
-        if self._rounds.begin(round_name, (share.node for share in row.placement), work):
-            self._begun[round_name] = _Round(row.job_id, row.number, name, is_start, row.placement)
+        begun = _Round(row.job_id, row.number, name, When.START if is_start else When.END, row.placement)
+        self._begin(_round_name(name, begun.when.value), begun, job)
+
+    def newcomer(self, row: AttemptRow, job: JobRow, share: Share) -> Standing:
+        """Return how the checks of a GPU stand that a ring is to have; begin them unless they run.
+
+        Args:
+            row: The attempt of the ring, which runs.
+            job: Its job.
+            share: The GPU. Its result is told once.
+        """
+        name = name_of(row.job_id, row.number)
+        round_name = _round_name(name, f"{share.node}:{share.gpus[0]}")
+        if (found := self._newcomers.pop((row.job_id, round_name), None)) is not None:
+            return found
+        self._tried.setdefault(row.job_id, Tried(time.monotonic()))
+        if round_name not in self._begun:
+            self._begin(round_name, _Round(row.job_id, row.number, name, When.SEAT, (share,)), job)
+        return Standing(Checks.RUN)
+
+    def against_newcomers(self, job: str) -> str:
+        """Return why no GPU is checked for the ring of a job at the moment, "" if one may be."""
+        left_s = self._rests_until_s.get(job, 0.0) - time.monotonic()
+        return f"too many did not pass their checks, and others are tried in {left_s:.0f} s" if left_s > 0.0 else ""
+
+    def _begin(self, round_name: str, begun: _Round, job: JobRow) -> None:
+        """Begin a round, if there is room for it."""
+        if self._rounds is not None:
+            nodes = (share.node for share in begun.placement)
+            if self._rounds.begin(round_name, nodes, _work(begun, stored_or_usual(job.spec))):
+                self._begun[round_name] = begun
 
     def wait_s(self, row: AttemptRow) -> float:
         """Return how long the job of an attempt is to wait before it is tried again, as its nodes were not fit."""
@@ -171,14 +216,14 @@ class NodeChecks:
                 event = self._event(begun, ended, now_s)
                 put = partial(_put, fleet=fleet, fence=fence, found=found, event=event)
                 self._resting |= dict.fromkeys(store.write(put), now_s + REST_S)
-                self._note(begun, ended)
+                self._note(name, begun, ended)
                 del self._begun[name]
             self._rounds.forget(name)
 
     def _begin_anew(self, fence: int) -> None:
         """Forget what was known under another lease: others may have handled the jobs meanwhile."""
         self._fence, self.checked, self._begun, self._tried = fence, frozenset(), {}, {}
-        for known in (self._passed, self._unfit, self._clean):
+        for known in (self._passed, self._unfit, self._clean, self._newcomers, self._rests_until_s):
             known.clear()
 
     def resting(self, sizes: Mapping[str, int], now_s: float) -> set[tuple[str, int]]:
@@ -191,9 +236,11 @@ class NodeChecks:
         """Let jobs be tried again at once that wait as nodes were not fit, if GPUs came back into service."""
         self._tried = {job: it for job, it in self._tried.items() if job in jobs}
         self._waited = {job: it for job, it in self._waited.items() if job in jobs}
+        self._newcomers = {name: it for name, it in self._newcomers.items() if name[0] in jobs}
         before, self._closed = self._closed, frozenset(health.closed)
         if not before - self._closed:
             return
+        self._rests_until_s.clear()
         waiting = [it for it in jobs.values() if it.not_before_s > now_s and it.cause.startswith(UNFIT)]
         rows = {it.id: it for it in waiting if it.state is JobState.QUEUED}
 
@@ -208,9 +255,10 @@ class NodeChecks:
     def _event(self, begun: _Round, ended: Ended, now_s: float) -> NewEvent | None:
         """Return what is told of a round; nothing of one that has put a node in order."""
         report = ended.report
-        if report is not None and report.passed and not begun.is_start:
+        is_end = begun.when is When.END
+        if report is not None and report.passed and is_end:
             return None
-        now = NOT_RUN if report is None else PASSED if report.passed else FAILED if begun.is_start else NOT_CLEAN
+        now = NOT_RUN if report is None else PASSED if report.passed else NOT_CLEAN if is_end else FAILED
         data: dict[str, object] = {"ended_s": ended.ended_s}
         if report is not None:
             data |= {"seconds": report.seconds, "results": told_of([*report.bad, *report.warnings])}
@@ -220,48 +268,60 @@ class NodeChecks:
             PREFLIGHT, WRITER, now_s, begun.job, begun.number, now=now, fence=self._fence, cause=cause, data=data
         )  # fmt: skip
 
-    def _note(self, begun: _Round, ended: Ended) -> None:
+    def _note(self, name: str, begun: _Round, ended: Ended) -> None:
         """Note what follows from a round for its attempt."""
-        if not begun.is_start:
+        if begun.when is When.END:
             self._clean.add(begun.attempt)
             return
-        self.checked -= {begun.job}
-        if ended.report is None:
-            self._give_up(begun, (ended.problem,))
+        unfit = self._judge(begun, ended)
+        if unfit is not None:
+            log.warning("attempt %s: %s", begun.attempt, unfit.found)
+        if begun.when is When.SEAT:
+            self._newcomers[begun.job, name] = (
+                Standing(passed_s=ended.ended_s) if unfit is None else Standing(Checks.FAILED, unfit.found)
+            )
+            self._rests_until_s[begun.job] = time.monotonic() + (0.0 if unfit is None else unfit.wait_s)
             return
+        self.checked -= {begun.job}
+        if unfit is None:
+            self._passed[begun.attempt] = ended.ended_s
+        else:
+            self._unfit[begun.attempt] = unfit
+
+    def _judge(self, begun: _Round, ended: Ended) -> _Unfit | None:
+        """Return why what a round checked is not fit, and for how long its job waits then; None if it is."""
+        if ended.report is None:
+            return self._give_up(begun, (ended.problem,))
         tried = self._tried.get(begun.job, Tried(time.monotonic()))
         step = next_step(tried, ended.report, time.monotonic())
         if isinstance(step, Start):
-            self._passed[begun.attempt] = ended.ended_s
             self._tried.pop(begun.job, None)
             self._waited.pop(begun.job, None)
-        elif isinstance(step, TryOthers):
+            return None
+        if isinstance(step, TryOthers):
             self._tried[begun.job] = step.tried
-            told = f"{UNFIT} ({step.tried.tries} of {MOST_TRIES}), so it is tried elsewhere: "
-            self._unfit[begun.attempt] = _Unfit(told + "; ".join(lines_of(ended.report)), 0.0)
-        else:
-            self._give_up(begun, step.diagnostics)
-        if not isinstance(step, Start):
-            log.warning("attempt %s: %s", begun.attempt, self._unfit[begun.attempt].found)
+            told = f"{_NOT_PASSED[begun.when]} ({step.tried.tries} of {MOST_TRIES}), so {_ELSEWHERE[begun.when]}: "
+            return _Unfit(told + "; ".join(lines_of(ended.report)), 0.0)
+        return self._give_up(begun, step.diagnostics)
 
-    def _give_up(self, begun: _Round, diagnostics: Sequence[str]) -> None:
+    def _give_up(self, begun: _Round, diagnostics: Sequence[str]) -> _Unfit:
         """Let a job wait, with all that was found."""
         self._tried.pop(begun.job, None)
         times = self._waited[begun.job] = self._waited.get(begun.job, 0) + 1
         wait_s = min(LONGEST_S, FIRST_S * 2.0 ** min(times - 1, 10))
-        self._unfit[begun.attempt] = _Unfit(f"{UNFIT}: {'; '.join(map(in_one_line, diagnostics))}", wait_s)
+        return _Unfit(f"{_NOT_PASSED[begun.when]}: {'; '.join(map(in_one_line, diagnostics))}", wait_s)
 
 
 def _round_name(attempt: str, when: str) -> str:
     return f"{attempt}/{when}"
 
 
-def _work(row: AttemptRow, spec: StoredJob, name: str) -> Work:
-    """Return what a round of an attempt does."""
-    workload = workload_of(spec).model_copy(update={"job": row.job_id})
-    if row.state is AttemptState.RESERVED:
-        return lambda nodes: preflight(row.placement, workload, nodes)
-    return lambda nodes: clean_up(row.placement, workload, nodes, attempt=name)
+def _work(begun: _Round, spec: StoredJob) -> Work:
+    """Return what a round does."""
+    workload = workload_of(spec).model_copy(update={"job": begun.job})
+    if begun.when is When.END:
+        return lambda nodes: clean_up(begun.placement, workload, nodes, attempt=begun.attempt)
+    return lambda nodes: preflight(begun.placement, workload, nodes)
 
 
 def _put(

@@ -1,4 +1,4 @@
-"""What is done about rings whose GPUs are found faulty: the members on them leave, and the job runs on.
+"""Which GPUs attempts hold now, and what is done about rings some of whose GPUs are found faulty: the job runs on.
 
 Source: SPEC F5, F8 to F10; docs/decisions/0015.
 """
@@ -9,14 +9,40 @@ from functools import partial
 from ....cluster.files.errors import BackendError
 from ...backends.asking import ask
 from ...backends.protocol import Seats
+from ...model.placement import Placement
 from ...model.states import AttemptState
-from ...model.stored_spec import stored_or_usual
+from ...model.stored_spec import is_switching, stored_or_usual
 from ...store.rows.attempts import AttemptRow
 from ..state_cache import StateCache
 
 log = logging.getLogger(__name__)
 
 FAULTY = "its GPU is out of service"
+
+
+def held_by(cache: StateCache, row: AttemptRow) -> Placement:
+    """Return the GPUs that the last attempt of a job holds: a ring gives some up and gets others while it runs."""
+    held = cache.mirror.picks(row.job_id) if cache.mirror.has(row.job_id) else ()
+    return cache.parts.layout.placement(held) or row.placement
+
+
+def later_nodes(cache: StateCache, row: AttemptRow, name: str) -> tuple[str, ...]:
+    """Return the nodes of the ranks that came into the ring of an attempt while it ran; none where nobody can tell.
+
+    Args:
+        cache: What the scheduler knows.
+        row: The attempt.
+        name: Of it at the backend.
+    """
+    job, backend = cache.jobs.get(row.job_id), cache.parts.backend
+    if job is None or not is_switching(job.spec) or not isinstance(backend, Seats):
+        return ()
+    try:
+        places = ask(partial(backend.places, name)) or ()
+    except BackendError:
+        return ()
+    first = sum(len(share.gpus) for share in row.placement)
+    return tuple(it.node for it in places[first:])
 
 
 def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
@@ -33,8 +59,7 @@ def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
     if not stored_or_usual(job.spec).seats:
         return False
     faulty, layout = set(cache.health.faulty), cache.parts.layout
-    held = cache.mirror.picks(job.id) if cache.mirror.has(job.id) else layout.numbers(row.placement)
-    places = [layout.place(gpu) for gpu in held if gpu in faulty]
+    places = [layout.place(gpu) for gpu in layout.numbers(held_by(cache, row)) if gpu in faulty]
     try:
         return ask(partial(backend.retire, name, places, FAULTY))
     except BackendError as error:

@@ -2,14 +2,17 @@
 
 The leader is the desk of each ring that runs. A ring that is short of members gets a free GPU before any job that
 waits. What it is given is reserved before the backend hears of it, and what it has left is freed after the backend has
-proven it: wherever a scheduler is killed, the next one finds which GPUs a ring holds. Source: SPEC F5 to F10;
-docs/decisions/0015.
+proven it: wherever a scheduler is killed, the next one finds which GPUs a ring holds.
+
+If the nodes of its job are checked before they are used, a GPU is reserved, then checked, and only then given. What is
+reserved and neither given nor checked any more is freed. Source: SPEC F5 to F10; docs/decisions/0015.
 """
 
 import logging
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from ....cluster.files.errors import BackendError
 from ....cluster.switching.replacement import FORMULAS
@@ -19,31 +22,45 @@ from ...failover.wire import Coming, Empty, NoneComing, Want
 from ...mirror.vacant_seats import Choice, choose_for, free_for, warm_up
 from ...model.event import NewEvent
 from ...model.job_id import name_of
+from ...model.placement import ReservationRow, Share
 from ...model.states import AttemptState
 from ...model.stored_spec import is_switching, stored_or_usual
+from ...rules.attempt_step import Checks
 from ...store.database.errors import TakenError
 from ...store.monitoring.compute_records import records_of
 from ...store.monitoring.replacements import (
+    CHECKED,
     EMPTY,
     FOUND,
     LEFT,
     SEAT,
+    STRUCK_OFF,
     TAKEN,
     ReplacementRow,
     give,
+    hold,
     note,
     replacements_of,
     take_back,
 )
 from ...store.rows.attempts import AttemptRow
 from ..state_cache import WRITER, Parts, StateCache
-from .vacancies import Around, described, ring_of, words_of_choice
+from .vacancies import Around, Chosen, chosen_of, ring_of
 
 log = logging.getLogger(__name__)
 
 HOUR_S = 3600.0
 LEAST_IN_AN_HOUR = 3  # GPUs that a ring is given; one of many seats may have as many as these
 ANOTHERS = "its GPU is another job's"
+CHECKED_S = 1.0  # that a ring waits for the checks of a GPU, before it goes on without
+UNCHECKED = "its checks were not brought to an end"
+
+
+class _Checked(NamedTuple):
+    """A GPU that a ring gets if it passes its checks."""
+
+    chosen: Chosen
+    since_s: float  # by `time.monotonic`
 
 
 class _Ring:
@@ -57,6 +74,7 @@ class _Ring:
     def __init__(self, row: AttemptRow, desk: Desk) -> None:
         self.row, self.desk = row, desk
         self.given: list[ReplacementRow] | None = None  # None while the store is to be asked
+        self.checked: dict[int, _Checked] = {}  # GPUs that are reserved and not given yet
         self.told = -1  # generation about whose empty seats people were told
         self.refused = -1  # generation whose coordinator was told that nobody comes
 
@@ -146,8 +164,12 @@ class Seating:
             ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
         self._free_left(cache, ring, places, now_s)
         self._adopt(cache, ring, backend, places, now_s)
+        if against:
+            return
+        for gpu in list(ring.checked):
+            self._ask_checks(cache, ring, backend, places, gpu, now_s)
         want = ring.desk.want
-        if want is not None and want.empty and not against:
+        if want is not None and want.empty:
             self._fill(cache, ring, backend, places, want, now_s)
 
     def _unseen(self, ring: _Ring, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
@@ -158,19 +180,36 @@ class Seating:
         """Give GPUs to others where no process of a ring is left, and none will be."""
         job, layout = ring.row.job_id, self._parts.layout
         held = cache.mirror.picks(job)
-        # The ring may have been given a GPU again that it left before: of its ranks there the last one counts.
+        # The ring may be given a GPU again that it left before: of its ranks there the last one counts.
         is_left = {(it.node, it.gpu): it.is_left for it in places}
         is_left |= {(row.node, row.gpu): False for row in self._unseen(ring, places)}
+        is_left |= {layout.place(gpu): False for gpu in ring.checked}
         gone = [it for it in sorted(is_left) if is_left[it] and layout.has(*it) and layout.number(*it) in held]
-        if not gone:
-            return
-        words = ", ".join(f"GPU {gpu} of {node}" for node, gpu in gone)
-        event = self._event(cache, ring, LEFT, f"left {words}: no process of it is there any more", now_s)
-        event = event._replace(data={"gpus": [[node, gpu] for node, gpu in gone]})
-        self._parts.store.write(lambda tx: take_back(tx, job, ring.row.number, gone, event))
+        if gone:
+            words = ", ".join(f"GPU {gpu} of {node}" for node, gpu in gone)
+            event = self._event(cache, ring, LEFT, f"left {words}: no process of it is there any more", now_s)
+            self._free(cache, ring, gone, event, now_s)
+        for gpu in held:  # what another scheduler had reserved to be checked
+            if layout.place(gpu) not in is_left:
+                self._strike_off(cache, ring, gpu, UNCHECKED, now_s)
+
+    def _free(
+        self, cache: StateCache, ring: _Ring, places: Sequence[tuple[str, int]], event: NewEvent, now_s: float
+    ) -> None:
+        """Let others have GPUs that were reserved for a ring."""
+        job = ring.row.job_id
+        event = event._replace(data={"gpus": [[node, gpu] for node, gpu in places]})
+        self._parts.store.write(lambda tx: take_back(tx, job, ring.row.number, places, event))
         cache.happens(now_s)
-        for place in gone:
-            cache.mirror.give_up(job, layout.number(*place))
+        for place in places:
+            cache.mirror.give_up(job, self._parts.layout.number(*place))
+
+    def _strike_off(self, cache: StateCache, ring: _Ring, gpu: int, why: str, now_s: float) -> None:
+        """Give up a GPU that was to be the ring's: no process of it ever was there."""
+        place = self._parts.layout.place(gpu)
+        cause = f"GPU {place[1]} of {place[0]} takes no seat: {why}"
+        log.warning("ring of job %s: %s", ring.row.job_id, cause)
+        self._free(cache, ring, [place], self._event(cache, ring, STRUCK_OFF, cause, now_s), now_s)
 
     def _adopt(
         self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], now_s: float
@@ -190,31 +229,59 @@ class Seating:
             else:
                 cache.is_torn = True  # the store is read anew
 
+    def _ask_checks(
+        self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], gpu: int, now_s: float
+    ) -> None:
+        """Give a ring a GPU that has passed its checks, and strike one off that has not."""
+        job, (node, index) = cache.jobs[ring.row.job_id], self._parts.layout.place(gpu)
+        found = self._parts.checks.newcomer(ring.row, job, Share(node, (index,)))
+        if found.checks is Checks.RUN:
+            return
+        chosen, why = ring.checked.pop(gpu).chosen, found.found
+        if gpu in {*cache.health.faulty, *cache.health.closed}:
+            why = why or "it went out of service"
+        if self._missing(ring, stored_or_usual(job.spec).seats, places) <= len(ring.checked):
+            why = why or "the seat is filled"
+        if why:
+            self._strike_off(cache, ring, gpu, why, now_s)
+        else:
+            self._give(cache, ring, backend, places, chosen, now_s, is_held=True)
+
+    def _missing(self, ring: _Ring, seats: int, places: Sequence[MemberPlace]) -> int:
+        """Return how many GPUs a ring lacks; what is checked for it may never be its."""
+        return seats - sum(it.is_used for it in places) - len(self._unseen(ring, places))
+
     def _fill(
         self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], want: Want, now_s: float
     ) -> None:
         """Give a ring as many free GPUs as it lacks members, one after the other, or say that there are none."""
-        seats = stored_or_usual(cache.jobs[ring.row.job_id].spec).seats
-        coming = len(self._unseen(ring, places))
-        missing = seats - sum(it.is_used for it in places) - coming
+        spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
+        missing = self._missing(ring, spec.seats, places) - len(ring.checked)
         for empty in want.empty[: max(missing, 0)]:
-            why = self._against_more(ring, seats, now_s)
+            why = self._against_more(ring, spec.seats, now_s)
             began_s = time.perf_counter()
             choice = Choice(-1, ()) if why else self._choose(cache, ring, places, want, empty)
             if choice.gpu < 0:
                 self._refuse(cache, ring, want, why or "no free GPU suits it", now_s)
                 return
-            rank, took_s = len(places) + len(self._unseen(ring, places)), time.perf_counter() - began_s
-            self._give(cache, ring, backend, rank, want, choice, took_s, now_s)
+            formula = next(name for name, it in FORMULAS.items() if it == cache.mirror.site.rules.replacement)
+            chosen = chosen_of(choice, want, formula, self._parts.layout, time.perf_counter() - began_s)
+            if self._parts.checks.are_wanted(spec):
+                self._check(cache, ring, chosen, now_s)
+            else:
+                self._give(cache, ring, backend, places, chosen, now_s)
+        if any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values()):
+            self._refuse(cache, ring, want, "a GPU is checked first", now_s)
 
     def _against_more(self, ring: _Ring, seats: int, now_s: float) -> str:
         """Return why a ring gets no GPU now, whether there is one or not; "" if it may.
 
         A script that kills its process would go through the whole cluster.
         """
-        lately = [it for it in ring.given or () if 0.0 <= now_s - it.at_s < HOUR_S]
+        lately = len(ring.checked) + sum(0.0 <= now_s - it.at_s < HOUR_S for it in ring.given or ())
         most = max(seats, LEAST_IN_AN_HOUR)
-        return f"it has had {most} others within an hour" if len(lately) >= most else ""
+        few = self._parts.checks.against_newcomers(ring.row.job_id)
+        return f"it has had {most} others within an hour" if lately >= most else few
 
     def _choose(
         self, cache: StateCache, ring: _Ring, places: Sequence[MemberPlace], want: Want, empty: Empty
@@ -232,22 +299,35 @@ class Seating:
         site = cache.mirror.site
         return choose_for(site.cluster, inside, free, site.rules.replacement)
 
+    def _check(self, cache: StateCache, ring: _Ring, chosen: Chosen, now_s: float) -> None:
+        """Reserve a GPU that is to be checked before the ring gets it."""
+        job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
+        row = ReservationRow(node, gpu, job, ring.row.number, now_s)
+        cause = f"GPU {gpu} of {node} is checked before it takes an empty seat"
+        event = self._event(cache, ring, CHECKED, cause, now_s)
+        event = event._replace(data={"node": node, "gpu": gpu})
+        self._parts.store.write(lambda tx: hold(tx, row, event))
+        cache.happens(now_s)
+        cache.mirror.claim(job, chosen.gpu)
+        ring.checked[chosen.gpu] = _Checked(chosen, time.monotonic())
+        self._parts.checks.newcomer(ring.row, cache.jobs[job], Share(node, (gpu,)))
+
     def _give(
-        self, cache: StateCache, ring: _Ring, backend: Seats, rank: int, want: Want, choice: Choice, took_s: float,
-        now_s: float,
+        self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], chosen: Chosen,
+        now_s: float, *, is_held: bool = False,
     ) -> None:  # fmt: skip
         """Reserve a GPU for a ring, and let the backend start a member there."""
         assert ring.given is not None
-        job, (node, gpu) = ring.row.job_id, self._parts.layout.place(choice.gpu)
-        formula = next(name for name, it in FORMULAS.items() if it == cache.mirror.site.rules.replacement)
-        choice_data = {**described(choice, want, formula, self._parts.layout), "took_s": round(took_s, 6)}
-        row = ReplacementRow(job, ring.row.number, rank, node, gpu, now_s, choice_data)
-        cause = f"GPU {gpu} of {node} takes an empty seat: {words_of_choice(choice, want, formula)}"
-        data = {"rank": rank, "node": node, "gpu": gpu, **{it: choice_data[it] for it in ("formula", "average_s")}}
+        job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
+        rank = len(places) + len(self._unseen(ring, places))
+        row = ReplacementRow(job, ring.row.number, rank, node, gpu, now_s, chosen.choice)
+        cause = f"GPU {gpu} of {node} takes an empty seat: {chosen.words}"
+        data = {"rank": rank, "node": node, "gpu": gpu, **{it: chosen.choice[it] for it in ("formula", "average_s")}}
         event = self._event(cache, ring, TAKEN, cause, now_s)._replace(data=data)
-        self._parts.store.write(lambda tx: give(tx, row, event))
-        cache.happens(now_s)
-        cache.mirror.claim(job, choice.gpu)
+        self._parts.store.write(lambda tx: give(tx, row, event, is_held=is_held))
+        if not is_held:
+            cache.happens(now_s)
+            cache.mirror.claim(job, chosen.gpu)
         ring.given.append(row)
         log.info("ring of job %s: %s", job, cause)
         ring.desk.say(Coming(-1, node, gpu))

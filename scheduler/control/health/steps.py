@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from ...health.monitoring.iteration_times import NOTHING, Computed
 from ...health.step_lines import Saved
-from ...health.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord
+from ...health.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord, Straggling
 from ...health.step_watch import CHECK_S, Hang
 from ...mirror.migration_gain import GAIN, best_step_s
 from ...model.event import NewEvent
@@ -32,6 +32,7 @@ from ...store.rows.nodes import list_nodes
 from ..job_errors import OF_NO_JOB, SpoiledError
 from ..rehydrate import goes_first
 from ..state_cache import WRITER, StateCache
+from .rings import later_nodes
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def judge_steps(
     if not steps.can_tell:
         return {}
     running = [
-        Running(job, name, cache.attempts[job].placement, frozenset(end.rank for end in statuses[name].ends))
+        _as_running(cache, cache.attempts[job], name, frozenset(end.rank for end in statuses[name].ends))
         for job, name in names.items()
         if job not in cut_off and _runs(cache, cache.attempts[job], statuses.get(name))
     ]
@@ -100,6 +101,8 @@ def judge_steps(
             cause = _words_on_hang(hang)
             event = _event(cache.attempts[job], SlowWord.HUNG, cause, now_s)
             verdicts[job] = Verdict(cause, AfterStop.HUNG, event)
+    for job, stragglers in found.stragglers.items():
+        notes.events += [_on_straggler(cache.attempts[job], it, now_s) for it in stragglers]
     _judge_slow(cache, found, notes, verdicts, now_s)
     _write(cache, notes, now_s)
     steps.written()
@@ -129,7 +132,7 @@ def take_last_look(cache: StateCache, row: AttemptRow, name: str, now_s: float) 
     Raises:
         StoreError: If it cannot be written down.
     """
-    end = cache.parts.monitor.steps.end(Running(row.job_id, name, row.placement))
+    end = cache.parts.monitor.steps.end(_as_running(cache, row, name, frozenset()))
     _write(cache, _Notes(saved=_rows(row, end.saved, now_s)), now_s)
     with cache.parts.store.read() as tx:
         kept = checkpoints_of(tx, row.job_id)
@@ -147,6 +150,10 @@ def _runs(cache: StateCache, row: AttemptRow, status: Status | None) -> bool:
     reached = row.state is AttemptState.RUNNING and row.contact is Contact.OK
     is_told = status is not None and status.run is Run.RUNNING and row.backend == cache.parts.backend_name
     return reached and is_told and not cache.errors.is_failing(row.job_id)
+
+
+def _as_running(cache: StateCache, row: AttemptRow, name: str, ended: frozenset[int]) -> Running:
+    return Running(row.job_id, name, row.placement, ended, later_nodes(cache, row, name))
 
 
 def _watching_of(cache: StateCache, job: str) -> Watching:
@@ -270,6 +277,16 @@ def _event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slow
             "since_s": told.since_s, "usual_s": told.usual_s, "present_s": told.present_s, "nodes": sorted(slow.nodes)
         }  # fmt: skip
     return NewEvent(HEALTH, WRITER, now_s, row.job_id, row.number, now=word.value, cause=cause, data=data)
+
+
+def _on_straggler(row: AttemptRow, it: Straggling, now_s: float) -> NewEvent:
+    told = it.straggler
+    cause = (
+        f"rank {told.rank} on {it.node} computes for {told.compute_s:.3g} s in each step, and half of the others for "
+        f"{told.others_s:.3g} s or less: all wait for it"
+    )
+    data = {"node": it.node, **told._asdict()}
+    return _event(row, SlowWord.STRAGGLER, cause, now_s)._replace(data=data)
 
 
 def _words_on_hang(hang: Hang) -> str:

@@ -76,6 +76,28 @@ def _means(times: Iterable[tuple[int, float]]) -> dict[int, float]:
     return {kind: sum(times_s) / len(times_s) for kind, times_s in found.items()}
 
 
+class Chosen(NamedTuple):
+    """A GPU that is to take a seat, and why."""
+
+    gpu: int
+    words: str  # for people
+    choice: dict[str, Any]  # as the store keeps it
+
+
+def chosen_of(choice: Choice, want: Want, formula: str, layout: Layout, took_s: float) -> Chosen:
+    """Return who was chosen for a seat.
+
+    Args:
+        choice: The choice, of somebody.
+        want: What the coordinator said that made it necessary.
+        formula: Of an iteration's time, that decided.
+        layout: Of the cluster.
+        took_s: Seconds that the choice took.
+    """
+    kept = {**described(choice, want, formula, layout), "took_s": round(took_s, 6)}
+    return Chosen(choice.gpu, words_of_choice(choice, want, formula), kept)
+
+
 def described(choice: Choice, want: Want, formula: str, layout: Layout) -> dict[str, Any]:
     """Return a choice as the store keeps it: the candidates with their times, the chosen one first."""
     kept = sorted(choice.considered, key=lambda it: (it.gpu != choice.gpu, _time_s(it, formula)))[:MOST_KEPT]

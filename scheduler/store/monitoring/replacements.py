@@ -15,10 +15,11 @@ from ..database.errors import StaleWriteError
 from ..database.schema import attempt, replacement
 from ..rows.events import append
 from ..rows.leases import check_fence
-from ..rows.reservations import free_gpus, reserve_gpu
+from ..rows.reservations import free_gpus, is_reserved, reserve_gpu
 
 SEAT = "seat"  # kind of events
 TAKEN, EMPTY, LEFT, FOUND = "taken", "empty", "left", "found"
+CHECKED, STRUCK_OFF = "checked", "struck off"
 
 
 class ReplacementRow(NamedTuple):
@@ -50,13 +51,8 @@ def replacements_of(tx: Connection, job_id: str, number: int | None = None) -> l
     return rows if number is None else [row for row in rows if row.number == number]
 
 
-def give(tx: Connection, row: ReplacementRow, event: NewEvent) -> None:
-    """Reserve a GPU for a ring that runs, and write down why.
-
-    Args:
-        tx: Transaction.
-        row: What it is given.
-        event: What is told of it, with the token of the scheduler's lease.
+def hold(tx: Connection, row: ReservationRow, event: NewEvent) -> None:
+    """Reserve a GPU that is checked before a ring gets it, if it gets it at all.
 
     Raises:
         FencedError: If another scheduler has taken over.
@@ -64,13 +60,35 @@ def give(tx: Connection, row: ReplacementRow, event: NewEvent) -> None:
         TakenError: If the GPU is reserved.
     """
     _check(tx, row.job_id, row.number, event)
-    reserve_gpu(tx, ReservationRow(row.node, row.gpu, row.job_id, row.number, row.at_s))
+    reserve_gpu(tx, row)
+    append(tx, event)
+
+
+def give(tx: Connection, row: ReplacementRow, event: NewEvent, *, is_held: bool = False) -> None:
+    """Reserve a GPU for a ring that runs, and write down why.
+
+    Args:
+        tx: Transaction.
+        row: What it is given.
+        event: What is told of it, with the token of the scheduler's lease.
+        is_held: Whether it was reserved for the ring before.
+
+    Raises:
+        FencedError: If another scheduler has taken over.
+        StaleWriteError: If the attempt does not run any more, or does not hold what it should.
+        TakenError: If the GPU is reserved.
+    """
+    _check(tx, row.job_id, row.number, event)
+    if not is_held:
+        reserve_gpu(tx, ReservationRow(row.node, row.gpu, row.job_id, row.number, row.at_s))
+    elif not is_reserved(tx, row.job_id, row.number, (row.node, row.gpu)):
+        raise StaleWriteError(f"GPU {row.gpu} of {row.node} is not held by attempt {row.number} of job {row.job_id}")
     tx.execute(replacement.insert(), row._asdict())
     append(tx, event)
 
 
 def take_back(tx: Connection, job_id: str, number: int, places: Sequence[tuple[str, int]], event: NewEvent) -> None:
-    """Free GPUs that a ring has left: all its processes there are proven gone, and none will be started.
+    """Free GPUs of a ring: all its processes there are proven gone, or there were none, and none will be started.
 
     Args:
         tx: Transaction.

@@ -16,7 +16,9 @@ _ROWS = select(*(reservation.c[name] for name in ReservationRow._fields)).order_
 )
 _OF_ATTEMPT = (reservation.c.job_id == bindparam("of_job"), reservation.c.number == bindparam("at_number"))
 _FREE = delete(reservation).where(*_OF_ATTEMPT)
-_FREE_ONE = _FREE.where(reservation.c.node == bindparam("at_node"), reservation.c.gpu == bindparam("at_gpu"))
+_PLACE = (reservation.c.node == bindparam("at_node"), reservation.c.gpu == bindparam("at_gpu"))
+_IS_RESERVED = select(reservation.c.node).where(*_OF_ATTEMPT, *_PLACE)
+_FREE_ONE = _FREE.where(*_PLACE)
 
 
 def held_gpus(tx: Connection) -> list[ReservationRow]:
@@ -52,6 +54,12 @@ def reserve_gpu(tx: Connection, row: ReservationRow) -> None:
         tx.execute(_INSERT, row._asdict())
     except IntegrityError as error:
         raise TakenError(f"GPU {row.gpu} of {row.node} is reserved for another attempt") from error
+
+
+def is_reserved(tx: Connection, job_id: str, number: int, place: tuple[str, int]) -> bool:
+    """Say whether an attempt holds a GPU."""
+    of = {"of_job": job_id, "at_number": number, "at_node": place[0], "at_gpu": place[1]}
+    return tx.execute(_IS_RESERVED, of).first() is not None
 
 
 def free_gpus(tx: Connection, job_id: str, number: int, places: Sequence[tuple[str, int]]) -> None:

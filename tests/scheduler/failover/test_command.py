@@ -88,3 +88,24 @@ def test_options_that_make_no_sense_are_refused(arguments: list[str], tmp_path: 
     _, told = run.communicate(timeout=60)
     assert run.returncode == 2
     assert told.splitlines()[-1].startswith("python -m longshore.ring: error:")
+
+
+def test_members_are_forked_from_a_warm_process_however_long_the_path_of_the_folder_is(tmp_path: Path) -> None:
+    folder = tmp_path / ("of a user with a long name " * 5) / "attempts"
+    folder.mkdir(parents=True)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, pathlib, torch\n"
+        "from longshore.ring import Ring\n"
+        "parent = pathlib.Path(f'/proc/{os.getppid()}/cmdline').read_text()\n"
+        "pathlib.Path('parent').write_text(parent)\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "with Ring(model, torch.optim.SGD(model.parameters(), 0.1)) as ring:\n"
+        "    for step in ring.steps(until=3):\n"
+        "        model(torch.ones(1, 2)).sum().backward()\n"
+        "        ring.step()\n"
+    )
+    run = ring("--seats", 1, "--folder", folder, "--", "python", script, folder=tmp_path)
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 0, told
+    assert "longshore.scheduler.failover.warm" in (tmp_path / "parent").read_text()

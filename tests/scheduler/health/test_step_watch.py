@@ -197,7 +197,8 @@ def test_slow_steps_are_told_once_a_minute() -> None:
 def test_nodes_are_to_blame_whose_ranks_compute_longer(
     placement: Placement, ranks: tuple[int, ...] | None, nodes: set[str]
 ) -> None:
-    assert nodes_of(placement, ranks) == nodes
+    by_rank = dict(enumerate(share.node for share in placement for _ in share.gpus))
+    assert nodes_of(by_rank, ranks) == nodes
 
 
 def slow(since_s: float, *nodes: str) -> Slow:
@@ -271,6 +272,26 @@ def test_a_clock_that_is_set_back_keeps_nobody_from_looking(tmp_path: Path) -> N
         found = monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s, lambda _: nullcontext())
     assert len(backend.asked) == 12
     assert not found.hangs
+
+
+@pytest.mark.parametrize("set_s", [3600.0, -3600.0])
+@pytest.mark.parametrize("told_before", ["", "train 4 9999.0\n"])
+def test_a_clock_that_is_set_between_two_looks_is_no_hang(tmp_path: Path, told_before: str, set_s: float) -> None:
+    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}), {})
+    steps = tmp_path / "attempts" / "ls-0-1" / "steps-0"
+    steps.parent.mkdir()
+    steps.write_text(told_before)
+    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+
+    def hangs(now_s: float) -> bool:
+        watching = Watching(hang_s=60.0)
+        return bool(monitor.look(running, {"ls-0-1"}, lambda _: watching, now_s, lambda _: nullcontext()).hangs)
+
+    assert not hangs(10_000.0)
+    steps.write_text(told_before + "train 5 10001.0\n")  # by the clock as it was
+    first_s = 10_035.0 + set_s
+    hung = [now_s - first_s for now_s in (first_s + 4.0 * at for at in range(20)) if hangs(now_s)]
+    assert hung[0] == 64.0
 
 
 def test_a_step_that_lasts_behind_a_clock_that_was_set_back_hangs_by_the_new_time(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from ....failover.launcher import Launcher, Start, python_arguments
 from ....failover.settings import make_ring, write_file
-from ....failover.wire import End
+from ....failover.wire import GONE_STATUS, LOST_STATUS, RESTART_STATUS, End
 from ....files.durable import open_folder, read_whole
 from .logs import drop_beginning, log_name, open_log
 from .member_traces import MemberTraces, Others, kill_members
@@ -33,7 +33,6 @@ from .spec import Part, Rank, Spec, decode
 
 RING, MEMBERS, PLACES = "ring", "members.json", "places.json"
 RESTARTS = 3  # of members that died on GPUs that nobody has called faulty, besides those that are to start anew
-RESTART_STATUS = 77  # of a member whose process is to start anew (failover/wire.py)
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
 TEND_S, LOOK_S = 1.0, 0.05  # between two looks at logs, and at GPUs that come
 _SPEC_BYTES, _FILE_BYTES = 4 << 20, 4 << 20
@@ -119,7 +118,10 @@ class Host:
         self._launcher.start(start)
 
     def _exited(self, it: Start, status: int) -> None:
-        """Take note of a member's end, and start another on its GPU unless that was given up."""
+        """Take note of a member's end, and start another on its GPU unless that was given up.
+
+        One that ended as it has no seat was declared gone, though the word of that may come later than its end.
+        """
         rank = self._ranks[it.member]
         self._tell_done(rank)
         if self._asked or self._launcher.is_over:
@@ -127,7 +129,7 @@ class Host:
         self._say(f"member {it.member} on {it.node} ended with status {status}")
         if status == RESTART_STATUS:
             self._start(rank)
-        elif status and self._restarts and it.member not in self._launcher.declared:
+        elif status not in (0, GONE_STATUS) and self._restarts and it.member not in self._launcher.declared:
             self._restarts -= 1
             self._start(rank)
         else:
@@ -178,7 +180,7 @@ class Host:
         if end.outcome == "done":
             return next((status for status in kept if status), 0)
         self._say(f"the ring is lost: {end.reason}")
-        own = [status for status in exits.values() if status not in (0, 3, RESTART_STATUS, 76)]
+        own = [status for status in exits.values() if status not in (0, LOST_STATUS, RESTART_STATUS, GONE_STATUS)]
         return max(own, default=1)  # a program's own status says more than a signal
 
     def _say(self, words: str) -> None:
