@@ -86,6 +86,7 @@ class Coordinator:
             self._rounds.tick(time.monotonic())
             self._act()
         await self._linger()
+        server.close()
         return self._rounds.durable.phase
 
     async def _listen(self) -> asyncio.Server:
@@ -114,6 +115,8 @@ class Coordinator:
     def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log what went wrong in a connection, each thing once: anybody can open one."""
         what = f"{context['message']}: {context.get('exception')}"
+        if isinstance(context.get("exception"), asyncio.CancelledError):  # the end of all connections
+            return
         if what not in self._complaints and len(self._complaints) < 100:
             self._complaints.add(what)
             loop.default_exception_handler(context)
