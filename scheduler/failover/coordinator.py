@@ -204,12 +204,12 @@ class Coordinator:
         try:
             with contextlib.suppress(OSError, ValueError, WireError, TimeoutError):
                 async with asyncio.timeout(HELLO_S):
-                    hello = decode(await reader.readline())
+                    hello = cut(decode(await reader.readline()))
                 if isinstance(hello, Hello) and hmac.compare_digest(
                     hello.secret.encode("utf-8", "replace"), self._settings.secret.encode()
                 ):
                     self._strangers.pop(writer, None)
-                    await self._serve_role(cut(hello), reader, writer)
+                    await self._serve_role(hello, reader, writer)
         finally:
             self._strangers.pop(writer, None)
             writer.close()
@@ -301,7 +301,9 @@ async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
 def cut(message: Message) -> Message:
     """Return a message whose texts are short: they are kept, written, and told to others."""
     texts = {it.name: getattr(message, it.name) for it in fields(message)}
-    long = {name: text[:TEXT] for name, text in texts.items() if isinstance(text, str) and len(text) > TEXT}
+    long: dict[str, Any] = {
+        name: text[:TEXT] for name, text in texts.items() if isinstance(text, str) and len(text) > TEXT
+    }
     return replace(message, **long) if long else message
 
 

@@ -58,7 +58,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_draft(
 
     if fault == "no space":
         monkeypatch.setattr(os, "fsync", full)
-    state = {"it": (one for one in ())} if fault != "no space" else None
+    state = {"it": iter([1])} if fault != "no space" else None
     with pytest.raises((OSError, TypeError)):
         save(tmp_path, 1, "g1-m0", state)
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from longshore.scheduler.failover import coordinator, wire
 from longshore.scheduler.failover.asking import ask_report
 from longshore.scheduler.failover.coordinator import AT_ONCE, STRANGERS, TEXT, cut
-from longshore.scheduler.failover.settings import RECOVERIES, STATE, Settings, make_ring
+from longshore.scheduler.failover.settings import RECOVERIES, STATE, Settings, make_ring, write_file
 
 from .trial import LIMIT_S, ROOT
 
@@ -243,7 +243,7 @@ TELLS = {"stopping": wire.Abort, "forming": wire.Form, "running": wire.Go, "done
 def test_while_a_write_takes_long_members_are_answered_and_hear_nothing_of_what_it_holds(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached, go_on, write = threading.Event(), threading.Event(), coordinator.write_file
+    reached, go_on, write = threading.Event(), threading.Event(), write_file
 
     def slow(folder: Path, name: str, content: Any) -> None:
         if name == STATE and content["phase"] == phase and content["generation"] == 2:
@@ -337,5 +337,5 @@ def test_long_texts_of_peers_are_cut_where_they_come_in(text: str, ring: Process
 @given(st.one_of(*(st.from_type(kind) for kind in wire._KINDS.values())), st.data())
 def test_each_text_of_any_message_is_cut_and_nothing_else_changes(message: wire.Message, data: st.DataObject) -> None:
     texts = [it.name for it in fields(message) if isinstance(getattr(message, it.name), str)]
-    long = {name: "y" * data.draw(st.integers(0, 3 * TEXT)) for name in texts}
+    long: dict[str, Any] = {name: "y" * data.draw(st.integers(0, 3 * TEXT)) for name in texts}
     assert cut(replace(message, **long)) == replace(message, **{name: text[:TEXT] for name, text in long.items()})
