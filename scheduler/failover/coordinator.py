@@ -74,7 +74,10 @@ class Coordinator:
             OSError: If its state could not be written for a minute.
         """
         asyncio.get_running_loop().set_exception_handler(self._complain)
-        server = await self._listen()
+        with contextlib.closing(await self._listen()) as server:
+            return await self._serve_ring(server)
+
+    async def _serve_ring(self, server: asyncio.Server) -> Phase:
         port = server.sockets[0].getsockname()[1]
         if port != self._port:
             self._port, self._written = port, -1
@@ -86,7 +89,6 @@ class Coordinator:
             self._rounds.tick(time.monotonic())
             self._act()
         await self._linger()
-        server.close()
         return self._rounds.durable.phase
 
     async def _listen(self) -> asyncio.Server:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -58,7 +59,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_draft(
 
     if fault == "no space":
         monkeypatch.setattr(os, "fsync", full)
-    state = {"it": iter([1])} if fault != "no space" else None
+    state = {"it": threading.Lock()} if fault != "no space" else None
     with pytest.raises((OSError, TypeError)):
         save(tmp_path, 1, "g1-m0", state)
     assert list(tmp_path.iterdir()) == []
