@@ -155,19 +155,17 @@ def built(build: Callable[[], Any]) -> Built:
     """
     made = build()
     if not isinstance(made, tuple) or len(made) not in (2, 3, 4):
-        raise BuildError(f"the function returned {_kind(made)}; {CONTRACT}")
+        raise BuildError(f"it returned {_kind(made)}; {CONTRACT}")
     model, batch, loss, target = (*made, None, None)[:4]
     if not isinstance(model, nn.Module):
-        raise BuildError(f"the function returned {_kind(model)} for a model; {CONTRACT}, the model a torch.nn.Module")
+        raise BuildError(f"it returned {_kind(model)} for a model; {CONTRACT}, the model a torch.nn.Module")
     if loss is not None and not callable(loss):
-        raise BuildError(
-            f"the function returned {_kind(loss)} for a loss; {CONTRACT}, the loss a function of the output"
-        )
+        raise BuildError(f"it returned {_kind(loss)} for a loss; {CONTRACT}, the loss a function of the output")
     if target is not None and not isinstance(target, Tensor):
-        raise BuildError(f"the function returned {_kind(target)} for a target; {CONTRACT}, the target a tensor")
+        raise BuildError(f"it returned {_kind(target)} for a target; {CONTRACT}, the target a tensor")
     found = Built(model, batch, loss, target)
     if not found.tensors or found.tensors[0].dim() == 0 or found.samples == 0:
-        raise BuildError(f"the function returned {_kind(batch)} for a batch; {CONTRACT}, the batch tensors of samples")
+        raise BuildError(f"it returned {_kind(batch)} for a batch; {CONTRACT}, the batch tensors of samples")
     if not any(it.requires_grad for it in model.parameters()):
         raise BuildError("the model has no parameter to train; build a model with trainable parameters")
     return found

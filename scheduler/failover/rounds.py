@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from . import wire
-from .seating import awaited, fill, refusal_of
+from .seating import Expected, awaited, fill, refusal_of
 from .settings import Limits
 from .shape import form_of, report_of, shards_at, want_of
 from .standing import NOBODY, Durable, Member, Phase, Watch
@@ -41,7 +41,7 @@ class Rounds:
         self.news: list[str] = []  # for people
         self.recoveries: deque[Watch] = deque(maxlen=32)
         self.has_desk = self._none_coming = False
-        self._coming: dict[int, float] = {}  # until when each member is waited for
+        self._expected = Expected(limits)
         self._restart_until_s = now_s  # for so long a member that was told to start anew is waited for
         self._blames = Blames()
         self._signs_s: dict[int, float] = {}  # when the connection of each member was seen to end
@@ -94,7 +94,7 @@ class Rounds:
             self._send(number, wire.Gone(reason))
             return False
         member = self.members.setdefault(number, Member(number, hello.token, now_s))
-        self._coming.pop(number, None)
+        self._expected.came(number, now_s)
         self._signs_s.pop(number, None)
         member.connected, member.heard_s = True, now_s
         member.store, member.node, member.step, member.fresh = hello.store, hello.node, hello.step, hello.fresh
@@ -105,7 +105,7 @@ class Rounds:
     def _bring_up_to_date(self, member: Member, generation: int) -> None:
         """Tell a member that comes, or comes back, what the ring is doing."""
         phase = self.durable.phase
-        if member.number not in self.seated():
+        if not self.durable.has_seat(member.number):
             member.stopped = member.here = True
         elif phase is Phase.STOPPING:
             member.asked_s = self.now_s
@@ -128,15 +128,17 @@ class Rounds:
         """A member says something; of what is not of this generation nothing counts but that it lives."""
         self.now_s = now_s
         member = self.members.get(number)
-        if member is None or self.durable.phase.is_over:
+        if member is None:
             return
         member.heard_s = now_s
-        is_present = getattr(message, "generation", None) == self.durable.generation and number in self.seated()
+        if isinstance(message, wire.Beat):
+            self._beat(member, message)  # what follows from it may wait for the next tick: there are many beats
+        if isinstance(message, wire.Beat) or self.durable.phase.is_over:
+            return
+        is_present = getattr(message, "generation", None) == self.durable.generation and self.durable.has_seat(number)
         if isinstance(message, wire.Fault) and message.generation <= self.durable.generation:
             self._blame(member, message)  # also of a generation that another one's word has just ended
-        if isinstance(message, wire.Beat):
-            self._beat(member, message)
-        elif isinstance(message, wire.Leave):
+        if isinstance(message, wire.Leave):
             self._declare(number, message.reason)
         elif isinstance(message, wire.AskToSave):
             self._send(number, wire.MaySave(message.generation, message.step, is_present))
@@ -161,7 +163,7 @@ class Rounds:
 
     def _beat(self, member: Member, beat: wire.Beat) -> None:
         self._send(member.number, wire.Lease(beat.number))
-        if member.number in self.seated() and (beat.moved != member.moved or not beat.waiting):
+        if self.durable.has_seat(member.number) and (beat.moved != member.moved or not beat.waiting):
             self._moved_s = self.now_s
         if beat.step != member.step and beat.step_s > 0.0 and member.ran:
             member.compute_s.append(beat.compute_s / shards_at(self.durable.holders, member.number))
@@ -202,11 +204,10 @@ class Rounds:
         self.now_s = now_s
         if self.durable.phase.is_over:
             return
-        self._coming.pop(NOBODY, None)  # a member that was promised without a number
-        if isinstance(message, wire.Starting):
-            self._comes(message.member)
+        self._expected.drop(NOBODY)  # a member that was promised without a number
+        if isinstance(message, wire.Starting) and self._is_new(message.member):
+            self._expected.start(message.member, now_s)
         elif isinstance(message, wire.Exited):
-            self._coming.pop(message.member, None)
             self._declare(message.member, f"its process ended with status {message.status}")
         self._advance()
 
@@ -219,17 +220,16 @@ class Rounds:
     def desk_said(self, message: wire.Message, now_s: float) -> None:
         """The desk says who comes for an empty seat, or who is to leave."""
         self.now_s = now_s
-        if isinstance(message, wire.Coming):
-            self._comes(message.member)
+        if isinstance(message, wire.Coming) and self._is_new(message.member):
+            self._expected.promise(message.member, now_s)
         elif isinstance(message, wire.NoneComing):
             self._none_coming = True
         elif isinstance(message, wire.Retire):
             self._declare(message.member, message.reason)
         self._advance()
 
-    def _comes(self, number: int) -> None:
-        if number not in self.members and str(number) not in self.durable.gone:
-            self._coming[number] = self.now_s + self.limits.coming_s
+    def _is_new(self, number: int) -> bool:
+        return number not in self.members and str(number) not in self.durable.gone
 
     def tick(self, now_s: float) -> None:
         """Let time pass."""
@@ -238,6 +238,7 @@ class Rounds:
             for it in self.members.values():
                 it.heard_s = min(it.heard_s + gap_s, max(now_s, it.heard_s))
                 it.asked_s = None if it.asked_s is None else min(it.asked_s + gap_s, now_s)
+            self._expected.delay(gap_s)
         if self.durable.phase.is_over:
             return
         self._tell_if_cut_off()
@@ -246,6 +247,8 @@ class Rounds:
             suspects += unstopped(self._seated(), self.limits, now_s)
         for suspect in suspects:
             self._declare(*suspect)
+        for number in self._expected.overdue(now_s, has_run=self.durable.has_run):
+            self._declare(number, "it was started and never said a word")
         self._advance()
 
     def _tell_if_cut_off(self) -> None:
@@ -260,23 +263,23 @@ class Rounds:
         durable = self.durable
         if number < 0 or str(number) in durable.gone or durable.phase.is_over:
             return
-        durable.gone[str(number)] = reason
-        durable.tokens.pop(str(number), None)
+        had_seat = durable.lose(number, reason)
         self._send(number, wire.Gone(reason, restart=reason == RESTART))
         self._send(LAUNCHERS, wire.Declared(number, reason))
         self.members.pop(number, None)
-        self._coming.pop(number, None)
+        self._expected.drop(number)
         sign_s = self._signs_s.pop(number, self.now_s)
-        if number in durable.holders:
-            durable.holders[durable.holders.index(number)] = NOBODY
+        why = f"member {number} is gone: {reason}"
+        if had_seat:
             self._futile = 0
-            if durable.phase is not Phase.STOPPING:
-                self._begin(f"member {number} is gone: {reason}", sign_s)
+        if had_seat and durable.phase is not Phase.STOPPING:
+            self._begin(why, sign_s)
+        else:
+            self.news.append(why)
 
     def _begin(self, reason: str, sign_s: float | None = None) -> None:
         """Begin a round."""
-        self.durable.generation += 1
-        self.durable.phase = Phase.STOPPING
+        self.durable.begin()
         self._none_coming, self._futile = False, self._futile + 1
         self._watch(reason, self.now_s if sign_s is None else sign_s)
         for member in self._seated():
@@ -320,7 +323,7 @@ class Rounds:
             return True
         if (NOBODY in self.durable.holders and self._may_come()) or not all(it.here for it in members):
             return False
-        self.durable.phase = Phase.FORMING
+        self.durable.enter(Phase.FORMING)
         watch.formed_s = self._moved_s = self.now_s
         watch.members = len(members)
         self._form = form_of(self.durable, self.members)
@@ -334,7 +337,7 @@ class Rounds:
 
     def _may_come(self) -> bool:
         """Say whether to wait for somebody who takes an empty seat."""
-        if self.now_s < self._restart_until_s or any(until_s > self.now_s for until_s in self._coming.values()):
+        if self.now_s < self._restart_until_s or self._expected.are_near(self.now_s):
             return True
         if not self.durable.has_run and awaited(self.durable, gathers=self._gathers):
             return True
@@ -351,7 +354,7 @@ class Rounds:
         if len(steps) > 1:
             self._begin(f"members became ready at steps {steps}")
             return True
-        self.durable.phase, self.durable.has_run = Phase.RUNNING, True
+        self.durable.enter(Phase.RUNNING)
         self.recoveries[-1].ready_s = self._moved_s = self.now_s
         for it in members:
             self._send(it.number, wire.Go(self.durable.generation))
@@ -377,7 +380,7 @@ class Rounds:
         return False
 
     def _end(self, phase: Phase, reason: str) -> bool:
-        self.durable.phase, self.durable.outcome = phase, reason
+        self.durable.enter(phase, reason)
         self.news.append(f"{phase}: {reason}")
         for number in self.members:
             self._send(number, wire.Finish(self.durable.generation) if phase is Phase.DONE else wire.Gone(reason))

@@ -1,4 +1,4 @@
-"""Who takes which empty seat.
+"""Who takes which empty seat, and who is waited for.
 
 At the start the member of number k has seat k, as long as it may come; later the spare of the smallest number is first.
 
@@ -7,6 +7,7 @@ The process that coordinates imports this module: standard library only.
 
 from collections.abc import Mapping
 
+from .settings import Limits
 from .standing import NOBODY, Durable, Member
 from .wire import Hello
 
@@ -20,7 +21,9 @@ def fill(durable: Durable, members: Mapping[int, Member], *, gathers: bool) -> N
         gathers: Whether members may still come that the ring was made for.
     """
     holders = durable.holders
-    spares = sorted(it.number for it in members.values() if it.connected and it.number not in holders)
+    if NOBODY not in holders:
+        return
+    spares = sorted(it.number for it in members.values() if it.connected and not durable.has_seat(it.number))
     for seat in [it for it, holder in enumerate(holders) if holder == NOBODY]:
         if durable.has_run:
             taker = spares[0] if spares else NOBODY
@@ -32,8 +35,7 @@ def fill(durable: Durable, members: Mapping[int, Member], *, gathers: bool) -> N
             taker = next((it for it in spares if it >= len(holders) or holders[it] != NOBODY), NOBODY)
         if taker != NOBODY:
             spares.remove(taker)
-            holders[seat] = taker
-            durable.tokens[str(taker)] = members[taker].token
+            durable.take_seat(seat, taker, members[taker].token)
 
 
 def refusal_of(hello: Hello, durable: Durable, members: Mapping[int, Member]) -> str:
@@ -41,8 +43,8 @@ def refusal_of(hello: Hello, durable: Durable, members: Mapping[int, Member]) ->
     member = members.get(hello.member)
     if hello.member < 0:
         return f"{hello.member} is no number of a member"
-    if reason := durable.gone.get(str(hello.member), ""):
-        return reason
+    if str(hello.member) in durable.gone:
+        return durable.gone[str(hello.member)] or "it is gone"
     if durable.phase.is_over:
         return durable.outcome
     if member is None:
@@ -57,4 +59,56 @@ def awaited(durable: Durable, *, gathers: bool) -> bool:
 
 
 def _own_may_come(durable: Durable, seat: int, *, gathers: bool) -> bool:
-    return gathers and seat not in durable.holders and str(seat) not in durable.gone
+    return gathers and not durable.has_seat(seat) and str(seat) not in durable.gone
+
+
+class Expected:
+    """Members that were promised or started and have not said a word yet.
+
+    The ring waits for one that has just been started or promised. One that is still silent long after its start hangs:
+    before it has connected nobody else would ever notice.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._awaited: dict[int, float] = {}  # until when the ring waits for each
+        self._started: dict[int, float] = {}  # when a launcher first said that it starts each
+        self._slowest_s: float | None = None  # of those that came
+
+    def promise(self, number: int, now_s: float) -> None:
+        """Somebody comes; NOBODY is one whose number its launcher will say."""
+        self._awaited[number] = now_s + self._limits.coming_s
+
+    def start(self, number: int, now_s: float) -> None:
+        """A launcher starts a member; it says so again whenever it connects."""
+        self.promise(number, now_s)
+        self._started.setdefault(number, now_s)
+
+    def came(self, number: int, now_s: float) -> None:
+        """A member is there."""
+        if number in self._started:
+            self._slowest_s = max(self._slowest_s or 0.0, now_s - self._started[number])
+        self.drop(number)
+
+    def drop(self, number: int) -> None:
+        """A member will not come any more."""
+        self._awaited.pop(number, None)
+        self._started.pop(number, None)
+
+    def delay(self, seconds: float) -> None:
+        """Nobody could be heard for some time."""
+        self._started = {number: at_s + seconds for number, at_s in self._started.items()}
+
+    def are_near(self, now_s: float) -> bool:
+        """Say whether somebody may be there in a moment."""
+        return any(until_s > now_s for until_s in self._awaited.values())
+
+    def overdue(self, now_s: float, *, has_run: bool) -> list[int]:
+        """Return members that were started and said nothing for so long that they never will.
+
+        A script may read its data for minutes before it says a word, so it is judged by how long others took.
+        """
+        limit_s = self._limits.gather_s
+        if has_run and self._slowest_s is not None:
+            limit_s = min(limit_s, max(2 * self._limits.coming_s, 3 * self._slowest_s))
+        return [number for number, at_s in self._started.items() if now_s - at_s > limit_s]

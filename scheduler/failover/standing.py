@@ -6,10 +6,12 @@ The process that coordinates imports this module: standard library only.
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from .wire import Recovery
 
 NOBODY = -1
+REASONS: Final = 64  # of members that are gone, the newest, which are kept: a report has to fit into a line
 
 
 class Phase(StrEnum):
@@ -29,7 +31,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Durable:
-    """What is written before anybody is told of it."""
+    """What is written before anybody is told of it. It changes by its methods alone, each of which is counted."""
 
     holders: list[int]  # member on each seat
     generation: int = 0
@@ -38,6 +40,39 @@ class Durable:
     tokens: dict[str, str] = field(default_factory=dict)  # of members that have a seat
     gone: dict[str, str] = field(default_factory=dict)  # why each member that was declared gone was
     outcome: str = ""
+    changes: int = 0
+
+    def has_seat(self, number: int) -> bool:
+        """Say whether a member has a seat."""
+        return str(number) in self.tokens
+
+    def take_seat(self, seat: int, number: int, token: str) -> None:
+        """Give a seat to a member."""
+        self.changes += 1
+        self.holders[seat], self.tokens[str(number)] = number, token
+
+    def lose(self, number: int, reason: str) -> bool:
+        """Count a member as gone, for ever; return whether it had a seat."""
+        self.changes += 1
+        self.gone[str(number)] = reason
+        if len(self.gone) > REASONS:
+            self.gone[list(self.gone)[-REASONS - 1]] = "gone long ago"
+        self.tokens.pop(str(number), None)
+        if number not in self.holders:
+            return False
+        self.holders[self.holders.index(number)] = NOBODY
+        return True
+
+    def begin(self) -> None:
+        """Begin a generation."""
+        self.changes += 1
+        self.generation, self.phase = self.generation + 1, Phase.STOPPING
+
+    def enter(self, phase: Phase, outcome: str = "") -> None:
+        """Go on to another phase."""
+        self.changes += 1
+        self.phase, self.outcome = phase, outcome
+        self.has_run = self.has_run or phase is Phase.RUNNING
 
 
 @dataclass(slots=True)

@@ -59,9 +59,7 @@ def preflight(
     _check_files(wiring, port_facts)
     slots = not real and not _has_gpus()
     if slots:
-        typer.echo(
-            "no GPU answers here: checks of GPUs are skipped, and count as well; --real lets them fail", err=True
-        )
+        typer.echo("no GPU answers here: checks of GPUs are skipped; --real lets them fail", err=True)
     places = [
         Place(share.node, home.absolute(), slots, dtype, wiring=_whole(wiring), port_facts=_whole(port_facts))
         for share in placement

@@ -15,7 +15,8 @@ from ..wire import GONE_STATUS
 from .control import Control, end_process
 
 KEPT = 3  # newest ones that are not removed
-_NAME = re.compile(r"step-(\d+)-g(\d+)-m(\d+)\.pt")
+_NAME = re.compile(r"step-\d+-g\d+-m\d+\.pt")
+_DRAFT = re.compile(rf"\.{_NAME.pattern}\.draft")
 
 
 def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark: str) -> Path:
@@ -36,15 +37,21 @@ def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{control.step:09d}-{mark}.pt"
     draft = folder / f".{path.name}.draft"
-    with draft.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with draft.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        draft.unlink(missing_ok=True)  # it may be what fills the disk
+        raise
     if not control.may_save():
-        draft.unlink()
+        draft.unlink(missing_ok=True)
         end_process(GONE_STATUS, "a checkpoint was refused: this process has no seat")
     draft.rename(path)
-    for old in _checkpoints(folder)[:-KEPT]:
+    drafts = _found(folder, ".step-*.pt.draft", _DRAFT)
+    # Of members that were killed while they wrote: nobody else writes one of an earlier step any more.
+    for old in (*_found(folder, "step-*.pt", _NAME)[:-KEPT], *(it for it in drafts if _order(it) < _order(path))):
         old.unlink(missing_ok=True)
     return path
 
@@ -55,14 +62,18 @@ def load_newest(folder: Path) -> dict[str, Any] | None:
     Raises:
         OSError: If it cannot be read.
     """
-    found = _checkpoints(folder)
+    found = _found(folder, "step-*.pt", _NAME)
     if not found:
         return None
     state: dict[str, Any] = torch.load(found[-1], map_location="cpu", weights_only=True)
     return state
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """Return all checkpoints, the newest last."""
-    found = [(match, path) for path in folder.glob("step-*.pt") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, key=lambda it: [int(part) for part in it[0].groups()])]
+def _found(folder: Path, pattern: str, name: re.Pattern[str]) -> list[Path]:
+    """Return files of a folder by step, generation and member, the newest last."""
+    return sorted((path for path in folder.glob(pattern) if name.fullmatch(path.name)), key=_order)
+
+
+def _order(path: Path) -> list[int]:
+    """Return step, generation and member of a checkpoint or its draft."""
+    return [int(part) for part in re.findall(r"\d+", path.name)]

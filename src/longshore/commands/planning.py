@@ -69,8 +69,8 @@ def plan(
 ) -> None:
     """Find the fewest GPUs that train a model by a deadline, and how to use them: data, pipeline, tensor parallel.
 
-    The exit status is 1 if no plan meets the deadline, or none fits. The model is built without its weights, in a process
-    of its own.
+    The exit status is 1 if no plan meets the deadline, or none fits. The model is built without its weights, in a
+    process of its own.
     """
     if (tokens is None) == (samples is None):
         raise typer.BadParameter("give either --tokens or --samples")

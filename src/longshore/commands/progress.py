@@ -23,11 +23,9 @@ def console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
     found = Console(markup=False, highlight=False, emoji=False, stderr=stderr)
-    return (
-        found
-        if found.is_terminal
-        else Console(markup=False, highlight=False, emoji=False, stderr=stderr, width=PIPE_COLUMNS)
-    )
+    if not found.is_terminal:
+        found.width = PIPE_COLUMNS
+    return found
 
 
 class Lines:

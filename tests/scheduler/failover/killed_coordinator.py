@@ -31,8 +31,8 @@ def said(rounds: Rounds, number: int, message: wire.Message, now_s: float) -> No
         end_once()
 
 
-def telling(writer: Any, message: wire.Message) -> None:
-    tell(writer, message)
+def telling(writer: Any, message: wire.Message, *line: bytes) -> None:
+    tell(writer, message, *line)
     if KIND == "told" and type(message).__name__ == NAME and getattr(message, "generation", 2) > 1:
         end_once()  # What was told is in the socket's buffer, and reaches the other side.
 

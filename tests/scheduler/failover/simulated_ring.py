@@ -147,6 +147,8 @@ class World:
 
     def act(self) -> None:
         durable = self.rounds.durable
+        # The coordinator writes the state when this count has changed, and only then.
+        assert self.disk is None or (durable == self.disk) == (durable.changes == self.disk.changes)
         self.disk = copied(durable)
         outbox, self.rounds.outbox = self.rounds.outbox, []
         for to, message in outbox:

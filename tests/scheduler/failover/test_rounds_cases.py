@@ -3,7 +3,7 @@
 import pytest
 
 from longshore.scheduler.failover import wire
-from longshore.scheduler.failover.rounds import DESKS, RESTART, Rounds
+from longshore.scheduler.failover.rounds import DESKS, LAUNCHERS, RESTART, Rounds
 from longshore.scheduler.failover.settings import Limits
 from longshore.scheduler.failover.standing import Phase
 
@@ -46,6 +46,10 @@ class Ring:
 
     def say(self, message: wire.Message) -> None:
         self.rounds.said(getattr(message, "member", -1), message, self.now_s)
+
+    def launch(self, number: int) -> None:
+        self.rounds.launcher_said(wire.Starting(number), self.now_s)
+        self.answer()
 
     def exit(self, number: int) -> None:
         self.rounds.launcher_said(wire.Exited(number, -9), self.now_s)
@@ -283,3 +287,89 @@ def test_a_member_that_is_retired_leaves_and_its_seat_is_filled(number: int) -> 
     assert (-2, wire.Declared(number, "its GPU is broken")) in ring.told
     assert ring.rounds.durable.phase is Phase.RUNNING
     assert sorted(ring.rounds.durable.holders) == sorted({0, 1, 2} - {number})
+
+
+def started(ring: Ring, number: int, how: str) -> None:
+    """A member is started; its launcher says so once, or again and again, or its seat was promised before."""
+    if how == "promised":
+        ring.rounds.desk_came(ring.now_s)
+        ring.rounds.desk_said(wire.Coming(-1, "node", 0), ring.now_s)
+    for _ in range(3 if how == "told again" else 1):
+        ring.launch(number)
+        ring.wait(5.0)
+
+
+@pytest.mark.parametrize("how", ["told once", "told again", "promised"])
+@pytest.mark.parametrize("seats", [2, 3], ids=["for a seat", "as a spare"])
+def test_a_member_that_never_says_a_word_is_declared_gone_and_people_are_told(how: str, seats: int) -> None:
+    ring = Ring(0)
+    ring.rounds = Rounds(2, Limits(), 0.0)
+    for number in range(seats):
+        ring.launch(number)
+        ring.join(number)
+    ring.exit(0)
+    started(ring, 9, how)
+    ring.wait(40.0)
+    assert (ring.rounds.durable.phase, "9" in ring.rounds.durable.gone) == (Phase.RUNNING, False)
+    ring.wait(20.0)
+    assert set(ring.rounds.durable.gone) == {"0", "9"}
+    assert [to for to, it in ring.told if isinstance(it, wire.Declared) and it.member == 9] == [LAUNCHERS]
+    assert any(line.startswith("member 9 is gone") for line in ring.rounds.news)
+    assert not ring.rounds.joined(wire.Hello("member", "", 9, "t9"), ring.now_s)
+
+
+def test_at_the_start_members_have_as_long_as_the_ring_waits_and_no_longer() -> None:
+    ring = Ring(0)
+    ring.rounds = Rounds(3, Limits(gather_s=200.0), 0.0)
+    for number in range(3):
+        ring.launch(number)
+    ring.join(0)
+    ring.join(1)
+    ring.wait(199.0)
+    assert (ring.rounds.durable.phase, ring.rounds.durable.gone) == (Phase.STOPPING, {})
+    ring.wait(2.0)
+    assert (ring.order(), set(ring.rounds.durable.gone)) == ([0, 1, -1], {"2"})
+    assert ring.rounds.durable.phase is Phase.RUNNING
+
+
+def test_where_scripts_take_long_before_their_first_word_those_that_come_later_may_too() -> None:
+    ring = Ring(0)
+    ring.rounds = Rounds(2, Limits(), 0.0)
+    for number in range(3):
+        ring.launch(number)
+    ring.wait(80.0)
+    for number in range(2):
+        ring.join(number)
+    ring.wait(150.0)
+    assert ring.rounds.durable.gone == {}
+    ring.join(2)
+    assert ring.rounds.spares() == [2]
+
+
+def test_a_coordinator_that_stood_still_waits_on_for_those_that_were_started() -> None:
+    ring = Ring(2)
+    ring.launch(2)
+    ring.now_s += 1000.0
+    ring.rounds.tick(ring.now_s)
+    ring.join(2)
+    assert (ring.rounds.spares(), ring.rounds.durable.gone) == ([2], {})
+
+
+def test_members_that_have_not_heard_of_the_end_yet_are_not_left_without_an_answer() -> None:
+    ring = Ring(2)
+    for number in range(2):
+        ring.say(wire.Done(number, 1, 1))
+    assert ring.rounds.durable.phase is Phase.DONE
+    ring.rounds.outbox.clear()
+    ring.say(wire.Beat(1, 1, 7, 1))
+    assert ring.rounds.outbox == [(1, wire.Lease(7))]
+
+
+def test_of_very_many_members_that_are_gone_all_are_refused_and_few_reasons_are_kept() -> None:
+    ring = Ring(2)
+    for number in range(2, 2000):
+        ring.join(number)
+        ring.rounds.said(number, wire.Leave(number, 1, "\U0001f525" * 500), ring.now_s)
+    ring.answer()
+    assert len(wire.encode(ring.rounds.report())) < wire.MOST_BYTES
+    assert not any(ring.rounds.joined(wire.Hello("member", "", it, f"t{it}"), 0.0) for it in range(2, 2000))

@@ -1,0 +1,341 @@
+"""The coordinator's process on disks that stall or fail, among strangers, and with peers that talk too much."""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.scheduler.failover import coordinator, wire
+from longshore.scheduler.failover.asking import ask_report
+from longshore.scheduler.failover.coordinator import AT_ONCE, STRANGERS, TEXT, cut
+from longshore.scheduler.failover.settings import RECOVERIES, STATE, Settings, make_ring, write_file
+
+from .trial import LIMIT_S, ROOT
+
+
+class Peer:
+    """A connection to a coordinator that does what a member does, or only says what it is told to say."""
+
+    def __init__(self, ring: "Process", role: str, member: int = -1, generation: int = 0) -> None:
+        self.member, self.beats = member, 0
+        self.socket = socket.create_connection(("127.0.0.1", ring.port), LIMIT_S)
+        ring.peers.append(self)
+        self.lines = wire.Lines()
+        self.heard: list[wire.Message] = []
+        self.said: list[wire.Message] = []
+        fresh = generation == 0
+        self.say(wire.Hello(role, ring.settings.secret, member, f"t{member}", generation, fresh=fresh))
+
+    def say(self, message: wire.Message) -> None:
+        self.socket.sendall(wire.encode(message))
+
+    def hear(self, kind: type[wire.Message]) -> wire.Message:
+        """Do what the coordinator says until it has said something of a kind."""
+        while True:
+            while self.heard:
+                message = self.heard.pop(0)
+                self.obey(message)
+                if isinstance(message, kind):
+                    return message
+            data = self.socket.recv(1 << 16)
+            assert data, "the connection ended"
+            self.heard += self.lines.feed(data)
+
+    def obey_all(self, *, says_done: bool = False) -> None:
+        """Do what was said so far; once it may run, it has no more steps to take."""
+        while self.heard:
+            self.obey(self.heard.pop(0))
+        if says_done and wire.Go(2) in self.said:
+            self.say(wire.Done(self.member, 2, 1))
+
+    def obey(self, message: wire.Message) -> None:
+        self.said.append(message)
+        if isinstance(message, wire.Abort):
+            self.say(wire.Stopped(self.member, message.generation, 0, here=True))
+        elif isinstance(message, wire.Form):
+            self.say(wire.Ready(self.member, message.generation, 0))
+        elif isinstance(message, wire.Go):
+            self.say(wire.Running(self.member, message.generation, 1))
+
+    def beat(self) -> list[wire.Message]:
+        """Beat, and return what was said before the answer."""
+        self.beats += 1
+        self.say(wire.Beat(self.member, 1, self.beats, 0))
+        before: list[wire.Message] = []
+        while wire.Lease(self.beats) not in before:
+            data = self.socket.recv(1 << 16)
+            assert data, "the connection ended"
+            before += self.lines.feed(data)
+        self.heard += before
+        return [it for it in before if not isinstance(it, wire.Lease)]
+
+
+@dataclass
+class Process:
+    """A coordinator that runs by itself."""
+
+    folder: Path
+    settings: Settings
+    pid: int
+    members: list[Peer] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return int(json.loads((self.folder / STATE).read_bytes())["port"])
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.socket.close()
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def memory_mib(self) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) // 1024
+
+    def run_ring(self) -> None:
+        """Let the members of the ring come."""
+        self.members = [Peer(self, "member", number) for number in range(self.settings.seats)]
+        for member in self.members:
+            member.say(wire.Here(member.member, 1, 0))
+        self.all_hear(wire.Go(1))
+
+    def all_hear(self, last: wire.Message, without: Sequence[int] = ()) -> None:
+        """Let members do what they are told until each has heard something."""
+        waiting = [it for it in self.members if it.member not in without]
+        while any(last not in it.said for it in waiting):
+            for it in waiting:
+                it.beat()
+                it.obey_all()
+            time.sleep(0.01)
+
+    def lose(self, number: int) -> Peer:
+        """Let the process of a member end; return who launched it."""
+        launcher = Peer(self, "launcher")
+        launcher.say(wire.Exited(number, -9))
+        return launcher
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def started(folder: Path, *before: str) -> Iterator[Process]:
+    """A coordinator of a ring of three; its command may have something before it."""
+    settings = make_ring(folder, 3)
+    command = [*before, sys.executable, "-m", "longshore.scheduler.failover.coordinator", str(folder)]
+    with (folder / "log").open("ab") as log:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        process = subprocess.Popen(command, env=environment, stderr=log)
+    ring = Process(folder, settings, process.pid)
+    try:
+        wait_for((folder / STATE).exists)
+        yield ring
+    finally:
+        process.kill()
+        process.wait()
+        ring.close()
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Process]:
+    """A ring of three that runs."""
+    with started(tmp_path) as process:
+        process.run_ring()
+        yield process
+
+
+# The disk
+
+
+def limit(ring: Process, what: int, value: int) -> int:
+    """Set what the coordinator may have at most; return what it might before."""
+    soft, hard = resource.prlimit(ring.pid, what)
+    resource.prlimit(ring.pid, what, (value, hard))
+    return soft
+
+
+# No file may grow, as on a full disk; no file may be opened.
+FAILING = [pytest.param(resource.RLIMIT_FSIZE, id="full"), pytest.param(resource.RLIMIT_NOFILE, id="no descriptor")]
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_while_a_disk_fails_members_are_answered_and_nobody_is_told_what_is_not_written(
+    what: int, ring: Process
+) -> None:
+    launcher = Peer(ring, "launcher")
+    assert ask_report(ring.folder) is not None  # All that was said before is written.
+    before = (ring.folder / STATE).read_bytes()
+    kept = limit(ring, what, 0)
+    launcher.say(wire.Exited(2, -9))
+    for _ in range(30):
+        for member in ring.members[:2]:
+            assert member.beat() == []
+        time.sleep(0.05)
+    assert (ring.folder / STATE).read_bytes() == before
+    limit(ring, what, kept)
+    ring.all_hear(wire.Go(2), without=[2])
+    assert launcher.hear(wire.Declared) == wire.Declared(2, "its process ended with status -9")
+    assert json.loads((ring.folder / STATE).read_bytes())["generation"] == 2
+    assert ask_report(ring.folder) is not None
+
+
+def test_a_coordinator_is_started_again_on_a_full_disk(ring: Process) -> None:
+    os.kill(ring.pid, signal.SIGKILL)
+    os.waitpid(ring.pid, 0)
+    with started(ring.folder, "prlimit", "--fsize=0:") as again:
+        for number in range(3):
+            wait_for(lambda: can_connect(again))
+            member = Peer(again, "member", number, generation=1)
+            assert member.hear(wire.Go) == wire.Go(1)
+            member.beat()
+        assert ask_report(again.folder) is not None
+
+
+def test_a_file_for_people_that_cannot_be_written_stops_nobody(ring: Process) -> None:
+    (ring.folder / RECOVERIES).unlink()
+    (ring.folder / RECOVERIES / "in the way").mkdir(parents=True)
+    ring.lose(2)
+    ring.all_hear(wire.Go(2), without=[2])
+    assert ask_report(ring.folder) is not None
+
+
+def test_a_state_that_cannot_be_written_for_long_ends_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_ring(tmp_path, 1)
+    (tmp_path / STATE / "in the way").mkdir(parents=True)
+    monkeypatch.setattr(coordinator, "_read_state", lambda folder: ({}, None))
+    monkeypatch.setattr(coordinator, "WRITE_S", 0.0)
+    monkeypatch.setattr(coordinator, "AGAIN_S", 0.0)
+    with pytest.raises(IsADirectoryError):
+        asyncio.run(coordinator.Coordinator(tmp_path, settings).run())
+
+
+TELLS = {"stopping": wire.Abort, "forming": wire.Form, "running": wire.Go, "done": wire.Finish}
+
+
+@pytest.mark.parametrize("phase", TELLS)
+def test_while_a_write_takes_long_members_are_answered_and_hear_nothing_of_what_it_holds(
+    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on, write = threading.Event(), threading.Event(), write_file
+
+    def slow(folder: Path, name: str, content: Any) -> None:
+        if name == STATE and content["phase"] == phase and content["generation"] == 2:
+            reached.set()
+            assert go_on.wait(LIMIT_S)
+        write(folder, name, content)
+
+    monkeypatch.setattr(coordinator, "write_file", slow)
+    settings = make_ring(tmp_path, 3)
+    thread = threading.Thread(target=lambda: asyncio.run(coordinator.Coordinator(tmp_path, settings).run()))
+    thread.start()
+    wait_for((tmp_path / STATE).exists)
+    ring = Process(tmp_path, settings, os.getpid())
+    ring.run_ring()
+    ring.lose(2)
+    members = ring.members[:2]
+    while not reached.is_set():
+        for member in members:
+            member.beat()
+            member.obey_all(says_done=True)
+        time.sleep(0.01)
+    said = [message for _ in range(20) for member in members for message in member.beat()]
+    assert not [it for it in said if isinstance(it, TELLS[phase]) and getattr(it, "generation", 0) == 2]
+    go_on.set()
+    while thread.is_alive():
+        for member in members:
+            member.beat()
+            member.obey_all(says_done=True)
+            if any(isinstance(it, wire.Finish) for it in member.said):
+                member.socket.close()
+                members = [it for it in members if it is not member]
+        time.sleep(0.01)
+    ring.close()
+    assert json.loads((tmp_path / STATE).read_bytes())["phase"] == "done"
+
+
+# Strangers
+
+
+def can_connect(ring: Process) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", ring.port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("says", [b"", b"x" * 300_000, b'{"kind": "Hello", "secret": "', b"{}\n"])
+def test_strangers_take_few_descriptors_and_little_memory_and_a_ring_goes_on_among_them(
+    says: bytes, ring: Process
+) -> None:
+    memory_mib = ring.memory_mib()
+    strangers = []
+    for _ in range(600):
+        strangers.append(socket.create_connection(("127.0.0.1", ring.port), LIMIT_S))
+        with contextlib.suppress(OSError):
+            strangers[-1].send(says, socket.MSG_DONTWAIT)
+        assert ring.descriptors() < STRANGERS + 8 * AT_ONCE  # Some are taken, or dropped, and not yet counted.
+    launcher = ring.lose(2)
+    ring.all_hear(wire.Go(2), without=[2])
+    ring.members.append(Peer(ring, "member", 7))
+    ring.all_hear(wire.Go(3), without=[2])
+    assert ring.memory_mib() < memory_mib + 60
+    assert ring.log().count("\n") < 10
+    launcher.socket.close()
+    for it in strangers:
+        it.close()
+
+
+# What peers say
+
+LONG = ["x" * 100_000, "\U0001f525" * 60_000, "\x00" * 100_000]
+
+
+@pytest.mark.parametrize("text", LONG, ids=["plain", "wide", "escaped"])
+def test_long_texts_of_peers_are_cut_where_they_come_in(text: str, ring: Process) -> None:
+    member, desk, launcher = ring.members[1], Peer(ring, "desk"), Peer(ring, "launcher")
+    member.say(wire.Fault(1, 1, text[:30_000], text[:30_000]))
+    ring.all_hear(wire.Go(2))
+    member.say(wire.Leave(1, 2, text))
+    launcher.hear(wire.Declared)
+    desk.say(wire.NoneComing(text))
+    desk.say(wire.Retire(2, text))
+    assert launcher.hear(wire.Declared) == wire.Declared(2, text[:TEXT])
+    report = ask_report(ring.folder)
+    assert report is not None
+    assert report.gone == {"1": text[:TEXT], "2": text[:TEXT]}
+    assert (ring.folder / STATE).stat().st_size < 32_000
+
+
+@given(st.one_of(*(st.from_type(kind) for kind in wire._KINDS.values())), st.data())
+def test_each_text_of_any_message_is_cut_and_nothing_else_changes(message: wire.Message, data: st.DataObject) -> None:
+    texts = [it.name for it in fields(message) if isinstance(getattr(message, it.name), str)]
+    long: dict[str, Any] = {name: "y" * data.draw(st.integers(0, 3 * TEXT)) for name in texts}
+    assert cut(replace(message, **long)) == replace(message, **{name: text[:TEXT] for name, text in long.items()})
