@@ -165,6 +165,7 @@ def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit
         "GPUs", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False
     )
     table.add_column("verdict")
+    console.print()
     for it in ordered(found)[:MOST_ROWS]:
         layout = it.layout
         start = (

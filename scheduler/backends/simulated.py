@@ -1,6 +1,7 @@
 """A cluster that is simulated, behind the interface of the real ones; for trials, tests and benchmarks."""
 
 import math
+from collections.abc import Callable, Collection
 
 from ...cluster.dispatch.placing import begin_picks, take_gpu
 from ...cluster.files.errors import BackendError
@@ -16,16 +17,17 @@ from ...cluster.simulator.engine import (
 from ...cluster.simulator.handling.ending import finish_held, stop_after_fault
 from ...cluster.state.holding import is_struck
 from ...cluster.state.state import Simulation
+from ..failover.wire import Report
 from ..model.gpu_index import Layout
 from ..model.placement import Placement
 from ..model.run import EndedBy, RankEnd, Run, Status
-from .protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView, RefusedError
-from .simulated_rings import ROW, SimulatedRings
+from .protocol import Attempt, CannotHonourError, Capabilities, GpuView, MemberPlace, NodeView, RefusedError
+from .simulated_rings import ROW, SimulatedDesk, SimulatedRings
 
 PROGRESS = {"step": 1.0}  # a simulated job never stands still
 
 
-class SimulatedBackend(SimulatedRings):
+class SimulatedBackend:
     """Runs attempts in a simulation, whose clock moves only when it is told to.
 
     Jobs are those of the simulation's scenario: an attempt's job is named by `of_job`, and its start time is now. By
@@ -41,7 +43,7 @@ class SimulatedBackend(SimulatedRings):
     def __init__(self, sim: Simulation, layout: Layout) -> None:
         if sim.rules.switching and sim.rules.spares > 0.0:
             raise ValueError(f"the scheduler has no pool of spares, but the rules have {sim.rules.spares}")
-        super().__init__(sim, layout)
+        self.sim, self.layout, self.rings = sim, layout, SimulatedRings(sim, layout)
         self.of_job: dict[str, int] = {}  # job of the scenario, by the id that it was submitted under
         self._number: dict[str, tuple[int, int]] = {}  # job and how often it had stopped, by attempt
         reset(sim, ROW, 0)
@@ -58,7 +60,7 @@ class SimulatedBackend(SimulatedRings):
 
     def next_s(self) -> float:
         """Return when something happens next, inf for never."""
-        self._go_on()
+        self.rings.go_on()
         return float(next_time_s(self.sim, ROW))
 
     def live_through(self, time_s: float) -> None:
@@ -67,7 +69,7 @@ class SimulatedBackend(SimulatedRings):
         if not sim.rules.switching:
             live_through(sim, ROW, time_s)
             return
-        self._go_on()
+        self.rings.go_on()
         begin_moment(sim, ROW, time_s)
         self._end_held()
         if sim.state.finished[ROW] < sim.scenarios.jobs[sim.state.scenario[ROW]]:
@@ -82,10 +84,10 @@ class SimulatedBackend(SimulatedRings):
             job = int(state.run_heap[ROW, 0])
             if not is_struck(sim, ROW, job):
                 finish_held(sim, ROW, job)
-                self._end_ring(job)
-            elif not self._heed(job):
+                self.rings.end(job)
+            elif not self.rings.heed(job):
                 stop_after_fault(sim, ROW, job)
-                self._end_ring(job)
+                self.rings.end(job)
 
     def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes."""
@@ -121,7 +123,7 @@ class SimulatedBackend(SimulatedRings):
         start(self.sim, ROW)
         self._number[attempt.name] = (job, int(state.stops[ROW, job]))
         if attempt.seats:
-            self._begin_ring(attempt.name, job, gpus)
+            self.rings.begin(attempt.name, job, gpus)
 
     def status(self, name: str) -> Status:
         """Return what is known of an attempt."""
@@ -152,3 +154,23 @@ class SimulatedBackend(SimulatedRings):
 
     def forget(self, name: str) -> None:
         """Do nothing."""
+
+    def ring(self, name: str) -> Report | None:
+        """Return how the ring of an attempt stands, as `Seats` has it."""
+        return self.rings.ring(name)
+
+    def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
+        """Let the members on some GPUs leave the ring of an attempt, as `Seats` has it."""
+        return self.rings.retire(name, gpus, reason)
+
+    def desk(self, name: str, wake: Callable[[], object]) -> SimulatedDesk:
+        """Return a desk for the ring of an attempt, as `Seats` has it."""
+        return self.rings.desk(name, wake)
+
+    def places(self, name: str) -> list[MemberPlace] | None:
+        """Return all GPUs that the ring of an attempt was ever given, as `Seats` has it."""
+        return self.rings.places(name)
+
+    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
+        """Let a ring have one GPU more, as `Seats` has it."""
+        self.rings.add(name, rank, node, gpu)

@@ -195,12 +195,12 @@ class SimulatedRings:
             ring.empty.clear()
             self._form(ring)
 
-    def _begin_ring(self, name: str, job: int, gpus: Collection[int]) -> None:
+    def begin(self, name: str, job: int, gpus: Collection[int]) -> None:
         """Let an attempt that has just started have a ring."""
         self._rings[name] = self._present[job] = _Ring(name, job, list(gpus))
         self.formed(job)
 
-    def _heed(self, job: int) -> bool:
+    def heed(self, job: int) -> bool:
         """Let the ring of a job ask for members in place of those that have died; False if it has none, or is lost.
 
         Source: SPEC F5 to F10; the simulator's side is `heed` of cluster/simulator/handling/detection.py.
@@ -229,11 +229,11 @@ class SimulatedRings:
         self._tell(ring)
         return True
 
-    def _end_ring(self, job: int) -> None:
+    def end(self, job: int) -> None:
         """Note that a job has ended, or was stopped."""
         self._present.pop(job, None)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """Let rings to which others came go on with them, and those that were not answered without."""
         for ring in list(self._present.values()):
             if ring.asks:

@@ -93,13 +93,12 @@ def plan(
             write_plan(out, file_of(asked, choice.plan))
     if as_json:
         typer.echo(choice_json(asked, choice, rows))
-        raise typer.Exit(0 if choice.plan is not None and choice.meets else NO_PLAN)
-    print_choice(console(), asked, choice)
-    if rows is not None:
-        typer.echo()
-        print_table(console(), asked, rows)
-    if out is not None and choice.plan is not None:
-        typer.echo(f"\n{out}: for `longshore planner run {out} {model}`")
+    else:
+        print_choice(console(), asked, choice)
+        if rows is not None:
+            print_table(console(), asked, rows)
+        if out is not None and choice.plan is not None:
+            typer.echo(f"\n{out}: for `longshore planner run {out} {model}`")
     raise typer.Exit(0 if choice.plan is not None and choice.meets else NO_PLAN)
 
 
