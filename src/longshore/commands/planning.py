@@ -74,7 +74,6 @@ def plan(
     """
     if (tokens is None) == (samples is None):
         raise typer.BadParameter("give either --tokens or --samples")
-    wanted = None if degrees is None else _degrees(degrees)
     with progress("profiling the model") as tell:
         from ..cluster.files.output_file import check_outputs
         from ..planner.asking import Request, ask
@@ -85,7 +84,7 @@ def plan(
         from ..planner.search.choosing import choose, every_plan
 
         check_outputs({"--out": out}, {"--cluster": cluster, "--hardware": hardware})
-        limits = Limits(time_limit, memory_limit * 2**30)
+        limits, wanted = Limits(time_limit, memory_limit * 2**30), _degrees(degrees)
         asked = ask(Request(model, cluster, hardware, deadline, tokens, samples, batch, gpus, limits, wanted))
         tell("looking for a plan")
         choice, rows = choose(asked), list(every_plan(asked)) if table else None
@@ -102,7 +101,9 @@ def plan(
     raise typer.Exit(0 if choice.plan is not None and choice.meets else NO_PLAN)
 
 
-def _degrees(text: str) -> tuple[int, int, int]:
+def _degrees(text: str | None) -> tuple[int, int, int] | None:
+    if text is None:
+        return None
     parts = text.split("x")
     if len(parts) != 3 or not all(it.isdecimal() and len(it) < 7 and int(it) for it in parts):
         raise typer.BadParameter(f"--degrees: {text!r} is not data x pipeline x tensor; write it as in 2x2x1")
