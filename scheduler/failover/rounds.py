@@ -15,7 +15,7 @@ from .seating import Expected, awaited, fill, refusal_of
 from .settings import Limits
 from .shape import form_of, report_of, shards_at, want_of
 from .standing import NOBODY, Durable, Member, Phase, Watch
-from .suspicion import Blames, are_most_silent, silent, unstopped
+from .suspicion import Blames, are_most_silent, silent, unlike_ends, unstopped
 
 LAUNCHERS, DESKS = -2, -3  # to whom a message goes that is for no single member
 RESTART: Final = "its process has formed as many groups as it may"
@@ -163,7 +163,7 @@ class Rounds:
 
     def _beat(self, member: Member, beat: wire.Beat) -> None:
         self._send(member.number, wire.Lease(beat.number))
-        if self.durable.has_seat(member.number) and (beat.moved != member.moved or not beat.waiting):
+        if self.durable.has_seat(member.number) and member.moves(beat.moved, is_waiting=beat.waiting):
             self._moved_s = self.now_s
         if beat.step != member.step and beat.step_s > 0.0 and member.ran:
             member.compute_s.append(beat.compute_s / shards_at(self.durable.holders, member.number))
@@ -350,8 +350,7 @@ class Rounds:
                 return False
             self._begin("nothing moved while the ring was formed")
             return True
-        steps = sorted({it.step for it in members})
-        if len(steps) > 1:
+        if len(steps := sorted({it.step for it in members})) > 1:
             self._begin(f"members became ready at steps {steps}")
             return True
         self.durable.enter(Phase.RUNNING)
@@ -364,6 +363,8 @@ class Rounds:
         members = self._seated()
         if all(it.done for it in members):
             return self._end(Phase.DONE, "all members are done")
+        if why := unlike_ends(members, self.now_s - self._moved_s):
+            return self._end(Phase.LOST, why)
         if all(it.waiting for it in members) and self.now_s - self._moved_s > self.limits.stall_s:
             self._begin(f"nothing moved for {self.limits.stall_s:.0f} s although all wait for each other")
             return True

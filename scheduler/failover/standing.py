@@ -105,6 +105,10 @@ class Member:
         self.stopped = self.here = self.ready = self.ran = self.done = self.waiting = False
         self.asked_s = None
 
+    def moves(self, moved: int, *, is_waiting: bool) -> bool:
+        """Say whether what a beat tells is a sign of life of the training: exchanges that ended, or none to wait for."""
+        return not self.done and (moved != self.moved or not is_waiting)
+
 
 @dataclass(slots=True)
 class Watch:

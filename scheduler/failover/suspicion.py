@@ -12,6 +12,7 @@ from .standing import Member
 
 SUSPECT: Final = 0.3  # of the silence at which a member is declared gone
 BLAMED: Final = 3  # faults of one pair of members, after which one of them is replaced
+UNLIKE_S: Final = 5.0  # that members wait for one that is done
 BLAME_S: Final = 600.0  # for so long a fault of a pair counts
 
 
@@ -51,6 +52,26 @@ def unstopped(seated: Iterable[Member], limits: Limits, now_s: float) -> Iterato
             yield Suspect(it.number, f"it did not stop within {limits.stop_s:.0f} s")
         elif asked_s > limits.arrive_s:
             yield Suspect(it.number, f"its script did not end its step within {limits.arrive_s:.0f} s")
+
+
+def unlike_ends(seated: Collection[Member], quiet_s: float) -> str:
+    """Return why a ring will never be done, "" if nothing says so: some members are, and others wait for them.
+
+    One that waits for the last step of all is a step behind, and is no case of this.
+
+    Args:
+        seated: Members on seats.
+        quiet_s: For how long no member has moved that is not done.
+    """
+    done = [it for it in seated if it.done]
+    ahead = [it for it in seated if done and not it.done and it.waiting and it.step >= max(one.step for one in done)]
+    if not ahead or quiet_s <= UNLIKE_S:
+        return ""
+    first, other = done[0], ahead[0]
+    return (
+        f"member {first.number} is done after {first.step} steps, and member {other.number} goes on: all have to name "
+        "the same `until`"
+    )
 
 
 class Blames:

@@ -52,6 +52,23 @@ def test_a_ring_ends_with_the_status_of_its_scripts(tmp_path: Path) -> None:
     assert "generation 1 runs with 2 of 2 members" in told
 
 
+def test_a_ring_whose_members_name_unlike_ends_is_lost_and_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from longshore.ring import Ring\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "with Ring(model, torch.optim.SGD(model.parameters(), 0.1)) as ring:\n"
+        "    for step in ring.steps(until=3 + 2 * ring.seat):\n"
+        "        model(torch.ones(1, 2)).sum().backward()\n"
+        "        ring.step()\n"
+    )
+    run = ring("--seats", 3, "--", "python", script, folder=tmp_path)
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 3
+    assert "member 0 is done after 3 steps, and member 1 goes on: all have to name the same `until`" in told
+
+
 def test_a_ring_whose_script_cannot_run_is_lost(tmp_path: Path) -> None:
     run = ring("--seats", 2, "--no-warm", "--restarts", 1, "--", "python", "-c", "raise SystemExit(9)", folder=tmp_path)
     _, told = run.communicate(timeout=120)

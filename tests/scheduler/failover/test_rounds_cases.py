@@ -1,11 +1,14 @@
 """What the coordinator decides, case by case."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.rounds import DESKS, LAUNCHERS, RESTART, Rounds
 from longshore.scheduler.failover.settings import Limits
-from longshore.scheduler.failover.standing import Phase
+from longshore.scheduler.failover.standing import Member, Phase
+from longshore.scheduler.failover.suspicion import UNLIKE_S, unlike_ends
 
 
 class Ring:
@@ -373,3 +376,21 @@ def test_of_very_many_members_that_are_gone_all_are_refused_and_few_reasons_are_
     ring.answer()
     assert len(wire.encode(ring.rounds.report())) < wire.MOST_BYTES
     assert not any(ring.rounds.joined(wire.Hello("member", "", it, f"t{it}"), 0.0) for it in range(2, 2000))
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=6),
+    st.sampled_from([0.0, UNLIKE_S, UNLIKE_S + 0.1]),
+)
+def test_ends_are_unlike_only_if_somebody_waits_in_a_step_that_another_does_not_take(
+    told: list[tuple[bool, bool, int]], quiet_s: float
+) -> None:
+    members = [
+        Member(number, "", 0.0, done=done, waiting=waiting, step=step)
+        for number, (done, waiting, step) in enumerate(told)
+    ]
+    last = max((step for done, _, step in told if done), default=4)
+    ahead = [number for number, (done, waits, step) in enumerate(told) if not done and waits and step >= last]
+    found = unlike_ends(members, quiet_s)
+    assert bool(found) == (bool(ahead) and quiet_s > UNLIKE_S)
+    assert not found or f"member {ahead[0]} goes on" in found
