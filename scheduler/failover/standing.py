@@ -106,7 +106,7 @@ class Member:
         self.asked_s = None
 
     def moves(self, moved: int, *, is_waiting: bool) -> bool:
-        """Say whether what a beat tells is a sign of life of the training: exchanges that ended, or none to wait for."""
+        """Say whether a beat is a sign that training goes on: an exchange has ended, or none is waited for."""
         return not self.done and (moved != self.moved or not is_waiting)
 
 
