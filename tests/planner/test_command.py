@@ -69,7 +69,7 @@ def test_a_table_names_what_binds_a_layout_that_does_not_fit(longshore: Command,
 @pytest.mark.usefixtures("folder")
 def test_a_missed_deadline_names_the_gap_and_what_would_do(longshore: Command) -> None:
     done = longshore("plan", "model.csv", "--tokens", "1e10", "--deadline", "1h", "--cluster", "mine.yaml")
-    assert done.status == 0
+    assert done.status == 1
     assert "No plan meets the deadline of 1h 00m. The fastest has a 90% bound of" in done.out
     assert "would do (data" in done.out
 

@@ -182,7 +182,7 @@ def test_a_gang_that_the_backend_does_not_start_holds_no_gpus_and_the_others_run
     assert first.not_before_s > case.twin.backend.now_s
     with case.store.read() as tx:
         assert id_of(0) not in {row.job_id for row in held_gpus(tx)}
-    assert case.jobs_in(JobState.STARTING)
+    assert case.jobs_in(JobState.STARTING) or case.jobs_in(JobState.RUNNING)
     assert "somebody else has them" in first.cause
 
 

@@ -10,6 +10,8 @@ from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.failover.wire import NoneComing
 from longshore.scheduler.model.gpu_index import Layout
 
+pytestmark = pytest.mark.faults  # minutes
+
 JOBS = 15  # of a trace that takes seconds
 NAME = "ls-0-1"
 

@@ -15,8 +15,9 @@ from ..wire import GONE_STATUS
 from .control import Control, end_process
 
 KEPT = 3  # newest ones that are not removed
-_NAME = re.compile(r"step-\d+-g\d+-m\d+\.pt")
-_DRAFT = re.compile(rf"\.{_NAME.pattern}\.draft")
+_NAME_TEXT = r"step-\d+-g\d+-m\d+\.pt"
+_NAME = re.compile(_NAME_TEXT)
+_DRAFT = re.compile(rf"\.{_NAME_TEXT}\.draft")
 
 
 def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark: str) -> Path:

@@ -19,6 +19,8 @@ from longshore.scheduler.failover.processes.forked import UNKNOWN_STATUS
 from longshore.scheduler.failover.settings import Limits, make_ring, write_file
 from longshore.scheduler.failover.wire import End
 
+pytestmark = pytest.mark.faults  # minutes
+
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
