@@ -19,14 +19,14 @@ from longshore.scheduler.failover.processes.forked import UNKNOWN_STATUS
 from longshore.scheduler.failover.settings import Limits, make_ring, write_file
 from longshore.scheduler.failover.wire import End
 
-pytestmark = pytest.mark.faults  # minutes
-
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-def run_host(folder: Path, script: str, during: Callable[[Host], Awaitable[object]] | None = None) -> tuple[int, Host]:
-    """Run a ring of two seats whose members are shells, to its end."""
-    make_ring(folder / RING, 2, limits=Limits(gather_s=2.0))
+def run_host(
+    folder: Path, script: str, during: Callable[[Host], Awaitable[object]] | None = None, gather_s: float = 2.0
+) -> tuple[int, Host]:
+    """Run a ring of two seats whose members are shells, to its end; they never say a word, and live for `gather_s`."""
+    make_ring(folder / RING, 2, limits=Limits(gather_s=gather_s))
     ranks = (Rank("n", 0, 0, (0,)), Rank("n", 1, 0, (1,)))
     variables = {"PATH": os.environ["PATH"]}
     spec = Spec("ls-x-1", "x", 1, ("sh", "-c", script), str(folder), variables, 5.0, None, ranks, 2)
@@ -89,7 +89,7 @@ def test_looks_that_fail_are_done_again(tmp_path: Path, monkeypatch: pytest.Monk
             (tmp_path / f"end-{rank}").touch()
 
     script = 'rank=${LONGSHORE_STEPS##*-}; while [ ! -e "end-$rank" ]; do sleep 0.1; done; exit 76'
-    _, host = run_host(tmp_path, script, during)
+    _, host = run_host(tmp_path, script, during, gather_s=100.0)
     assert {0, 1} <= host._left | host._leaving
     assert 0 in host._left
 
