@@ -30,13 +30,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seats", type=int, required=True, metavar="N", help="members of the ring")
     parser.add_argument("--spares", type=int, default=0, metavar="N", help="members that wait for an empty seat")
+    parser.add_argument("--backups", type=int, default=0, metavar="N", help="slow members that spares may compute for")
     parser.add_argument("--restarts", type=int, default=3, metavar="N", help="members started for those that died")
     parser.add_argument("--no-warm", action="store_true", help="start each member by itself, fork none")
     parser.add_argument("--folder", type=Path, help="keep the ring's files and the members' logs there")
     parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="for example: -- python train.py")
     given = parser.parse_args(arguments)
-    if given.seats < 1 or given.spares < 0 or given.restarts < 0:
-        parser.error("--seats is at least 1, --spares and --restarts at least 0")
+    if given.seats < 1 or min(given.spares, given.backups, given.restarts) < 0:
+        parser.error("--seats is at least 1, --spares, --backups and --restarts at least 0")
     return given
 
 
@@ -64,7 +65,7 @@ class Command:
 
     async def run(self) -> int:
         """Start all, and wait for the end."""
-        make_ring(self._folder, self._given.seats)
+        make_ring(self._folder, self._given.seats, spares=self._given.spares, backups=self._given.backups)
         async with Launcher(self._folder, on_exit=self._exited) as self._launcher:
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._asked_to_end, number)

@@ -21,10 +21,13 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from .judging.relief import Relief
 from .rounds import DESKS, LAUNCHERS, Rounds
 from .settings import RECOVERIES, STATE, Settings, read_settings, write_file
+from .shape import report_of
 from .standing import Durable, Phase
-from .wire import LOST_STATUS, Declared, End, Gone, Hello, Lease, Lines, Message, WireError, as_json, decode, encode
+from .typed_json import as_json
+from .wire import LOST_STATUS, Declared, End, Gone, Hello, Lease, Lines, Message, WireError, decode, encode
 
 TICK_S = 0.05
 HELLO_S = 5.0  # within which a connection has to say who it is
@@ -56,7 +59,8 @@ class Coordinator:
         self._content, durable = _read_state(folder)  # what the file holds
         self._written = -1 if durable is None else durable.changes  # that it has of the changes
         self._port = int(self._content.get("port", 0))
-        self._rounds = Rounds(settings.seats, settings.limits, time.monotonic(), durable)
+        relief = Relief(settings.limits, backups=settings.backups, spares=settings.spares)
+        self._rounds = Rounds(settings.seats, settings.limits, time.monotonic(), durable, relief)
         self._queue: deque[tuple[int, int, Message]] = deque()  # change that has to be written first, to whom, what
         self._writing: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -225,7 +229,8 @@ class Coordinator:
             await self._serve_desk(reader, writer)
         elif hello.role == "status":
             await self._until_written()
-            _tell(writer, self._rounds.report())
+            rounds = self._rounds
+            _tell(writer, report_of(rounds.durable, rounds.members, rounds.recoveries))
             await writer.drain()
 
     async def _serve_member(self, hello: Hello, reader: asyncio.StreamReader, writer: Writer) -> None:

@@ -7,15 +7,15 @@ The process that coordinates imports this module: standard library only.
 """
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from . import wire
-from .seating import Expected, awaited, fill, refusal_of
+from .judging.relief import Relief
+from .judging.suspicion import Blames, are_most_silent, silent, unlike_ends, unstopped, worn
+from .seating import Expected, awaited, fill, refusal_of, waiting
 from .settings import Limits
-from .shape import form_of, report_of, shards_at, want_of
-from .standing import NOBODY, Durable, Member, Phase, Watch
-from .suspicion import Blames, are_most_silent, silent, unlike_ends, unstopped
+from .shape import Asked, form_of, shards_at
+from .standing import NOBODY, Durable, Member, Phase, Watch, returning
 
 LAUNCHERS, DESKS = -2, -3  # to whom a message goes that is for no single member
 RESTART: Final = "its process has formed as many groups as it may"
@@ -32,9 +32,12 @@ class Rounds:
         limits: How long it waits.
         now_s: The time, of a clock that is never set.
         durable: What a coordinator before this one has written.
+        relief: Judges who is slow; without it nobody is.
     """
 
-    def __init__(self, seats: int, limits: Limits, now_s: float, durable: Durable | None = None) -> None:
+    def __init__(
+        self, seats: int, limits: Limits, now_s: float, durable: Durable | None = None, relief: Relief | None = None
+    ) -> None:  # fmt: skip
         self.limits, self.now_s = limits, now_s
         self.members: dict[int, Member] = {}
         self.outbox: list[tuple[int, wire.Message]] = []
@@ -43,11 +46,11 @@ class Rounds:
         self.has_desk = self._none_coming = False
         self._expected = Expected(limits)
         self._restart_until_s = now_s  # for so long a member that was told to start anew is waited for
-        self._blames = Blames()
+        self._blames, self._relief = Blames(), relief or Relief(limits)
         self._signs_s: dict[int, float] = {}  # when the connection of each member was seen to end
         self._futile, self._is_cut_off = 0, False
         self._form: wire.Form  # of this generation, while the ring is formed
-        self._told: tuple[int, tuple[int, ...]] | None = None  # generation and seats, to the desk
+        self._asked = Asked()
         self._ticked_s = self._moved_s = self._began_s = now_s
         self.durable = durable or Durable([NOBODY] * seats, generation=1)
         self._watch("start", now_s)
@@ -57,9 +60,7 @@ class Rounds:
     def _take_over(self) -> None:
         """Wait for the members of a coordinator that ended; those that do not come back were lost meanwhile."""
         heard_s = self.now_s + self.limits.meet_s - self.limits.silence_s
-        for number in self.seated():
-            token = self.durable.tokens[str(number)]
-            self.members[number] = Member(number, token, heard_s, fresh=False, ran=True)
+        self.members.update(returning(self.durable, heard_s))
         if self.durable.phase is not Phase.RUNNING:
             self._begin("the coordinator was started again")
 
@@ -71,11 +72,7 @@ class Rounds:
 
     def spares(self) -> list[int]:
         """Return the members that wait for a seat."""
-        return sorted(self.members.keys() - set(self.seated()))
-
-    def report(self) -> wire.Report:
-        """Return the ring at present."""
-        return report_of(self.durable, self.members, self.recoveries)
+        return waiting(self.durable, self.members)
 
     def _seated(self) -> list[Member]:
         return [self.members[it] for it in self.seated()]
@@ -97,7 +94,8 @@ class Rounds:
         self._expected.came(number, now_s)
         self._signs_s.pop(number, None)
         member.connected, member.heard_s = True, now_s
-        member.store, member.node, member.step, member.fresh = hello.store, hello.node, hello.step, hello.fresh
+        member.store, member.node, member.step = hello.store, hello.node, hello.step
+        member.fresh = hello.fresh or str(number) in durable.relieved
         self._bring_up_to_date(member, hello.generation)
         self._advance()
         return True
@@ -107,6 +105,8 @@ class Rounds:
         phase = self.durable.phase
         if not self.durable.has_seat(member.number):
             member.stopped = member.here = True
+            if str(member.number) in self.durable.relieved:
+                self._send(member.number, wire.Relieved(self.durable.generation))
         elif phase is Phase.STOPPING:
             member.asked_s = self.now_s
             self._send(member.number, wire.Abort(self.durable.generation))
@@ -137,9 +137,12 @@ class Rounds:
             return
         is_present = getattr(message, "generation", None) == self.durable.generation and self.durable.has_seat(number)
         if isinstance(message, wire.Fault) and message.generation <= self.durable.generation:
-            self._blame(member, message)  # also of a generation that another one's word has just ended
+            self._blames.hear(message, self._seated(), self.now_s)  # also of a generation that another one's word has just ended
         if isinstance(message, wire.Leave):
             self._declare(number, message.reason)
+        elif isinstance(message, wire.Tried):
+            if str(number) in self.durable.relieved:
+                member.compute_s.append(message.compute_s)
         elif isinstance(message, wire.AskToSave):
             self._send(number, wire.MaySave(message.generation, message.step, is_present))
         elif is_present:
@@ -166,9 +169,9 @@ class Rounds:
         if self.durable.has_seat(member.number) and member.moves(beat.moved, is_waiting=beat.waiting):
             self._moved_s = self.now_s
         if beat.step != member.step and beat.step_s > 0.0 and member.ran:
-            member.compute_s.append(beat.compute_s / shards_at(self.durable.holders, member.number))
+            member.compute_s.append(beat.compute_s / shards_at(self.durable, member.number))
             member.step_s.append(beat.step_s)
-        member.moved, member.waiting = beat.moved, beat.waiting
+        member.moved, member.waiting, member.until = beat.moved, beat.waiting, beat.until
         is_present = beat.generation == self.durable.generation and self.durable.phase is Phase.RUNNING
         if is_present and beat.step > member.step:
             self._ran(member, beat.step)
@@ -177,7 +180,7 @@ class Rounds:
         if self.durable.phase is Phase.RUNNING:  # it did not hear that all may go
             self._send(member.number, wire.Go(self.durable.generation))
         elif self.durable.phase is Phase.FORMING:
-            member.ready, member.fresh, member.step = True, False, ready.step
+            member.ready, member.fresh, member.step, member.is_trying = True, False, ready.step, False
             member.groups, member.ends = ready.groups, frozenset(ready.ends)
             self._moved_s = self.now_s
             self.recoveries[-1].copy_s = max(self.recoveries[-1].copy_s, ready.copy_s)
@@ -189,13 +192,6 @@ class Rounds:
         if watch.ran_s < 0.0 and all(it.ran for it in self._seated()):
             watch.ran_s = self.now_s
             self.news.append(f"generation {watch.generation} runs with {watch.members} of {seats} members; {watch}")
-
-    def _blame(self, member: Member, fault: wire.Fault) -> None:
-        """Note which two members an exchange failed between, if that is known."""
-        others = [it for it in self._seated() if it is not member]
-        accused = [it.number for it in others if fault.peer and fault.peer in (it.store, *it.ends)]
-        if accused:
-            self._blames.add(member.number, accused[0], fault.generation, self.now_s)
 
     # Events of launchers, of desks, and of time
 
@@ -214,8 +210,8 @@ class Rounds:
     def desk_came(self, now_s: float) -> None:
         """A desk connects: it is told which seats are empty, if any are."""
         self.now_s, self.has_desk = now_s, True
-        if self.durable.has_run and NOBODY in self.durable.holders and not self.durable.phase.is_over:
-            self._send(DESKS, want_of(self.durable, self.members))
+        self._asked = Asked()
+        self._tell_desk()
 
     def desk_said(self, message: wire.Message, now_s: float) -> None:
         """The desk says who comes for an empty seat, or who is to leave."""
@@ -236,12 +232,13 @@ class Rounds:
         gap_s, self._ticked_s, self.now_s = now_s - self._ticked_s, now_s, now_s
         if gap_s > self.limits.silence_s / 5:  # This process stood still: who could not be heard was not silent.
             for it in self.members.values():
-                it.heard_s = min(it.heard_s + gap_s, max(now_s, it.heard_s))
-                it.asked_s = None if it.asked_s is None else min(it.asked_s + gap_s, now_s)
+                it.forgive(gap_s, now_s)
             self._expected.delay(gap_s)
         if self.durable.phase.is_over:
             return
-        self._tell_if_cut_off()
+        was_cut_off, self._is_cut_off = self._is_cut_off, are_most_silent(self.members.values(), self.limits, now_s)
+        if self._is_cut_off and not was_cut_off:
+            self.news.append("alarm: most members are silent, so likelier this coordinator is cut off")
         suspects = list(silent(self.members.values(), self.limits, now_s))
         if self.durable.phase is Phase.STOPPING:
             suspects += unstopped(self._seated(), self.limits, now_s)
@@ -249,12 +246,8 @@ class Rounds:
             self._declare(*suspect)
         for number in self._expected.overdue(now_s, has_run=self.durable.has_run):
             self._declare(number, "it was started and never said a word")
+        self._relief.look(self.durable, self.members, self.recoveries, now_s)
         self._advance()
-
-    def _tell_if_cut_off(self) -> None:
-        before, self._is_cut_off = self._is_cut_off, are_most_silent(self.members.values(), self.limits, self.now_s)
-        if self._is_cut_off and not before:
-            self.news.append("alarm: most members are silent, so likelier this coordinator is cut off")
 
     # Decisions
 
@@ -283,12 +276,15 @@ class Rounds:
         self._none_coming, self._futile = False, self._futile + 1
         self._watch(reason, self.now_s if sign_s is None else sign_s)
         for member in self._seated():
-            member.begin()
-            if member.connected:
-                member.asked_s = self.now_s
-                self._send(member.number, wire.Abort(self.durable.generation))
+            self._stop(member)
         if self._futile > FUTILE:
             self._end(Phase.LOST, f"{FUTILE} rounds led to no step: {reason}")
+
+    def _stop(self, member: Member) -> None:
+        member.begin()
+        if member.connected:
+            member.asked_s = self.now_s
+            self._send(member.number, wire.Abort(self.durable.generation))
 
     def _watch(self, reason: str, sign_s: float) -> None:
         self.recoveries.append(Watch(self.durable.generation, reason, sign_s, self.now_s))
@@ -297,23 +293,23 @@ class Rounds:
 
     def _advance(self) -> None:
         """Go on as far as what is known allows."""
-        steps: dict[Phase, Callable[[], bool]] = {
-            Phase.STOPPING: self._stopping,
-            Phase.FORMING: self._forming,
-            Phase.RUNNING: self._running,
-        }
+        steps = {Phase.STOPPING: self._stopping, Phase.FORMING: self._forming, Phase.RUNNING: self._running}
         while self.durable.phase in steps and steps[self.durable.phase]():
             pass
         self._tell_desk()
 
     def _stopping(self) -> bool:
         """Go on once all have stopped and every seat is filled that can be; return whether anything changed."""
-        fill(self.durable, self.members, gathers=self._gathers)
+        gathers = self.now_s - self._began_s <= self.limits.gather_s
+        fill(self.durable, self.members, gathers=gathers)
         members, watch = self._seated(), self.recoveries[-1]
+        for it in members:
+            if it.is_trying and it.asked_s is None:  # it waits for a seat, but may compute at the moment
+                self._stop(it)
         if self.durable.has_run and all(it.fresh for it in members):
             return self._end(Phase.LOST, "no member is left that has the ring's state")
         if not members:
-            return False if self._may_come() else self._end(Phase.LOST, "no member came")
+            return False if self._may_come(gathers=gathers) else self._end(Phase.LOST, "no member came")
         if not all(it.stopped for it in members):
             return False
         if watch.stopped_s < 0.0:
@@ -321,9 +317,9 @@ class Rounds:
         if suspect := self._blames.worst(self.seated(), self.now_s):
             self._declare(*suspect)
             return True
-        if (NOBODY in self.durable.holders and self._may_come()) or not all(it.here for it in members):
+        if (NOBODY in self.durable.holders and self._may_come(gathers=gathers)) or not all(it.here for it in members):
             return False
-        self.durable.enter(Phase.FORMING)
+        self.durable.form(self._relief.ratios)
         watch.formed_s = self._moved_s = self.now_s
         watch.members = len(members)
         self._form = form_of(self.durable, self.members)
@@ -331,15 +327,11 @@ class Rounds:
             self._send(it.number, self._form)
         return True
 
-    @property
-    def _gathers(self) -> bool:
-        return self.now_s - self._began_s <= self.limits.gather_s
-
-    def _may_come(self) -> bool:
+    def _may_come(self, *, gathers: bool) -> bool:
         """Say whether to wait for somebody who takes an empty seat."""
         if self.now_s < self._restart_until_s or self._expected.are_near(self.now_s):
             return True
-        if not self.durable.has_run and awaited(self.durable, gathers=self._gathers):
+        if not self.durable.has_run and awaited(self.durable, gathers=gathers):
             return True
         return self.has_desk and not self._none_coming and self.now_s - self._began_s <= self.limits.patience_s
 
@@ -370,13 +362,14 @@ class Rounds:
             return True
         if not all(it.ran for it in members):
             return False
-        if NOBODY in self.durable.holders and any(self.members[it].connected for it in self.spares()):
+        if NOBODY in self.durable.holders and self.spares():
             self._begin("a member joins")
             return True
-        worn = [it for it in members if it.groups >= self.limits.groups and not it.done]
-        if worn and len(members) > 1:
+        if self._change_seats():
+            return True
+        if (number := worn(members, self.limits)) is not None:
             self._restart_until_s = self.now_s + self.limits.patience_s
-            self._declare(max(worn, key=lambda it: it.groups).number, RESTART)
+            self._declare(number, RESTART)
             return True
         return False
 
@@ -389,12 +382,16 @@ class Rounds:
             self._send(to, wire.End(str(phase), reason))
         return False
 
+    def _change_seats(self) -> bool:
+        """Let another member compute in place of a slow one, or the slow one again; return whether anything changed."""
+        change = self._relief.change(self.durable, self.members, self.now_s)
+        if change is not None and change.gone != NOBODY:
+            self._declare(change.gone, change.words)
+        if change is not None:
+            self.outbox += change.outbox
+            self._begin(change.words) if change.begins else self.news.append(change.words)
+        return change is not None
+
     def _tell_desk(self) -> None:
-        """Tell the desk which seats are empty, where that has changed."""
-        now = (self.durable.generation, tuple(self.durable.holders))
-        if not self.durable.has_run or self.durable.phase.is_over or now == self._told:
-            return
-        was_empty = self._told is not None and NOBODY in self._told[1]
-        self._told = now
-        if NOBODY in self.durable.holders or was_empty:
-            self._send(DESKS, want_of(self.durable, self.members))
+        if want := self._asked.news(self.durable, self.members, self._relief.asks_for(self.durable, self.members)):
+            self._send(DESKS, want)

@@ -23,7 +23,7 @@ def fill(durable: Durable, members: Mapping[int, Member], *, gathers: bool) -> N
     holders = durable.holders
     if NOBODY not in holders:
         return
-    spares = sorted(it.number for it in members.values() if it.connected and not durable.has_seat(it.number))
+    spares = waiting(durable, members)
     for seat in [it for it, holder in enumerate(holders) if holder == NOBODY]:
         if durable.has_run:
             taker = spares[0] if spares else NOBODY
@@ -36,6 +36,11 @@ def fill(durable: Durable, members: Mapping[int, Member], *, gathers: bool) -> N
         if taker != NOBODY:
             spares.remove(taker)
             durable.take_seat(seat, taker, members[taker].token)
+
+
+def waiting(durable: Durable, members: Mapping[int, Member]) -> list[int]:
+    """Return the members that are connected and may take a seat: those that were relieved as slow may not."""
+    return sorted(it.number for it in members.values() if it.connected and str(it.number) not in durable.tokens)
 
 
 def refusal_of(hello: Hello, durable: Durable, members: Mapping[int, Member]) -> str:

@@ -21,7 +21,7 @@ RING, STATE, RECOVERIES = "ring.json", "state.json", "recoveries.json"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long the coordinator waits for what; all in seconds but the last."""
+    """How long the coordinator waits for what; all in seconds but the last four."""
 
     silence_s: float = SILENCE_S  # without a word from a member that is declared gone then
     meet_s: float = 15.0  # for members to come back to a coordinator that was started again
@@ -33,6 +33,9 @@ class Limits:
     stall_s: float = 60.0  # in which nothing moves although all wait for each other
     frozen_s: float = 60.0  # until even most of the members are declared gone, which have ended themselves by then
     groups: int = 20  # that a process forms before it is started anew: each keeps some descriptors and threads
+    slow_steps: int = 5  # in a row for which a member computes far longer than the others, before it is relieved
+    well_steps: int = 10  # in a row for which it does not, before it has its seat again
+    hold_steps: int = 100  # that its backup takes at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,13 @@ class Settings:
     secret: str
     host: str = "127.0.0.1"
     limits: Limits = field(default_factory=Limits)
+    spares: int = 0  # members that it is started with beside
+    backups: int = 0  # slow members in whose place others may compute at the same time
 
 
-def make_ring(folder: Path, seats: int, host: str = "127.0.0.1", limits: Limits | None = None) -> Settings:
+def make_ring(
+    folder: Path, seats: int, host: str = "127.0.0.1", limits: Limits | None = None, *, spares: int = 0, backups: int = 0
+) -> Settings:
     """Make the folder of a ring, unless it is there already.
 
     Args:
@@ -53,6 +60,8 @@ def make_ring(folder: Path, seats: int, host: str = "127.0.0.1", limits: Limits 
         seats: In the ring.
         host: Address at which members reach the coordinator.
         limits: If others than the usual ones.
+        spares: Members that it is started with beside.
+        backups: Slow members in whose place others may compute at the same time.
 
     Returns:
         What the coordinator will be told, with a secret that was drawn for this ring.
@@ -63,7 +72,7 @@ def make_ring(folder: Path, seats: int, host: str = "127.0.0.1", limits: Limits 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (folder / RING).exists():
         return read_settings(folder)
-    settings = Settings(seats, secrets.token_hex(16), host, limits or Limits())
+    settings = Settings(seats, secrets.token_hex(16), host, limits or Limits(), spares, backups)
     write_file(folder, RING, asdict(settings))
     return settings
 

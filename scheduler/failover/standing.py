@@ -4,6 +4,7 @@ The process that coordinates imports this module: standard library only.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -37,14 +38,16 @@ class Durable:
     generation: int = 0
     phase: Phase = Phase.STOPPING
     has_run: bool = False  # so that a fresh member's state is not the ring's
-    tokens: dict[str, str] = field(default_factory=dict)  # of members that have a seat
+    tokens: dict[str, str] = field(default_factory=dict)  # of members that have a seat, or were relieved
     gone: dict[str, str] = field(default_factory=dict)  # why each member that was declared gone was
     outcome: str = ""
     changes: int = 0
+    relieved: dict[str, int] = field(default_factory=dict)  # the seat of each slow member whose work another one does
+    slow: dict[str, float] = field(default_factory=dict)  # times the others' that those seated members compute
 
     def has_seat(self, number: int) -> bool:
         """Say whether a member has a seat."""
-        return str(number) in self.tokens
+        return str(number) in self.tokens and str(number) not in self.relieved
 
     def take_seat(self, seat: int, number: int, token: str) -> None:
         """Give a seat to a member."""
@@ -58,15 +61,34 @@ class Durable:
         if len(self.gone) > REASONS:
             self.gone[list(self.gone)[-REASONS - 1]] = "gone long ago"
         self.tokens.pop(str(number), None)
+        self.relieved.pop(str(number), None)
         if number not in self.holders:
             return False
         self.holders[self.holders.index(number)] = NOBODY
         return True
 
+    def relieve(self, number: int) -> int:
+        """Let a member have no seat until it is well again; return which seat is empty now."""
+        self.changes += 1
+        seat = self.holders.index(number)
+        self.holders[seat], self.relieved[str(number)] = NOBODY, seat
+        return seat
+
+    def reinstate(self, number: int) -> int:
+        """Count a relieved member as one that may have a seat; return which one it had."""
+        self.changes += 1
+        del self.tokens[str(number)]
+        return self.relieved.pop(str(number))
+
     def begin(self) -> None:
         """Begin a generation."""
         self.changes += 1
         self.generation, self.phase = self.generation + 1, Phase.STOPPING
+
+    def form(self, slow: Mapping[int, float]) -> None:
+        """Begin to form the ring with those who are seated, some of whom are slow: that decides on the shards."""
+        self.enter(Phase.FORMING)
+        self.slow = {str(it): slow[it] for it in self.holders if it in slow}
 
     def enter(self, phase: Phase, outcome: str = "") -> None:
         """Go on to another phase."""
@@ -97,6 +119,9 @@ class Member:
     store: str = ""
     node: str = ""
     ends: frozenset[str] = frozenset()
+    until: int = 0  # the first step that it will not take; 0 if nobody knows
+    relieved_step: int = 0  # of the ring, when this member was relieved
+    is_trying: bool = False  # its main thread may compute though it has no seat
     compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
@@ -105,9 +130,29 @@ class Member:
         self.stopped = self.here = self.ready = self.ran = self.done = self.waiting = False
         self.asked_s = None
 
+    def forgive(self, gap_s: float, now_s: float) -> None:
+        """Do not count a time in which nobody could be heard."""
+        self.heard_s = min(self.heard_s + gap_s, max(now_s, self.heard_s))
+        self.asked_s = None if self.asked_s is None else min(self.asked_s + gap_s, now_s)
+
+    def relieve(self, step: int) -> None:
+        """Begin to try how fast it is."""
+        self.relieved_step, self.is_trying, self.fresh = step, True, True
+        self.compute_s.clear()
+        self.step_s.clear()
+
     def moves(self, moved: int, *, is_waiting: bool) -> bool:
         """Say whether a beat is a sign that training goes on: an exchange has ended, or none is waited for."""
         return not self.done and (moved != self.moved or not is_waiting)
+
+
+def returning(durable: Durable, heard_s: float) -> dict[int, Member]:
+    """Return the members that a coordinator which was started again waits for, as if they had been heard at a time."""
+    found = {}
+    for name, token in durable.tokens.items():
+        is_relieved = name in durable.relieved
+        found[int(name)] = Member(int(name), token, heard_s, fresh=is_relieved, ran=True, is_trying=is_relieved)
+    return found
 
 
 @dataclass(slots=True)

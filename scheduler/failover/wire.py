@@ -2,8 +2,8 @@
 
 A connection begins with a `Hello` that has the ring's secret and a role. What may follow hangs on the role.
 
-member      says   Beat, Stopped, Here, Fault, Ready, Running, Done, Leave, AskToSave
-            hears  Lease, Abort, Form, Go, MaySave, Finish, Gone
+member      says   Beat, Stopped, Here, Fault, Ready, Running, Done, Leave, Tried, AskToSave
+            hears  Lease, Abort, Form, Go, MaySave, Finish, Gone, Relieved
 launcher    says   Starting, Exited
             hears  Declared, End
 desk        says   Coming, NoneComing, Retire
@@ -11,15 +11,17 @@ desk        says   Coming, NoneComing, Retire
 status      hears  Report, once, and the connection is over
 
 A *desk* is where somebody brings members: the scheduler that leads. It is told of empty seats by `Want` as soon as it
-connects and whenever they change, also while a shrunk ring runs. It answers `Coming` once it has a GPU for a member, or
+connects and whenever they change, also while a shrunk ring runs; and of members that all others wait for. It answers `Coming` once it has a GPU for a member, or
 `NoneComing`. Whatever a member sends has its number and the generation that it knows. Source: SPEC F8 to F10.
 
 The process that coordinates imports this module: standard library only.
 """
 
 import json
-from dataclasses import dataclass, field, fields
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import get_args
+
+from .typed_json import as_json, from_json
 
 MOST_BYTES = 1 << 20  # of a line
 ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{it}" for it in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
@@ -59,6 +61,7 @@ class Beat:
     waiting: bool = False  # for others, in an exchange
     compute_s: float = 0.0  # of its last step
     step_s: float = 0.0
+    until: int = 0  # the first step that is not to be taken; 0 if nobody knows yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,14 @@ class Leave:
     member: int
     generation: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A relieved member computed a shard for nothing, to tell how long it takes."""
+
+    member: int
+    compute_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +219,13 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Relieved:
+    """Another member does the work of this slow one, which tries now and then how fast it is."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Starting:
     """A launcher starts a member."""
 
@@ -248,8 +266,18 @@ class Empty:
 
 
 @dataclass(frozen=True, slots=True)
+class Slow:
+    """A seated member that all others wait for, and the members beside it."""
+
+    member: int
+    seat: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class Want:
-    """Seats that nobody has; none once they are filled."""
+    """Seats that nobody has, none once they are filled; and members in whose place others are to compute."""
 
     generation: int
     empty: list[Empty]
@@ -257,6 +285,8 @@ class Want:
     step_s: float  # average iteration time (SPEC F3)
     compute_s: dict[str, float]  # by member, the mean of its last steps, for one shard
     nodes: dict[str, str]  # by member
+    slow: list[Slow] = field(default_factory=list)  # for whom nobody waits who could take their seats
+    relieved: list[int] = field(default_factory=list)  # members whose seats others have, until they are well again
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,14 +340,15 @@ class Report:
     step: int
     gone: dict[str, str]
     recoveries: list[Recovery]
+    relieved: list[int] = field(default_factory=list)
 
 
 Message = (
-    Hello | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | AskToSave | Lease | Abort | Form | Go
-    | MaySave | Finish | Gone | Starting | Exited | Declared | End | Want | Coming | NoneComing | Retire | Report
+    Hello | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | Tried | AskToSave | Lease | Abort | Form | Go
+    | MaySave | Finish | Gone | Relieved | Starting | Exited | Declared | End | Want | Coming | NoneComing | Retire
+    | Report
 )  # fmt: skip
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
-_HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Place, Empty, Recovery)}
 
 
 def encode(message: Message) -> bytes:
@@ -338,40 +369,11 @@ def decode(line: bytes) -> Message:
     kind = _KINDS.get(str(content.pop("kind", ""))) if isinstance(content, dict) else None
     if kind is None:
         raise WireError(f"no kind of message: {line[:80]!r}")
-    message: Message = from_json(content, kind)
+    try:
+        message: Message = from_json(content, kind)
+    except ValueError as error:
+        raise WireError(str(error)) from error
     return message
-
-
-def as_json(it: Any) -> Any:
-    """Return a message, or a part of one, as what JSON knows."""
-    if type(it) in _HINTS:
-        return {one.name: as_json(getattr(it, one.name)) for one in fields(it)}
-    return [as_json(one) for one in it] if isinstance(it, list) else it
-
-
-def from_json(content: Any, kind: Any) -> Any:
-    """Return what a message or a part of one holds, of exactly the types that its class has.
-
-    Raises:
-        WireError: If the types are others, or numbers are not of this world.
-    """
-    if kind in _HINTS:
-        hints = _HINTS[kind]
-        if not isinstance(content, dict) or not content.keys() <= hints.keys():
-            raise WireError(f"not the fields of {kind.__name__}: {str(content)[:80]}")
-        try:
-            return kind(**{name: from_json(value, hints[name]) for name, value in content.items()})
-        except TypeError as error:
-            raise WireError(f"{kind.__name__}: {error}") from error
-    if get_origin(kind) is list and isinstance(content, list):
-        return [from_json(one, get_args(kind)[0]) for one in content]
-    if get_origin(kind) is dict and isinstance(content, dict):
-        return {name: from_json(one, get_args(kind)[1]) for name, one in content.items()}
-    if kind is float and type(content) in (int, float) and abs(content) < 1e18:
-        return float(content)
-    if type(content) is kind and (kind is not int or abs(content) < 1 << 53):
-        return content
-    raise WireError(f"not a {kind}: {str(content)[:80]}")
 
 
 class Lines:

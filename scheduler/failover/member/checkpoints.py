@@ -20,7 +20,7 @@ _NAME = re.compile(_NAME_TEXT)
 _DRAFT = re.compile(rf"\.{_NAME_TEXT}\.draft")
 
 
-def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark: str) -> Path:
+def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark: str) -> Path | None:
     """Write a checkpoint.
 
     Args:
@@ -30,7 +30,7 @@ def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark
         mark: Generation and member, for the name.
 
     Returns:
-        The file.
+        The file; None if another member computes in place of this one by now.
 
     Raises:
         OSError: If it cannot be written.
@@ -48,6 +48,8 @@ def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark
         raise
     if not control.may_save():
         draft.unlink(missing_ok=True)
+        if control.is_relieved:
+            return None
         end_process(GONE_STATUS, "a checkpoint was refused: this process has no seat")
     draft.rename(path)
     drafts = _found(folder, ".step-*.pt.draft", _DRAFT)

@@ -29,6 +29,10 @@ class FinishedError(Exception):
     """All members are done."""
 
 
+class RelievedError(Exception):
+    """Another member computes in place of this one, which is slow."""
+
+
 @dataclass(slots=True)
 class Pulse:
     """What beats tell; the main thread writes it."""
@@ -37,6 +41,7 @@ class Pulse:
     waiting: bool = False
     compute_s: float = 0.0
     step_s: float = 0.0
+    until: int = 0
 
 
 class Control:
@@ -65,6 +70,7 @@ class Control:
         self.generation = 0  # the newest that was heard of
         self._at = 0  # that this member's group is of
         self._fresh, self._here, self._applying = True, False, False
+        self._is_relieved = False
         self._form: wire.Form | None = None
         self._go = 0
         self._finished = False
@@ -106,18 +112,47 @@ class Control:
 
         Raises:
             FinishedError: If all are done instead.
+            RelievedError: If this member is to have none until it is well again.
         """
         with self._changed:
             self._here = True
-            self._say(wire.Here(self.member, self.generation, self.step))
-            while self._form is None or self._form.generation < max(self.generation, self._at + 1):
-                if self._finished:
-                    raise FinishedError
-                if not self._changed.wait(AGAIN_S):
-                    self._say(wire.Here(self.member, self.generation, self.step))
-            self._here = False
-            self._at = self.generation = self._form.generation
-            return self._form
+            try:
+                self._say(wire.Here(self.member, self.generation, self.step))
+                while (form := self._next_form()) is None:
+                    if self._is_relieved:
+                        raise RelievedError
+                    if not self._changed.wait(AGAIN_S):
+                        self._say(wire.Here(self.member, self.generation, self.step))
+            finally:
+                self._here = False
+            self._at = self.generation = form.generation
+            return form
+
+    def _next_form(self) -> wire.Form | None:
+        """Return the form of the newest generation, None if it has not come.
+
+        Raises:
+            FinishedError: If all are done instead.
+        """
+        form = self._form
+        if form is not None and form.generation >= max(self.generation, self._at + 1):
+            return form
+        if self._finished:
+            raise FinishedError
+        return None
+
+    def tried(self, compute_s: float, pause_s: float) -> bool:
+        """Say how long a shard takes that was computed for nothing; return whether this member has work within a pause.
+
+        Raises:
+            FinishedError: If all are done.
+        """
+        with self._changed:
+            self._say(wire.Tried(self.member, compute_s))
+            until_s = time.monotonic() + pause_s
+            while self._is_relieved and self._next_form() is None and (left_s := until_s - time.monotonic()) > 0.0:
+                self._changed.wait(left_s)
+            return not self._is_relieved
 
     def ready(self, ready: wire.Ready) -> None:
         """Say that this member has group and state, and wait until all have.
@@ -164,7 +199,7 @@ class Control:
     def end_apply(self, step: int) -> None:
         """Say how many steps the state has seen now."""
         with self._changed:
-            self._applying, self._fresh, self.step = False, False, step
+            self._applying, self._fresh, self.step = False, self._is_relieved, step
             if self.is_aborted:
                 self._say(wire.Stopped(self.member, self.generation, self.step, here=False))
 
@@ -197,6 +232,11 @@ class Control:
                 answer: wire.MaySave | None = self._may_save
                 if answer is not None and answer.generation == asked and answer.step == self.step:
                     return answer.granted
+
+    @property
+    def is_relieved(self) -> bool:
+        """Whether another member computes in place of this one."""
+        return self._is_relieved
 
     def leave(self, reason: str) -> None:
         """Give up the seat."""
@@ -250,6 +290,7 @@ class Control:
                 pulse.waiting,
                 pulse.compute_s,
                 pulse.step_s,
+                pulse.until,
             )
         )
 
@@ -288,7 +329,10 @@ class Control:
             if isinstance(message, wire.Abort) and message.generation >= self.generation:
                 self._abort(message.generation)
             elif isinstance(message, wire.Form) and message.generation >= self.generation:
-                self.generation, self._form = message.generation, message
+                self.generation, self._form, self._is_relieved = message.generation, message, False
+            elif isinstance(message, wire.Relieved) and message.generation >= self.generation:
+                self._is_relieved = self._fresh = True
+                self.generation, self._form = message.generation, None
             elif isinstance(message, wire.Go):
                 self._go = max(self._go, message.generation)
             elif isinstance(message, wire.MaySave):
@@ -298,6 +342,7 @@ class Control:
             self._changed.notify_all()
 
     def _abort(self, generation: int) -> None:
+        self._is_relieved = False  # who is told to stop has a seat
         if generation > self.generation:
             self.generation, self._form = generation, None
         if not self._applying:

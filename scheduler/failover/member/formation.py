@@ -69,6 +69,7 @@ class Formation:
 
         Raises:
             FinishedError: If all are done instead.
+            RelievedError: If another member computes in place of this one.
         """
         while True:
             try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from ....cluster.files.errors import InputError
 from ....reporting import Steps
 from ..wire import ADDRESS, MEMBER, SECRET
-from .control import AbortedError, FinishedError
+from .control import AbortedError, FinishedError, RelievedError
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TOLD_S = 0.1  # between two steps that are told of (docs/steps.md)
 MOST_UNTOLD = 1024
+TRY_S = 1.0  # between two steps that a relieved member computes for nothing, and as long as one takes in any case
 
 
 def every(step_s: float) -> int:
@@ -77,7 +78,7 @@ class Ring:
         self._control = self._formation.control
         self._began_s = self._computed_s = 0.0
         self._steps = Steps()
-        self._is_first = True
+        self._is_first, self._is_relieved = True, False
         try:
             self._join()
         except FinishedError:
@@ -113,16 +114,18 @@ class Ring:
     def steps(self, until: int) -> Iterator[int]:
         """Yield the number of each step that this member has to compute, from that of the ring's state on.
 
-        A number comes again if the ring lost members while the step was in progress and its shards were dealt out anew.
+        A number comes again if the ring lost members while the step was in progress and its shards were dealt out anew,
+        and on a member that is so slow that another one computes in its place, until it is as fast as the others.
 
         Args:
             until: Number of the first step that is not to be taken. All members must name the same.
         """
+        self._control.pulse.until = until
         try:
             while True:
-                while self._control.step < until:
+                while self._control.step < until or self._is_relieved:
                     self._begin_step()
-                    yield self._control.step
+                    yield min(self._control.step, until - 1)
                 try:
                     self._control.done()
                 except AbortedError:
@@ -141,6 +144,8 @@ class Ring:
             again, or it is in the state that was taken over from a member that had applied it.
         """
         self._computed_s = time.monotonic() - self._began_s
+        if self._is_relieved:
+            return self._try()
         number, gradients = self._control.step, self._formation.gradients()
         while True:
             try:
@@ -148,7 +153,7 @@ class Ring:
             except self._failed as error:
                 shards = self.shards
                 self._join(error)
-                if self._control.step != number or self.shards != shards:
+                if self._is_relieved or self._control.step != number or self.shards != shards:
                     self._optimizer.zero_grad(set_to_none=True)
                     return False
                 continue
@@ -183,13 +188,14 @@ class Ring:
             raise InputError(
                 "no folder for checkpoints was given", "write `Ring(model, optimizer, checkpoints=FOLDER)`"
             )
-        if self._formation.rank != 0:
+        if self._formation.rank != 0 or self._is_relieved:
             return None
         from .checkpoints import write_checkpoint
 
         mark = f"g{self.generation}-m{self.member}"
         path = write_checkpoint(self._folder, self._control, self._formation.state(), mark)
-        self._steps.saved(max(self._control.step - 1, 0), str(path.absolute()))
+        if path is not None:
+            self._steps.saved(max(self._control.step - 1, 0), str(path.absolute()))
         return path
 
     def __enter__(self) -> Self:
@@ -198,23 +204,38 @@ class Ring:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None and not self._is_relieved:
             for _ in self.steps(until=self._control.step):
                 pass
             self._control.close()
             self._steps.done()
         else:
-            self._control.leave(f"{kind.__name__ if kind else ''}: {error}")
+            self._control.leave(f"{kind.__name__}: {error}" if kind else "its script left the ring")
 
     def _join(self, error: Exception | None = None) -> None:
-        self._formation.join(error)
+        try:
+            self._formation.join(error)
+            self._is_relieved = False
+        except RelievedError:
+            self._is_relieved = True
+            self._steps.done()
         self._is_first = True
+
+    def _try(self) -> bool:
+        """Forget a step that was computed to see how long it takes, and wait a while for work."""
+        self._optimizer.zero_grad(set_to_none=True)
+        try:
+            if self._control.tried(self._computed_s / len(self.shards), max(TRY_S, self._computed_s)):
+                self._join()
+        except FinishedError:
+            sys.exit(0)
+        return False
 
     def _begin_step(self) -> None:
         now_s = time.monotonic()
         pulse = self._control.pulse
         pulse.compute_s, pulse.step_s = self._computed_s, now_s - self._began_s if self._began_s else 0.0
-        if self._control.step % every(pulse.step_s) == 0:
+        if self._control.step % every(pulse.step_s) == 0 and not self._is_relieved:
             self._steps.begin(self._control.step, computed_s=self._computed_s if self._began_s else None)
         self._began_s = now_s
         self._formation.begin_step()

@@ -3,14 +3,12 @@
 Reads no clock, network or store. Source: SPEC F1, F3; docs/steps.md.
 """
 
-import statistics
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from ...failover.judging.slow import far_longer
 from .iteration_times import RankTimes
 
-STRAGGLES = 3.0  # times the median of the others: twice as long computes who has two shards in a ring that has shrunk
-LEAST_S = 0.01  # by which it computes longer: less is what a busy machine does
 LOOK_S, LOOKS = 60.0, 3  # between two looks, and in a row, before that counts
 
 
@@ -30,13 +28,7 @@ def straggling(times: Sequence[RankTimes], going: Collection[int]) -> list[Strag
         going: Ranks that tell of steps, and will tell of more.
     """
     told = {rank: compute_s for rank in going if (compute_s := times[rank].compute_s) is not None}
-    found = []
-    for rank, compute_s in told.items():
-        others = [it for other, it in told.items() if other != rank]
-        others_s = statistics.median(others) if others else compute_s
-        if compute_s > STRAGGLES * others_s and compute_s - others_s > LEAST_S:
-            found.append(Straggler(rank, compute_s, others_s))
-    return found
+    return [Straggler(*it) for it in far_longer(told)]
 
 
 class Stragglers:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.rounds import DESKS, LAUNCHERS, RESTART, Rounds
 from longshore.scheduler.failover.settings import Limits
+from longshore.scheduler.failover.shape import report_of
 from longshore.scheduler.failover.standing import Member, Phase
-from longshore.scheduler.failover.suspicion import UNLIKE_S, unlike_ends
+from longshore.scheduler.failover.judging.suspicion import UNLIKE_S, unlike_ends
 
 
 class Ring:
@@ -374,7 +375,8 @@ def test_of_very_many_members_that_are_gone_all_are_refused_and_few_reasons_are_
         ring.join(number)
         ring.rounds.said(number, wire.Leave(number, 1, "\U0001f525" * 500), ring.now_s)
     ring.answer()
-    assert len(wire.encode(ring.rounds.report())) < wire.MOST_BYTES
+    report = report_of(ring.rounds.durable, ring.rounds.members, ring.rounds.recoveries)
+    assert len(wire.encode(report)) < wire.MOST_BYTES
     assert not any(ring.rounds.joined(wire.Hello("member", "", it, f"t{it}"), 0.0) for it in range(2, 2000))
 
 

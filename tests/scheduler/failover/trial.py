@@ -110,6 +110,15 @@ class Trial:
 
         await self.until(is_there)
 
+    def slow(self, member: int, *, is_slow: bool) -> None:
+        """Let a member compute for eight times as long, or no longer."""
+        path = self.folder / f"slow-{member}"
+        path.touch() if is_slow else path.unlink()
+
+    async def is_relieved(self, members: list[int]) -> None:
+        while (await self.report()).relieved != members:
+            await asyncio.sleep(0.02)
+
     async def seated(self, generation: int) -> None:
         def is_there() -> bool:
             return bool([it for it in self.lines() if it["kind"] == "step" and it["it"][1] >= generation])
@@ -160,12 +169,13 @@ def run_ring(
     checkpoints: Path | None = None,
     network: Network | None = None,
     away: Iterable[int] = (),
+    backups: int = 0,
     **environment: str,
 ) -> Outcome:
     """Run a ring to its end."""
 
     async def run() -> Outcome:
-        make_ring(folder, seats, "127.0.0.1" if network is None else MANAGER, limits)
+        make_ring(folder, seats, "127.0.0.1" if network is None else MANAGER, limits, spares=spares, backups=backups)
         variables = {**os.environ, "FAULTS": json.dumps(list(faults)), "OMP_NUM_THREADS": "1", **environment}
         variables["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT}"
         command = (sys.executable, str(TRAINER), str(steps), str(pause_s), *([str(checkpoints)] if checkpoints else []))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.health.monitoring.iteration_times import LEFT_OUT, RankTimes
-from longshore.scheduler.health.monitoring.stragglers import LEAST_S, STRAGGLES, Stragglers, straggling
+from longshore.scheduler.failover.judging.slow import FAR, LEAST_S
+from longshore.scheduler.health.monitoring.stragglers import Stragglers, straggling
 from longshore.scheduler.health.step_monitor import Running, StepMonitor
 from longshore.scheduler.model.job_spec import Watching
 from longshore.scheduler.model.placement import Share
@@ -58,7 +59,7 @@ def test_at_most_half_of_the_ranks_are_stragglers_and_each_is_slower_than_all_th
     rest = [it for at, it in enumerate(compute_s) if it is not None and at not in {one.rank for one in found}]
     assert len(found) <= len(told) / 2
     for it in found:
-        assert it.compute_s >= max(STRAGGLES * it.others_s, it.others_s + LEAST_S) * (1.0 - 1e-9)
+        assert it.compute_s >= max(FAR * it.others_s, it.others_s + LEAST_S) * (1.0 - 1e-9)
         assert it.compute_s >= max(rest)
 
 

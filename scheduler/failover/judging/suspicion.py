@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from .settings import Limits
-from .standing import Member
+from ..settings import Limits
+from ..standing import Member
+from ..wire import Fault
 
 SUSPECT: Final = 0.3  # of the silence at which a member is declared gone
 BLAMED: Final = 3  # faults of one pair of members, after which one of them is replaced
@@ -74,12 +75,25 @@ def unlike_ends(seated: Collection[Member], quiet_s: float) -> str:
     )
 
 
+def worn(seated: Collection[Member], limits: Limits) -> int | None:
+    """Return the member whose process has formed so many groups that it is to be started anew, None if none has."""
+    found = [it for it in seated if it.groups >= limits.groups and not it.done]
+    return max(found, key=lambda it: it.groups).number if found and len(seated) > 1 else None
+
+
 class Blames:
     """Faults of exchanges between two members that both live. Source: SPEC F5."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[float, frozenset[int]]] = []
         self._noted: dict[frozenset[int], int] = {}  # the last generation in which a pair had a fault
+
+    def hear(self, fault: Fault, seated: Collection[Member], now_s: float) -> None:
+        """Note which two members an exchange failed between, if that is known."""
+        others = (it for it in seated if it.number != fault.member)
+        accused = next((it.number for it in others if fault.peer and fault.peer in (it.store, *it.ends)), None)
+        if accused is not None:
+            self.add(fault.member, accused, fault.generation, now_s)
 
     def add(self, one: int, other: int, generation: int, now_s: float) -> None:
         """Note a fault; of a pair, each generation has at most one."""
