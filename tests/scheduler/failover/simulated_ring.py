@@ -2,14 +2,40 @@
 
 import random
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.judging.relief import Relief
+from longshore.scheduler.failover.judging.slow import Longer
 from longshore.scheduler.failover.rounds import DESKS, LAUNCHERS, Rounds
 from longshore.scheduler.failover.settings import Limits
-from longshore.scheduler.failover.standing import NOBODY, Durable, Phase
+from longshore.scheduler.failover.standing import NOBODY, Durable, Member, Phase, Watch
 
 STEPS = 10_000
+
+
+class Whim(Relief):
+    """Finds that members are slow, or well again, without a reason; nobody knows when.
+
+    Args:
+        random: Decides.
+    """
+
+    def __init__(self, random: random.Random) -> None:
+        super().__init__(Limits(), backups=2)
+        self.random, self.is_over = random, False
+
+    def look(
+        self, durable: Durable, members: Mapping[int, Member], recoveries: Iterable[Watch], now_s: float
+    ) -> None:  # fmt: skip
+        self.slow, self._well, self._idle_since_s = [], [], now_s
+        seated = [it for it in durable.holders if it != NOBODY]
+        may_be = durable.phase is Phase.RUNNING and all(members[it].ran for it in seated) and not self.is_over
+        if may_be and len(durable.relieved) < 2 and self.random.random() < 0.5:
+            self.slow = [Longer(self.random.choice(seated), 4.0, 1.0)]
+        if may_be and self.random.random() < 0.3:
+            self._well = [int(it) for it in durable.relieved]
 
 
 @dataclass
@@ -46,6 +72,8 @@ class Simulated:
             self.say(wire.Stopped(self.number, self.generation, self.step, here=self.main == "waits"))
         elif isinstance(message, wire.Form) and message.generation >= self.generation:
             self.generation, self.form = message.generation, message
+        elif isinstance(message, wire.Relieved) and message.generation >= self.generation:
+            self.generation, self.form, self.fresh = message.generation, None, True
         elif isinstance(message, wire.Go):
             self.went = max(self.went, message.generation)
         elif isinstance(message, wire.Finish):
@@ -64,7 +92,8 @@ class World:
         self.random = random.Random(seed)
         self.now_s, self.seats = 0.0, seats
         self.limits = Limits(gather_s=100.0, frozen_s=30.0, arrive_s=100.0)
-        self.rounds = Rounds(seats, self.limits, 0.0)
+        self.whim = Whim(self.random)
+        self.rounds = Rounds(seats, self.limits, 0.0, relief=self.whim)
         self.disk: Durable | None = None
         self.members: dict[int, Simulated] = {}
         self.launched: deque[wire.Message] = deque()  # what the launcher says
@@ -103,7 +132,7 @@ class World:
         """The coordinator is killed, and started again from its file; what was under way is lost."""
         assert self.disk is not None
         before = self.disk.generation
-        self.rounds = Rounds(self.seats, self.limits, self.now_s, copied(self.disk))
+        self.rounds = Rounds(self.seats, self.limits, self.now_s, copied(self.disk), self.whim)
         assert self.rounds.durable.generation <= before + 1
         for member in self.members.values():
             member.connected = False
@@ -164,6 +193,8 @@ class World:
         self.generation = durable.generation
         seated = [it for it in durable.holders if it != NOBODY]
         assert len(seated) == len(set(seated)), "one member, one seat"
+        assert not durable.relieved.keys() & set(map(str, seated)), "who is relieved has no seat"
+        assert durable.tokens.keys() == {*map(str, seated), *durable.relieved}, "nobody else passes for a member"
         assert not any(str(it) in durable.gone for it in seated), "nobody who is gone has a seat"
 
     def check_source(self, form: wire.Form) -> None:
@@ -250,6 +281,7 @@ class World:
         """No more faults: all who can move do, and time passes. Return whether the ring runs or is lost in the end."""
         for member in self.members.values():
             member.stopped = False
+        self.whim.is_over = True
         before = max((it.step for it in self.members.values() if it.alive), default=0)
         for _ in range(400):
             for _ in range(12):
@@ -267,7 +299,8 @@ class World:
         if durable.phase is Phase.LOST:
             return not [it for it in self.members.values() if it.alive and not it.fresh]
         seated = [self.members[it] for it in durable.holders if it != NOBODY]
-        waiting = [it for it in self.members.values() if it.alive and it not in seated]
+        relieved = [self.members[int(it)] for it in durable.relieved]
+        waiting = [it for it in self.members.values() if it.alive and it not in (*seated, *relieved)]
         return (
             durable.phase is Phase.RUNNING
             and all(it.alive and it.at == durable.generation for it in seated)
@@ -279,5 +312,7 @@ class World:
 
 def copied(durable: Durable) -> Durable:
     """Return what a file would hold."""
-    parts = {"holders": [*durable.holders], "tokens": {**durable.tokens}, "gone": {**durable.gone}}
+    parts = {"holders": [*durable.holders]} | {
+        name: {**getattr(durable, name)} for name in ("tokens", "gone", "relieved", "slow")
+    }
     return replace(durable, **parts)  # type: ignore[arg-type]
