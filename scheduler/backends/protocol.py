@@ -44,6 +44,7 @@ class Attempt:
     image: str = ""  # container image; "" for the backend's own choice
     is_held: bool = False  # the backend has it already, and holds it until it is launched
     seats: int = 0  # of its ring; more GPUs than that are of members that wait. 0: ranks that stop together
+    backups: int = 0  # slow members of its ring in whose place others may compute, which are added while it runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
         spec.image,
         is_held=spec.external is not None,
         seats=spec.seats,
+        backups=spec.backups,
     )
 
 

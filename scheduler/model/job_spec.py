@@ -141,6 +141,8 @@ class JobFile(_Section):
     # What a fault does: the whole job is tried again, or the others of its ring go on (docs/failover.md)
     failover: Literal["restart", "switch"] = Field("restart", exclude_if=lambda it: it == "restart")
     spares: int = Field(0, ge=0, le=1000, exclude_if=lambda it: it == 0)  # GPUs beside, whose members wait for a seat
+    # Slow members of its ring in whose place others may compute, on GPUs beside those
+    backups: int = Field(0, ge=0, le=100, exclude_if=lambda it: it == 0)
     # Whether its GPUs are checked before it starts; as the scheduler's settings say if left out (docs/preflight.md)
     preflight: Literal["auto", "off"] | None = Field(None, exclude_if=_is_none)
     dtype: Dtype = Field("fp32", exclude_if=lambda it: it == "fp32")  # that it computes in, and its GPUs are checked in
@@ -179,6 +181,8 @@ class JobFile(_Section):
     def _has_use_for_spares(self) -> "JobFile":
         if self.spares and self.failover != "switch":
             raise ValueError("spares wait for seats of a ring; write `failover: switch` too, or leave them out")
+        if self.backups and self.failover != "switch":
+            raise ValueError("backups compute for members of a ring; write `failover: switch` too, or leave them out")
         if self.spares and self.shape is not None:
             raise ValueError("a shape says where all GPUs lie, so there are none beside; leave `spares` or `shape` out")
         return self

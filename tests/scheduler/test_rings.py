@@ -25,7 +25,8 @@ with Ring(model, torch.optim.Adam(model.parameters())) as ring:
     for step in ring.steps(until=int(os.environ["STEPS"])):
         for shard in ring.shards:
             model(torch.full((2, 4), 0.1 * step + shard)).square().mean().backward()
-            time.sleep(float(os.environ.get(f"COMPUTES_{ring.member}_S", "0.0")))
+            computes_s = float(os.environ.get(f"COMPUTES_{ring.member}_S", os.environ.get("COMPUTES_S", "0.0")))
+            time.sleep(computes_s * (8.0 if Path(f"slow-{ring.member}").exists() else 1.0))
         if ring.step():
             print("step", step, "seat", ring.seat, "generation", ring.generation, flush=True)
         time.sleep(0.02)

@@ -51,6 +51,7 @@ def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], ow
         None if attempt.limit_s == float("inf") else attempt.limit_s,
         tuple(Rank(share.node, gpu, i, share.gpus) for share in placement for i, gpu in enumerate(share.gpus)),
         attempt.seats,
+        attempt.backups,
     )
 
 

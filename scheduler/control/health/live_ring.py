@@ -30,6 +30,7 @@ class LiveRing:
         self.checked: dict[int, Checked] = {}  # GPUs that are reserved and not given yet
         self.told = -1  # generation about whose empty seats people were told
         self.refused = -1  # generation whose coordinator was told that nobody comes
+        self.told_slow: tuple[int, ...] = ()  # slow members about whom people were told that they have no backup
         self.short = 0  # seats that it goes on without, as nobody came; 0 after another scheduler
 
     @property

@@ -24,7 +24,7 @@ Seat = tuple[Want, Empty, int]  # what the coordinator said last, the seat, and 
 
 def choose_gpu(
     parts: Parts, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], seat: Seat, now_s: float,
-    *, grows: bool,
+    *, grows: bool, unfit: Sequence[int] = (),
 ) -> tuple[Choice, str]:  # fmt: skip
     """Choose a free GPU for a seat, and return why there is none, "" if there is one.
 
@@ -39,6 +39,7 @@ def choose_gpu(
         seat: That is empty.
         now_s: The present.
         grows: Whether the ring goes on without the seat; only a GPU with which it is faster comes into question then.
+        unfit: GPUs that do not come into question.
     """
     job = cache.jobs[ring.row.job_id]
     spec = stored_or_usual(job.spec)
@@ -48,9 +49,9 @@ def choose_gpu(
         records, gpus = records_of(tx, job.id), list_gpus(tx)
     well_s = {(it.node, it.gpu): it.since_s for it in gpus if it.healthy}
     without = _left_for_good(parts.layout, ring, places, well_s)
-    free = free_for(cache.mirror, job.id, without)
+    free = free_for(cache.mirror, job.id, [*without, *unfit])
     if not free.gpus.size:
-        free = free_for(cache.mirror, job.id)
+        free = free_for(cache.mirror, job.id, unfit)
     around = Around(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
     inside = ring_of(around, *seat, records)
     site = cache.mirror.site

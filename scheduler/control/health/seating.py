@@ -23,15 +23,18 @@ from ...model.event import NewEvent
 from ...model.job_id import name_of
 from ...model.placement import ReservationRow, Share
 from ...model.states import AttemptState
+from ...model.job_spec import StoredJob
 from ...model.stored_spec import is_switching, stored_or_usual
 from ...rules.attempt_step import Checks
 from ...store.database.errors import TakenError
 from ...store.monitoring.replacements import (
+    BACKUP,
     CHECKED,
     EMPTY,
     FOUND,
     LEFT,
     SEAT,
+    SLOW,
     STRUCK_OFF,
     TAKEN,
     ReplacementRow,
@@ -43,6 +46,7 @@ from ...store.monitoring.replacements import (
 )
 from ...store.rows.attempts import AttemptRow
 from ..state_cache import WRITER, Parts, StateCache
+from . import backups
 from .live_ring import Checked, LiveRing
 from .seat_choice import LEAST_IN_AN_HOUR, choose_gpu
 from .vacancies import Chosen, chosen_of
@@ -92,7 +96,8 @@ class Seating:
                 ring.given = None
         self._keep_desks(cache, self._backend)
         in_turn = sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq))
-        for step in (self._look_at, self._let_grow):  # rings that stand still come before those that go on
+        # Rings that stand still come before those that go on, and these before those that have all their members.
+        for step in (self._look_at, self._let_grow, self._back_up):
             for job in in_turn:
                 if cache.errors.rests(job, now_s):
                     continue
@@ -230,16 +235,18 @@ class Seating:
         chosen, why = ring.checked.pop(gpu).chosen, found.found
         if gpu in {*cache.health.faulty, *cache.health.closed}:
             why = why or "it went out of service"
-        if self._missing(ring, stored_or_usual(job.spec).seats, places) <= len(ring.checked):
+        spec = stored_or_usual(job.spec)
+        if self._missing(ring, spec, places) + len(backups.wanted(ring, spec)) <= len(ring.checked):
             why = why or "the seat is filled"
         if why:
             self._strike_off(cache, ring, gpu, why, now_s)
         else:
             self._give(cache, ring, backend, places, chosen, now_s, is_held=True)
 
-    def _missing(self, ring: LiveRing, seats: int, places: Sequence[MemberPlace]) -> int:
-        """Return how many GPUs a ring lacks; what is checked for it may never be its."""
-        return seats - sum(it.is_used for it in places) - len(self._unseen(ring, places))
+    def _missing(self, ring: LiveRing, spec: StoredJob, places: Sequence[MemberPlace]) -> int:
+        """Return how many GPUs a ring lacks for its seats; what is checked for it may never be its."""
+        has = sum(it.is_used for it in places) + len(self._unseen(ring, places))
+        return spec.seats + backups.relieved(ring, spec) - has
 
     def _fill(self, cache: StateCache, ring: LiveRing, backend: Seats, now_s: float, *, grows: bool) -> None:
         """Give a ring free GPUs, one after the other, or say that there are none.
@@ -258,7 +265,7 @@ class Seating:
         if places is None:
             return
         spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
-        missing = self._missing(ring, spec.seats, places) - len(ring.checked)
+        missing = self._missing(ring, spec, places) - len(ring.checked)
         missing = min(max(missing, 0), len(want.empty))
         ring.short = min(ring.short, missing)
         most = ring.short if grows else missing - ring.short
@@ -274,22 +281,55 @@ class Seating:
                 ring.short = missing
                 self._refuse(cache, ring, want, why, now_s)
                 return
-            formula = next(name for name, it in FORMULAS.items() if it == cache.mirror.site.rules.replacement)
-            chosen = chosen_of(choice, want, formula, self._parts.layout, time.perf_counter() - began_s)
-            if self._parts.checks.are_wanted(spec):
-                self._check(cache, ring, chosen, now_s)
-            else:
-                self._give(cache, ring, backend, places, chosen, now_s)
+            chosen = chosen_of(choice, want, _formula(cache), self._parts.layout, time.perf_counter() - began_s)
+            self._give_or_check(cache, ring, backend, places, chosen, now_s)
             missing, want = missing - 1, ring.desk.want
             ring.short = min(ring.short, missing)
         if any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values()) and ring.desk.want:
             self._refuse(cache, ring, ring.desk.want, "a GPU is checked first", now_s)
 
+    def _back_up(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
+        """Give a ring a GPU for a member that computes in place of a slow one, or tell people why there is none."""
+        want, spec = ring.desk.want, stored_or_usual(cache.jobs[ring.row.job_id].spec)
+        slow = backups.wanted(ring, spec)
+        if against or want is None or want.empty or not slow or ring.given is None:
+            return
+        places = ask(partial(backend.places, ring.name))
+        if places is None:
+            return
+        lacking = self._missing(ring, spec, places) + len(slow) - len(ring.checked)
+        if not 0 < lacking <= len(slow):
+            return
+        began_s, member = time.perf_counter(), slow[-lacking].member
+        left, seat = backups.without(want, slow, len(slow) - lacking)
+        unfit = backups.unfit(want, self._parts.layout, self._parts.monitor.reports.last(), now_s)
+        seats = left, seat, spec.seats
+        choice, why = choose_gpu(self._parts, cache, ring, places, seats, now_s, grows=False, unfit=unfit)
+        why = why or backups.against(choice, want)
+        if not why:
+            chosen = chosen_of(choice, left, _formula(cache), self._parts.layout, time.perf_counter() - began_s)
+            chosen = chosen._replace(choice={**chosen.choice, "backup_for": member})
+            self._give_or_check(cache, ring, backend, places, chosen, now_s)
+        elif ring.told_slow != (told := tuple(it.member for it in slow)):
+            ring.told_slow = told
+            cause = f"all wait for member {member} on {want.nodes.get(str(member), '?')}, and it gets no backup: {why}"
+            event = self._event(cache, ring, SLOW, cause, now_s)._replace(data={"member": member})
+            self._parts.store.write(partial(note, event=event))
+
+    def _give_or_check(
+        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], chosen: Chosen,
+        now_s: float,
+    ) -> None:  # fmt: skip
+        if self._parts.checks.are_wanted(stored_or_usual(cache.jobs[ring.row.job_id].spec)):
+            self._check(cache, ring, chosen, now_s)
+        else:
+            self._give(cache, ring, backend, places, chosen, now_s)
+
     def _check(self, cache: StateCache, ring: LiveRing, chosen: Chosen, now_s: float) -> None:
         """Reserve a GPU that is to be checked before the ring gets it."""
         job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
         row = ReservationRow(node, gpu, job, ring.row.number, now_s)
-        cause = f"GPU {gpu} of {node} is checked before it takes an empty seat"
+        cause = f"GPU {gpu} of {node} is checked before it {_use(chosen)}"
         event = self._event(cache, ring, CHECKED, cause, now_s)
         event = event._replace(data={"node": node, "gpu": gpu})
         self._parts.store.write(lambda tx: hold(tx, row, event))
@@ -307,9 +347,10 @@ class Seating:
         job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
         rank = len(places) + len(self._unseen(ring, places))
         row = ReplacementRow(job, ring.row.number, rank, node, gpu, now_s, chosen.choice)
-        cause = f"GPU {gpu} of {node} takes an empty seat: {chosen.words}"
+        cause = f"GPU {gpu} of {node} {_use(chosen)}: {chosen.words}"
         data = {"rank": rank, "node": node, "gpu": gpu, **{it: chosen.choice[it] for it in ("formula", "average_s")}}
-        event = self._event(cache, ring, TAKEN, cause, now_s)._replace(data=data)
+        now = BACKUP if "backup_for" in chosen.choice else TAKEN
+        event = self._event(cache, ring, now, cause, now_s)._replace(data=data)
         self._parts.store.write(lambda tx: give(tx, row, event, is_held=is_held))
         if not is_held:
             cache.happens(now_s)
@@ -336,3 +377,14 @@ class Seating:
         return NewEvent(
             SEAT, WRITER, now_s, ring.row.job_id, ring.row.number, now=now, fence=cache.fence, cause=cause
         )  # fmt: skip
+
+
+def _formula(cache: StateCache) -> str:
+    """Return the name of an iteration's time that decides."""
+    return next(name for name, it in FORMULAS.items() if it == cache.mirror.site.rules.replacement)
+
+
+def _use(chosen: Chosen) -> str:
+    """Return what a GPU is for, for people."""
+    member = chosen.choice.get("backup_for")
+    return "takes an empty seat" if member is None else f"is the backup of member {member}, which all others wait for"

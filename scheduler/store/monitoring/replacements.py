@@ -20,6 +20,7 @@ from ..rows.reservations import free_gpus, is_reserved, reserve_gpu
 SEAT = "seat"  # kind of events
 TAKEN, EMPTY, LEFT, FOUND = "taken", "empty", "left", "found"
 CHECKED, STRUCK_OFF = "checked", "struck off"
+BACKUP, SLOW = "backup", "slow"
 
 
 class ReplacementRow(NamedTuple):

@@ -69,7 +69,8 @@ class Host:
     async def run(self) -> int:
         """Run the ring to its end, and return the status to exit with; minus a signal's number to end by that."""
         ring = Path(self._path) / RING
-        make_ring(ring, self._spec.seats)
+        seats = self._spec.seats
+        make_ring(ring, seats, spares=len(self._spec.ranks) - seats, backups=self._spec.backups)
         async with Launcher(ring, on_exit=self._exited, on_declared=self._declared) as self._launcher:
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)

@@ -34,13 +34,15 @@ class Spec(NamedTuple):
     limit_s: float | None
     ranks: tuple[Rank, ...]
     seats: int = 0  # of its ring; 0 for ranks that stop together
+    backups: int = 0  # slow members of it in whose place others may compute
 
 
 def encode(spec: Spec) -> bytes:
     """Return the spec as a file holds it; equal specs give equal bytes."""
     fields = spec._asdict()
-    if not spec.seats:
-        del fields["seats"]  # as before there were rings, so that attempts of older versions are recognised
+    for name in ("seats", "backups"):
+        if not fields[name]:
+            del fields[name]  # as before there was such a thing, so that attempts of older versions are recognised
     return json.dumps(fields, sort_keys=True).encode()
 
 
