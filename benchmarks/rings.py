@@ -20,6 +20,7 @@ from pathlib import Path
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import make_ring
+from longshore.scheduler.failover.typed_json import from_json
 
 from .harness import ROOT, Row, progress
 
@@ -168,7 +169,7 @@ class Trial:
     def _recovery(self) -> wire.Recovery:
         """Return the seconds of each phase, as the coordinator wrote them down."""
         found = json.loads((self._folder / "recoveries.json").read_bytes())
-        recovery: wire.Recovery = wire.from_json(found[-1], wire.Recovery)
+        recovery: wire.Recovery = from_json(found[-1], wire.Recovery)
         return recovery
 
 

@@ -137,7 +137,9 @@ class Rounds:
             return
         is_present = getattr(message, "generation", None) == self.durable.generation and self.durable.has_seat(number)
         if isinstance(message, wire.Fault) and message.generation <= self.durable.generation:
-            self._blames.hear(message, self._seated(), self.now_s)  # also of a generation that another one's word has just ended
+            self._blames.hear(
+                message, self._seated(), self.now_s
+            )  # also of a generation that another one's word has just ended
         if isinstance(message, wire.Leave):
             self._declare(number, message.reason)
         elif isinstance(message, wire.Tried):

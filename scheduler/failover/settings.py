@@ -51,8 +51,9 @@ class Settings:
 
 
 def make_ring(
-    folder: Path, seats: int, host: str = "127.0.0.1", limits: Limits | None = None, *, spares: int = 0, backups: int = 0
-) -> Settings:
+    folder: Path, seats: int, host: str = "127.0.0.1", limits: Limits | None = None, *,
+    spares: int = 0, backups: int = 0,
+) -> Settings:  # fmt: skip
     """Make the folder of a ring, unless it is there already.
 
     Args:

@@ -11,8 +11,9 @@ desk        says   Coming, NoneComing, Retire
 status      hears  Report, once, and the connection is over
 
 A *desk* is where somebody brings members: the scheduler that leads. It is told of empty seats by `Want` as soon as it
-connects and whenever they change, also while a shrunk ring runs; and of members that all others wait for. It answers `Coming` once it has a GPU for a member, or
-`NoneComing`. Whatever a member sends has its number and the generation that it knows. Source: SPEC F8 to F10.
+connects and whenever they change, also while a shrunk ring runs; and of members that all others wait for. It answers
+`Coming` once it has a GPU for a member, or `NoneComing`. Whatever a member sends has its number and the generation that
+it knows. Source: SPEC F8 to F10.
 
 The process that coordinates imports this module: standard library only.
 """
@@ -344,8 +345,8 @@ class Report:
 
 
 Message = (
-    Hello | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | Tried | AskToSave | Lease | Abort | Form | Go
-    | MaySave | Finish | Gone | Relieved | Starting | Exited | Declared | End | Want | Coming | NoneComing | Retire
+    Hello | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | Tried | AskToSave | Lease | Abort | Form
+    | Go | MaySave | Finish | Gone | Relieved | Starting | Exited | Declared | End | Want | Coming | NoneComing | Retire
     | Report
 )  # fmt: skip
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}

@@ -32,7 +32,7 @@ class CandidatePage(Page):
 
 
 class ReplacementPage(Page):
-    """A GPU that was given to the ring for an empty seat, and why it was that one."""
+    """A GPU that was given to the ring for an empty seat or as a backup, and why it was that one."""
 
     rank: int  # of the process there, as its log has it
     node: str
@@ -43,6 +43,7 @@ class ReplacementPage(Page):
     took_s: float = 0.0  # that the choice took
     considered: int = 0  # candidates
     candidates: tuple[CandidatePage, ...] = ()  # the chosen one first, then the best of the others
+    backup_for: int | None = None  # slow member in whose place it computes; none for an empty seat
 
 
 class PlacePage(Page):
@@ -60,6 +61,7 @@ class RingPage(Page):
     seats: int
     order: tuple[int, ...]  # member on each seat, -1 for none
     spares: tuple[int, ...]
+    relieved: tuple[int, ...]  # slow members in whose place others compute
     step: int
     gone: dict[str, str]
     recoveries: tuple[Recovery, ...]

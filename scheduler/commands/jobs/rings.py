@@ -27,6 +27,7 @@ def print_ring(ring: Mapping[str, Any]) -> None:
         "step": str(ring["step"]),
         "seats": " ".join("empty" if member < 0 else str(member) for member in ring["order"]),
         "spares": " ".join(map(str, ring["spares"])),
+        "slow": " ".join(map(str, ring["relieved"])),
     }
     for title, value in facts.items():
         if value:
@@ -34,7 +35,8 @@ def print_ring(ring: Mapping[str, Any]) -> None:
     for member, reason in ring["gone"].items():
         typer.echo(f"{'gone':10s} {plain(f'member {member}: {reason}')}")
     for it in ring["replacements"]:
-        words = f"GPU {it['gpu']} of {it['node']} as rank {it['rank']}, for an empty seat"
+        use = "for an empty seat" if it["backup_for"] is None else f"as the backup of member {it['backup_for']}"
+        words = f"GPU {it['gpu']} of {it['node']} as rank {it['rank']}, {use}"
         typer.echo(f"{'came':10s} {plain(words)}")
     for it in ring["replacements"][-1:]:
         typer.echo()

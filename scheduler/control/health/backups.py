@@ -18,7 +18,7 @@ FRESH_S = 120.0  # older reports say nothing of the present
 
 
 def relieved(ring: LiveRing, spec: StoredJob) -> int:
-    """Return how many members of a ring are alive and have no seat, as they are slow: at most what its job asked for."""
+    """Return how many members of a ring are alive without a seat, as they are slow; at most what its job asked for."""
     want = ring.desk.want
     return 0 if want is None else min(len(want.relieved), spec.backups)
 

@@ -21,9 +21,9 @@ from ...failover.wire import Coming, NoneComing, Want
 from ...mirror.vacant_seats import warm_up
 from ...model.event import NewEvent
 from ...model.job_id import name_of
+from ...model.job_spec import StoredJob
 from ...model.placement import ReservationRow, Share
 from ...model.states import AttemptState
-from ...model.job_spec import StoredJob
 from ...model.stored_spec import is_switching, stored_or_usual
 from ...rules.attempt_step import Checks
 from ...store.database.errors import TakenError

@@ -125,7 +125,7 @@ def _relieve(durable: Durable, members: Mapping[int, Member], slow: Longer, back
 
 
 def usual(it: Member, steps: int) -> float | None:
-    """Return what none of a member's last steps fell below, None if it has not told of so many: one alone says little."""
+    """Return what none of a member's last steps fell below, None if it has not told of so many."""
     last = list(it.compute_s)[-steps:]
     return min(last) if len(last) >= steps else None
 
@@ -148,4 +148,3 @@ def cost(recoveries: Iterable[Watch]) -> float:
     """
     seen = (it.seconds() for it in recoveries)
     return max((it.form_s + it.copy_s for it in seen if it.form_s >= 0.0 and it.copy_s > 0.0), default=UNKNOWN_S)
-

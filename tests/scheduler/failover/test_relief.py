@@ -33,7 +33,7 @@ def assert_same(found: Outcome, alone: Outcome, members: int) -> None:
 def test_a_backup_computes_in_place_of_a_slow_member_until_it_is_well(
     slow: int, warm: Path, alone: Outcome, tmp_path: Path
 ) -> None:
-    """It is bit for bit as if nothing had happened; member 0 is the source of the state, and its rank writes checkpoints."""
+    """It is bit for bit as if nothing had happened; also if the one that is the state's source and saves it is slow."""
     orders: list[list[int]] = []
 
     async def be_slow(trial: Trial) -> None:

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.judging.suspicion import UNLIKE_S, unlike_ends
 from longshore.scheduler.failover.rounds import DESKS, LAUNCHERS, RESTART, Rounds
 from longshore.scheduler.failover.settings import Limits
 from longshore.scheduler.failover.shape import report_of
 from longshore.scheduler.failover.standing import Member, Phase
-from longshore.scheduler.failover.judging.suspicion import UNLIKE_S, unlike_ends
 
 
 class Ring:

@@ -48,9 +48,7 @@ def test_a_message_of_other_fields_or_types_is_refused_or_whole(kind: str, field
     assert wire.decode(wire.encode(message)) == message
 
 
-@given(
-    st.lists(EVERY.filter(lambda it: all(abs(one) < 1e15 for one in numbers(as_json(it)))), max_size=4), st.data()
-)
+@given(st.lists(EVERY.filter(lambda it: all(abs(one) < 1e15 for one in numbers(as_json(it)))), max_size=4), st.data())
 def test_messages_come_whole_however_their_bytes_are_cut(messages: list[wire.Message], data: st.DataObject) -> None:
     stream = b"".join(wire.encode(it) for it in messages)
     lines, found = wire.Lines(), []

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.health.monitoring.iteration_times import LEFT_OUT, RankTimes
 from longshore.scheduler.failover.judging.slow import FAR, LEAST_S
+from longshore.scheduler.health.monitoring.iteration_times import LEFT_OUT, RankTimes
 from longshore.scheduler.health.monitoring.stragglers import Stragglers, straggling
 from longshore.scheduler.health.step_monitor import Running, StepMonitor
 from longshore.scheduler.model.job_spec import Watching
