@@ -30,8 +30,8 @@ from .chaos import Served
 from .harness import ROOT, Row, progress
 
 RECLAIMS = 4 * int(os.environ.get("RUNS", "50"))
-AT_ONCE = 10  # rings
-NODES, PATIENCE_S = 16, 180.0
+AT_ONCE = 14  # rings
+NODES, PATIENCE_S = 24, 240.0
 CLUSTER = f"""\
 name: reclaim
 node_types:
@@ -121,7 +121,8 @@ class World:
     def is_over(self, job: str) -> bool:
         """Say whether a job has ended, by the store."""
         with self.store.read() as tx:
-            return get_job(tx, job).state in FINAL
+            row = get_job(tx, job)
+        return row is not None and row.state in FINAL
 
     async def watch(self) -> None:
         """Look for GPUs that are free while a process lives there, until this is cancelled."""
@@ -152,10 +153,13 @@ class World:
 
     def end(self) -> int:
         """Stop it all; return how many processes of jobs are left."""
-        left = sum(b"RECLAIM" in environment(process) for process in living())
+        left = [process.pid for process in living() if b"RECLAIM" in environment(process)]
         self.served.kill()
         self.store.close()
-        return left
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(left)
 
 
 def _processes(victim: str, attempt: Path) -> list[int | None]:
@@ -250,16 +254,19 @@ def _is_settled(world: World, job: str) -> bool:
 async def relive_all(world: World) -> list[tuple[bool, bool]]:
     """Let many rings live, some at once."""
     watching = asyncio.create_task(world.watch())
-    found: list[tuple[bool, bool]] = []
-    count = RECLAIMS // 2
-    while len(found) < count:
-        progress(f"{2 * len(found)} of {RECLAIMS} reclaims")
-        numbers = range(len(found), min(len(found) + AT_ONCE, count))
-        found += await asyncio.gather(*(relive(world, it, it) for it in numbers))
+    slots, done, count = asyncio.Semaphore(AT_ONCE), list[tuple[bool, bool]](), RECLAIMS // 2
+
+    async def one(number: int) -> None:
+        async with slots:
+            done.append(await relive(world, number, number))
+        if len(done) % AT_ONCE == 0:
+            progress(f"{2 * len(done)} of {RECLAIMS} reclaims")
+
+    await asyncio.gather(*map(one, range(count)))
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
-    return found
+    return done
 
 
 def measure_reclaims() -> Iterator[Row]:

@@ -65,13 +65,13 @@ class Asked:
         self._was_wanting = False
 
     def news(self, durable: Durable, members: Mapping[int, Member], slow: Sequence[int]) -> Want | None:
-        """Return what a desk is to be told, None if it knows: whether seats are empty, or somebody is slow."""
+        """Return what a desk is to be told, None if it knows: whether seats are empty, or members slow."""
         now = (durable.generation, *durable.holders), tuple(slow), tuple(durable.relieved)
         if not durable.has_run or durable.phase.is_over or now == self._told:
             return None
-        is_wanting, was_wanting = NOBODY in durable.holders or bool(slow), self._was_wanting
+        is_wanting, was_wanting = NOBODY in durable.holders or bool(slow or durable.relieved), self._was_wanting
         self._told, self._was_wanting = now, is_wanting
-        return want_of(durable, members, slow) if is_wanting or was_wanting or durable.relieved else None
+        return want_of(durable, members, slow) if is_wanting or was_wanting else None
 
 
 def report_of(durable: Durable, members: Mapping[int, Member], recoveries: Iterable[Watch]) -> Report:

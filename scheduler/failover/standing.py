@@ -120,7 +120,7 @@ class Member:
     node: str = ""
     ends: frozenset[str] = frozenset()
     until: int = 0  # the first step that it will not take; 0 if nobody knows
-    relieved_step: int = 0  # of the ring, when this member was relieved
+    relieved_step: int = -1  # of the ring, when this member was relieved; -1 if nobody knows
     is_trying: bool = False  # its main thread may compute though it has no seat
     compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))

@@ -21,7 +21,7 @@ def from_json(content: Any, kind: Any) -> Any:
     Raises:
         ValueError: If the types are others, or numbers are not of this world.
     """
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         if not isinstance(content, dict) or not content.keys() <= hints.keys():
             raise ValueError(f"not the fields of {kind.__name__}: {str(content)[:80]}")

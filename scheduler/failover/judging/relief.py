@@ -43,9 +43,9 @@ class Relief:
     def __init__(self, limits: Limits, *, backups: int = 0, spares: int = 0) -> None:
         self._limits, self._backups, self._spares = limits, backups, spares
         self.ratios: dict[int, float] = {}  # of members that compute far longer: times the others'
-        self.slow: list[Longer] = []  # seated members that are worth a backup, the slowest first
+        self.slow: list[Longer] = []  # seated members whose backups gain more than a change costs, the slowest first
         self._well: list[int] = []  # relieved members that are so no more
-        self._looked_s = self._idle_since_s = -math.inf
+        self._looked_s, self._idle_since_s = -math.inf, math.inf  # inf until the first look
 
     def look(
         self, durable: Durable, members: Mapping[int, Member], recoveries: Iterable[Watch], now_s: float
@@ -53,7 +53,7 @@ class Relief:
         """Judge all members anew, if the last time is long enough ago."""
         if now_s - self._looked_s < BETWEEN_S:
             return
-        self._looked_s = now_s
+        self._looked_s, self._idle_since_s = now_s, min(self._idle_since_s, now_s)
         self.slow, self._well = [], []
         seated = [members[it] for it in durable.holders if it != NOBODY]
         if durable.phase is not Phase.RUNNING or not all(it.ran and not it.done for it in seated):
@@ -63,10 +63,12 @@ class Relief:
         step, cost_s = max(it.step for it in seated), cost(recoveries)
         longer = sorted(far_longer(usual_s), key=lambda it: -it.compute_s)
         self.ratios = {it.number: it.compute_s / it.others_s for it in longer if it.others_s > 0.0}
-        worth = [it for it in longer if is_worth(it, max(members[it.number].until - step, 0), cost_s)]
-        self.slow = worth[: max(self._backups - len(durable.relieved), 0)]
-        if usual_s:
-            others_s = median(sorted(usual_s.values()))
+        left = max(max(it.until for it in seated) - step, 0)
+        may_be = max(self._backups - len(durable.relieved), 0)
+        rest_s = max((it.compute_s for it in longer[may_be:]), default=0.0)  # for whom all wait then
+        self.slow = [it for it in longer[:may_be] if (it.compute_s - max(it.others_s, rest_s)) * left > cost_s]
+        others_s = median(sorted(usual_s.values())) if usual_s else 0.0
+        if others_s * left > cost_s:  # else the ring is done sooner
             self._well = [it for it in map(int, durable.relieved) if self._is_well(members[it], others_s, step)]
         if self.slow or NOBODY in durable.holders or len(members) <= self._wanted(durable):
             self._idle_since_s = now_s
@@ -76,7 +78,7 @@ class Relief:
         if not self._backups:
             return None
         for number in self._well:
-            if str(number) in durable.relieved:
+            if str(number) in durable.relieved and members[number].connected:
                 return self._reinstate(durable, members, number)
         spares = waiting(durable, members)
         for it in self.slow:
@@ -109,6 +111,7 @@ class Relief:
 
     def _is_well(self, it: Member, others_s: float, step: int) -> bool:
         last = list(it.compute_s)[-self._limits.well_steps :]
+        it.relieved_step = step if it.relieved_step < 0 else it.relieved_step
         held = step - it.relieved_step >= self._limits.hold_steps
         return held and len(last) >= self._limits.well_steps and max(last) <= WELL * others_s
 
@@ -128,17 +131,6 @@ def usual(it: Member, steps: int) -> float | None:
     """Return what none of a member's last steps fell below, None if it has not told of so many."""
     last = list(it.compute_s)[-steps:]
     return min(last) if len(last) >= steps else None
-
-
-def is_worth(it: Longer, left: int, cost_s: float) -> bool:
-    """Say whether a ring gains by a backup more than the change costs.
-
-    Args:
-        it: Whom all wait for.
-        left: Steps that are still to be taken.
-        cost_s: Of forming the ring anew, and of the copy.
-    """
-    return (it.compute_s - it.others_s) * left > cost_s
 
 
 def cost(recoveries: Iterable[Watch]) -> float:

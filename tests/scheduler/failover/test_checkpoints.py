@@ -19,13 +19,22 @@ class Leave:
     """What a checkpoint asks of its member's connection."""
 
     step: int
+    is_relieved: bool = False
 
     def may_save(self) -> bool:
-        return True
+        return not self.is_relieved
 
 
 def save(folder: Path, step: int, mark: str, state: dict[str, Any] | None = None) -> Path:
-    return write_checkpoint(folder, cast("Control", Leave(step)), state or {"step": torch.tensor(step)}, mark)
+    path = write_checkpoint(folder, cast("Control", Leave(step)), state or {"step": torch.tensor(step)}, mark)
+    assert path is not None
+    return path
+
+
+def test_a_member_that_was_relieved_meanwhile_names_no_checkpoint_and_goes_on(tmp_path: Path) -> None:
+    relieved = cast("Control", Leave(5, is_relieved=True))
+    assert write_checkpoint(tmp_path, relieved, {"step": torch.tensor(5)}, "g1-m0") is None
+    assert list(tmp_path.iterdir()) == []
 
 
 EARLIER = ["step-000000099-g1-m0", "step-000000100-g1-m7", "step-000000100-g2-m1", "step-000000007-g30-m30"]
