@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from longshore.scheduler.client import Client
 from longshore.scheduler.failover.asking import ask_report
 from longshore.scheduler.files.processes import environment, living
 from longshore.scheduler.model.states import FINAL
@@ -30,8 +31,8 @@ from .chaos import Served
 from .harness import ROOT, Row, progress
 
 RECLAIMS = 4 * int(os.environ.get("RUNS", "50"))
-AT_ONCE = 14  # rings
-NODES, PATIENCE_S = 24, 240.0
+AT_ONCE = 20  # rings
+NODES, PATIENCE_S = 32, 300.0
 CLUSTER = f"""\
 name: reclaim
 node_types:
@@ -66,6 +67,7 @@ class World:
         self.free_but_used: set[tuple[Gpu, int]] = set()
         self.rng = random.Random(1)
         self.kills: Counter[str] = Counter()  # that hit somebody
+        self.reviving = asyncio.Lock()
 
     def submit(self, number: int) -> str:
         """Submit a ring of two seats that may have a backup."""
@@ -132,12 +134,14 @@ class World:
             self.free_but_used |= free
             await asyncio.sleep(0.1)
 
-    def kill(self, victim: str, job: str) -> None:
+    async def kill(self, victim: str, job: str) -> None:
         """Kill somebody who has to do with a ring, if he is there."""
         if victim == "scheduler":
-            self.served.kill()
-            self.served.start()
-            self.kills[victim] += 1
+            async with self.reviving:  # or rings that live at the same time would never see one
+                self.served.kill()
+                self.served.start()
+                self.kills[victim] += 1
+                await asyncio.to_thread(self.served.call, Client.nodes)
             return
         members = self.read(job, "members.json") or []
         at = {"slow": 1, "backup": len(members) - 1}.get(victim)
@@ -207,7 +211,7 @@ async def relive(world: World, number: int, turn: int) -> tuple[bool, bool]:
         await asyncio.sleep(world.rng.uniform(0.0, 14.0))
     else:
         await until(lambda: _has_come(world, job, sign), 0.005)
-    world.kill(victim, job)
+    await world.kill(victim, job)
     gives_back = await until(lambda: _is_settled(world, job), 0.2) or _tell(world, job, f"{victim} killed at {sign}")
     if turn % 2:
         world.served.call(lambda client: client.cancel(job))
@@ -215,7 +219,7 @@ async def relive(world: World, number: int, turn: int) -> tuple[bool, bool]:
         (world.home / f"end-{job}").touch()
     await asyncio.sleep(world.rng.uniform(0.0, 1.0))
     victim = VICTIMS[turn // 2 % len(VICTIMS)]
-    world.kill(victim, job)
+    await world.kill(victim, job)
     ends = await until(lambda: world.is_over(job) and not world.held_by(job) and not world.used_by(job), 0.2)
     return gives_back, ends or _tell(world, job, f"{victim} killed at its end")
 
@@ -259,8 +263,9 @@ async def relive_all(world: World) -> list[tuple[bool, bool]]:
     async def one(number: int) -> None:
         async with slots:
             done.append(await relive(world, number, number))
-        if len(done) % AT_ONCE == 0:
-            progress(f"{2 * len(done)} of {RECLAIMS} reclaims")
+        if len(done) % 5 == 0:
+            well = sum(map(sum, done))
+            progress(f"{well} well, {2 * len(done)} of {RECLAIMS}; {len(world.free_but_used)} free but used")
 
     await asyncio.gather(*map(one, range(count)))
     watching.cancel()

@@ -1,13 +1,17 @@
 """A scheduler gives a ring a free GPU for a member that computes in place of a slow one, and has it back."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.states import Desired, JobState
-from tests.scheduler.backends.attempts import end_all
-from tests.scheduler.ring_trials import RingTrial
+from tests.scheduler.backends.attempts import end_all, until
+from tests.scheduler.ring_trials import RING_PATIENCE_S, RingTrial
+from tests.scheduler.test_pool_crash_points import LATER_S, Points, killed, look_or_die
 
 COMPUTES = {"COMPUTES_S": "0.08"}  # so long that a busy machine makes nobody slow
 
@@ -47,8 +51,16 @@ def test_a_slow_member_gets_a_backup_on_another_node_until_it_is_well(trial: Rin
     assert trial.held() == []
 
 
-def test_a_slow_member_whose_node_alone_is_free_gets_no_backup(tmp_path: Path) -> None:
-    trial = RingTrial(tmp_path, {"a": 3})
+@pytest.mark.parametrize(
+    ("nodes", "most", "why"),
+    [({"a": 3}, None, "no free GPU suits it"), ({"a": 2, "b": 1}, 2, "its owner has 2 of 2 GPUs")],
+)
+def test_a_slow_member_gets_no_backup_on_its_node_or_beyond_what_its_owner_may_have(
+    nodes: dict[str, int], most: int | None, why: str, tmp_path: Path
+) -> None:
+    trial = RingTrial(tmp_path, nodes)
+    parts = replace(trial.scheduler.parts, gpus_per_user=most)
+    trial.scheduler = Reconciler(parts, trial.times)
     try:
         job = trial.submit_ring(2, variables=COMPUTES, backups=1)
         trial.until(lambda: trial.job(job).state is JobState.RUNNING and trial.is_settled(job))
@@ -57,13 +69,14 @@ def test_a_slow_member_whose_node_alone_is_free_gets_no_backup(tmp_path: Path) -
         trial.tick(5)
         (told,) = trial.seats_of(job)
         assert (told.now, "member 0 on a" in told.cause) == ("slow", True)
+        assert told.cause.endswith(f"it gets no backup: {why}")
         assert trial.holds(job) == {("a", 0), ("a", 1)}
     finally:
         trial.close()
         end_all(tmp_path)
 
 
-def test_a_job_that_asked_for_none_gets_none_and_one_that_lies_gets_no_more_than_it_asked_for(tmp_path: Path) -> None:
+def test_a_job_that_asked_for_none_gets_none(tmp_path: Path) -> None:
     trial = RingTrial(tmp_path, {"a": 2, "b": 2})
     try:
         job = trial.submit_ring(2, variables=COMPUTES)
@@ -75,3 +88,47 @@ def test_a_job_that_asked_for_none_gets_none_and_one_that_lies_gets_no_more_than
     finally:
         trial.close()
         end_all(tmp_path)
+
+
+@pytest.mark.faults  # minutes
+def test_wherever_a_scheduler_is_killed_a_backup_comes_once_and_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = RingTrial(tmp_path, {"a": 2, "b": 2})
+    try:
+        job = trial.submit_ring(2, variables=COMPUTES, backups=1)
+        trial.until(lambda: trial.job(job).state is JobState.RUNNING and trial.is_settled(job))
+        number, passed = 0, 1
+        while passed >= number:
+            number += 1
+            before = len(trial.seats_of(job))
+            trial.later_s += LATER_S
+            with monkeypatch.context() as patch:
+                points = Points(trial, patch, number, killed)
+                come_and_go(trial, job)
+            passed = points.passed
+            assert [it.now for it in trial.seats_of(job)[before:]] == ["backup", "left"], number
+            trial.assert_arrays_are_as_the_store()
+            assert len(trial.attempts(job)) == 1
+        assert number > 6  # so many points there were
+        trial.wish(job, Desired.CANCEL)
+        trial.ends(job)
+        assert trial.held() == []
+    finally:
+        trial.close()
+        end_all(tmp_path)
+
+
+def come_and_go(trial: RingTrial, job: str) -> None:
+    """Let a member be slow until it has a backup, and until that is given back."""
+
+    def look(is_so: Callable[[], bool]) -> bool:
+        look_or_die(trial)
+        return is_so()
+
+    before = trial.holds(job)
+    (trial.folder / "slow-1").touch()
+    until(partial(look, lambda: is_relieved(trial, job, [1])), RING_PATIENCE_S)
+    assert len(trial.holds(job)) == 3
+    (trial.folder / "slow-1").unlink()
+    until(partial(look, lambda: trial.is_settled(job) and trial.holds(job) == before), RING_PATIENCE_S)

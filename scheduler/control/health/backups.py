@@ -10,7 +10,9 @@ from ...failover.wire import Empty, Slow, Want
 from ...health.reports import Report
 from ...mirror.vacant_seats import Choice
 from ...model.gpu_index import Layout
+from ...model.job import JobRow
 from ...model.job_spec import StoredJob
+from ..state_cache import StateCache
 from .live_ring import LiveRing
 
 BUSY = 0.1  # utilisation above which a free GPU is somebody's all the same, and gets no backup
@@ -70,6 +72,16 @@ def unfit(want: Want, layout: Layout, reports: Mapping[str, Report], now_s: floa
         if 0.0 <= now_s - it.at_s < FRESH_S:
             places += [(node, gpu.index) for gpu in it.told.gpus if gpu.utilisation > BUSY]
     return sorted({layout.number(*it) for it in places if layout.has(*it)})
+
+
+def against_more(cache: StateCache, row: JobRow) -> str:
+    """Return why a job gets no GPU beside those that it asked for, "" if it may: its owner has no more than one may."""
+    most = cache.parts.gpus_per_user
+    if most is None:
+        return ""
+    inside = (it for it in cache.jobs.values() if it.owner == row.owner and it.id not in cache.outside)
+    has = sum(max(it.gpus, len(cache.mirror.picks(it.id)) if cache.mirror.has(it.id) else 0) for it in inside)
+    return "" if has < most else f"its owner has {has} of {most} GPUs"
 
 
 def against(choice: Choice, want: Want) -> str:

@@ -305,7 +305,7 @@ class Seating:
         unfit = backups.unfit(want, self._parts.layout, self._parts.monitor.reports.last(), now_s)
         seats = left, seat, spec.seats
         choice, why = choose_gpu(self._parts, cache, ring, places, seats, now_s, grows=False, unfit=unfit)
-        why = why or backups.against(choice, want)
+        why = why or backups.against(choice, want) or backups.against_more(cache, cache.jobs[ring.row.job_id])
         if not why:
             chosen = chosen_of(choice, left, _formula(cache), self._parts.layout, time.perf_counter() - began_s)
             chosen = chosen._replace(choice={**chosen.choice, "backup_for": member})

@@ -1,0 +1,25 @@
+"""How the ring of a job is shown to people."""
+
+from typing import Any
+
+import pytest
+
+from longshore.scheduler.commands.jobs.rings import print_ring
+
+RING: dict[str, Any] = {
+    "phase": "running", "generation": 2, "seats": 2, "step": 7, "order": [0, 2], "spares": [], "relieved": [1],
+    "gone": {}, "recoveries": [],
+}  # fmt: skip
+CAME: dict[str, Any] = {"rank": 2, "node": "b", "gpu": 0, "candidates": []}
+
+
+@pytest.mark.parametrize(
+    ("backup_for", "words"), [(None, "as rank 2, for an empty seat"), (1, "as rank 2, as the backup of member 1")]
+)
+def test_who_is_slow_and_what_a_gpu_came_for_is_shown(
+    backup_for: int | None, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_ring({**RING, "replacements": [{**CAME, "backup_for": backup_for}]})
+    shown = capsys.readouterr().out
+    assert "slow       1\n" in shown
+    assert words in shown
