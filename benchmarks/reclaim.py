@@ -145,7 +145,7 @@ class World:
             return
         members = self.read(job, "members.json") or []
         at = {"slow": 1, "backup": len(members) - 1}.get(victim)
-        if at is not None and at < len(members):
+        if at is not None and 0 <= at < len(members):
             pids = [self.used().get((members[at][0], members[at][1]))]
         else:
             pids = _processes(victim, self.ring(job).parent)
@@ -276,7 +276,7 @@ async def relive_all(world: World) -> list[tuple[bool, bool]]:
 
 def measure_reclaims() -> Iterator[Row]:
     """Kill whoever takes part while rings give GPUs back, and yield how often all was well."""
-    with TemporaryDirectory(prefix="reclaim-") as folder:
+    with TemporaryDirectory(prefix="reclaim-", ignore_cleanup_errors=True) as folder:
         world = World(Path(folder))
         try:
             found = asyncio.run(relive_all(world))

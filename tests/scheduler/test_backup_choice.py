@@ -28,12 +28,23 @@ class Told:
         """Do nothing."""
 
 
-WANTS = st.from_type(Want)
+MEMBERS = st.integers(-3, 6)
+TIMES = st.floats(-1e9, 1e9)  # what a message may hold
+WANTS = st.builds(
+    Want,
+    empty=st.just([]),
+    order=st.lists(MEMBERS, max_size=5),
+    step_s=TIMES,
+    compute_s=st.dictionaries(MEMBERS.map(str) | st.text(max_size=3), TIMES, max_size=5),
+    nodes=st.dictionaries(MEMBERS.map(str), st.sampled_from(["a", "nowhere"]), max_size=5),
+    slow=st.lists(st.builds(Slow, MEMBERS, MEMBERS, MEMBERS, MEMBERS), max_size=4),
+    relieved=st.lists(MEMBERS, max_size=4),
+)
 
 
 @given(st.none() | WANTS, st.integers(0, 4))
 def test_a_ring_has_no_more_members_beside_its_seats_than_its_job_asked_for(want: Want | None, most: int) -> None:
-    spec = StoredJob(command=("true",), failover="switch", backups=most)
+    spec = StoredJob.model_validate({"command": ["true"], "failover": "switch", "backups": most})
     ring = LiveRing(cast("AttemptRow", None), Told(want))
     assert 0 <= backups.relieved(ring, spec) + len(backups.wanted(ring, spec)) <= most
 
@@ -63,7 +74,7 @@ def test_without_the_slow_member_an_iteration_takes_as_much_less_as_it_computes_
 def test_gpus_of_slow_nodes_and_those_that_somebody_uses_get_no_backup(
     age_s: float, utilisation: float, busy: list[int]
 ) -> None:
-    layout = Layout({"a": 2, "b": 2, "c": 2})
+    layout = Layout(["a", "b", "c"], [2, 2, 2])
     want = Want(3, [], [0, 1], 1.0, {}, {"0": "a", "1": "b", "7": "nowhere"}, [Slow(0, 0, 1, 1)], [7])
     told = NodeReport(gpus=(GpuReport(index=1, healthy=True, utilisation=utilisation, free_bytes=0),))
     assert backups.unfit(want, layout, {"c": Report(1000.0, told)}, 1000.0 + age_s) == [0, 1, *busy]
