@@ -148,9 +148,7 @@ def _run_every_order(request: EvaluationRequest, setting: Setting, policies: lis
     return Run(ruled, regime, ended, outcomes, advice, remarks, tuned_text(tuned))
 
 
-def _asides(
-    request: EvaluationRequest, setting: Setting, run: Run, comparison: Comparison, tell: Tell
-) -> list[Aside]:
+def _asides(request: EvaluationRequest, setting: Setting, run: Run, comparison: Comparison, tell: Tell) -> list[Aside]:
     """Return what else is answered under the best policy."""
     policy = next(policy for policy in run.policies if policy.name == comparison.policies[0])
     switching = request.cluster is not None

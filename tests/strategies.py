@@ -175,7 +175,7 @@ def planned_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6)) -> Case:
     pipeline = a_divisor(gpus, below(draw, count, 256))
     tensor = a_divisor(gpus // np.maximum(pipeline, 1), below(draw, count, 256))
     planned = (below(draw, count, 4) > 0) & (gpus > 0)
-    figures = {
+    figures: dict[str, NDArray[Any]] = {
         "pipeline": np.where(planned, pipeline, 0).astype(np.int32),
         "tensor": np.where(planned, tensor, 0).astype(np.int32),
         "fixed_s": numbers(draw, count, (0.0, 0.125, 0.5)),

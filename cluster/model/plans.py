@@ -74,7 +74,9 @@ def iteration_s(it: Iteration, share: float, speed: float, inside: float, across
 
 
 @kernel
-def reference_iteration_s(it: Iteration, reference_gpus: int, intra_bytes_per_s: float, nic_bytes_per_s: float) -> float:
+def reference_iteration_s(
+    it: Iteration, reference_gpus: int, intra_bytes_per_s: float, nic_bytes_per_s: float
+) -> float:
     """Return how long an iteration takes on GPUs of speed 1, on as few reference nodes as hold the job."""
     gpus = it.data * it.pipeline * it.tensor
     if gpus <= reference_gpus:

@@ -180,7 +180,9 @@ def joined(parts: Sequence[Scenarios]) -> Scenarios:
     def field(name: str) -> Any:
         arrays = [getattr(it, name) for it in parts]
         if name in PLANNED and any(it.size for it in arrays):
-            arrays = [it if it.size else np.zeros(part.gpus.shape, it.dtype) for it, part in zip(arrays, parts)]
+            arrays = [
+                it if it.size else np.zeros(part.gpus.shape, it.dtype) for it, part in zip(arrays, parts, strict=True)
+            ]
         if name in PER_JOB or (name in PLANNED and arrays[0].size):
             arrays = [np.pad(it, ((0, 0), (0, jobs - it.shape[1]))) for it in arrays]
         return np.concatenate(arrays)

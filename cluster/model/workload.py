@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +106,9 @@ def first_jobs(workload: Workload, jobs: int | None) -> Workload:
         return workload
     arrays = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes")
     first = np.arange(jobs)
-    told = {name: taken(getattr(workload, name), first) for name in ("users", "names", "needs", "plans")}
+    told: dict[str, Any] = {
+        name: taken(getattr(workload, name), first) for name in ("users", "names", "needs", "plans")
+    }
     cut = replace(workload, ids=workload.ids[:jobs], **told)
     return replace(cut, **{name: getattr(workload, name)[:jobs] for name in arrays})
 

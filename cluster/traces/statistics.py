@@ -107,7 +107,8 @@ def write_trace(workload: Workload, path: Path) -> None:
 
 def _plans_column(workload: Workload) -> dict[str, tuple[str, ...]]:
     """Return the column of plans, none if no job has one."""
-    return {"plans": tuple(map(cell_of, workload.plans))} if any(workload.plans or ()) else {}
+    plans = workload.plans or ()
+    return {"plans": tuple(map(cell_of, plans))} if any(plans) else {}
 
 
 def _needs_columns(workload: Workload) -> dict[str, tuple[str | float, ...]]:

@@ -1,4 +1,4 @@
-"""What plans save where jobs have them: the same scenarios with the best plan of each job, and with one fixed layout."""
+"""What plans save: the same jobs and faults with the best plan of each job, and with one fixed layout."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -70,9 +70,7 @@ def savings_of(policy: str, layouts: dict[str, Planned], fixed: Scenarios, best:
         unit_sums(np.array([getattr(layouts[name], figure) for figure in FIGURES]), unit) for name in (BEST, FIXED)
     )
     ratios = ratio_estimates(mine, other, confidence=CONFIDENCE)
-    percent = {
-        figure: Estimates(*(100.0 * (end[[row]] - 1.0) for end in ratios)) for row, figure in enumerate(FIGURES)
-    }
+    percent = {figure: Estimates(*(100.0 * (end[[row]] - 1.0) for end in ratios)) for row, figure in enumerate(FIGURES)}
     planned = fixed.pipeline > 0
     same = np.ones(planned.shape, dtype=np.bool_)
     for name in ("gpus", "pipeline", "tensor", "work_s"):

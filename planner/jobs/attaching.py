@@ -56,12 +56,15 @@ def attach(workload: Workload, models: Sequence[Decoder], tables: Tables, seed: 
 def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[Plan, ...]:
     """Return the plans of a job of one iteration, none if so many GPUs cannot train the model data parallel.
 
-    The first is data parallel. Of the others each has fewer GPUs than all that are as fast.
+    The first is data parallel. The others have as many GPUs, or fewer that share a node or fill nodes, and each has
+    fewer than all that are as fast.
     """
     choices = tables.choices(decoder, gpus)
     if choices is None:
         return ()
-    asked = [choices.data_parallel[gpus], *(it for count, it in choices.any_layout.items() if count <= gpus)]
+    each = choices.gpu_type.gpus_per_node
+    counts = [it for it in range(1, gpus + 1) if it == gpus or each % it == 0 or it % each == 0]
+    asked = [choices.data_parallel[gpus], *(choices.any_layout[it] for it in counts if it in choices.any_layout)]
     found = []
     for it in asked:
         did = iteration_of(it, choices)

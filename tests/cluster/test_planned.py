@@ -54,8 +54,9 @@ def test_a_data_parallel_plan_is_a_ring(case: Case, at: int, seed: int) -> None:
     job = at % int(case.scenarios.jobs[case.row])
     ring = case._replace(rules=case.rules._replace(ring=True))
     shape, ones = case.scenarios.gpus.shape, (case.scenarios.gpus > 0).astype(np.int32)
-    figures = {name: np.zeros(shape) for name in ("fixed_s", "edge_bytes", "tensor_bytes")}
-    planned = ring._replace(scenarios=case.scenarios._replace(pipeline=ones, tensor=ones, **figures))
+    none = np.zeros(shape)
+    scenarios = case.scenarios._replace(pipeline=ones, tensor=ones, fixed_s=none, edge_bytes=none, tensor_bytes=none)
+    planned = ring._replace(scenarios=scenarios)
     gpus = some_gpus(case, job, seed)
     assert on_gpus(compiled(planned), case.row, job, gpus) == pytest.approx(
         on_gpus(compiled(ring), case.row, job, gpus), rel=1e-9

@@ -29,7 +29,9 @@ def slowdown(
         reference_nic_bytes_per_s=number(reference),
     )  # fmt: skip
     scenarios = SimpleNamespace(
-        compute_s=np.array([[compute_s]]), parameter_bytes=np.array([[parameter_bytes]]), gpus=np.array([[gpus]]),
+        compute_s=np.array([[compute_s]]),
+        parameter_bytes=np.array([[parameter_bytes]]),
+        gpus=np.array([[gpus]]),
         pipeline=np.zeros((1, 0)),
     )
     plain: Callable[..., float] = getattr(slowdown_of, "py_func", slowdown_of)
