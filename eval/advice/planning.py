@@ -28,15 +28,22 @@ class Planned(NamedTuple):
     finished: NDArray[np.bool_]  # whether all jobs ended
 
 
+class Counts(NamedTuple):
+    """Jobs of all scenarios."""
+
+    jobs: int
+    planned: int  # of these, with plans
+    changed: int  # of these, whose best plan is not the fixed one
+
+
 class Savings(NamedTuple):
     """The best plan of each job against one fixed layout, under one policy."""
 
     policy: str
     layouts: dict[str, Planned]
     percent: dict[str, Estimates]  # change of each of FIGURES by the best plans, shape (1,)
-    planned_share: float  # of the jobs
-    changed_share: float  # of the jobs, those whose best plan is not the fixed one
-    units: int  # windows or workloads, which are the evidence
+    counts: Counts
+    unit: NDArray[np.intp]  # (scenarios,) window or workload of each, which are the evidence
 
 
 def compare_layouts(problems: Mapping[str, Problem], policy: Policy) -> Savings | None:
@@ -52,7 +59,7 @@ def compare_layouts(problems: Mapping[str, Problem], policy: Policy) -> Savings 
     if not all(it.finished.all() for it in layouts.values()):
         return None
     fixed, best = problems[FIXED].scenarios, problems[BEST].scenarios
-    return savings_of(policy.name, layouts, fixed, best)
+    return savings_of(policy.name, layouts, counts_of(fixed, best), same_jobs(fixed))
 
 
 def planned_of(problem: Problem, outcome: Outcome) -> Planned:
@@ -63,30 +70,33 @@ def planned_of(problem: Problem, outcome: Outcome) -> Planned:
     return Planned(jct_s, outcome.busy_gpu_s, (jobs.gpus * jobs.work_s).sum(axis=1), outcome.finished == jobs.jobs)
 
 
-def savings_of(policy: str, layouts: dict[str, Planned], fixed: Scenarios, best: Scenarios) -> Savings:
-    """Return both layouts compared, given the scenarios of each."""
-    unit = same_jobs(fixed)
+def counts_of(fixed: Scenarios, best: Scenarios) -> Counts:
+    """Return how many jobs have plans and run by another one, given the scenarios of each layout."""
+    planned, same = fixed.pipeline > 0, np.ones(fixed.gpus.shape, dtype=np.bool_)
+    for name in ("gpus", "pipeline", "tensor", "work_s"):
+        same &= getattr(fixed, name) == getattr(best, name)
+    return Counts(int(fixed.jobs.sum()), int(planned.sum()), int((planned & ~same).sum()))
+
+
+def savings_of(policy: str, layouts: dict[str, Planned], counts: Counts, unit: NDArray[np.intp]) -> Savings:
+    """Return both layouts compared, given the unit of each scenario, shape (scenarios,)."""
     mine, other = (
         unit_sums(np.array([getattr(layouts[name], figure) for figure in FIGURES]), unit) for name in (BEST, FIXED)
     )
     ratios = ratio_estimates(mine, other, confidence=CONFIDENCE)
-    percent = {figure: Estimates(*(100.0 * (end[[row]] - 1.0) for end in ratios)) for row, figure in enumerate(FIGURES)}
-    planned = fixed.pipeline > 0
-    same = np.ones(planned.shape, dtype=np.bool_)
-    for name in ("gpus", "pipeline", "tensor", "work_s"):
-        same &= getattr(fixed, name) == getattr(best, name)
-    jobs = fixed.jobs.sum()
-    return Savings(policy, layouts, percent, planned.sum() / jobs, (planned & ~same).sum() / jobs, mine.shape[1])
+    percent = {it: Estimates(*(100.0 * (end[[row]] - 1.0) for end in ratios)) for row, it in enumerate(FIGURES)}
+    return Savings(policy, layouts, percent, counts, unit)
 
 
 def words_of(savings: Savings) -> str:
     """Return the comparison in one sentence."""
     jct, held, _ = (_with_interval(savings.percent[figure]) for figure in FIGURES)
+    jobs, planned, changed = savings.counts
     jct_h = {name: it.mean_jct_s.mean() / HOUR_S for name, it in savings.layouts.items()}
     return (
         f"under {savings.policy}, with the best plan of each job in place of its fixed layout the mean JCT changes by "
         f"{jct}, from {jct_h[FIXED]:.2f} h to {jct_h[BEST]:.2f} h, and the GPU-hours held by {held}; "
-        f"{savings.planned_share:.0%} of the jobs have plans, and {savings.changed_share:.0%} run by another one"
+        f"of {jobs} jobs {planned} have plans, and {changed} run by another one"
     )
 
 
@@ -111,9 +121,8 @@ def document_of(savings: Savings) -> dict[str, Any]:
         "jct_change_percent": _ends(savings.percent["mean_jct_s"]),
         "gpu_hours_held_change_percent": _ends(savings.percent["held_gpu_s"]),
         "gpu_hours_planned_change_percent": _ends(savings.percent["planned_gpu_s"]),
-        "planned_share": float(savings.planned_share),
-        "changed_share": float(savings.changed_share),
-        "units": savings.units,
+        **savings.counts._asdict(),
+        "units": int(np.unique(savings.unit).size),
     }
 
 
