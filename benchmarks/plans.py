@@ -33,6 +33,7 @@ DATA = ROOT / "../shared/data/traces"
 TRACES = ("itp_cluster01", "itp_cluster03", "philly_vc_2869ce.muri", "philly_vc_7f04ca.muri", "philly_vc_ee9e8c.muri")
 CLUSTER, MODELS = ROOT / "examples/small.yaml", ROOT / "examples/plan/models.yaml"
 SEED, WINDOWS, RUNS = 2026, 24, 4
+DRAWS = 4  # of models, beside the one of which rows are shown
 POLICY = "pack"
 
 
@@ -48,11 +49,11 @@ def tables(most_gpus: int) -> Tables:
     return Tables(setup(), DEFAULT, most_gpus)
 
 
-def planned(path: Path) -> Workload:
-    """Return the jobs of a trace with models and plans."""
+def planned(path: Path, seed: int = SEED) -> Workload:
+    """Return the jobs of a trace with models and plans; the seed draws the models."""
     most = setup().cluster.gpu_node.size * 3 // 4
     jobs = with_gpus_cut(read_trace(path), most)
-    return attach(jobs, read_models(MODELS), tables(most), SEED).workload
+    return attach(jobs, read_models(MODELS), tables(most), seed).workload
 
 
 def compare(workload: Workload, *, runs: int = RUNS, windows: int = WINDOWS) -> Savings:
@@ -97,6 +98,14 @@ def measure() -> Iterator[Row]:
         parts.append(compare(planned(DATA / f"{name}.csv")))
         yield from rows(name.removesuffix(".muri"), parts[-1], most=None)
     yield from rows("all", pooled(parts), most=0.0)
+    changes = []
+    for seed in range(SEED + 1, SEED + 1 + DRAWS):
+        progress(f"models drawn with seed {seed}")
+        again = pooled([compare(planned(DATA / f"{name}.csv", seed)) for name in TRACES])
+        changes.append([float(again.percent[figure].value[0]) for figure in ("mean_jct_s", "held_gpu_s")])
+    for title, column in zip(("mean JCT", "GPU-hours held"), zip(*changes, strict=True), strict=True):
+        yield Row(f"all, {DRAWS} other draws of models: {title}, most saved", min(column), "%")
+        yield Row(f"all, {DRAWS} other draws of models: {title}, least saved", max(column), "%", most=0.0)
 
 
 def rows(name: str, found: Savings, *, most: float | None) -> Iterator[Row]:
@@ -109,7 +118,8 @@ def rows(name: str, found: Savings, *, most: float | None) -> Iterator[Row]:
         value, low, high = (float(end[0]) for end in found.percent[figure])
         yield Row(f"{name}: {title}, change", value, "%")
         yield Row(f"{name}: {title}, low end", low, "%")
-        yield Row(f"{name}: {title}, high end", high, "%", most=most)
+        # Without faults, no plan that is chosen costs more: what is measured is what that does to a shared cluster.
+        yield Row(f"{name}: {title}, high end", high, "%", most=None if figure == "planned_gpu_s" else most)
 
 
 if __name__ == "__main__":
