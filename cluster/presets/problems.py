@@ -142,9 +142,7 @@ def window_problem(
     runs = runs or enough_runs(len(found))
     check_size(len(found) * runs, found[0].jobs, site.gpus, site.nodes)
     cluster, drawn, process, rules = hetero64(len(found) * runs, seed, jobs=1, site=site)
-    check_plans(found, rules)
-    for window in found:
-        check_fits(window, cluster)
+    _check_windows(found, cluster, rules)
     scenarios = stack(
         cluster,
         [window for window in found for _ in range(runs)],
@@ -154,6 +152,12 @@ def window_problem(
     )
     scenarios = regime.told(cluster, scenarios)
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(rules)))
+
+
+def _check_windows(windows: Sequence[Workload], cluster: Cluster, rules: Rules) -> None:
+    check_plans(windows, rules)
+    for window in windows:
+        check_fits(window, cluster)
 
 
 def enough_runs(windows: int) -> int:

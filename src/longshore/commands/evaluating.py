@@ -90,15 +90,12 @@ def evaluate(
 
     Without --order, every order regime with every policy, and the answer in words.
 
-    With --order: the policies under that order only.
+    With --order: the policies under that order only. Without a trace and a cluster: the preset hetero64.
 
-    Without a trace and a cluster: the preset hetero64.
-
-    With a trace: windows of 96 jobs at a load of 0.85; with --policy, --order or --objective from its last 30 %.
+    With a trace: windows of 96 jobs at a load of 0.85; with --policy, --order or --objective from its last 30 %. If
+    its jobs have plans, also what these save over one fixed layout.
 
     With a cluster file: its cluster and faults, generated jobs if no trace.
-
-    With a trace whose jobs have plans: also what these save over one fixed layout.
     """
     with progress("starting"):
         from ..eval.command import evaluate_request

@@ -30,6 +30,7 @@ def plan_trace(
     more GPUs than 3/4 of the cluster get so many, or as many as --max-gpus says.
     """
     with progress("reading the input") as tell:
+        from ..cluster.files.errors import InputError
         from ..cluster.files.output_file import check_csv, check_outputs
         from ..cluster.presets.cluster_file import read_cluster
         from ..cluster.traces.detect import read_trace
@@ -44,6 +45,9 @@ def plan_trace(
         check_csv("OUTPUT", output)
         check_outputs({"OUTPUT": output}, {"FILE": file, "--models": models, "--cluster": cluster})
         setup, decoders = read_cluster(cluster), read_models(models)
+        if not setup.rules.ring:
+            problem = f"{cluster} has the simple model of run times, which knows no links"
+            raise InputError(problem, "write run_time: {model: ring} there", field="--cluster")
         profile = DEFAULT if hardware is None else read_gpus(hardware)
         most = max_gpus or max(1, setup.cluster.gpu_node.size * 3 // 4)
         jobs = with_gpus_cut(read_trace(file), most)
@@ -55,4 +59,5 @@ def plan_trace(
         if found.models[decoder.name]:
             typer.echo(f"  {found.models[decoder.name]} train {decoder.name}")
     if found.models[""]:
-        typer.echo(f"  {found.models['']} have no plan: too short for any model, or no batch is split over their GPUs")
+        why = "too short for any model, no batch is split over their GPUs, or no type has so many"
+        typer.echo(f"  {found.models['']} have no plan: {why}")
