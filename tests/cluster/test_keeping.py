@@ -108,9 +108,7 @@ def test_open_is_what_some_placement_that_keeps_the_reservation_has(case: Case, 
     st.sampled_from((NODE_ACTION, GPU_ACTION)),
     st.randoms(),
 )
-def test_of_a_job_with_a_plan_nothing_is_closed_that_a_placement_has_which_keeps_the_reservation(
-    case: Case, order: str, action: int, rng
-) -> None:  # type: ignore[no-untyped-def]
+def test_to_a_job_with_a_plan_no_placement_is_closed_that_would_do(case: Case, order: str, action: int, rng) -> None:  # type: ignore[no-untyped-def]
     sim = compiled(under(case, order))
     reset(sim, 0, case.row)
     while advance(sim, 0):
