@@ -93,7 +93,7 @@ class _Counted:
 
 
 def _field(asked: Question, tried: list[Chain]) -> _Field:
-    parts = [_of_chain(asked, chain) for chain in tried]
+    parts = [fitting_layouts(asked, chain) for chain in tried]
     found = [it for it, _ in parts]
     if not sum(it.data.size for it in found):
         degrees = "x".join(map(str, asked.degrees or ()))
@@ -110,8 +110,8 @@ def _field(asked: Question, tried: list[Chain]) -> _Field:
     )
 
 
-def _of_chain(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
-    """Return the layouts on a chain that use its last type, and what their iterations take at least."""
+def fitting_layouts(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
+    """Return the layouts on a chain that use its last type, and what iterations take at least; inf where none fits."""
     if isinstance(asked.hardware, HostProfile):
         return _of_host(asked, chain)
     node = min(chain, key=lambda it: it.gpus_per_node)
