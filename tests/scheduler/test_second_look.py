@@ -1,4 +1,4 @@
-"""Real agents that are killed, stopped or shut: what the scheduler and the agents of other nodes find, and make of it."""
+"""Real agents that are killed, stopped or shut: what the scheduler and the agents of other nodes find there."""
 
 import signal
 import socket
@@ -67,6 +67,8 @@ class Watched(Served):
 
     def send(self, node: str, number: signal.Signals) -> None:
         self.agents[node].send_signal(number)
+        if number is signal.SIGKILL:
+            self.agents[node].wait()
 
     def events(self, node: str) -> list[tuple[str, str]]:
         """Return word and cause of all events about a node."""
@@ -86,14 +88,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 @pytest.fixture
 def watched(served: Watched) -> Iterator[Watched]:
     yield served
-    nodes = list(served.agents)
     served.end_agents()
-    for node in nodes:
+    for node in (A, B, C):
         served.tell("POST", f"/v1/nodes/{node}/resume")
     until(lambda: all(it["state"] == "alive" for it in served.ask("/v1/nodes")))
 
 
-def test_an_agent_that_was_killed_is_dead_as_soon_as_all_are_refused_and_alive_once_it_is_back(
+def test_an_agent_that_was_killed_is_dead_once_all_are_refused_and_alive_once_it_is_back(
     watched: Watched,
 ) -> None:
     watched.start_agents(A, B, C)
@@ -138,12 +139,11 @@ def test_an_agent_all_alone_is_dead_by_the_word_of_the_scheduler(watched: Watche
 
 def test_who_takes_the_port_of_an_agent_that_died_is_not_taken_for_it(watched: Watched) -> None:
     watched.start_agents(B, C)
-    watched.agent(A, "--port", str(free_port()))
-    port = watched.agents[A].args[-1]  # type: ignore[index]
+    port = free_port()
+    watched.agent(A, "--port", str(port))
     until(lambda: len(watched.page(A)["witnesses"]) == 3)
     watched.send(A, signal.SIGKILL)
-    watched.agents.pop(A).wait()
-    stranger = Door("another node", "", int(port))
+    stranger = Door("another node", "", port)
     page = watched.becomes(A, "unreachable", "finds somebody else at its port")
     assert page["verdict"] == ""
     stranger.close()

@@ -152,8 +152,7 @@ class Plain:
         late = [(who, sight) for who, _, sight, asked_s in seen if asked_s >= silent[name]]  # type: ignore[operator]
         own = [sight for who, sight in late if who == ""]
         other = [(who, sight) for who, sight in late if who != ""]
-        last = [("", own[-1])] if own else []
-        last += other[-1:]
+        last = [*[("", it) for it in own[-1:]], *other[-1:]]
         sights = [sight for _, sight in last]
         if Sight.ANSWERED in sights:
             return Verdict.REACHED
