@@ -61,7 +61,8 @@ def test_a_node_shows_what_its_agent_told_last_and_has_its_faulty_gpus(api: http
 def test_only_operators_change_nodes_and_only_those_that_there_are(
     refusing_api: httpx.Client, api: httpx.Client, service: Service, what: str
 ) -> None:
-    body: dict[str, object] | None = {"report": {}, "sights": {"sights": {}}}.get(what)
+    bodies: dict[str, dict[str, object]] = {"report": {}, "sights": {"sights": {}}}
+    body = bodies.get(what)
     unknown = refusing_api.post(f"/v1/nodes/nowhere/{what}", json=body)
     assert (unknown.status_code, unknown.json()["code"]) == (404, "no-such-node")
 
