@@ -60,13 +60,7 @@ class Door:
 
     def __init__(self, node: str, boot_id: str, port: int = 0) -> None:
         self._line = json.dumps({"node": node, "boot_id": boot_id}).encode() + b"\n"
-        # As many may wait as the system lets: of a process that stands still none is taken.
-        if socket.has_dualstack_ipv6():
-            self._socket = socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=socket.SOMAXCONN, dualstack_ipv6=True
-            )
-        else:
-            self._socket = socket.create_server(("", port), backlog=socket.SOMAXCONN)
+        self._socket = _listening(port)
         self.port = int(self._socket.getsockname()[1])
         self._closed = False
         threading.Thread(target=self._serve, name="door", daemon=True).start()
@@ -88,6 +82,15 @@ class Door:
             with connection, suppress(OSError):
                 connection.settimeout(0.0)  # The line fits in any socket's buffer.
                 connection.send(self._line)
+
+
+def _listening(port: int) -> socket.socket:
+    # As many may wait as the system lets: of a process that stands still none is taken.
+    most = socket.SOMAXCONN
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):  # IPv6 may be there and forbidden.
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=most, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=most)
 
 
 def look_at(knocks: Sequence[Knock], within_s: float = WITHIN_S) -> list[Sight]:
