@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import make_ring
+from longshore.scheduler.files.typed_json import from_json
 
 from .harness import ROOT, Row, progress
 
@@ -50,7 +52,7 @@ def warm_process() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="rings-") as folder:
         path = Path(folder) / "warm.sock"
         process = subprocess.Popen(
-            [sys.executable, "-m", "longshore.scheduler.failover.warm", str(path)], env=_environment()
+            [sys.executable, "-m", "longshore.scheduler.failover.processes.warm", str(path)], env=_environment()
         )
         try:
             while not path.exists():
@@ -134,7 +136,7 @@ class Trial:
         host, _, port = self._launcher.address().rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=wire.MOST_BYTES)
         secret = json.loads((self._folder / "ring.json").read_text())["secret"]
-        writer.write(wire.encode(wire.Hello("status", secret)))
+        await greet(reader, writer, secret, wire.Hello("status"))
         answer = wire.decode(await reader.readline())
         writer.close()
         assert isinstance(answer, wire.Report)
@@ -168,7 +170,7 @@ class Trial:
     def _recovery(self) -> wire.Recovery:
         """Return the seconds of each phase, as the coordinator wrote them down."""
         found = json.loads((self._folder / "recoveries.json").read_bytes())
-        recovery: wire.Recovery = wire.from_json(found[-1], wire.Recovery)
+        recovery: wire.Recovery = from_json(found[-1], wire.Recovery)
         return recovery
 
 

@@ -263,6 +263,10 @@ class Client:
         content = {"passed": passed, "evidence": evidence}
         self._call("POST", f"/v1/nodes/{_part(node)}/checks/{_part(order)}", json=content)
 
+    def tell_sights(self, node: str, sights: Mapping[str, str]) -> None:
+        """Tell what an agent found at the doors at which the scheduler had asked it to knock."""
+        self._call("POST", f"/v1/nodes/{_part(node)}/sights", json={"sights": sights})
+
     def faults(self) -> dict[str, Any]:
         """Return what the past tells of the faults of nodes."""
         found: dict[str, Any] = self._call("GET", "/v1/faults").json()

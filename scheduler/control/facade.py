@@ -10,6 +10,8 @@ from ..health.monitoring.leases import NO_LEASE, Granted
 from ..health.quarantining import Acted, quarantine
 from ..health.reports import NodeReport, Report
 from ..health.step_monitor import Figures
+from ..health.witnessing.door import Sight
+from ..health.witnessing.witnesses import Order
 from ..model.job_id import name_of
 from ..model.quarantine import Finding
 from ..placement.placer import Mode
@@ -100,6 +102,19 @@ class Control:
             return NO_LEASE
         granted = monitor.leases.grant(node, token, lambda: reconciler.token == token)
         return granted._replace(kill=self._given_up(node, report.attempts) if monitor.is_down(node) else ())
+
+    def let_in(self) -> Mapping[str, Sequence[str]]:
+        """Return who was let in at the door of each node's agent: nodes, and "" for this scheduler."""
+        return self._reconciler.parts.monitor.witnesses.let_in()
+
+    def knocks_for(self, node: str) -> Sequence[Order]:
+        """Return the doors at which the agent of a node is to knock."""
+        return self._reconciler.parts.monitor.witnesses.fetch(node)
+
+    def take_sights(self, node: str, sights: Mapping[str, Sight]) -> None:
+        """Take what the agent of a node has found at doors, by the id of each order."""
+        for order, sight in sights.items():
+            self._reconciler.parts.monitor.witnesses.settle(node, order, sight)
 
     def _given_up(self, node: str, attempts: Sequence[str]) -> tuple[str, ...]:
         """Return those of some attempts that hold no GPU of a node."""

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..files.durable import open_folder, read_whole
+from .greeting import greet_blocking
 from .settings import RING, STATE
-from .wire import End, Hello, Lines, Message, Report, Retire, Want, WireError, encode
+from .wire import End, Hello, Lines, Message, Report, Retire, Want, encode
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ LOOK_S = 0.05  # between two looks of a desk at the file that it watches
 HOST = "127.0.0.1"  # of coordinators: rings that a scheduler starts are on its machine
 MOST_SETTINGS, MOST_STATE = 1 << 16, 1 << 24  # bytes of files
 # What comes of files or of an answer that a job has made up.
-BROKEN = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, WireError)
+BROKEN = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
 def ask_report(folder: Path) -> Report | None:
@@ -115,9 +116,11 @@ class RingDesk:
 
     def _listen(self) -> None:
         """Hear what the coordinator says until the connection ends."""
-        with _connected(self._folder, "desk") as connection:
+        connection, lines, heard = _connected(self._folder, "desk", time.monotonic() + WITHIN_S)
+        with connection:
             self._connection = connection
-            lines = Lines()
+            for message in heard:
+                self._hear(message)
             while not self._closed.is_set():
                 connection.settimeout(LOOK_S if self._want is not None and self._want.empty else WITHIN_S)
                 try:
@@ -164,30 +167,32 @@ def _secret_and_port(folder: Path) -> tuple[str, int]:
     return str(settings["secret"]), int(state["port"])
 
 
-def _connected(folder: Path, role: str) -> socket.socket:
-    """Return a connection to a ring's coordinator that has said who it is.
+def _connected(folder: Path, role: str, until_s: float) -> tuple[socket.socket, Lines, list[Message]]:
+    """Return a connection to a ring's coordinator that was greeted, and what it said behind its welcome.
 
     Raises:
         OSError: If nobody answers, or there is no such ring.
-        ValueError: If its files are damaged, as a KeyError, a TypeError, an OverflowError or a RecursionError.
+        ValueError: If its files are damaged, as a KeyError, a TypeError, an OverflowError or a RecursionError, or if
+            whoever answers does not know the ring's secret.
     """
     secret, port = _secret_and_port(folder)
     connection = socket.create_connection((HOST, port), WITHIN_S)
     try:
-        connection.sendall(encode(Hello(role, secret)))
-    except OSError:
+        return connection, *greet_blocking(connection, secret, Hello(role), until_s)
+    except (OSError, ValueError):
         connection.close()
         raise
-    return connection
 
 
 def _exchange(folder: Path, role: str, messages: list[Message], *, hears: bool = True) -> Message | None:
     """Say something to a coordinator, and return the first that it says within the limit, if that is to be heard."""
     until_s = time.monotonic() + WITHIN_S
     try:
-        with _connected(folder, role) as connection:
+        connection, lines, heard = _connected(folder, role, until_s)
+        with connection:
             connection.sendall(b"".join(map(encode, messages)))
-            lines = Lines()
+            if heard:
+                return heard[0]
             while hears and (left_s := until_s - time.monotonic()) > 0.0:
                 connection.settimeout(left_s)  # of the whole: one that sends a byte now and then is not waited for
                 data = connection.recv(1 << 16)

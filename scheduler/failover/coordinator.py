@@ -9,7 +9,6 @@ Standard library only, so that it starts in a tenth of a second.
 
 import asyncio
 import contextlib
-import hmac
 import json
 import os
 import resource
@@ -19,12 +18,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from ..files.typed_json import as_json
+from .greeting import challenge, is_right, welcome
 from .rounds import DESKS, LAUNCHERS, Rounds
 from .settings import RECOVERIES, STATE, Settings, read_settings, write_file
 from .standing import Durable, Phase
-from .wire import LOST_STATUS, Declared, End, Gone, Hello, Lease, Lines, Message, WireError, as_json, decode, encode
+from .wire import LOST_STATUS, Declared, End, Gone, Hello, Lease, Lines, Message, decode, encode
 
 TICK_S = 0.05
 HELLO_S = 5.0  # within which a connection has to say who it is
@@ -38,6 +39,7 @@ WRITE_S = 60.0  # for the state to be written, on a disk that is full or fails
 AGAIN_S = 1.0  # between two tries
 BACKLOG_BYTES = 8 << 20  # that may wait for somebody who does not read
 Writer = asyncio.StreamWriter
+Said = TypeVar("Said", bound=Message)
 
 
 class Coordinator:
@@ -204,14 +206,15 @@ class Coordinator:
             del self._strangers[oldest]
             oldest.transport.abort()
         try:
-            with contextlib.suppress(OSError, ValueError, WireError, TimeoutError):
+            with contextlib.suppress(OSError, ValueError, TimeoutError):
+                asked = challenge()
+                _tell(writer, asked)
                 async with asyncio.timeout(HELLO_S):
-                    hello = cut(decode(await reader.readline()))
-                if isinstance(hello, Hello) and hmac.compare_digest(
-                    hello.secret.encode("utf-8", "replace"), self._settings.secret.encode()
-                ):
+                    hello = decode(await reader.readline())
+                if isinstance(hello, Hello) and is_right(self._settings.secret, asked, hello):
                     self._strangers.pop(writer, None)
-                    await self._serve_role(hello, reader, writer)
+                    _tell(writer, welcome(self._settings.secret, asked, hello))
+                    await self._serve_role(cut(hello), reader, writer)
         finally:
             self._strangers.pop(writer, None)
             writer.close()
@@ -300,7 +303,7 @@ async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
             yield cut(message)
 
 
-def cut(message: Message) -> Message:
+def cut(message: Said) -> Said:
     """Return a message whose texts are short: they are kept, written, and told to others."""
     texts = {it.name: getattr(message, it.name) for it in fields(message)}
     long: dict[str, Any] = {

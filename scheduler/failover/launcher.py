@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Self
 
 from ..files.sockets import short_name
+from .greeting import greet
 from .processes.forked import end_of_forked
 from .processes.keeper import AGAIN_S, Keeper, end_tool
 from .processes.tools import ending_with, start_tool
@@ -47,7 +48,6 @@ from .wire import (
     Hello,
     Message,
     Starting,
-    WireError,
     decode,
     encode,
 )
@@ -55,10 +55,11 @@ from .wire import (
 RETRY_S = 0.05
 FAILED_STATUS = 127  # of one that could not be started
 WARM_S = 120.0  # for a warm process to be ready
+GREET_S = 5.0  # for a coordinator to prove itself
 HEAR_S = 0.5  # for a member to hear that it was declared gone
 GRACE_S = 5.0  # for members of a lost ring to end
 FORK_S = 30.0  # for a warm process to fork a member
-_WARM = "longshore.scheduler.failover.warm"
+_WARM = "longshore.scheduler.failover.processes.warm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +268,8 @@ class Launcher:
         host, _, port = self.address().rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=MOST_BYTES)
         try:
-            writer.write(encode(Hello("launcher", self._settings.secret)))
+            async with asyncio.timeout(GREET_S):
+                await greet(reader, writer, self._settings.secret, Hello("launcher"))
             self._writer = writer
             for number in self._starting:
                 self._tell(Starting(number))
@@ -275,7 +277,7 @@ class Launcher:
                 self._tell(Exited(number, status))
             ready.set()
             while True:
-                with contextlib.suppress(ValueError, WireError):  # too long, or no message: the next one counts
+                with contextlib.suppress(ValueError):  # too long, or no message: the next one counts
                     if not (line := await reader.readline()):
                         return
                     self._hear(decode(line))

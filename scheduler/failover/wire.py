@@ -1,6 +1,7 @@
 """What the processes of a ring say to each other: lines of JSON over TCP, one message each, none longer than 1 MiB.
 
-A connection begins with a `Hello` that has the ring's secret and a role. What may follow hangs on the role.
+A connection begins with a greeting (`greeting.py`): both ends prove that they know the ring's secret. Its `Hello` has a
+role. What may follow hangs on the role.
 
 member      says   Beat, Stopped, Here, Fault, Ready, Running, Done, Leave, AskToSave
             hears  Lease, Abort, Form, Go, MaySave, Finish, Gone
@@ -18,8 +19,10 @@ The process that coordinates imports this module: standard library only.
 """
 
 import json
-from dataclasses import dataclass, field, fields
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import get_args
+
+from ..files.typed_json import as_json, from_json
 
 MOST_BYTES = 1 << 20  # of a line
 ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{it}" for it in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
@@ -28,16 +31,22 @@ SILENCE_S = 10.0  # without a word: of a member it is declared gone, of its coor
 BEAT_S = 1.0
 
 
-class WireError(Exception):
+class WireError(ValueError):
     """A line that is no message."""
 
 
 @dataclass(frozen=True, slots=True)
+class Challenge:
+    """Opens a connection: the coordinator's first words on it."""
+
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
-    """Opens a connection."""
+    """Answers the challenge."""
 
     role: str
-    secret: str
     member: int = -1
     token: str = ""  # drawn by the member's process: two processes never pass for one member
     generation: int = 0  # that its group is of
@@ -45,6 +54,15 @@ class Hello:
     fresh: bool = True  # its state is not the ring's
     store: str = ""  # HOST:PORT of the store that it offers for forming groups
     node: str = ""
+    nonce: str = ""
+    proof: str = ""  # of the secret
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The coordinator proves the secret, too."""
+
+    proof: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,11 +331,11 @@ class Report:
 
 
 Message = (
-    Hello | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | AskToSave | Lease | Abort | Form | Go
-    | MaySave | Finish | Gone | Starting | Exited | Declared | End | Want | Coming | NoneComing | Retire | Report
+    Challenge | Hello | Welcome | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | AskToSave | Lease
+    | Abort | Form | Go | MaySave | Finish | Gone | Starting | Exited | Declared | End | Want | Coming | NoneComing
+    | Retire | Report
 )  # fmt: skip
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
-_HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Place, Empty, Recovery)}
 
 
 def encode(message: Message) -> bytes:
@@ -338,40 +356,11 @@ def decode(line: bytes) -> Message:
     kind = _KINDS.get(str(content.pop("kind", ""))) if isinstance(content, dict) else None
     if kind is None:
         raise WireError(f"no kind of message: {line[:80]!r}")
-    message: Message = from_json(content, kind)
+    try:
+        message: Message = from_json(content, kind)
+    except ValueError as error:
+        raise WireError(str(error)) from error
     return message
-
-
-def as_json(it: Any) -> Any:
-    """Return a message, or a part of one, as what JSON knows."""
-    if type(it) in _HINTS:
-        return {one.name: as_json(getattr(it, one.name)) for one in fields(it)}
-    return [as_json(one) for one in it] if isinstance(it, list) else it
-
-
-def from_json(content: Any, kind: Any) -> Any:
-    """Return what a message or a part of one holds, of exactly the types that its class has.
-
-    Raises:
-        WireError: If the types are others, or numbers are not of this world.
-    """
-    if kind in _HINTS:
-        hints = _HINTS[kind]
-        if not isinstance(content, dict) or not content.keys() <= hints.keys():
-            raise WireError(f"not the fields of {kind.__name__}: {str(content)[:80]}")
-        try:
-            return kind(**{name: from_json(value, hints[name]) for name, value in content.items()})
-        except TypeError as error:
-            raise WireError(f"{kind.__name__}: {error}") from error
-    if get_origin(kind) is list and isinstance(content, list):
-        return [from_json(one, get_args(kind)[0]) for one in content]
-    if get_origin(kind) is dict and isinstance(content, dict):
-        return {name: from_json(one, get_args(kind)[1]) for name, one in content.items()}
-    if kind is float and type(content) in (int, float) and abs(content) < 1e18:
-        return float(content)
-    if type(content) is kind and (kind is not int or abs(content) < 1 << 53):
-        return content
-    raise WireError(f"not a {kind}: {str(content)[:80]}")
 
 
 class Lines:

@@ -46,6 +46,7 @@ class NodeReport(_Told):
     attempts: Annotated[tuple[AttemptName, ...], Field(max_length=4096)] | None = None
     version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$", description=VERSION_WORDS)] = ""  # the agent's
     checks: bool = False  # whether the agent runs the checks that it is asked for
+    door: Annotated[int, Field(ge=0, le=65535)] = 0  # port at which it says that it lives; 0 for none
 
     @field_validator("gpus")
     @classmethod

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def until(is_so: Callable[[], object], what: str) -> float:
     return time.monotonic()
 
 
-def tell(told: dict[str, float]) -> None:
+def tell(told: Mapping[str, object]) -> None:
     """Tell who waits at the other end of the pipe."""
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
@@ -122,7 +122,7 @@ class Outer:
 
     def play(self) -> dict[str, float]:
         """Cut the node off once all is well, and return what happened how long after that."""
-        until(lambda: _in_other_net(self.node.pid), "the inner namespace")
+        until(lambda: in_other_net(self.node.pid), "the inner namespace")
         run("ip", "link", "set", "v1", "netns", str(self.node.pid))
         self.go_on()
         until(lambda: self.state() == "alive", "the first report")
@@ -145,7 +145,7 @@ class Outer:
         return {"killed_s": killed_s, "fenced_s": fenced_s, "back_s": back_s}
 
 
-def _in_other_net(pid: int) -> bool:
+def in_other_net(pid: int) -> bool:
     return Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
 
 

@@ -9,7 +9,7 @@ from longshore.scheduler.control import unknown_attempts as unknown_attempts
 from longshore.scheduler.control.checks import node_checks
 from longshore.scheduler.health import step_monitor
 from longshore.scheduler.store.monitoring import quarantines, replacements
-from longshore.scheduler.store.rows import attempts, checkpoints, jobs
+from longshore.scheduler.store.rows import attempts, checkpoints, jobs, nodes
 from longshore.scheduler.store.rows.events import EventRow
 
 ROOT = Path(__file__).parent.parent.parent
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "events.md").read_text()
 KINDS = {
     jobs.CHANGE, jobs.WISH, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
     step_monitor.HEALTH, checkpoints.SAVED, job_errors.ERROR, unknown_attempts.STRANGER, quarantines.QUARANTINE,
-    node_checks.PREFLIGHT, replacements.SEAT,
+    node_checks.PREFLIGHT, replacements.SEAT, nodes.CHANGE,
 }  # fmt: skip
 RENAMED = {"job_id": "job", "number": "attempt"}  # in answers of the API
 

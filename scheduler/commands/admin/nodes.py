@@ -91,16 +91,20 @@ def agent(
     checks: Annotated[
         bool, typer.Option("--checks", help="Run the checks that the scheduler asks for, to clear a quarantine.")
     ] = False,
+    port: Annotated[
+        int, typer.Option(min=-1, max=65535, help="Where it answers who asks whether it lives; 0: any, -1: nowhere.")
+    ] = 0,
 ) -> None:
     """Report this node's GPUs to the scheduler, until it is stopped."""
-    from ...health.agent import Fencing, report_for_ever
+    from ...health.agent import Fencing, open_door, report_for_ever
     from ...health.monitoring.guarding import lease_file
 
     client = client_of(url)
     checking = _checking(client, node) if checks else None
     # With leases each second counts: several reports must get lost before one runs out.
     fencing = Fencing(lease_file(node)) if fence else None
-    report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking)
+    door = None if port < 0 else open_door(node, port)
+    report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking, door)
 
 
 def _checking(client: "Client", node: str) -> "Checking":

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from .. import wire
+from ..greeting import answer, check_welcome
 
 MEET_S = 60.0  # to reach the coordinator at the start
 RETRY_S = 0.05
+GREET_S = 5.0  # for the coordinator to prove itself
 AGAIN_S = 1.0  # after which what was not answered is said again: the coordinator may have been killed
 
 
@@ -73,6 +75,10 @@ class Control:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._socket: socket.socket | None = None
+        self._asked: wire.Challenge | None = None  # by who listens at the other end
+        self._said: wire.Hello | None = None  # that answers it: from here on there is somebody to say things to
+        self._is_welcome = False  # the other end has proven to be the coordinator: from here on it is heard
+        self._greet_by_s = 0.0
         self._lines = wire.Lines()
         self._beats: dict[int, float] = {}
         self._number = 0
@@ -218,6 +224,9 @@ class Control:
             if self._socket is None and not self._connect():
                 time.sleep(RETRY_S)
                 continue
+            if not self._is_welcome and time.monotonic() > self._greet_by_s:
+                self._break_off()
+                continue
             if time.monotonic() >= beat_s:
                 beat_s = time.monotonic() + wire.BEAT_S
                 self._beat()
@@ -231,10 +240,31 @@ class Control:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._changed:
             self._socket, self._lines = connection, wire.Lines()
-            token, at, step, fresh = self._token, self._at, self.step, self._fresh
-            self._say(wire.Hello("member", self._secret, self.member, token, at, step, fresh, self._store, self._node))
-        self._beat()
+            self._asked, self._said, self._is_welcome = None, None, False
+        self._greet_by_s = time.monotonic() + GREET_S
         return True
+
+    def _greet(self, message: wire.Message) -> None:
+        """Answer the challenge, and hear nothing before the welcome.
+
+        Raises:
+            WireError: If the other end is not the coordinator.
+        """
+        if self._asked is None or self._said is None:
+            if not isinstance(message, wire.Challenge):
+                raise wire.WireError("no challenge")
+            with self._changed:  # what the main thread says of this state comes behind it
+                token, at, step, fresh = self._token, self._at, self.step, self._fresh
+                hello = wire.Hello("member", self.member, token, at, step, fresh, self._store, self._node)
+                hello = answer(self._secret, message, hello)
+                self._send(hello)
+                self._asked, self._said = message, hello
+                if self._here:
+                    self._say(wire.Here(self.member, self.generation, self.step))
+            self._beat()
+        else:
+            check_welcome(self._secret, self._asked, self._said, message)
+            self._is_welcome = True
 
     def _beat(self) -> None:
         self._number += 1
@@ -262,17 +292,23 @@ class Control:
                 return
             data = connection.recv(1 << 16)
             messages = self._lines.feed(data)
-        except (OSError, ValueError, wire.WireError):
+            while messages and not self._is_welcome:
+                self._greet(messages.pop(0))
+        except (OSError, ValueError):
             data, messages = b"", []
         if not data:
-            with self._changed:
-                self._disconnect()
-            time.sleep(RETRY_S)
+            self._break_off()
         for message in messages:
             self._hear(message)
 
+    def _break_off(self) -> None:
+        with self._changed:
+            self._disconnect()
+        time.sleep(RETRY_S)
+
     def _disconnect(self) -> None:
         connection, self._socket = self._socket, None
+        self._said = None
         if connection is not None:
             connection.close()
 
@@ -305,6 +341,10 @@ class Control:
 
     def _say(self, message: wire.Message) -> None:
         """Send a message, if there is somebody to hear it: what matters is said again."""
+        if self._said is not None:
+            self._send(message)
+
+    def _send(self, message: wire.Message) -> None:
         connection = self._socket
         if connection is not None:
             with self._sending, contextlib.suppress(OSError):

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from longshore.scheduler.failover import coordinator, wire
 from longshore.scheduler.failover.asking import ask_report
 from longshore.scheduler.failover.coordinator import AT_ONCE, STRANGERS, TEXT, cut
+from longshore.scheduler.failover.greeting import greet_blocking
 from longshore.scheduler.failover.settings import RECOVERIES, STATE, Settings, make_ring, write_file
 
 from .trial import LIMIT_S, ROOT
@@ -35,11 +36,11 @@ class Peer:
         self.member, self.beats = member, 0
         self.socket = socket.create_connection(("127.0.0.1", ring.port), LIMIT_S)
         ring.peers.append(self)
-        self.lines = wire.Lines()
-        self.heard: list[wire.Message] = []
         self.said: list[wire.Message] = []
-        fresh = generation == 0
-        self.say(wire.Hello(role, ring.settings.secret, member, f"t{member}", generation, fresh=fresh))
+        hello = wire.Hello(role, member, f"t{member}", generation, fresh=generation == 0)
+        until_s = time.monotonic() + LIMIT_S
+        self.lines, self.heard = greet_blocking(self.socket, ring.settings.secret, hello, until_s)
+        self.socket.settimeout(LIMIT_S)
 
     def say(self, message: wire.Message) -> None:
         self.socket.sendall(wire.encode(message))
@@ -291,7 +292,7 @@ def can_connect(ring: Process) -> bool:
     return True
 
 
-@pytest.mark.parametrize("says", [b"", b"x" * 300_000, b'{"kind": "Hello", "secret": "', b"{}\n"])
+@pytest.mark.parametrize("says", [b"", b"x" * 300_000, b'{"kind": "Hello", "proof": "', b"{}\n"])
 def test_strangers_take_few_descriptors_and_little_memory_and_a_ring_goes_on_among_them(
     says: bytes, ring: Process
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.settings import Limits
 
 from .test_ring import assert_as_undisturbed
@@ -124,10 +125,10 @@ GARBAGE = [
     b"[" * 100_000 + b"\n",
     b"{}\n",
     b'{"kind": "Hello"}\n',
-    b'{"kind": "Hello", "role": 3, "secret": []}\n',
+    b'{"kind": "Hello", "role": 3, "proof": []}\n',
     b'{"kind": "Exited", "member": 0, "status": 0}\n',
-    b'{"kind": "Hello", "role": "member", "secret": "\\ud800", "member": 0}\n',
-    b'{"kind": "Hello", "role": "launcher", "secret": "wrong"}\n{"kind": "Exited", "member": 0, "status": 0}\n',
+    b'{"kind": "Hello", "role": "member", "proof": "\\ud800", "member": 0}\n',
+    b'{"kind": "Hello", "role": "launcher", "proof": "wrong"}\n{"kind": "Exited", "member": 0, "status": 0}\n',
     b"x" * (3 << 20),
 ]
 SECRET = [  # behind a Hello with the right secret
@@ -143,12 +144,11 @@ def test_nothing_that_comes_over_the_port_disturbs_a_ring(warm: Path, undisturbe
     async def send_all(trial: Trial) -> None:
         await trial.reached(2)
         secret = json.loads((tmp_path / "ring.json").read_text())["secret"]
-        hellos = [
-            wire.encode(wire.Hello(role, secret, member=2, token="not that member's"))
-            for role in ("member", "launcher", "desk", "status", "king")
-        ]
-        for content in (*GARBAGE, *(hello + rest for hello in hellos for rest in SECRET)):
+        roles = ("member", "launcher", "desk", "status", "king")
+        for role, content in (*(("", it) for it in GARBAGE), *((role, it) for role in roles for it in SECRET)):
             reader, writer = await connect(trial)
+            if role:
+                await greet(reader, writer, secret, wire.Hello(role, member=2, token="not that member's"))
             writer.write(content)
             with suppress(OSError):  # it may have been closed at once
                 writer.write_eof()
@@ -165,7 +165,8 @@ def test_a_member_with_another_secret_is_not_heard(warm: Path, tmp_path: Path) -
     async def come(trial: Trial) -> None:
         await trial.reached(2)
         reader, writer = await connect(trial)
-        writer.write(wire.encode(wire.Hello("member", "another", member=9, token="x")))
+        with pytest.raises(wire.WireError):
+            await greet(reader, writer, "another", wire.Hello("member", member=9, token="x"))
         assert await reader.read() == b""
         writer.close()
 

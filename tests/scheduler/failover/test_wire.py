@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.failover import wire
+from longshore.scheduler.files.typed_json import as_json
 
 EVERY = st.one_of(*(st.from_type(kind) for kind in wire._KINDS.values()))
 
@@ -17,7 +18,7 @@ def numbers(it: object) -> list[float]:
     return [float(it)] if isinstance(it, int | float) else []
 
 
-@given(EVERY.filter(lambda it: all(abs(one) < 1e15 for one in numbers(wire.as_json(it)))))
+@given(EVERY.filter(lambda it: all(abs(one) < 1e15 for one in numbers(as_json(it)))))
 def test_what_is_sent_is_what_comes(message: wire.Message) -> None:
     assert wire.decode(wire.encode(message)) == message
 
@@ -47,9 +48,7 @@ def test_a_message_of_other_fields_or_types_is_refused_or_whole(kind: str, field
     assert wire.decode(wire.encode(message)) == message
 
 
-@given(
-    st.lists(EVERY.filter(lambda it: all(abs(one) < 1e15 for one in numbers(wire.as_json(it)))), max_size=4), st.data()
-)
+@given(st.lists(EVERY.filter(lambda it: all(abs(one) < 1e15 for one in numbers(as_json(it)))), max_size=4), st.data())
 def test_messages_come_whole_however_their_bytes_are_cut(messages: list[wire.Message], data: st.DataObject) -> None:
     stream = b"".join(wire.encode(it) for it in messages)
     lines, found = wire.Lines(), []
