@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from ..model.playing import Schedule, Seconds
+from ..offload.offloading import Offloading, PartMeasured, Wish
 from ..profile.building import BuildError
 from .cutting import Cut, cut, parameter_of, state_of
 from .plan_file import PlanFile
@@ -92,6 +93,7 @@ class Member:
                 dist.broadcast(tensor, seat.stage * plan.data, group=seat.replicas)
         self._parameters = [it for it in self.module.parameters() if it.requires_grad]
         self._optimizer = script.optimizer(self._parameters)
+        self._offloading: Offloading | None = None
         watched: Any = self._stage
         watched.forward_one_chunk = self._watch.timed("forward_s", self._stage.forward_one_chunk)
         watched.backward_one_chunk = self._watch.timed("backward_s", self._stage.backward_one_chunk)
@@ -125,6 +127,10 @@ class Member:
             raise BuildError("the model gives no single number to train by; let build return a loss as well")
         return found.reshape(())
 
+    def offload(self, wish: Wish, say: Callable[[str], None]) -> None:
+        """Put state away from the first update on, where that pays."""
+        self._offloading = Offloading(wish, dist.get_rank(), self._optimizer, self._parameters, say)
+
     @property
     def has_loss(self) -> bool:
         """Whether this process has the loss of all samples, and no other that has it speaks of it."""
@@ -136,10 +142,19 @@ class Member:
         each = plan.batch // plan.data
         batch, target = self._script.samples(number * plan.batch + seat.replica * each, each)
         losses: list[Tensor] = []
+        offloading = self._offloading
+        if offloading is not None:
+            offloading.step_begins()
         self._run_passes(batch, torch.zeros(each) if target is None else target, losses)
         loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        if offloading is not None:
+            offloading.sync_begins()
         mean = self._watch.timed("gradients_s", self._sum)(loss)
+        if offloading is not None:
+            offloading.sync_ended()
         self._watch.timed("optimizer_s", self._update)()
+        if offloading is not None:
+            offloading.update_ended()
         return float(mean), self._watch.take()
 
     def _run_passes(self, batch: Any, target: Tensor, losses: list[Tensor]) -> None:
@@ -163,6 +178,14 @@ class Member:
     def _update(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+
+    def close(self) -> list[PartMeasured]:
+        """Bring all state back into memory; return what became of what was put away."""
+        if self._offloading is None:
+            return []
+        found = self._offloading.measured()
+        self._offloading.close()
+        return found
 
     def state(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the stage by the model's own names."""

@@ -8,6 +8,7 @@ Source: SPEC P1.
 import argparse
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from rich.console import Console
 
 from ...cluster.files.errors import InputError, LongshoreError
 from ..model.playing import Schedule, schedule_of
+from ..offload.break_even import Offload
+from ..offload.offloading import Wish
 from ..profile.building import BuildError
 from .comparing import print_comparison
 from .measured import RankTimes, measured
@@ -54,6 +57,14 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights (0)")
     parser.add_argument("--save", type=Path, help="folder for the weights of each stage, stage-0.pt and so on")
     parser.add_argument("--json", type=Path, help="file for losses and measured times")
+    parser.add_argument(
+        "--offload", type=Offload, choices=list(Offload), default=Offload.never,
+        help="put state away while nothing needs it: auto, while that takes longer than both copies; "
+        "one-copy, longer than one; never (the default)",
+    )
+    parser.add_argument(
+        "--offload-folder", type=Path, default=Path(tempfile.gettempdir()), help="for what is put away, without GPUs"
+    )
     return parser.parse_args(arguments)
 
 
@@ -77,9 +88,13 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
         seat = take_seat(plan)
         assert seat is not None  # there are as many processes as the plan has ranks
         member = Member(plan, script, schedule, seat)
+        if given.offload is not Offload.never:
+            cores = len(os.sched_getaffinity(0))
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", plan.ranks))
+            member.offload(Wish(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _say)
         if member.has_loss and not script.has_data:
             _say("the file has no function data(first, samples): the example batch is trained on again and again")
-        times = RankTimes(seat.stage, [], [], [])
+        times = RankTimes(seat.stage, [], [], [], [])
         dist.barrier()
         for step in range(given.steps):
             began_s = time.perf_counter()
@@ -89,6 +104,7 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
             if member.has_loss:
                 times.losses.append(loss)
                 _say(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
+        times.offload.extend(member.close())
         if given.save is not None and seat.replica == 0:
             given.save.mkdir(parents=True, exist_ok=True)
             torch.save(member.state(), given.save / f"stage-{seat.stage}.pt")
