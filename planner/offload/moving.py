@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...cluster.files.errors import CheckpointError
 from .break_even import Copies
-from .places import Place
+from .places import Place, Storages
 
 LOOK_S = 0.01  # between looks for room
 REMEMBERED = 5  # copies each way by which the next are predicted
@@ -35,14 +35,16 @@ class Mover:
     """One piece of state that comes and goes.
 
     Args:
-        place: Where it is, and goes. Both copies are tried out at once, to measure them.
+        place: Where it goes.
+        storages: Its memory. Both copies are tried out at once, to measure them.
 
     Raises:
         OSError: If it cannot be copied.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: Place, storages: Storages) -> None:
+        self._place, self._storages = place, storages
+        self._sizes = list[int]()
         self._turn = threading.Condition()
         self._at, self._needed, self._back_at_s = _At.here, False, 0.0
         self._lost: OSError | None = None
@@ -50,8 +52,8 @@ class Mover:
         self.trips = 0
         self._outs, self._backs = (deque[_Copy](maxlen=REMEMBERED) for _ in range(2))
         place.mark()
-        self._outs.append(_timed(place.copy_out))
-        self._backs.append(_timed(place.copy_back))
+        self._outs.append(_timed(self._copy_out))
+        self._backs.append(_timed(self._copy_back))
         self._thread = threading.Thread(target=self._run, name="longshore-offload", daemon=True)
         self._thread.start()
 
@@ -61,16 +63,18 @@ class Mover:
         outs, backs = (list(zip(*them, strict=True)) for them in (self._outs, self._backs))
         return Copies(median(outs[0]), median(backs[0]), median(outs[1]), median(backs[1]))
 
-    def leave(self, back_at_s: float) -> None:
+    def leave(self, storages: Storages, back_at_s: float) -> None:
         """Let the state go; nobody may touch it until `need` returns.
 
         Args:
+            storages: Its memory; not more than there is room for.
             back_at_s: When the copy back begins, by `time.perf_counter`.
         """
         with self._turn:
             if self._at is not _At.here or self.refused is not None:
                 return
             self._place.mark()
+            self._storages = storages
             self._at, self._needed, self._back_at_s = _At.leaving, False, back_at_s
             self._turn.notify_all()
 
@@ -108,7 +112,7 @@ class Mover:
     def _run(self) -> None:
         while self._wait_for_leave():
             try:
-                copy = _timed(self._place.copy_out)
+                copy = _timed(self._copy_out)
             except OSError as error:
                 self.refused = error
                 self._arrive()
@@ -117,7 +121,7 @@ class Mover:
             if self._is_out():
                 self._wait_for_return()
                 try:
-                    self._backs.append(_timed(self._place.copy_back))
+                    self._backs.append(_timed(self._copy_back))
                 except OSError as error:
                     self._lost = error
                 self.trips += 1
@@ -135,8 +139,21 @@ class Mover:
             if self._needed:
                 return False
             self._at = _At.away
-        self._place.release()
+        for it in self._storages:
+            it.resize_(0)
         return True
+
+    def _copy_out(self) -> None:
+        self._sizes = [it.nbytes() for it in self._storages]
+        self._place.copy_out(self._storages)
+
+    def _copy_back(self) -> None:
+        try:
+            for it, size in zip(self._storages, self._sizes, strict=True):
+                it.resize_(size)
+        except RuntimeError as error:
+            raise OSError(f"there is no memory for it: {error}") from error
+        self._place.copy_back(self._storages)
 
     def _wait_for_return(self) -> None:
         """Wait until it is time and there is room; who needs the state does not wait for room."""

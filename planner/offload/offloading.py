@@ -17,9 +17,9 @@ from torch import nn
 
 from .break_even import Offload, back_at_s, pays, reason, unhidden_s
 from .moving import Mover
-from .packing import Pack, Slot, optimizer_slots, parameter_slots, size_bytes
 from .pinned import PinnedPlace
-from .places import FilePlace, Place
+from .places import FilePlace, Place, Storages
+from .state import of_optimizer, of_parameters
 
 REMEMBERED = 5  # steps by which the next is predicted
 
@@ -82,32 +82,28 @@ class _Part:
         self._what, self._wish, self._rank = what, wish, rank
         self._say = lambda text: say(f"rank {rank}: {text}")
         self._mover: Mover | None = None
-        self._pack: Pack | None = None
         self._size_bytes, self._waited_s, self._told = 0, 0.0, set[bool]()
 
-    def gather(self, slots: Sequence[Slot], device: torch.device) -> None:
-        """Put tensors in one piece; without room for it elsewhere they stay as they are."""
-        if not slots:
+    def reserve(self, storages: Storages, device: torch.device) -> None:
+        """Reserve room; without it the state stays in memory."""
+        self._size_bytes = sum(it.nbytes() for it in storages)
+        if not storages:
             self._say(f"there is no {self._what} to put away")
             return
-        self._size_bytes = size_bytes(slots)
         try:
-            place = _place(self._size_bytes, device, self._wish.folder)
-            self._mover = Mover(place)
+            self._mover = Mover(_place(self._size_bytes, device, self._wish.folder), storages)
         except OSError as error:
             self._stop(error)
-            return
-        self._pack = Pack(slots, place)
 
-    def leave(self, idle_s: float, now_s: float) -> None:
+    def leave(self, storages: Storages, idle_s: float, now_s: float) -> None:
         """Let the state go if that pays, where nothing needs it for so long from now on."""
-        if self._mover is None or self._pack is None:
+        if self._mover is None:
             return
         if self._mover.refused is not None:
             self._stop(self._mover.refused)
             return
-        if not self._pack.holds():
-            self._stop(OSError("its tensors have changed"))
+        if sum(it.nbytes() for it in storages) > self._size_bytes:
+            self._stop(OSError("it has grown"))
             return
         copies, how = self._mover.copies, self._wish.how
         goes = pays(idle_s, copies, how)
@@ -115,7 +111,7 @@ class _Part:
             self._told.add(goes)
             self._say(reason(self._what, self._size_bytes, idle_s, copies, how))
         if goes:
-            self._mover.leave(back_at_s(now_s + idle_s, copies))
+            self._mover.leave(storages, back_at_s(now_s + idle_s, copies))
 
     def expect(self, needed_at_s: float) -> None:
         """Say anew when the state is needed."""
@@ -132,10 +128,11 @@ class _Part:
         if self._mover is None:
             return None
         copies, trips = self._mover.copies, self._mover.trips
+        goes = pays(idle_s, copies, self._wish.how)
         return PartMeasured(
             rank=self._rank, what=self._what, size_bytes=self._size_bytes, trips=trips, idle_s=idle_s,
             out_s=copies.out_s, back_s=copies.back_s, waited_s=self._waited_s / max(1, trips),
-            unhidden_s=unhidden_s(idle_s, sync_s, copies, has_own_core=self._wish.has_own_core),
+            unhidden_s=unhidden_s(idle_s, sync_s, copies, has_own_core=self._wish.has_own_core) if goes else 0.0,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -177,12 +174,12 @@ class Offloading:
         part = partial(_Part, wish=wish, rank=rank, say=say)
         self._state, self._weights = part("optimizer state"), part("parameters")
         self._idle, self._sync = Expected(), Expected()
-        self._is_gathered = False
+        self._is_reserved = False
         self._idle_since_s = self._sync_since_s = time.perf_counter()
 
     def step_begins(self) -> None:
         """Take the time, before there is any state."""
-        if not self._is_gathered:
+        if not self._is_reserved:
             self._idle_since_s = time.perf_counter()
 
     def sync_begins(self) -> None:
@@ -191,7 +188,7 @@ class Offloading:
         sync_s = self._sync.seconds
         if sync_s:
             self._state.expect(now_s + sync_s)
-            self._weights.leave(sync_s, now_s)
+            self._weights.leave(of_parameters(self._parameters), sync_s, now_s)
 
     def sync_ended(self) -> None:
         """Gradients are summed: return when all state is in memory."""
@@ -203,13 +200,13 @@ class Offloading:
 
     def update_ended(self) -> None:
         """Parameters are updated: nothing needs the optimizer's state until the next sum has ended."""
-        if not self._is_gathered:
-            self._is_gathered = True
+        if not self._is_reserved:
+            self._is_reserved = True
             device = self._parameters[0].device
-            self._state.gather(optimizer_slots(self._optimizer), device)
-            self._weights.gather(parameter_slots(self._parameters), device)
+            self._state.reserve(of_optimizer(self._optimizer), device)
+            self._weights.reserve(of_parameters(self._parameters), device)
         now_s = self._idle_since_s = time.perf_counter()
-        self._state.leave(self._idle.seconds, now_s)
+        self._state.leave(of_optimizer(self._optimizer), self._idle.seconds, now_s)
 
     def measured(self) -> list[PartMeasured]:
         """Return what became of each part."""

@@ -1,61 +1,61 @@
-"""Memory whose content can be put away: on a machine without GPUs, of the process, with a file behind it.
+"""Room for the content of tensors whose memory is given back: on a machine without GPUs, a file.
 
 Source: SPEC P4.
 """
 
-import mmap
+import ctypes
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from .host_file import reserved_file
 
-CHUNK_BYTES = 8 << 20  # of one call: other threads run meanwhile
+BUFFERS = 256  # of one call to read or write
 SPARE_SHARE = 0.05  # of the machine's memory, which a copy back leaves free
+M_ARENA_MAX = -8  # of the GNU library
+Storage = torch.UntypedStorage
+Storages = Sequence[Storage]
 
 
 class Place(Protocol):
-    """Memory of a device, with room elsewhere that is as large and is reserved."""
+    """Room that is reserved."""
 
     @property
-    def buffer(self) -> Tensor:
-        """The memory, as bytes; tensors in it are views of this."""
+    def size_bytes(self) -> int:
+        """How much there is."""
 
     def mark(self) -> None:
         """Let the next copy wait for what this thread has asked the device to do."""
 
-    def copy_out(self) -> None:
-        """Copy the content out.
+    def copy_out(self, storages: Storages) -> None:
+        """Copy content here.
 
         Raises:
             OSError: If that fails; the content still is in memory.
         """
 
-    def release(self) -> None:
-        """Give the memory back; nobody may touch the tensors until the content is back."""
-
     def has_room(self) -> bool:
-        """Return whether the device has room for the content."""
+        """Return whether the device has memory for so much."""
 
-    def copy_back(self) -> None:
-        """Take memory, and copy the content back.
+    def copy_back(self, storages: Storages) -> None:
+        """Copy content back into memory that has been taken again.
 
         Raises:
             OSError: If that fails; the content is lost.
         """
 
     def close(self) -> None:
-        """Give up the room elsewhere; the content is in memory."""
+        """Give up the room."""
 
 
 class FilePlace:
-    """Memory of the process, with a file behind it. The file is written and read, not mapped: it is not resident.
+    """A file. It is written and read, not mapped, so it is no memory of the process.
 
     Args:
-        size_bytes: Of the memory.
+        size_bytes: How much room is reserved.
         folder: Of the file.
 
     Raises:
@@ -63,50 +63,59 @@ class FilePlace:
     """
 
     def __init__(self, size_bytes: int, folder: Path) -> None:
-        self._file = reserved_file(folder, size_bytes)
-        self._memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._bytes = memoryview(self._memory)
-        self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._file, self._size_bytes = reserved_file(folder, size_bytes), size_bytes
+        self._total_bytes = memory_bytes()["MemTotal"]
+        # Copies are made by a thread. It should take memory that the computation has freed, and not make a heap.
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(M_ARENA_MAX, 1)
 
     @property
-    def buffer(self) -> Tensor:
-        """The memory, as bytes."""
-        return self._buffer
+    def size_bytes(self) -> int:
+        """How much room there is."""
+        return self._size_bytes
 
     def mark(self) -> None:
         """Do nothing: what was asked of a CPU is done."""
 
-    def copy_out(self) -> None:
-        """Write the content."""
-        at, size = 0, len(self._bytes)
-        while at < size:
-            at += os.pwrite(self._file, self._bytes[at : at + CHUNK_BYTES], at)
-
-    def release(self) -> None:
-        """Drop the pages."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+    def copy_out(self, storages: Storages) -> None:
+        """Write content."""
+        _move(os.pwritev, self._file, storages)
 
     def has_room(self) -> bool:
         """Return whether the machine has so much memory left, and a little more."""
-        total, available = memory_bytes()
-        return available > len(self._bytes) + SPARE_SHARE * total
+        return memory_bytes()["MemAvailable"] > self._size_bytes + SPARE_SHARE * self._total_bytes
 
-    def copy_back(self) -> None:
-        """Read the content into new pages."""
-        at, size = 0, len(self._bytes)
-        while at < size:
-            got = os.preadv(self._file, [self._bytes[at : at + CHUNK_BYTES]], at)
-            if not got:
-                raise OSError(f"the file ends at {at} of {size} bytes")
-            at += got
+    def copy_back(self, storages: Storages) -> None:
+        """Read content."""
+        _move(os.preadv, self._file, storages)
 
     def close(self) -> None:
         """Close the file, which ends it."""
         os.close(self._file)
 
 
-def memory_bytes() -> tuple[int, int]:
-    """Return the memory of the machine, and what of it can be had."""
+def _move(call: Callable[[int, list[memoryview], int], int], file: int, storages: Storages) -> None:
+    left = [_bytes(it) for it in storages]
+    left.reverse()
+    at = 0
+    while left:
+        done = call(file, left[: -BUFFERS - 1 : -1], at)
+        if not done:
+            raise OSError(f"the file ends at byte {at}")
+        at += done
+        while left and done >= len(left[-1]):
+            done -= len(left.pop())
+        if done:
+            left[-1] = left[-1][done:]
+
+
+def _bytes(storage: Storage) -> memoryview:
+    # Not by way of NumPy: after that PyTorch refuses to give the memory back.
+    return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
+
+
+def memory_bytes() -> dict[str, int]:
+    """Return what the system says of its memory, by its names."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    known = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-    return known["MemTotal"], known["MemAvailable"]
+    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
