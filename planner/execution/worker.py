@@ -22,6 +22,7 @@ from ..model.playing import Schedule, schedule_of
 from ..offload.break_even import Offload
 from ..offload.offloading import Wish
 from ..profile.building import BuildError
+from ..sharing.turn import Turn
 from .comparing import print_comparison
 from .measured import RankTimes, measured
 from .plan_file import PlanFile, read_plan
@@ -65,6 +66,10 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--offload-folder", type=Path, default=Path(tempfile.gettempdir()), help="for what is put away, without GPUs"
     )
+    parser.add_argument(
+        "--ranks-per-device", type=int, default=1,
+        help="so many neighbours take turns on a device of their node: one computes while others wait or sum (1)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -92,6 +97,8 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
             cores = len(os.sched_getaffinity(0))
             here = int(os.environ.get("LOCAL_WORLD_SIZE", plan.ranks))
             member.offload(Wish(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _say)
+        if given.ranks_per_device > 1:
+            member.share(_turn(given.ranks_per_device))
         if member.has_loss and not script.has_data:
             _say("the file has no function data(first, samples): the example batch is trained on again and again")
         times = RankTimes(seat.stage, [], [], [], [])
@@ -111,6 +118,14 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
         _tell(plan, times, given.json)
     finally:
         dist.destroy_process_group()
+
+
+def _turn(ranks_per_device: int) -> Turn:
+    """Return this process's side of the device that it shares; the first of those that do starts its arbiter."""
+    rank = dist.get_rank()
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    job = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return Turn(job, local // ranks_per_device, rank, starts=local % ranks_per_device == 0)
 
 
 def _tell(plan: PlanFile, times: RankTimes, path: Path | None) -> None:

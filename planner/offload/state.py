@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .places import Storage
 
-LEAST_BYTES = 4096  # smaller tensors, such as the count of steps, stay: they are many, and little is won
+LEAST_BYTES = 512  # smaller tensors, such as the count of steps, stay: little is won
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> list[Storage]:

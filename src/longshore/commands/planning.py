@@ -208,6 +208,9 @@ def run(
     offload_folder: Annotated[
         Path | None, typer.Option(help="For what is put away; that of temporary files if left out.")
     ] = None,
+    ranks_per_device: Annotated[
+        int, typer.Option(min=1, max=64, help="Neighbours that take turns: one computes while others wait or sum.")
+    ] = 1,
 ) -> None:
     """Train by a plan with processes on this machine, and show what was predicted beside what it took.
 
@@ -223,6 +226,7 @@ def run(
     options = {
         "--steps": steps, "--schedule": schedule, "--seed": seed, "--save": save, "--json": as_json,
         "--offload": offload, "--offload-folder": offload_folder,
+        "--ranks-per-device": ranks_per_device,
     }  # fmt: skip
     given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
     launch(ranks, [str(plan_file), model, *given])
