@@ -24,7 +24,7 @@ from typing import Any, Final
 from .rounds import DESKS, LAUNCHERS, Rounds
 from .settings import RECOVERIES, STATE, Settings, read_settings, write_file
 from .standing import Durable, Phase
-from .wire import LOST_STATUS, Declared, End, Gone, Hello, Lease, Lines, Message, WireError, as_json, decode, encode
+from .wire import LOST_STATUS, Declared, End, Ending, Gone, Hello, Lease, Lines, Message, WireError, as_json, decode, encode
 
 TICK_S = 0.05
 HELLO_S = 5.0  # within which a connection has to say who it is
@@ -60,7 +60,7 @@ class Coordinator:
         self._queue: deque[tuple[int, int, Message]] = deque()  # change that has to be written first, to whom, what
         self._writing: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
-        self._has_news = False
+        self._has_news = self._is_ending = False
         self._strangers: dict[Writer, None] = {}  # the oldest first
         self._members: dict[int, Writer] = {}
         self._launchers: set[Writer] = set()
@@ -139,7 +139,8 @@ class Coordinator:
             self._writing = asyncio.create_task(self._write())
         self._flush()
         if self._rounds.news:
-            _log(*self._rounds.news)
+            if not self._is_ending:
+                _log(*self._rounds.news)
             self._rounds.news.clear()
             self._has_news = True
             if self._telling is None or self._telling.done():
@@ -270,6 +271,7 @@ class Coordinator:
         self._launchers.add(writer)
         try:
             async for message in _messages(reader):
+                self._is_ending = self._is_ending or isinstance(message, Ending)
                 self._rounds.launcher_said(message, time.monotonic())
                 self._act()
         finally:

@@ -4,7 +4,7 @@ A connection begins with a `Hello` that has the ring's secret and a role. What m
 
 member      says   Beat, Stopped, Here, Fault, Ready, Running, Done, Leave, AskToSave
             hears  Lease, Abort, Form, Go, MaySave, Finish, Gone
-launcher    says   Starting, Exited
+launcher    says   Starting, Exited, Ending
             hears  Declared, End
 desk        says   Coming, NoneComing, Retire
             hears  Want, End
@@ -223,6 +223,11 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """A launcher was asked to end its members: that they go is no fault, and no news."""
+
+
+@dataclass(frozen=True, slots=True)
 class Declared:
     """A member was declared gone; whoever launched it makes sure of it."""
 
@@ -314,7 +319,7 @@ class Report:
 
 Message = (
     Hello | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | AskToSave | Lease | Abort | Form | Go
-    | MaySave | Finish | Gone | Starting | Exited | Declared | End | Want | Coming | NoneComing | Retire | Report
+    | MaySave | Finish | Gone | Starting | Exited | Ending | Declared | End | Want | Coming | NoneComing | Retire | Report
 )  # fmt: skip
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
 _HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Place, Empty, Recovery)}

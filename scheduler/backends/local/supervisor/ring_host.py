@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ....failover.launcher import Launcher, Start, python_arguments
-from ....failover.processes.forked import UNKNOWN_STATUS
+from ....failover.launcher import Launcher, Start
+from ....failover.processes.forked import UNKNOWN_STATUS, python_arguments
 from ....failover.rounds import RESTART
 from ....failover.settings import make_ring, write_file
 from ....failover.wire import GONE_STATUS, RESTART_STATUS, End
@@ -222,12 +222,10 @@ class Host:
 
     def _ask_to_end(self, number: int) -> None:
         self._asked = True
-        self._launcher.signal(number)
+        self._launcher.end(number)
 
     def _tend(self) -> None:
-        """Keep the logs small, and let a wish to end reach members that were started just then."""
-        if self._asked:
-            self._launcher.signal(signal.SIGTERM)
+        """Keep the logs small."""
         for log in self._logs:
             drop_beginning(log, LOG_BYTES)
 
@@ -241,7 +239,7 @@ class Host:
         self._say(f"the ring is lost: {end.reason}")
         nothing = (0, GONE_STATUS, UNKNOWN_STATUS)
         own = [status for member, status in exits.items() if status not in nothing and member not in self._anew]
-        return max(own, default=1)  # a program's own status says more than a signal
+        return max(own, default=-signal.SIGTERM if self._asked else 1)  # a program's own status says more than a signal
 
     def _say(self, words: str) -> None:
         sys.stderr.write(f"longshore: {words}\n")
