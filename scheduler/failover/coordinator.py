@@ -24,7 +24,21 @@ from typing import Any, Final
 from .rounds import DESKS, LAUNCHERS, Rounds
 from .settings import RECOVERIES, STATE, Settings, read_settings, write_file
 from .standing import Durable, Phase
-from .wire import LOST_STATUS, Declared, End, Ending, Gone, Hello, Lease, Lines, Message, WireError, as_json, decode, encode
+from .wire import (
+    LOST_STATUS,
+    Declared,
+    End,
+    Ending,
+    Gone,
+    Hello,
+    Lease,
+    Lines,
+    Message,
+    WireError,
+    as_json,
+    decode,
+    encode,
+)
 
 TICK_S = 0.05
 HELLO_S = 5.0  # within which a connection has to say who it is

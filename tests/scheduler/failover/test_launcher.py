@@ -18,6 +18,7 @@ from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import STATE, make_ring
 
 from .test_command import VARIABLES, ring
+from .tiny import tiny
 
 BAD = [b"\n", b"nothing\n", b"[" * 9999 + b"\n", b'{"kind": "Declared", "member": "x"}\n', b"x" * (3 << 20) + b"\n"]
 
@@ -125,15 +126,7 @@ def test_folders_of_the_job_are_not_what_a_rings_programs_import(tmp_path: Path,
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("raise SystemExit('of the job')")
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "train.py").write_text(
-        "import torch\n"
-        "from longshore.ring import Ring\n"
-        "model = torch.nn.Linear(2, 1)\n"
-        "with Ring(model, torch.optim.SGD(model.parameters(), 0.1)) as ring:\n"
-        "    for step in ring.steps(until=3):\n"
-        "        model(torch.ones(1, 2)).sum().backward()\n"
-        "        ring.step()\n"
-    )
+    (tmp_path / "scripts" / "train.py").write_text(tiny())
     command = [sys.executable, "-P", "-m", "longshore.ring", "--seats", "1", "--", "python", "scripts/train.py"]
     done = subprocess.run(command, cwd=tmp_path, env=VARIABLES, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
