@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import make_ring
@@ -50,7 +51,7 @@ def warm_process() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="rings-") as folder:
         path = Path(folder) / "warm.sock"
         process = subprocess.Popen(
-            [sys.executable, "-m", "longshore.scheduler.failover.warm", str(path)], env=_environment()
+            [sys.executable, "-m", "longshore.scheduler.failover.processes.warm", str(path)], env=_environment()
         )
         try:
             while not path.exists():
@@ -132,10 +133,10 @@ class Trial:
 
     async def _report(self) -> wire.Report:
         host, _, port = self._launcher.address().rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=wire.MOST_BYTES)
+        reader, writer = await asyncio.open_connection(host, int(port), limit=wire_lines.MOST_BYTES)
         secret = json.loads((self._folder / "ring.json").read_text())["secret"]
-        writer.write(wire.encode(wire.Hello("status", secret)))
-        answer = wire.decode(await reader.readline())
+        writer.write(wire_lines.encode(wire.Hello("status", secret)))
+        answer = wire_lines.decode(await reader.readline())
         writer.close()
         assert isinstance(answer, wire.Report)
         return answer
@@ -168,7 +169,7 @@ class Trial:
     def _recovery(self) -> wire.Recovery:
         """Return the seconds of each phase, as the coordinator wrote them down."""
         found = json.loads((self._folder / "recoveries.json").read_bytes())
-        recovery: wire.Recovery = wire.from_json(found[-1], wire.Recovery)
+        recovery: wire.Recovery = wire_lines.from_json(found[-1], wire.Recovery)
         return recovery
 
 

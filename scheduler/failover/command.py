@@ -103,7 +103,7 @@ class Command:
         if self._launcher.wants_another(it.member, status):
             self._start()
             return
-        sys.stderr.write(f"longshore.ring: member {it.member} ended with status {_shown(status)}\n")
+        sys.stderr.write(f"longshore.ring: member {it.member} {self._launcher.words_of(it.member)}\n")
         if self._restarts:
             self._restarts -= 1
             if status == RESTART_STATUS:

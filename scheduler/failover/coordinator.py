@@ -21,6 +21,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from .lines import Lines, WireError, as_json, decode, encode
 from .rounds import DESKS, LAUNCHERS, Rounds
 from .settings import RECOVERIES, STATE, Settings, read_settings, write_file
 from .standing import Durable, Phase
@@ -32,12 +33,7 @@ from .wire import (
     Gone,
     Hello,
     Lease,
-    Lines,
     Message,
-    WireError,
-    as_json,
-    decode,
-    encode,
 )
 
 TICK_S = 0.05
@@ -75,6 +71,7 @@ class Coordinator:
         self._writing: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
         self._has_news = self._is_ending = False
+        self._last: dict[str, Any] | None = None  # report
         self._strangers: dict[Writer, None] = {}  # the oldest first
         self._members: dict[int, Writer] = {}
         self._launchers: set[Writer] = set()
@@ -164,7 +161,7 @@ class Coordinator:
         """Write the state until the file holds it; a disk that fails is tried again for a minute."""
         failing_s = None
         while self._written < self._rounds.durable.changes:
-            content = {"port": self._port, **asdict(self._rounds.durable)}
+            content = {"port": self._port, "report": self._report(), **asdict(self._rounds.durable)}
             try:
                 await asyncio.to_thread(write_file, self._folder, STATE, content)
             except OSError as error:
@@ -178,6 +175,12 @@ class Coordinator:
             failing_s, self._written, self._content = None, content["changes"], content
             self._flush()
         self._writing = None
+
+    def _report(self) -> dict[str, Any]:
+        """Return how the ring stands, for those who ask when it is over: its end by a wish is no part of that."""
+        if self._last is None or not self._is_ending:
+            self._last = as_json(self._rounds.report())
+        return self._last
 
     async def _write_recoveries(self) -> None:
         """Write for people how recoveries went; nothing hangs on it."""
@@ -285,7 +288,9 @@ class Coordinator:
         self._launchers.add(writer)
         try:
             async for message in _messages(reader):
-                self._is_ending = self._is_ending or isinstance(message, Ending)
+                if isinstance(message, Ending):
+                    self._report()
+                    self._is_ending = True
                 self._rounds.launcher_said(message, time.monotonic())
                 self._act()
         finally:
@@ -352,7 +357,7 @@ def _read_state(folder: Path) -> tuple[dict[str, Any], Durable | None]:
     except FileNotFoundError:
         return {}, None
     content, parts = json.loads(line), json.loads(line)
-    del parts["port"]
+    del parts["port"], parts["report"]
     return content, Durable(**{**parts, "phase": Phase(parts["phase"])})
 
 

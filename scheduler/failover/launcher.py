@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from .lines import MOST_BYTES, WireError, decode, encode
+from .processes.ends import Logs, end_words
 from .processes.forked import connect_warm, fork, python_arguments
 from .processes.keeper import AGAIN_S, Keeper, end_tool
 from .processes.tools import ending_with, start_tool
@@ -34,7 +36,6 @@ from .settings import STATE, Settings, read_settings
 from .wire import (
     ADDRESS,
     MEMBER,
-    MOST_BYTES,
     NODE,
     RESTART_STATUS,
     SECRET,
@@ -45,16 +46,13 @@ from .wire import (
     Hello,
     Message,
     Starting,
-    WireError,
-    decode,
-    encode,
 )
 
 RETRY_S = 0.05
 FAILED_STATUS = 127  # of one that could not be started
 HEAR_S = 0.5  # for a member to hear that it was declared gone
 GRACE_S = 5.0  # for members of a lost ring to end
-_WARM = "longshore.scheduler.failover.warm"
+_WARM = "longshore.scheduler.failover.processes.warm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +95,8 @@ class Launcher:
         self._running: dict[int, int] = {}  # pid of each member
         self.pids: dict[int, int] = {}  # the same, also of those that have ended; each led a session of its own
         self._exits: dict[int, int] = {}
+        self._words: dict[int, str] = {}  # the errors by which scripts ended
+        self._logs = Logs()
         self._starting: set[int] = set()
         self.declared: dict[int, str] = {}  # why each member that was declared gone was
         self._tasks: set[asyncio.Task[None]] = set()
@@ -193,6 +193,8 @@ class Launcher:
             raise OSError(f"it was declared gone: {self.declared[it.member]}")
         place = {ADDRESS: self.address(), SECRET: self._settings.secret, MEMBER: str(it.member), NODE: it.node}
         environment = {**it.environment, **place}
+        if it.log is not None:
+            self._logs.begin(it.member, it.log)
         output = 1 if it.log is None else os.open(it.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             arguments = python_arguments(it.command)
@@ -293,7 +295,7 @@ class Launcher:
             for number in self._starting:
                 self._tell(Starting(number))
             for number, status in self._exits.items():
-                self._tell(Exited(number, status))
+                self._tell(Exited(number, status, self._words[number]))
             if self._ends_by:
                 self._tell(Ending())
             ready.set()
@@ -362,11 +364,15 @@ class Launcher:
         pid = self._running.pop(it.member, None)
         if pid is not None:
             _kill(pid, signal.SIGKILL)  # what it left behind in its group
-        self._exits[it.member] = status
+        self._exits[it.member], self._words[it.member] = status, self._logs.error_of(it.member, it.log, status)
         self._starting.discard(it.member)
         if self.on_exit is not None:  # Before it is told: a member that is started in its place is told first.
             _call(self.on_exit, it, status)
-        self._tell(Exited(it.member, status))
+        self._tell(Exited(it.member, status, self._words[it.member]))
+
+    def words_of(self, member: int) -> str:
+        """Return how a member ended, for people."""
+        return end_words(self._exits[member], self._words[member])
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

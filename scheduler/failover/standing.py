@@ -63,6 +63,11 @@ class Durable:
         self.holders[self.holders.index(number)] = NOBODY
         return True
 
+    def with_last(self, words: str) -> str:
+        """Return words with what became of the member that was gone last."""
+        last = next(reversed(self.gone), None)
+        return words if last is None else f"{words}; the last: member {last}: {self.gone[last]}"
+
     def begin(self) -> None:
         """Begin a generation."""
         self.changes += 1
@@ -131,6 +136,10 @@ class Watch:
             f"seconds to detect {it.detect_s:.3f}, stop {it.stop_s:.3f}, choose {it.choose_s:.3f}, "
             f"form {it.form_s:.3f}, copy {it.copy_s:.3f}, first step {it.first_step_s:.3f}"
         )
+
+    def runs_s(self, now_s: float) -> float:
+        """Return for how long the ring has run in this generation, 0 before."""
+        return now_s - self.ready_s if self.ready_s >= 0.0 else 0.0
 
     def seconds(self) -> Recovery:
         """Return how long each phase took, -1 for what has not ended."""

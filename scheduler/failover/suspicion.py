@@ -74,6 +74,48 @@ def unlike_ends(seated: Collection[Member], quiet_s: float) -> str:
     )
 
 
+class Hints:
+    """What may be wrong although nobody is to blame yet; each is told once, as long as it lasts."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.present: dict[str, str] = {}  # words by what they are about
+
+    def look(
+        self, members: Collection[Member], wordless: Collection[int], idle: Collection[int], now_s: float
+    ) -> list[str]:
+        """Return what is to be told that was not true before.
+
+        Args:
+            members: All that are connected.
+            wordless: Those that were started long ago and never said a word.
+            idle: Those that have not ended a step for long since the ring was formed.
+            now_s: The time.
+        """
+        found, limit_s = {}, self._limits.hint_s
+        if are_most_silent(members, self._limits, now_s):
+            found["link"] = "alarm: most members are silent, so likelier this coordinator is cut off"
+        if wordless:
+            found["words"] = (
+                f"hint: {_named(wordless)} said nothing for {limit_s:.0f} s: does the script come to `with Ring(...)`? "
+                f"Who never says a word is ended, at the start after {self._limits.gather_s:.0f} s"
+            )
+        if idle:
+            found["steps"] = (
+                f"hint: {_named(idle)} ended no step for {limit_s:.0f} s, and the GPUs are held all the same: does the "
+                "script call `ring.step()`?"
+            )
+        new = [words for about, words in found.items() if about not in self.present]
+        # The words stay those that were told: who is meant changes by and by.
+        self.present = {about: self.present.get(about, words) for about, words in found.items()}
+        return new
+
+
+def _named(members: Collection[int]) -> str:
+    shown = ", ".join(map(str, sorted(members)[:8])) + (", ..." if len(members) > 8 else "")
+    return f"member{'s' if len(members) > 1 else ''} {shown}"
+
+
 class Blames:
     """Faults of exchanges between two members that both live. Source: SPEC F5."""
 

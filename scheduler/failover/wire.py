@@ -1,4 +1,4 @@
-"""What the processes of a ring say to each other: lines of JSON over TCP, one message each, none longer than 1 MiB.
+"""What the processes of a ring say to each other: lines of JSON over TCP (lines.py).
 
 A connection begins with a `Hello` that has the ring's secret and a role. What may follow hangs on the role.
 
@@ -7,7 +7,7 @@ member      says   Beat, Stopped, Here, Fault, Ready, Running, Done, Leave, AskT
 launcher    says   Starting, Exited, Ending
             hears  Declared, End
 desk        says   Coming, NoneComing, Retire
-            hears  Want, End
+            hears  Want, Hint, End
 status      hears  Report, once, and the connection is over
 
 A *desk* is where somebody brings members: the scheduler that leads. It is told of empty seats by `Want` as soon as it
@@ -17,19 +17,12 @@ connects and whenever they change, also while a shrunk ring runs. It answers `Co
 The process that coordinates imports this module: standard library only.
 """
 
-import json
-from dataclasses import dataclass, field, fields
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
 
-MOST_BYTES = 1 << 20  # of a line
 ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{it}" for it in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
 LOST_STATUS, GONE_STATUS, RESTART_STATUS = 3, 76, 77  # a ring without members; a member without a seat; one to restart
 SILENCE_S = 10.0  # without a word: of a member it is declared gone, of its coordinator it ends itself
 BEAT_S = 1.0
-
-
-class WireError(Exception):
-    """A line that is no message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +213,7 @@ class Exited:
 
     member: int
     status: int
+    words: str = ""  # the error by which its script says that it ended, if its log has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +283,13 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """What may be wrong with the script, for people."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recovery:
     """How the ring was formed anew, once; seconds, -1 for what has not come yet."""
 
@@ -315,85 +316,11 @@ class Report:
     step: int
     gone: dict[str, str]
     recoveries: list[Recovery]
+    hints: list[str] = field(default_factory=list)  # what may be wrong with the script, at present
 
 
 Message = (
     Hello | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | AskToSave | Lease | Abort | Form | Go
-    | MaySave | Finish | Gone | Starting | Exited | Ending | Declared | End | Want | Coming | NoneComing | Retire | Report
+    | MaySave | Finish | Gone | Starting | Exited | Ending | Declared | End | Want | Coming | NoneComing | Retire
+    | Hint | Report
 )  # fmt: skip
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
-_HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Place, Empty, Recovery)}
-
-
-def encode(message: Message) -> bytes:
-    """Return a message as a line."""
-    return json.dumps({"kind": type(message).__name__, **as_json(message)}).encode() + b"\n"
-
-
-def decode(line: bytes) -> Message:
-    """Return the message of a line.
-
-    Raises:
-        WireError: If it is none.
-    """
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"no JSON: {line[:80]!r}") from error
-    kind = _KINDS.get(str(content.pop("kind", ""))) if isinstance(content, dict) else None
-    if kind is None:
-        raise WireError(f"no kind of message: {line[:80]!r}")
-    message: Message = from_json(content, kind)
-    return message
-
-
-def as_json(it: Any) -> Any:
-    """Return a message, or a part of one, as what JSON knows."""
-    if type(it) in _HINTS:
-        return {one.name: as_json(getattr(it, one.name)) for one in fields(it)}
-    return [as_json(one) for one in it] if isinstance(it, list) else it
-
-
-def from_json(content: Any, kind: Any) -> Any:
-    """Return what a message or a part of one holds, of exactly the types that its class has.
-
-    Raises:
-        WireError: If the types are others, or numbers are not of this world.
-    """
-    if kind in _HINTS:
-        hints = _HINTS[kind]
-        if not isinstance(content, dict) or not content.keys() <= hints.keys():
-            raise WireError(f"not the fields of {kind.__name__}: {str(content)[:80]}")
-        try:
-            return kind(**{name: from_json(value, hints[name]) for name, value in content.items()})
-        except TypeError as error:
-            raise WireError(f"{kind.__name__}: {error}") from error
-    if get_origin(kind) is list and isinstance(content, list):
-        return [from_json(one, get_args(kind)[0]) for one in content]
-    if get_origin(kind) is dict and isinstance(content, dict):
-        return {name: from_json(one, get_args(kind)[1]) for name, one in content.items()}
-    if kind is float and type(content) in (int, float) and abs(content) < 1e18:
-        return float(content)
-    if type(content) is kind and (kind is not int or abs(content) < 1 << 53):
-        return content
-    raise WireError(f"not a {kind}: {str(content)[:80]}")
-
-
-class Lines:
-    """Takes bytes as they come and gives the messages that are whole."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that are whole with these bytes.
-
-        Raises:
-            WireError: If one is none; nothing that follows is of use then.
-        """
-        self._rest += data
-        *lines, rest = bytes(self._rest).split(b"\n") if b"\n" in data else [bytes(self._rest)]
-        if len(rest) > MOST_BYTES or any(len(line) > MOST_BYTES for line in lines):
-            raise WireError(f"a line of more than {MOST_BYTES} bytes")
-        self._rest = bytearray(rest)
-        return [decode(line) for line in lines]

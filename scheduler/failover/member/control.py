@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
+from .. import lines as wire_lines
 from .. import wire
 
 MEET_S = 60.0  # to reach the coordinator at the start
@@ -73,7 +74,7 @@ class Control:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._socket: socket.socket | None = None
-        self._lines = wire.Lines()
+        self._lines = wire_lines.Lines()
         self._beats: dict[int, float] = {}
         self._number = 0
         self._leased_s = time.monotonic() + MEET_S - wire.SILENCE_S  # the lease runs from here
@@ -230,7 +231,7 @@ class Control:
             return False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._changed:
-            self._socket, self._lines = connection, wire.Lines()
+            self._socket, self._lines = connection, wire_lines.Lines()
             token, at, step, fresh = self._token, self._at, self.step, self._fresh
             self._say(wire.Hello("member", self._secret, self.member, token, at, step, fresh, self._store, self._node))
         self._beat()
@@ -262,7 +263,7 @@ class Control:
                 return
             data = connection.recv(1 << 16)
             messages = self._lines.feed(data)
-        except (OSError, ValueError, wire.WireError):
+        except (OSError, ValueError, wire_lines.WireError):
             data, messages = b"", []
         if not data:
             with self._changed:
@@ -308,7 +309,7 @@ class Control:
         connection = self._socket
         if connection is not None:
             with self._sending, contextlib.suppress(OSError):
-                connection.sendall(wire.encode(message))
+                connection.sendall(wire_lines.encode(message))
 
     def _check_lease(self) -> None:
         silent_s = time.monotonic() - self._leased_s

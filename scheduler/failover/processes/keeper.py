@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from subprocess import SubprocessError
 
+from ..lines import encode
 from ..settings import STATE, Settings
-from ..wire import LOST_STATUS, End, Hello, encode
+from ..wire import LOST_STATUS, End, Hello
 from .tools import ALONE, start_tool
 
 COORDINATOR = "longshore.scheduler.failover.coordinator"

@@ -15,8 +15,9 @@ from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.failover import asking
 from longshore.scheduler.failover.asking import RingDesk, ask_report, retire
+from longshore.scheduler.failover.lines import encode
 from longshore.scheduler.failover.settings import RING, STATE, make_ring
-from longshore.scheduler.failover.wire import Report, encode
+from longshore.scheduler.failover.wire import Report
 
 REPORT = Report("running", 1, 2, [0, 1], [], 5, {}, [])
 

@@ -86,4 +86,4 @@ def test_members_are_forked_from_a_warm_process_however_long_the_path_of_the_fol
     run = ring("--seats", 1, "--folder", folder, "--", "python", script, folder=tmp_path)
     _, told = run.communicate(timeout=120)
     assert run.returncode == 0, told
-    assert "longshore.scheduler.failover.warm" in (tmp_path / "parent").read_text()
+    assert "longshore.scheduler.failover.processes.warm" in (tmp_path / "parent").read_text()

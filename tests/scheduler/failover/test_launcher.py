@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.failover import warm as warm_process
+from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.launcher import Launcher, Start
+from longshore.scheduler.failover.processes import warm as warm_process
 from longshore.scheduler.failover.settings import STATE, make_ring
 
 from .test_command import VARIABLES, ring
@@ -26,7 +27,9 @@ BAD = [b"\n", b"nothing\n", b"[" * 9999 + b"\n", b'{"kind": "Declared", "member"
 @pytest.mark.parametrize("bad", BAD, ids=["empty", "words", "deep", "types", "long"])
 def test_a_launcher_hears_what_comes_after_a_line_that_is_no_message(tmp_path: Path, bad: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(bad + wire.encode(wire.Declared(5, "made up")) + wire.encode(wire.End("lost", "made up")))
+        writer.write(
+            bad + wire_lines.encode(wire.Declared(5, "made up")) + wire_lines.encode(wire.End("lost", "made up"))
+        )
         await reader.read()
         writer.close()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.settings import Limits
 
@@ -144,7 +145,7 @@ def test_nothing_that_comes_over_the_port_disturbs_a_ring(warm: Path, undisturbe
         await trial.reached(2)
         secret = json.loads((tmp_path / "ring.json").read_text())["secret"]
         hellos = [
-            wire.encode(wire.Hello(role, secret, member=2, token="not that member's"))
+            wire_lines.encode(wire.Hello(role, secret, member=2, token="not that member's"))
             for role in ("member", "launcher", "desk", "status", "king")
         ]
         for content in (*GARBAGE, *(hello + rest for hello in hellos for rest in SECRET)):
@@ -165,7 +166,7 @@ def test_a_member_with_another_secret_is_not_heard(warm: Path, tmp_path: Path) -
     async def come(trial: Trial) -> None:
         await trial.reached(2)
         reader, writer = await connect(trial)
-        writer.write(wire.encode(wire.Hello("member", "another", member=9, token="x")))
+        writer.write(wire_lines.encode(wire.Hello("member", "another", member=9, token="x")))
         assert await reader.read() == b""
         writer.close()
 
