@@ -15,7 +15,7 @@ from .processes.ends import end_words
 from .seating import Expected, awaited, fill, refusal_of
 from .settings import Limits
 from .shape import form_of, report_of, shards_at, want_of
-from .standing import NOBODY, Durable, Member, Phase, Watch
+from .standing import NOBODY, START, Durable, Member, Phase, Watch
 from .suspicion import Blames, Hints, silent, unlike_ends, unstopped
 
 LAUNCHERS, DESKS = -2, -3  # to whom a message goes that is for no single member
@@ -51,7 +51,7 @@ class Rounds:
         self._told: tuple[int, tuple[int, ...]] | None = None  # generation and seats, to the desk
         self._ticked_s = self._moved_s = self._began_s = now_s
         self.durable = durable or Durable([NOBODY] * seats, generation=1)
-        self._watch("start", now_s)
+        self._watch(START, now_s)
         if durable is not None and not durable.phase.is_over:
             self._take_over()
 
@@ -76,7 +76,7 @@ class Rounds:
 
     def report(self) -> wire.Report:
         """Return the ring at present."""
-        return report_of(self.durable, self.members, self.recoveries, list(self._hints.present.values()))
+        return report_of(self.durable, self.members, self.recoveries, self._hints.present())
 
     def _seated(self) -> list[Member]:
         return [self.members[it] for it in self.seated()]
@@ -242,11 +242,10 @@ class Rounds:
             self._expected.delay(gap_s)
         if self.durable.phase.is_over:
             return
-        runs_long = self.recoveries[-1].runs_s(now_s) > self.limits.hint_s
-        idle = [it.number for it in self._seated() if runs_long and not it.ran]
-        for words in self._hints.look(self.members.values(), self._expected.wordless(now_s), idle, now_s):
-            self.news.append(words)
-            self._send(DESKS, wire.Hint(words))
+        wordless, runs_s = self._expected.wordless(now_s), self.recoveries[-1].runs_s(now_s)
+        for line in self._hints.look(self.members.values(), wordless, self._seated(), runs_s, now_s):
+            self.news.append(line)
+            self._send(DESKS, wire.Hint(line.partition(": ")[2]))
         suspects = list(silent(self.members.values(), self.limits, now_s))
         if self.durable.phase is Phase.STOPPING:
             suspects += unstopped(self._seated(), self.limits, now_s)
@@ -274,8 +273,9 @@ class Rounds:
             self._futile = 0
         if had_seat and durable.phase is not Phase.STOPPING:
             self._begin(why, sign_s)
-        else:
-            self.news.append(why)
+            return
+        self.news.append(why)
+        self.recoveries[-1].explain(why if had_seat else "")
 
     def _begin(self, reason: str, sign_s: float | None = None) -> None:
         """Begin a round."""

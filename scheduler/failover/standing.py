@@ -11,6 +11,7 @@ from typing import Final
 from .wire import Recovery
 
 NOBODY = -1
+START: Final = "start"  # reason of the first generation
 REASONS: Final = 64  # of members that are gone, the newest, which are kept: a report has to fit into a line
 
 
@@ -136,6 +137,11 @@ class Watch:
             f"seconds to detect {it.detect_s:.3f}, stop {it.stop_s:.3f}, choose {it.choose_s:.3f}, "
             f"form {it.form_s:.3f}, copy {it.copy_s:.3f}, first step {it.first_step_s:.3f}"
         )
+
+    def explain(self, why: str) -> None:
+        """Take note of who was gone, if so far only what others saw of that was known."""
+        if why and " is gone: " not in self.reason and self.reason != START:
+            self.reason = why
 
     def runs_s(self, now_s: float) -> float:
         """Return for how long the ring has run in this generation, 0 before."""

@@ -79,35 +79,41 @@ class Hints:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.present: dict[str, str] = {}  # words by what they are about
+        self._present: dict[str, str] = {}  # words by their kind
+
+    def present(self) -> list[str]:
+        """Return what was told and still lasts."""
+        return list(self._present.values())
 
     def look(
-        self, members: Collection[Member], wordless: Collection[int], idle: Collection[int], now_s: float
-    ) -> list[str]:
-        """Return what is to be told that was not true before.
+        self, members: Collection[Member], wordless: Collection[int], seated: Iterable[Member], runs_s: float,
+        now_s: float,
+    ) -> list[str]:  # fmt: skip
+        """Return lines for people, of what was not true before.
 
         Args:
             members: All that are connected.
             wordless: Those that were started long ago and never said a word.
-            idle: Those that have not ended a step for long since the ring was formed.
+            seated: Members on seats.
+            runs_s: For how long the ring has run since it was formed.
             now_s: The time.
         """
         found, limit_s = {}, self._limits.hint_s
         if are_most_silent(members, self._limits, now_s):
-            found["link"] = "alarm: most members are silent, so likelier this coordinator is cut off"
+            found["alarm"] = "most members are silent, so likelier this coordinator is cut off"
         if wordless:
-            found["words"] = (
-                f"hint: {_named(wordless)} said nothing for {limit_s:.0f} s: does the script come to `with Ring(...)`? "
+            found["hint"] = (
+                f"{_named(wordless)} said nothing for {limit_s:.0f} s: does the script come to `with Ring(...)`? "
                 f"Who never says a word is ended, at the start after {self._limits.gather_s:.0f} s"
             )
-        if idle:
-            found["steps"] = (
-                f"hint: {_named(idle)} ended no step for {limit_s:.0f} s, and the GPUs are held all the same: does the "
+        elif idle := [it.number for it in seated if runs_s > limit_s and not it.ran]:
+            found["hint"] = (
+                f"{_named(idle)} ended no step for {limit_s:.0f} s, and the GPUs are held all the same: does the "
                 "script call `ring.step()`?"
             )
-        new = [words for about, words in found.items() if about not in self.present]
+        new = [f"{kind}: {words}" for kind, words in found.items() if kind not in self._present]
         # The words stay those that were told: who is meant changes by and by.
-        self.present = {about: self.present.get(about, words) for about, words in found.items()}
+        self._present = {kind: self._present.get(kind, words) for kind, words in found.items()}
         return new
 
 

@@ -32,12 +32,15 @@ def print_ring(ring: Mapping[str, Any]) -> None:
         f"generation {ring['generation']}, step {ring['step']}"
     )
     for words in ring["hints"]:
-        typer.echo(f"{'hint':10s} {plain(words.removeprefix('hint: '))}")
-    for member, reason in ring["gone"].items():
-        typer.echo(f"{'gone':10s} {plain(f'member {member}: {reason}')}")
+        typer.echo(f"{'hint':10s} {plain(words)}")
+    for reason in dict.fromkeys(ring["gone"].values()):
+        of = [member for member, its in ring["gone"].items() if its == reason]
+        words = f"member{'s' * (len(of) > 1)} {', '.join(of)}: {reason}"
+        typer.echo(f"{'gone':10s} {plain(words)}")
     for it in ring["replacements"]:
         words = f"GPU {it['gpu']} of {it['node']} as rank {it['rank']}, for an empty seat"
         typer.echo(f"{'came':10s} {plain(words)}")
+    typer.echo()
     print_table(MEMBERS, [_member(it, ring["spares"]) for it in _by_seat(ring)])
     for it in ring["replacements"][-1:]:
         average = f"{it['average_s']:.3g} s" if it["average_s"] > 0.0 else "not known"

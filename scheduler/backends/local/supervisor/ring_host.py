@@ -242,7 +242,8 @@ class Host:
         if end.outcome == "done":
             ended = next((status for status in kept if status), 0)
             return 1 if ended == UNKNOWN_STATUS else ended  # Nobody knows that it ended well.
-        self._say(f"the ring is lost: {end.reason}")
+        if not self._asked:
+            self._say(f"the ring is lost: {end.reason}")
         nothing = (0, GONE_STATUS, UNKNOWN_STATUS)
         own = [status for member, status in exits.items() if status not in nothing and member not in self._anew]
         return max(own, default=-signal.SIGTERM if self._asked else 1)  # a program's own status says more than a signal
