@@ -159,25 +159,30 @@ def _edges(stage: Stage) -> str:
     return ", ".join(told) or "nothing"
 
 
-def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit]) -> None:
-    """Print all plans, fastest first, then those that do not fit, with what binds them."""
+def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit], chosen: Plan | None) -> None:
+    """Print all plans, fastest first, then those that do not fit, with what binds them; the chosen one is marked."""
     table = Table(
-        "GPUs", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False
+        "GPUs", "type", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False
     )
     table.add_column("verdict")
     console.print()
-    for it in ordered(found)[:MOST_ROWS]:
+    rows = ordered(found)
+    at = rows.index(chosen) if chosen in rows else -1
+    for number in (*range(min(MOST_ROWS, len(rows))), *([at] if at >= MOST_ROWS else [])):
+        it = rows[number]
         layout = it.layout
         start = (
             str(layout.gpus),
+            it.gpu_type if isinstance(it, Misfit) else " + ".join(it.gpu_types),
             f"{layout.data} x {layout.pipeline} x {layout.tensor}",
             str(layout.micro_batch),
             str(layout.saving),
         )
         if isinstance(it, Plan):
             table.add_row(
-                *start, _time(it.step_s), duration_text(it.total_s), duration_text(it.bound_s), binding(asked, it)
-            )
+                *start, _time(it.step_s), duration_text(it.total_s), duration_text(it.bound_s),
+                f"{binding(asked, it)}: chosen" if number == at else binding(asked, it),
+            )  # fmt: skip
         else:
             table.add_row(*start, "", "", "", binding(asked, it))
     console.print(table)
@@ -204,8 +209,7 @@ def binding(asked: Question, it: Plan | Misfit) -> str:
 
 
 def _gpus(plan: Plan) -> str:
-    types = dict.fromkeys(stage.gpu_type for stage in plan.stages)
-    return f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''} ({' + '.join(types)})"
+    return f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''} ({' + '.join(plan.gpu_types)})"
 
 
 def _layout(plan: Plan) -> str:
