@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.table import Table
 
-from ...cluster.files.durations import duration_text
+from ...cluster.files.durations import duration_text, exact_text
 from ..model.host import HostProfile
 from ..model.memory import CONTEXT_BYTES, FRAGMENTATION
 from ..search.choosing import Choice
@@ -47,7 +47,7 @@ def verdict(asked: Question, choice: Choice) -> Iterator[str]:
         yield f"The fastest plan takes {duration_text(plan.total_s)} ({bound}: {duration_text(plan.bound_s)})."
     elif choice.meets:
         yield (
-            f"{_gpus(plan)} meet the deadline of {duration_text(asked.deadline_s)}: "
+            f"{_gpus(plan)} meet the deadline of {exact_text(asked.deadline_s)}: "
             f"{duration_text(plan.total_s)} predicted, {bound} {duration_text(plan.bound_s)}."
         )
         if plan.gpus > 1 and choice.fewer is None:
@@ -56,7 +56,7 @@ def verdict(asked: Question, choice: Choice) -> Iterator[str]:
             yield f"Fewer do not: {_gpus(choice.fewer)} have a bound of {duration_text(choice.fewer.bound_s)}."
     else:
         yield (
-            f"No plan meets the deadline of {duration_text(asked.deadline_s)}. The fastest has a {bound} of "
+            f"No plan meets the deadline of {exact_text(asked.deadline_s)}. The fastest has a {bound} of "
             f"{duration_text(plan.bound_s)}, {duration_text(plan.bound_s - asked.deadline_s)} too long."
         )
         yield from _what_would_do(asked, choice)

@@ -186,7 +186,9 @@ def test_a_script_that_fails_on_all_members_fails_the_job_with_its_status(
         ({"failover": "switch", "spares": 1, "shape": {"nodes": 1, "gpus_per_node": 1}, "gpus": None}, "spares"),
         ({"failover": "jump"}, "switch"),
         ({"failover": "switch", "spares": -1}, "spares"),
-        ({"failover": "switch", "gpus": 1, "spares": 999}, "asks for 1000 GPUs"),
+        ({"failover": "switch", "gpus": 1, "spares": 999}, "asks for 1000 GPUs (1 seat and 999 spares)"),
+        ({"failover": "switch", "gpus": "4"}, 'the text "4" cannot be used'),
+        ({"shape": "2x2", "gpus": None}, "write {nodes: 2, gpus_per_node: 2}"),
     ],
 )
 def test_a_job_file_that_makes_no_sense_is_refused(served: Served, wrong: dict[str, object], words: str) -> None:
