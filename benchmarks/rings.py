@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.launcher import Launcher, Start
@@ -134,10 +135,10 @@ class Trial:
 
     async def _report(self) -> wire.Report:
         host, _, port = self._launcher.address().rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=wire.MOST_BYTES)
+        reader, writer = await asyncio.open_connection(host, int(port), limit=wire_lines.MOST_BYTES)
         secret = json.loads((self._folder / "ring.json").read_text())["secret"]
         await greet(reader, writer, secret, wire.Hello("status"))
-        answer = wire.decode(await reader.readline())
+        answer = wire_lines.decode(await reader.readline())
         writer.close()
         assert isinstance(answer, wire.Report)
         return answer

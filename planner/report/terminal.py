@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.table import Table
 
-from ...cluster.files.durations import duration_text
+from ...cluster.files.durations import duration_text, exact_text
 from ..model.host import HostProfile
 from ..model.memory import CONTEXT_BYTES, FRAGMENTATION
 from ..search.choosing import Choice
@@ -47,7 +47,7 @@ def verdict(asked: Question, choice: Choice) -> Iterator[str]:
         yield f"The fastest plan takes {duration_text(plan.total_s)} ({bound}: {duration_text(plan.bound_s)})."
     elif choice.meets:
         yield (
-            f"{_gpus(plan)} meet the deadline of {duration_text(asked.deadline_s)}: "
+            f"{_gpus(plan)} meet the deadline of {exact_text(asked.deadline_s)}: "
             f"{duration_text(plan.total_s)} predicted, {bound} {duration_text(plan.bound_s)}."
         )
         if plan.gpus > 1 and choice.fewer is None:
@@ -56,7 +56,7 @@ def verdict(asked: Question, choice: Choice) -> Iterator[str]:
             yield f"Fewer do not: {_gpus(choice.fewer)} have a bound of {duration_text(choice.fewer.bound_s)}."
     else:
         yield (
-            f"No plan meets the deadline of {duration_text(asked.deadline_s)}. The fastest has a {bound} of "
+            f"No plan meets the deadline of {exact_text(asked.deadline_s)}. The fastest has a {bound} of "
             f"{duration_text(plan.bound_s)}, {duration_text(plan.bound_s - asked.deadline_s)} too long."
         )
         yield from _what_would_do(asked, choice)
@@ -159,25 +159,30 @@ def _edges(stage: Stage) -> str:
     return ", ".join(told) or "nothing"
 
 
-def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit]) -> None:
-    """Print all plans, fastest first, then those that do not fit, with what binds them."""
+def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit], chosen: Plan | None) -> None:
+    """Print all plans, fastest first, then those that do not fit, with what binds them; the chosen one is marked."""
     table = Table(
-        "GPUs", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False
+        "GPUs", "type", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False
     )
     table.add_column("verdict")
     console.print()
-    for it in ordered(found)[:MOST_ROWS]:
+    rows = ordered(found)
+    at = rows.index(chosen) if chosen in rows else -1
+    for number in (*range(min(MOST_ROWS, len(rows))), *([at] if at >= MOST_ROWS else [])):
+        it = rows[number]
         layout = it.layout
         start = (
             str(layout.gpus),
+            it.gpu_type if isinstance(it, Misfit) else " + ".join(it.gpu_types),
             f"{layout.data} x {layout.pipeline} x {layout.tensor}",
             str(layout.micro_batch),
             str(layout.saving),
         )
         if isinstance(it, Plan):
             table.add_row(
-                *start, _time(it.step_s), duration_text(it.total_s), duration_text(it.bound_s), binding(asked, it)
-            )
+                *start, _time(it.step_s), duration_text(it.total_s), duration_text(it.bound_s),
+                f"{binding(asked, it)}: chosen" if number == at else binding(asked, it),
+            )  # fmt: skip
         else:
             table.add_row(*start, "", "", "", binding(asked, it))
     console.print(table)
@@ -204,8 +209,7 @@ def binding(asked: Question, it: Plan | Misfit) -> str:
 
 
 def _gpus(plan: Plan) -> str:
-    types = dict.fromkeys(stage.gpu_type for stage in plan.stages)
-    return f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''} ({' + '.join(types)})"
+    return f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''} ({' + '.join(plan.gpu_types)})"
 
 
 def _layout(plan: Plan) -> str:

@@ -28,7 +28,7 @@ from ..store.rows.jobs import JobColumns
 from .admission import line_up
 from .checks.node_checks import NodeChecks
 from .health.fenced import by_lease
-from .health.rings import goes_on_without, held_by
+from .health.rings import goes_on_without, held_by, keep_ring
 from .health.steps import judge_steps, take_last_look
 from .quarantine import drain, give_up
 from .rehydrate import needs_of, used_by
@@ -310,6 +310,7 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     cache.happens(now_s)
     cache.has_freed = True
     cache.launches.end(attempt_name(row))
+    keep_ring(cache, row, attempt_name(row), now_s)
     outcome = _outcome(cache, job, row, status, came, now_s)
     outcome = replace(outcome, wait_s=max(outcome.wait_s, cache.parts.checks.wait_s(row)))
     release = release_step(job, outcome)

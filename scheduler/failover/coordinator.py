@@ -22,10 +22,11 @@ from typing import Any, Final, TypeVar
 
 from ..files.typed_json import as_json
 from .greeting import challenge, is_right, welcome
+from .lines import Lines, decode, encode
 from .rounds import DESKS, LAUNCHERS, Rounds
 from .settings import RECOVERIES, STATE, Settings, read_settings, write_file
 from .standing import Durable, Phase
-from .wire import LOST_STATUS, Declared, End, Gone, Hello, Lease, Lines, Message, decode, encode
+from .wire import LOST_STATUS, Declared, End, Ending, Gone, Hello, Lease, Message
 
 TICK_S = 0.05
 HELLO_S = 5.0  # within which a connection has to say who it is
@@ -62,7 +63,8 @@ class Coordinator:
         self._queue: deque[tuple[int, int, Message]] = deque()  # change that has to be written first, to whom, what
         self._writing: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
-        self._has_news = False
+        self._has_news = self._is_ending = False
+        self._last: dict[str, Any] | None = None  # report
         self._strangers: dict[Writer, None] = {}  # the oldest first
         self._members: dict[int, Writer] = {}
         self._launchers: set[Writer] = set()
@@ -141,7 +143,8 @@ class Coordinator:
             self._writing = asyncio.create_task(self._write())
         self._flush()
         if self._rounds.news:
-            _log(*self._rounds.news)
+            if not self._is_ending:
+                _log(*self._rounds.news)
             self._rounds.news.clear()
             self._has_news = True
             if self._telling is None or self._telling.done():
@@ -151,7 +154,7 @@ class Coordinator:
         """Write the state until the file holds it; a disk that fails is tried again for a minute."""
         failing_s = None
         while self._written < self._rounds.durable.changes:
-            content = {"port": self._port, **asdict(self._rounds.durable)}
+            content = {"port": self._port, "report": self._report(), **asdict(self._rounds.durable)}
             try:
                 await asyncio.to_thread(write_file, self._folder, STATE, content)
             except OSError as error:
@@ -165,6 +168,12 @@ class Coordinator:
             failing_s, self._written, self._content = None, content["changes"], content
             self._flush()
         self._writing = None
+
+    def _report(self) -> dict[str, Any]:
+        """Return how the ring stands, for those who ask when it is over: its end by a wish is no part of that."""
+        if self._last is None or not self._is_ending:
+            self._last = as_json(self._rounds.report())
+        return self._last
 
     async def _write_recoveries(self) -> None:
         """Write for people how recoveries went; nothing hangs on it."""
@@ -273,6 +282,9 @@ class Coordinator:
         self._launchers.add(writer)
         try:
             async for message in _messages(reader):
+                if isinstance(message, Ending):
+                    self._report()
+                    self._is_ending = True
                 self._rounds.launcher_said(message, time.monotonic())
                 self._act()
         finally:
@@ -339,7 +351,7 @@ def _read_state(folder: Path) -> tuple[dict[str, Any], Durable | None]:
     except FileNotFoundError:
         return {}, None
     content, parts = json.loads(line), json.loads(line)
-    del parts["port"]
+    del parts["port"], parts["report"]
     return content, Durable(**{**parts, "phase": Phase(parts["phase"])})
 
 

@@ -17,7 +17,8 @@ import socket
 import time
 from dataclasses import replace
 
-from .wire import Challenge, Hello, Lines, Message, Welcome, WireError, decode, encode
+from .lines import Lines, WireError, decode, encode
+from .wire import Challenge, Hello, Message, Welcome
 
 NONCE_BYTES = 16
 

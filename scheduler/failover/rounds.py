@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Final
 
 from . import wire
+from .processes.ends import end_words
 from .seating import Expected, awaited, fill, refusal_of
 from .settings import Limits
 from .shape import form_of, report_of, shards_at, want_of
-from .standing import NOBODY, Durable, Member, Phase, Watch
-from .suspicion import Blames, are_most_silent, silent, unlike_ends, unstopped
+from .standing import NOBODY, START, Durable, Member, Phase, Watch
+from .suspicion import Blames, Hints, silent, unlike_ends, unstopped
 
 LAUNCHERS, DESKS = -2, -3  # to whom a message goes that is for no single member
 RESTART: Final = "its process has formed as many groups as it may"
@@ -45,12 +46,12 @@ class Rounds:
         self._restart_until_s = now_s  # for so long a member that was told to start anew is waited for
         self._blames = Blames()
         self._signs_s: dict[int, float] = {}  # when the connection of each member was seen to end
-        self._futile, self._is_cut_off = 0, False
+        self._futile, self._hints = 0, Hints(limits)
         self._form: wire.Form  # of this generation, while the ring is formed
         self._told: tuple[int, tuple[int, ...]] | None = None  # generation and seats, to the desk
         self._ticked_s = self._moved_s = self._began_s = now_s
         self.durable = durable or Durable([NOBODY] * seats, generation=1)
-        self._watch("start", now_s)
+        self._watch(START, now_s)
         if durable is not None and not durable.phase.is_over:
             self._take_over()
 
@@ -75,7 +76,7 @@ class Rounds:
 
     def report(self) -> wire.Report:
         """Return the ring at present."""
-        return report_of(self.durable, self.members, self.recoveries)
+        return report_of(self.durable, self.members, self.recoveries, self._hints.present())
 
     def _seated(self) -> list[Member]:
         return [self.members[it] for it in self.seated()]
@@ -208,7 +209,7 @@ class Rounds:
         if isinstance(message, wire.Starting) and self._is_new(message.member):
             self._expected.start(message.member, now_s)
         elif isinstance(message, wire.Exited):
-            self._declare(message.member, f"its process ended with status {message.status}")
+            self._declare(message.member, f"its process {end_words(message.status, message.words)}")
         self._advance()
 
     def desk_came(self, now_s: float) -> None:
@@ -241,7 +242,10 @@ class Rounds:
             self._expected.delay(gap_s)
         if self.durable.phase.is_over:
             return
-        self._tell_if_cut_off()
+        wordless, runs_s = self._expected.wordless(now_s), self.recoveries[-1].runs_s(now_s)
+        for line in self._hints.look(self.members.values(), wordless, self._seated(), runs_s, now_s):
+            self.news.append(line)
+            self._send(DESKS, wire.Hint(line.partition(": ")[2]))
         suspects = list(silent(self.members.values(), self.limits, now_s))
         if self.durable.phase is Phase.STOPPING:
             suspects += unstopped(self._seated(), self.limits, now_s)
@@ -250,11 +254,6 @@ class Rounds:
         for number in self._expected.overdue(now_s, has_run=self.durable.has_run):
             self._declare(number, "it was started and never said a word")
         self._advance()
-
-    def _tell_if_cut_off(self) -> None:
-        before, self._is_cut_off = self._is_cut_off, are_most_silent(self.members.values(), self.limits, self.now_s)
-        if self._is_cut_off and not before:
-            self.news.append("alarm: most members are silent, so likelier this coordinator is cut off")
 
     # Decisions
 
@@ -274,8 +273,9 @@ class Rounds:
             self._futile = 0
         if had_seat and durable.phase is not Phase.STOPPING:
             self._begin(why, sign_s)
-        else:
-            self.news.append(why)
+            return
+        self.news.append(why)
+        self.recoveries[-1].explain(why if had_seat else "")
 
     def _begin(self, reason: str, sign_s: float | None = None) -> None:
         """Begin a round."""
@@ -311,9 +311,9 @@ class Rounds:
         fill(self.durable, self.members, gathers=self._gathers)
         members, watch = self._seated(), self.recoveries[-1]
         if self.durable.has_run and all(it.fresh for it in members):
-            return self._end(Phase.LOST, "no member is left that has the ring's state")
+            return self._end(Phase.LOST, self.durable.with_last("no member is left that has the ring's state"))
         if not members:
-            return False if self._may_come() else self._end(Phase.LOST, "no member came")
+            return False if self._may_come() else self._end(Phase.LOST, self.durable.with_last("no member came"))
         if not all(it.stopped for it in members):
             return False
         if watch.stopped_s < 0.0:

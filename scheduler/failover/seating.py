@@ -103,6 +103,11 @@ class Expected:
         """Say whether somebody may be there in a moment."""
         return any(until_s > now_s for until_s in self._awaited.values())
 
+    def wordless(self, now_s: float) -> list[int]:
+        """Return members that were started and said nothing, if it is time to tell people so."""
+        is_time = any(now_s - at_s > self._limits.hint_s for at_s in self._started.values())
+        return list(self._started) if is_time else []
+
     def overdue(self, now_s: float, *, has_run: bool) -> list[int]:
         """Return members that were started and said nothing for so long that they never will.
 

@@ -48,7 +48,7 @@ def want_of(durable: Durable, members: Mapping[int, Member]) -> Want:
     )
 
 
-def report_of(durable: Durable, members: Mapping[int, Member], recoveries: Iterable[Watch]) -> Report:
+def report_of(durable: Durable, members: Mapping[int, Member], recoveries: Iterable[Watch], hints: list[str]) -> Report:
     """Return the ring at present, for people."""
     return Report(
         phase=str(durable.phase),
@@ -59,6 +59,7 @@ def report_of(durable: Durable, members: Mapping[int, Member], recoveries: Itera
         step=max((members[it].step for it in durable.holders if it != NOBODY), default=0),
         gone=dict(durable.gone),
         recoveries=[it.seconds() for it in recoveries],
+        hints=hints,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from .wire import Recovery
 
 NOBODY = -1
+START: Final = "start"  # reason of the first generation
 REASONS: Final = 64  # of members that are gone, the newest, which are kept: a report has to fit into a line
 
 
@@ -62,6 +63,11 @@ class Durable:
             return False
         self.holders[self.holders.index(number)] = NOBODY
         return True
+
+    def with_last(self, words: str) -> str:
+        """Return words with what became of the member that was gone last."""
+        last = next(reversed(self.gone), None)
+        return words if last is None else f"{words}; the last: member {last}: {self.gone[last]}"
 
     def begin(self) -> None:
         """Begin a generation."""
@@ -131,6 +137,15 @@ class Watch:
             f"seconds to detect {it.detect_s:.3f}, stop {it.stop_s:.3f}, choose {it.choose_s:.3f}, "
             f"form {it.form_s:.3f}, copy {it.copy_s:.3f}, first step {it.first_step_s:.3f}"
         )
+
+    def explain(self, why: str) -> None:
+        """Take note of who was gone, if so far only what others saw of that was known."""
+        if why and " is gone: " not in self.reason and self.reason != START:
+            self.reason = why
+
+    def runs_s(self, now_s: float) -> float:
+        """Return for how long the ring has run in this generation, 0 before."""
+        return now_s - self.ready_s if self.ready_s >= 0.0 else 0.0
 
     def seconds(self) -> Recovery:
         """Return how long each phase took, -1 for what has not ended."""

@@ -4,6 +4,7 @@ Source: SPEC K9.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
@@ -182,6 +183,14 @@ class JobFile(_Section):
         if self.spares and self.shape is not None:
             raise ValueError("a shape says where all GPUs lie, so there are none beside; leave `spares` or `shape` out")
         return self
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _is_no_option(cls, shape: object) -> object:
+        if isinstance(shape, str) and (parts := re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", shape)):
+            nodes, each = parts.groups()
+            raise ValueError(f"{shape} is how the option has it; write {{nodes: {nodes}, gpus_per_node: {each}}}")
+        return shape
 
     @field_validator("shape")
     @classmethod

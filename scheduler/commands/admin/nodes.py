@@ -8,7 +8,7 @@ import typer
 from ....cluster.files.output_file import make_folder
 from ..durations import DURATION, duration_between
 from ..monitoring.quarantine import place_of
-from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json, said
 from ..tables import plain
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _values(gpu: dict[str, Any]) -> str:
 
 def drain(
     node: NodeArgument,
-    reason: Annotated[str, typer.Option(help="Why, for people.")] = "drained",
+    reason: Annotated[str, typer.Option(callback=said, help="Why, for people.")] = "drained",
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Take a node out of service: jobs on it run to their ends, and none starts there."""

@@ -76,7 +76,7 @@ def _attempt(it: dict[str, Any]) -> tuple[str, ...]:
     ran = "-" if it["started_s"] is None else duration_text(ended_s - it["started_s"])
     contact = "" if it["contact"] == "ok" else ", no answer from it"
     return (
-        str(it["number"]), it["state"] + contact, moment(it["started_s"]), ran, _shares(it["placement"]), it["cause"],
+        str(it["number"]), it["state"] + contact, moment(it["started_s"]), ran, _shares(it["held"]), it["cause"],
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ from ...store.monitoring.replacements import (
     replacements_of,
     take_back,
 )
+from ...store.monitoring.ring_ends import HINT, RING
 from ...store.rows.attempts import AttemptRow
 from ..state_cache import WRITER, Parts, StateCache
 from .live_ring import Checked, LiveRing
@@ -138,6 +139,10 @@ class Seating:
         for row in self._unseen(ring, places):  # reserved by a scheduler that may not have come to say so
             ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
         self._free_left(cache, ring, places, now_s)
+        for words in ring.desk.hints():
+            event = self._event(cache, ring, HINT, words, now_s)._replace(kind=RING)
+            log.warning("ring of job %s: %s", ring.row.job_id, words)
+            self._parts.store.write(partial(note, event=event))
         if is_new:
             self._adopt(cache, ring, backend, places, now_s)
         if against:

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
+from .. import lines as wire_lines
 from .. import wire
 from ..greeting import answer, check_welcome
 
@@ -79,7 +80,7 @@ class Control:
         self._said: wire.Hello | None = None  # that answers it: from here on there is somebody to say things to
         self._is_welcome = False  # the other end has proven to be the coordinator: from here on it is heard
         self._greet_by_s = 0.0
-        self._lines = wire.Lines()
+        self._lines = wire_lines.Lines()
         self._beats: dict[int, float] = {}
         self._number = 0
         self._leased_s = time.monotonic() + MEET_S - wire.SILENCE_S  # the lease runs from here
@@ -239,7 +240,7 @@ class Control:
             return False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._changed:
-            self._socket, self._lines = connection, wire.Lines()
+            self._socket, self._lines = connection, wire_lines.Lines()
             self._asked, self._said, self._is_welcome = None, None, False
         self._greet_by_s = time.monotonic() + GREET_S
         return True
@@ -252,7 +253,7 @@ class Control:
         """
         if self._asked is None or self._said is None:
             if not isinstance(message, wire.Challenge):
-                raise wire.WireError("no challenge")
+                raise wire_lines.WireError("no challenge")
             with self._changed:  # what the main thread says of this state comes behind it
                 token, at, step, fresh = self._token, self._at, self.step, self._fresh
                 hello = wire.Hello("member", self.member, token, at, step, fresh, self._store, self._node)
@@ -348,7 +349,7 @@ class Control:
         connection = self._socket
         if connection is not None:
             with self._sending, contextlib.suppress(OSError):
-                connection.sendall(wire.encode(message))
+                connection.sendall(wire_lines.encode(message))
 
     def _check_lease(self) -> None:
         silent_s = time.monotonic() - self._leased_s

@@ -144,6 +144,7 @@ def set_out_of_service(tx: Connection, row: NodeRow, reason: str, *, at_s: float
         return False
     tx.execute(_WISH, {"of_node": row.name, "reason": reason})
     words = [OUT_OF_SERVICE if it else IN_SERVICE for it in (was, reason)]
-    cause = f"{row.name}: {reason or 'in service again'}"
+    before = f" (before: {was})" if was and reason else ""  # which would be known nowhere else
+    cause = f"{row.name}: {reason or 'in service again'}{before}"
     append(tx, NewEvent(CHANGE, writer, at_s, was=words[0], now=words[1], cause=cause, data={"node": row.name}))
     return True

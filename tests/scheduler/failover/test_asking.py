@@ -16,8 +16,9 @@ from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.failover import asking
 from longshore.scheduler.failover.asking import RingDesk, ask_report, retire
 from longshore.scheduler.failover.greeting import challenge, is_right, welcome
+from longshore.scheduler.failover.lines import decode, encode
 from longshore.scheduler.failover.settings import RING, STATE, make_ring
-from longshore.scheduler.failover.wire import Hello, Report, Welcome, decode, encode
+from longshore.scheduler.failover.wire import Hello, Report, Welcome
 
 REPORT = Report("running", 1, 2, [0, 1], [], 5, {}, [])
 

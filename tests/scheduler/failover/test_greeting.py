@@ -15,6 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.asking import ask_report
 from longshore.scheduler.failover.greeting import answer, challenge, check_welcome, greet_blocking, is_right, welcome
@@ -34,7 +35,7 @@ hellos = st.builds(wire.Hello, role=texts, member=st.integers(-1, 9), token=text
 @given(hellos, texts)
 def test_both_ends_prove_the_secret_to_each_other(hello: wire.Hello, nonce: str) -> None:
     asked = wire.Challenge(nonce)
-    said = wire.decode(wire.encode(answer(SECRET, asked, hello)))
+    said = wire_lines.decode(wire_lines.encode(answer(SECRET, asked, hello)))
     assert isinstance(said, wire.Hello)
     assert replace(said, nonce="", proof="") == hello
     assert is_right(SECRET, asked, said)
@@ -62,7 +63,7 @@ def test_a_welcome_is_of_one_hello_and_one_secret(hello: wire.Hello, text: str, 
         "hello's": wire.Welcome(said.proof),
     }[what]  # fmt: skip
     for it in (wrong, right, wire.Gone("x"), asked):  # The right one is that of another hello: it has another nonce.
-        with pytest.raises(wire.WireError):
+        with pytest.raises(wire_lines.WireError):
             check_welcome(SECRET, asked, said, it)
 
 
@@ -101,7 +102,7 @@ def overheard(process: Process, role: str) -> tuple[bytes, bytes]:
         with socket.create_connection(("127.0.0.1", port)) as connection:
             until_s = time.monotonic() + LIMIT_S
             greet_blocking(connection, process.settings.secret, wire.Hello(role, 7, "t7"), until_s)
-            connection.sendall(wire.encode(wire.Here(7, 1, 0)))
+            connection.sendall(wire_lines.encode(wire.Here(7, 1, 0)))
             connection.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionError):
                 while connection.recv(1 << 16):
@@ -117,7 +118,7 @@ def test_who_listens_learns_no_secret_and_what_was_said_is_of_no_use_again(role:
     with socket.create_connection(("127.0.0.1", ring.port), LIMIT_S) as again:
         again.sendall(asked)
         said = b"".join(iter(lambda: again.recv(1 << 16), b""))
-    assert [type(wire.decode(line)) for line in said.splitlines()] == [wire.Challenge]
+    assert [type(wire_lines.decode(line)) for line in said.splitlines()] == [wire.Challenge]
 
 
 Hostile = Callable[[socket.socket, wire.Challenge, Process], object]
@@ -133,38 +134,38 @@ def right(asked: wire.Challenge, process: Process, role: str = "status") -> wire
 
 def drips(connection: socket.socket, asked: wire.Challenge, process: Process) -> None:
     """Say the right thing, but so slowly that it does not come to an end in time."""
-    line = wire.encode(right(asked, process))
+    line = wire_lines.encode(right(asked, process))
     for at in range(len(line) - 1):
         connection.sendall(line[at : at + 1])
         time.sleep(0.1)
 
 
 HOSTILE: dict[str, Hostile] = {
-    "wrong": says(lambda asked, process: wire.encode(answer("guessed", asked, wire.Hello("status")))),
-    "empty": says(lambda asked, process: wire.encode(wire.Hello("status"))),
-    "the empty secret": says(lambda asked, process: wire.encode(answer("", asked, wire.Hello("status")))),
-    "long": says(lambda asked, process: wire.encode(replace(right(asked, process), proof="0" * 1_000_000))),
+    "wrong": says(lambda asked, process: wire_lines.encode(answer("guessed", asked, wire.Hello("status")))),
+    "empty": says(lambda asked, process: wire_lines.encode(wire.Hello("status"))),
+    "the empty secret": says(lambda asked, process: wire_lines.encode(answer("", asked, wire.Hello("status")))),
+    "long": says(lambda asked, process: wire_lines.encode(replace(right(asked, process), proof="0" * 1_000_000))),
     "one character more": says(
-        lambda asked, process: wire.encode(replace(right(asked, process), proof=right(asked, process).proof + "0"))
+        lambda asked, process: wire_lines.encode(replace(right(asked, process), proof=right(asked, process).proof + "0"))
     ),
     "one character less": says(
-        lambda asked, process: wire.encode(replace(right(asked, process), proof=right(asked, process).proof[:-1]))
+        lambda asked, process: wire_lines.encode(replace(right(asked, process), proof=right(asked, process).proof[:-1]))
     ),
-    "of other signs": says(lambda asked, process: wire.encode(replace(right(asked, process), proof="\u0664" * 64))),
+    "of other signs": says(lambda asked, process: wire_lines.encode(replace(right(asked, process), proof="\u0664" * 64))),
     "half a character": says(
-        lambda asked, process: wire.encode(right(asked, process)).replace(b'"proof": "', b'"proof": "\\ud800')
+        lambda asked, process: wire_lines.encode(right(asked, process)).replace(b'"proof": "', b'"proof": "\\ud800')
     ),
     "replayed": says(lambda asked, process: overheard(process, "status")[0]),
-    "of another nonce": says(lambda asked, process: wire.encode(right(challenge(), process))),
-    "of another role": says(lambda asked, process: wire.encode(replace(right(asked, process), role="launcher"))),
+    "of another nonce": says(lambda asked, process: wire_lines.encode(right(challenge(), process))),
+    "of another role": says(lambda asked, process: wire_lines.encode(replace(right(asked, process), role="launcher"))),
     "of another member": says(
-        lambda asked, process: wire.encode(replace(right(asked, process, "member"), member=1, token="t1"))
+        lambda asked, process: wire_lines.encode(replace(right(asked, process, "member"), member=1, token="t1"))
     ),
-    "the challenge said back": says(lambda asked, process: wire.encode(asked)),
+    "the challenge said back": says(lambda asked, process: wire_lines.encode(asked)),
     "a welcome": says(
-        lambda asked, process: wire.encode(welcome(process.settings.secret, asked, right(asked, process)))
+        lambda asked, process: wire_lines.encode(welcome(process.settings.secret, asked, right(asked, process)))
     ),
-    "truncated": says(lambda asked, process: wire.encode(right(asked, process))[:-20]),
+    "truncated": says(lambda asked, process: wire_lines.encode(right(asked, process))[:-20]),
     "the secret itself": says(
         lambda asked, process: b'{"kind": "Hello", "role": "status", "secret": "%s"}\n'
         % process.settings.secret.encode()
@@ -178,7 +179,7 @@ HOSTILE: dict[str, Hostile] = {
 def test_whoever_does_not_prove_the_secret_hears_nothing_and_the_ring_goes_on(kind: str, ring: Process) -> None:
     with socket.create_connection(("127.0.0.1", ring.port), LIMIT_S) as connection:
         file = connection.makefile("rb")
-        asked = wire.decode(file.readline())
+        asked = wire_lines.decode(file.readline())
         assert isinstance(asked, wire.Challenge)
         with contextlib.suppress(OSError):  # The coordinator may end it while more is said.
             HOSTILE[kind](connection, asked, ring)
@@ -226,17 +227,17 @@ def line_of(connection: socket.socket) -> bytes:
 
 def false_welcome(connection: socket.socket, of: Callable[[wire.Challenge, wire.Hello], wire.Message]) -> None:
     asked = challenge()
-    connection.sendall(wire.encode(asked))
-    hello = wire.decode(line_of(connection))
+    connection.sendall(wire_lines.encode(asked))
+    hello = wire_lines.decode(line_of(connection))
     assert isinstance(hello, wire.Hello)
-    connection.sendall(wire.encode(of(asked, hello)) + wire.encode(wire.Gone("false")))
+    connection.sendall(wire_lines.encode(of(asked, hello)) + wire_lines.encode(wire.Gone("false")))
 
 
-GONE = wire.encode(wire.Gone("false"))
+GONE = wire_lines.encode(wire.Gone("false"))
 THIEVES: dict[str, Callable[[socket.socket], object]] = {
     "no challenge": lambda it: it.sendall(GONE),
-    "no welcome": lambda it: it.sendall(wire.encode(challenge()) + GONE),
-    "two challenges": lambda it: it.sendall(2 * wire.encode(challenge()) + GONE),
+    "no welcome": lambda it: it.sendall(wire_lines.encode(challenge()) + GONE),
+    "two challenges": lambda it: it.sendall(2 * wire_lines.encode(challenge()) + GONE),
     "no proof": lambda it: false_welcome(it, lambda asked, hello: wire.Welcome("")),
     "the member's own proof": lambda it: false_welcome(it, lambda asked, hello: wire.Welcome(hello.proof)),
     "a guess": lambda it: false_welcome(it, lambda asked, hello: welcome("guessed", asked, hello)),
@@ -267,12 +268,12 @@ def test_a_member_obeys_nobody_who_does_not_prove_the_secret_and_comes_back_to_w
                 heard = b"".join(iter(lambda: thief.recv(1 << 16), b""))  # until the member has gone away
         with listening.accept()[0] as connection:
             asked = challenge()
-            connection.sendall(wire.encode(asked))
+            connection.sendall(wire_lines.encode(asked))
             file = connection.makefile("rb")
-            hello = wire.decode(file.readline())
+            hello = wire_lines.decode(file.readline())
             assert isinstance(hello, wire.Hello)
             assert is_right(SECRET, asked, hello)
-            connection.sendall(wire.encode(welcome(SECRET, asked, hello)) + wire.encode(wire.Gone("true")))
+            connection.sendall(wire_lines.encode(welcome(SECRET, asked, hello)) + wire_lines.encode(wire.Gone("true")))
             assert member.wait(LIMIT_S) == wire.GONE_STATUS
     assert SECRET.encode() not in heard
     assert member.stderr is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.settings import Limits
@@ -165,7 +166,7 @@ def test_a_member_with_another_secret_is_not_heard(warm: Path, tmp_path: Path) -
     async def come(trial: Trial) -> None:
         await trial.reached(2)
         reader, writer = await connect(trial)
-        with pytest.raises(wire.WireError):
+        with pytest.raises(wire_lines.WireError):
             await greet(reader, writer, "another", wire.Hello("member", member=9, token="x"))
         assert await reader.read() == b""
         writer.close()
