@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Self
 
 from .greeting import greet
-from .lines import decode, encode
+from .lines import MOST_BYTES, decode, encode
 from .processes.ends import Logs, end_words
 from .processes.forked import connect_warm, fork, python_arguments
 from .processes.keeper import AGAIN_S, Keeper, end_tool

@@ -132,6 +132,10 @@ def right(asked: wire.Challenge, process: Process, role: str = "status") -> wire
     return answer(process.settings.secret, asked, wire.Hello(role, 2, "t2"))
 
 
+def with_proof(hello: wire.Hello, change: Callable[[str], str]) -> wire.Hello:
+    return replace(hello, proof=change(hello.proof))
+
+
 def drips(connection: socket.socket, asked: wire.Challenge, process: Process) -> None:
     """Say the right thing, but so slowly that it does not come to an end in time."""
     line = wire_lines.encode(right(asked, process))
@@ -146,12 +150,14 @@ HOSTILE: dict[str, Hostile] = {
     "the empty secret": says(lambda asked, process: wire_lines.encode(answer("", asked, wire.Hello("status")))),
     "long": says(lambda asked, process: wire_lines.encode(replace(right(asked, process), proof="0" * 1_000_000))),
     "one character more": says(
-        lambda asked, process: wire_lines.encode(replace(right(asked, process), proof=right(asked, process).proof + "0"))
+        lambda asked, process: wire_lines.encode(with_proof(right(asked, process), lambda it: it + "0"))
     ),
     "one character less": says(
-        lambda asked, process: wire_lines.encode(replace(right(asked, process), proof=right(asked, process).proof[:-1]))
+        lambda asked, process: wire_lines.encode(with_proof(right(asked, process), lambda it: it[:-1]))
     ),
-    "of other signs": says(lambda asked, process: wire_lines.encode(replace(right(asked, process), proof="\u0664" * 64))),
+    "of other signs": says(
+        lambda asked, process: wire_lines.encode(with_proof(right(asked, process), lambda it: "\u0664" * 64))
+    ),
     "half a character": says(
         lambda asked, process: wire_lines.encode(right(asked, process)).replace(b'"proof": "', b'"proof": "\\ud800')
     ),
