@@ -47,6 +47,8 @@ def plan_job(
             raise file.error((name,), "the plan decides this", "leave it out; `plan: {gpus: 8}` bounds the GPUs")
     rest = {key: value for key, value in data.items() if key not in ("plan", "deadline")}
     is_ours = rest.get("command") is None
+    if is_ours and wish.model.endswith(".csv"):
+        raise file.error(("plan", "model"), "a table of layers cannot be trained", "give a command that trains")
     rest["command"] = ["python", "-m", STAGE, "-", wish.model] if is_ours else rest["command"]
     job = validated(file, JobFile, rest)  # before the model is profiled, which takes seconds
     is_plain, here = STAGE in job.command, cluster()
