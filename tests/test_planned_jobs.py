@@ -53,8 +53,8 @@ REFUSED = [
     ("plan: {model: m.py, samples: 5}\ngpus: 4\n", "job.yaml:2:gpus: the plan decides this; leave it out"),
     ("plan: {model: m.py, samples: 5}\nshape: {nodes: 1, gpus_per_node: 2}\n", "job.yaml:2:shape: the plan decides"),
     ("plan: {model: m.py, samples: 5}\nname: Not Good\n", "job.yaml:2:name: 'Not Good' cannot be used"),
-    ("plan: {model: m.csv, samples: 5}\n", "job.yaml:1:plan.model: a table of layers cannot be trained; give a command"),
-    ("command: [x]\nplan: {data: 1, pipeline: 2, micro_batch: 1, batch: 1, stages: [{layers: [a]}]}\n", "there are 1 st"),
+    ("plan: {model: m.csv, samples: 5}\n", "job.yaml:1:plan.model: a table of layers cannot be trained; give"),
+    ("command: [x]\nplan: {data: 1, pipeline: 2, micro_batch: 1, batch: 1, stages: [{layers: [a]}]}\n", "there are 1"),
 ]  # fmt: skip
 
 

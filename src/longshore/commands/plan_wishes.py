@@ -21,6 +21,15 @@ LEAST_S, MOST_S = 1e-3, 366 * 86400.0  # as of a job's run time
 MOST_SAMPLES, MOST_TOKENS = 1e15, 1e18
 
 
+Degrees = Annotated[
+    str,
+    Field(
+        pattern=r"^[1-9][0-9]{0,5}x[1-9][0-9]{0,5}x[1-9][0-9]{0,5}$",
+        description="Data x pipeline x tensor, as in 2x2x1.",
+    ),
+]
+
+
 class PlanWish(ExactTypes):
     """How a model is to be planned."""
 
@@ -33,11 +42,7 @@ class PlanWish(ExactTypes):
     deadline: Annotated[str, Field(max_length=100)] | float | None = None  # seconds, or a text such as 24h
     gpus: int | None = Field(None, ge=1, le=1_000_000)
     hardware: str | None = Field(None, min_length=1, max_length=4096)  # profile
-    degrees: str | None = Field(
-        None,
-        pattern=r"^[1-9][0-9]{0,5}x[1-9][0-9]{0,5}x[1-9][0-9]{0,5}$",
-        description="Data x pipeline x tensor, as in 2x2x1.",
-    )
+    degrees: Degrees | None = None
 
     @property
     def deadline_s(self) -> float | None:
