@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ...cluster.model.training_plan import PlanFile
 from ..health.step_monitor import Figures
-from ..model.sub_tasks import SubTask, sub_tasks, waited_for
 from ..store.rows.attempts import AttemptRow
+from .sub_tasks import SubTask, sub_tasks, waited_for
 
 
 class PlacedTask(NamedTuple):

@@ -13,8 +13,8 @@ from longshore.planner.execution.plan_file import plan_in
 from longshore.scheduler.health.monitoring.iteration_times import Average
 from longshore.scheduler.health.step_monitor import Figures
 from longshore.scheduler.model.job_spec import MOST_PLAN_BYTES, JobFile, plan_text
-from longshore.scheduler.model.sub_tasks import sub_tasks, waited_for
 from longshore.scheduler.service.planned import planned
+from longshore.scheduler.service.sub_tasks import sub_tasks, waited_for
 
 DEGREES = st.integers(1, 4)
 
