@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ..model.playing import Seconds
 from .measured import Measured
-from .plan_file import PlanFile
+from .plan_file import PlanFile, StagePlan
 
 ROWS = {"forward_s": "forward", "backward_s": "backward", "gradients_s": "gradients", "optimizer_s": "optimizer"}
 
@@ -20,7 +20,7 @@ def print_comparison(console: Console, plan: PlanFile, found: Measured) -> None:
         table.add_column(heading, justify="right")
     for k, (stage, took) in enumerate(zip(plan.stages, found.stages, strict=True)):
         names = stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} ... {stage.layers[-1]}"
-        predicted, head = stage.predicted, (str(k), names)
+        predicted, head = _predicted(stage), (str(k), names)
         for field, what in ROWS.items():
             if getattr(took.seconds, field) or getattr(predicted, field):
                 table.add_row(*head, what, *_cells(plan, getattr(predicted, field), getattr(took.seconds, field)))
@@ -41,6 +41,10 @@ def _offloaded(found: Measured) -> Table:
         times = (f"{1e3 * seconds:.1f} ms" for seconds in (it.out_s, it.back_s, it.unhidden_s, it.waited_s))
         table.add_row(str(it.rank), it.what, f"{it.size_bytes / 1e6:.1f} MB", str(it.trips), *times)
     return table
+
+
+def _predicted(stage: StagePlan) -> Seconds:
+    return Seconds(stage.forward_s, stage.backward_s, stage.gradients_s, stage.optimizer_s)
 
 
 def _wait_s(plan: PlanFile, predicted: Seconds) -> float:

@@ -56,7 +56,7 @@ class Wish:
 
 
 class Expected:
-    """A time that is predicted by those of the last steps; the very first is long, and counts until another is there."""
+    """A time that is predicted by those of the last steps; the very first is long, and counts until others come."""
 
     def __init__(self) -> None:
         self._seen = deque[float](maxlen=REMEMBERED)

@@ -69,7 +69,7 @@ def _what_would_do(asked: Question, choice: Choice) -> Iterator[str]:
     elif more is None:
         yield "No number of these GPUs would do: more than the samples of a batch share no work. Try a larger --batch."
     else:
-        yield f"{_gpus(more)} would do ({_layout(more)}), with a bound of {duration_text(more.bound_s)}."
+        yield f"{_gpus(more)} would do ({layout_words(more)}), with a bound of {duration_text(more.bound_s)}."
 
 
 def _nothing_fits(asked: Question, choice: Choice) -> Iterator[str]:
@@ -87,17 +87,18 @@ def _nothing_fits(asked: Question, choice: Choice) -> Iterator[str]:
 def _print_plan(console: Console, asked: Question, plan: Plan) -> None:
     layout, times = plan.layout, plan.times
     console.print()
-    console.print(f"plan        {plan.kind}: {_layout(plan)}")
+    console.print(f"plan        {plan.kind}: {layout_words(plan)}")
     console.print(
         f"batch       {asked.batch} samples: {plan.micro_batches} micro-batches of {layout.micro_batch} on each of "
         f"{layout.data} members; {plan.iterations:,} iterations"
     )
     console.print(f"memory      {layout.saving if layout.saving.value != 'none' else 'fits as it is'}")
     console.print(
-        f"iteration   {_time(plan.step_s)} = {_time(times.compute_s)} matrix products + {_time(times.tensor_s)} tensor "
-        f"parallelism + {_time(times.fixed_s)} launches + {_time(times.bubble_s)} empty pipeline + "
-        f"{_time(times.gradients_s)} gradients + {_time(times.optimizer_s)} optimizer + "
-        f"{_time(times.iteration_s)} fixed"
+        f"iteration   {time_text(plan.step_s)} = {time_text(times.compute_s)} matrix products + "
+        f"{time_text(times.tensor_s)} tensor parallelism + {time_text(times.fixed_s)} launches + "
+        f"{time_text(times.bubble_s)} empty pipeline + {time_text(times.gradients_s)} gradients + "
+        f"{time_text(times.optimizer_s)} optimizer + "
+        f"{time_text(times.iteration_s)} fixed"
     )
     console.print(f"cost        {plan.gpu_hours:,.1f} GPU-hours")
     console.print()
@@ -129,7 +130,7 @@ def _stage_table(asked: Question, plan: Plan) -> Table:
         name = str(first) if count == 1 else f"{first} to {first + count - 1}"
         table.add_row(
             name, _layer_names(asked, stage, plan.stages[first + count - 1]), f"{stage.gpus} {stage.gpu_type}",
-            _time(stage.micro_batch_s), f"{_amount(stage.flops)}", f"{_gb(stage.memory_bytes)} of "
+            time_text(stage.micro_batch_s), f"{_amount(stage.flops)}", f"{_gb(stage.memory_bytes)} of "
             f"{_gb(stage.gpu_memory_bytes)}", _edges(stage),
         )  # fmt: skip
     return table
@@ -180,7 +181,7 @@ def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit
         )
         if isinstance(it, Plan):
             table.add_row(
-                *start, _time(it.step_s), duration_text(it.total_s), duration_text(it.bound_s),
+                *start, time_text(it.step_s), duration_text(it.total_s), duration_text(it.bound_s),
                 f"{binding(asked, it)}: chosen" if number == at else binding(asked, it),
             )  # fmt: skip
         else:
@@ -212,12 +213,14 @@ def _gpus(plan: Plan) -> str:
     return f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''} ({' + '.join(plan.gpu_types)})"
 
 
-def _layout(plan: Plan) -> str:
+def layout_words(plan: Plan) -> str:
+    """Return the degrees of a plan."""
     layout = plan.layout
     return f"data {layout.data} x pipeline {layout.pipeline} x tensor {layout.tensor} = {plan.gpus:,} GPUs"
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Return a time in s or ms."""
     return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
 
 

@@ -14,6 +14,7 @@ from ..model.error_words import words_of
 from ..model.event import NewEvent
 from ..model.job import JobRow
 from ..model.job_id import name_of
+from ..model.job_spec import PLAN_VARIABLE, plan_text
 from ..model.run import Run, Status
 from ..model.states import AfterStop, AttemptState, Contact, Desired, JobState
 from ..model.stored_spec import stored_job, stored_or_usual
@@ -62,7 +63,7 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
         row.number,
         checks.command_of(spec),
         spec.folder,
-        {**spec.environment, **begins_with},
+        {**spec.environment, **begins_with, **({} if spec.plan is None else {PLAN_VARIABLE: plan_text(spec.plan)})},
         spec.grace_s,
         limit_s,
         spec.image,

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ...cluster.model.topology import Cluster
 from ..health.fault_history import learned_from, read_fault_history
 from ..health.monitoring.fault_report import FaultReport, fault_report
 from ..health.monitoring.leases import NO_LEASE, Granted
@@ -146,6 +147,10 @@ class Control:
             past = read_fault_history(tx, self.now_s())
         beliefs = learned_from(parts.site, parts.layout, past)
         return fault_report(past, beliefs, parts.layout, parts.monitor.fleet.types)
+
+    def cluster(self) -> Cluster:
+        """Return the cluster of the cluster file."""
+        return self._reconciler.parts.site.cluster
 
     def step_figures(self) -> Mapping[str, Figures]:
         """Return what is known of the steps of each job that runs."""
