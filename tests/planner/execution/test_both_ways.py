@@ -1,7 +1,7 @@
 """Offload and turns on a device change when things happen, and not what is learned."""
 
 import json
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_never_two_have_a_device_at_once(at: int, way: str, told: Told) -> None:
     for first in range(0, len(ranks), 2):
         spans = [it for rank in ranks[first : first + 2] for it in rank["spans"] if it[0] != "sum"]
         ordered = sorted((began, ended) for _, began, ended in spans)
-        assert all(one[1] <= other[0] for one, other in zip(ordered, ordered[1:], strict=False))
+        assert all(one[1] <= other[0] for one, other in pairwise(ordered))
 
 
 @pytest.mark.parametrize("at", [at for at, it in enumerate(DEGREES) if it[1] == 1])
