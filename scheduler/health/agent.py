@@ -15,6 +15,7 @@ from ...cluster.files.errors import BackendError, InputError
 from ..client import Client
 from ..files.processes import boot_id
 from .gpus import gpu_reports
+from .links.prober import Prober
 from .monitoring.checking import Checking
 from .monitoring.guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
 from .reports import NodeReport
@@ -71,19 +72,25 @@ class Fencing:
             log.error("no lease of the scheduler is left: %d processes of jobs were killed", killed)
 
 
-def report_now(fencing: Fencing | None = None, *, checks: bool = False) -> NodeReport:
+def report_now(
+    fencing: Fencing | None = None, prober: Prober | None = None, *, checks: bool = False
+) -> NodeReport:  # fmt: skip
     """Return what there is to tell of this node."""
     try:
         boot = boot_id()
     except OSError:  # another system than Linux
         boot = ""
     attempts = None if fencing is None else fencing.attempts()
-    return NodeReport(gpus=gpu_reports(), boot_id=boot, version=version("longshore"), attempts=attempts, checks=checks)
+    return NodeReport(
+        gpus=gpu_reports(), boot_id=boot, version=version("longshore"), attempts=attempts, checks=checks,
+        probes=None if prober is None else prober.place,
+    )  # fmt: skip
 
 
 def report_for_ever(
-    client: Client, node: str, every_s: float, fencing: Fencing | None = None, checking: Checking | None = None
-) -> None:
+    client: Client, node: str, every_s: float, fencing: Fencing | None = None, checking: Checking | None = None,
+    prober: Prober | None = None,
+) -> None:  # fmt: skip
     """Report until the process is stopped; a scheduler that does not answer is waited for.
 
     Args:
@@ -92,6 +99,7 @@ def report_for_ever(
         every_s: Between two reports.
         fencing: Ends what runs here when the scheduler does not answer; None to let it run on.
         checking: Runs the checks that the scheduler asks for; None to run none.
+        prober: Probes the links that the scheduler asks for; None to probe none.
 
     Raises:
         InputError: If the scheduler refuses the reports, as it knows no such node or the token is not an operator's.
@@ -101,7 +109,7 @@ def report_for_ever(
         began_s, sent_s = time.monotonic(), since_start_s()
         answer = None
         try:
-            told = report_now(fencing, checks=checking is not None)
+            told = report_now(fencing, prober, checks=checking is not None)
             answer = client.report(node, told.model_dump(mode="json", exclude_none=True))
         except BackendError as error:
             if reached:

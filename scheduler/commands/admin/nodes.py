@@ -91,16 +91,26 @@ def agent(
     checks: Annotated[
         bool, typer.Option("--checks", help="Run the checks that the scheduler asks for, to clear a quarantine.")
     ] = False,
+    probe: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS[:PORT]",
+            help="Measure links to other nodes when the scheduler asks; the address is this node's on the network over "
+            "which rings exchange. Any free port if left out.",
+        ),
+    ] = "",
 ) -> None:
     """Report this node's GPUs to the scheduler, until it is stopped."""
     from ...health.agent import Fencing, report_for_ever
+    from ...health.links.prober import prober_at
     from ...health.monitoring.guarding import lease_file
 
     client = client_of(url)
     checking = _checking(client, node) if checks else None
     # With leases each second counts: several reports must get lost before one runs out.
     fencing = Fencing(lease_file(node)) if fence else None
-    report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking)
+    prober = prober_at(probe) if probe else None
+    report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking, prober)
 
 
 def _checking(client: "Client", node: str) -> "Checking":
