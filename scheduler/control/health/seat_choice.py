@@ -1,19 +1,45 @@
 """Which free GPU takes an empty seat of a ring that runs, as a scheduler knows it.
 
-Source: SPEC F5 to F7.
+Source: SPEC F4 to F7.
 """
 
+import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ...backends.protocol import MemberPlace
 from ...failover.wire import Empty, Want
-from ...mirror.vacant_seats import Choice, choose_for, free_for, with_which_faster
+from ...health.links.table import Pair
+from ...mirror.cluster_mirror import ClusterMirror
+from ...mirror.vacant_seats import (
+    Choice,
+    Free,
+    Ring,
+    best_of,
+    choose_for,
+    free_for,
+    neighbours,
+    with_which_faster,
+    without_nodes,
+)
 from ...model.gpu_index import Layout
 from ...model.stored_spec import stored_or_usual
 from ...store.monitoring.compute_records import records_of
 from ...store.rows.nodes import list_gpus
 from ..state_cache import Parts, StateCache
 from .live_ring import LiveRing
+from .seat_links import (
+    BEST,
+    LinksOf,
+    Seen,
+    cut_off,
+    is_open,
+    links_of,
+    pairs_around,
+    probing_for,
+    seen_in,
+    words_of_broken,
+)
 from .vacancies import Around, ring_of
 
 HOUR_S = 3600.0
@@ -22,11 +48,19 @@ NOBODY = Choice(-1, ())
 Seat = tuple[Want, Empty, int]  # what the coordinator said last, the seat, and seats of the ring once it is filled
 
 
+class Found(NamedTuple):
+    """Who takes a seat, or why nobody does."""
+
+    choice: Choice
+    why: str = ""  # nobody does
+    links: Mapping[int, LinksOf] = {}  # of each candidate, by its GPU
+
+
 def choose_gpu(
     parts: Parts, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], seat: Seat, now_s: float,
     *, grows: bool,
-) -> tuple[Choice, str]:  # fmt: skip
-    """Choose a free GPU for a seat, and return why there is none, "" if there is one.
+) -> Found | None:  # fmt: skip
+    """Choose a free GPU for a seat; None while the links of the best candidates are measured.
 
     Those that the ring has left before come into question if there is no other, or if they were found faulty then
     and are well again: something is wrong with a GPU on which processes fail though nobody finds fault with it.
@@ -43,7 +77,7 @@ def choose_gpu(
     job = cache.jobs[ring.row.job_id]
     spec = stored_or_usual(job.spec)
     if why := _against_more(parts, ring, spec.seats, now_s):
-        return NOBODY, why
+        return Found(NOBODY, why)
     with parts.store.read() as tx:
         records, gpus = records_of(tx, job.id), list_gpus(tx)
     well_s = {(it.node, it.gpu): it.since_s for it in gpus if it.healthy}
@@ -53,12 +87,63 @@ def choose_gpu(
         free = free_for(cache.mirror, job.id)
     around = Around(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
     inside = ring_of(around, *seat, records)
-    site = cache.mirror.site
-    fit = with_which_faster(site.cluster, inside, free) if grows else free
-    if free.gpus.size and not fit.gpus.size:
-        return NOBODY, "it would be faster with no free GPU"
-    choice = choose_for(site.cluster, inside, fit, site.rules.replacement)
-    return choice, "" if choice.gpu >= 0 else "no free GPU suits it"
+    if not free.gpus.size or not inside.nodes:
+        return Found(NOBODY, "no free GPU suits it")
+    choosing = _Choosing(parts, cache.mirror, inside, free, grows=grows)
+    ring.probing = probing_for(ring.probing, seat[0].generation, seat[1], choosing.pairs, grows=grows)
+    return None if is_open(parts.monitor.links, ring.probing, parts.wake) else choosing.found()
+
+
+class _Choosing:
+    """A choice among free GPUs, by what is known of links at the moment.
+
+    Args:
+        parts: What the scheduler works with.
+        mirror: The cluster.
+        ring: That lacks a member.
+        free: Who could come.
+        grows: Whether the ring goes on without.
+    """
+
+    def __init__(self, parts: Parts, mirror: ClusterMirror, ring: Ring, free: Free, *, grows: bool) -> None:
+        self._cluster, self._formula = mirror.site.cluster, mirror.site.rules.replacement
+        self._parts, self._ring, self._free, self._grows = parts, ring, free, grows
+        self._names, self._around = list(parts.layout.nodes), neighbours(ring)
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """Return the links of the best candidates."""
+        seen, cluster = self._seen(), self._cluster
+        best = best_of(cluster, self._ring, self._fit(seen), self._formula, BEST, seen.measured)
+        return pairs_around(self._names, self._around, [int(cluster.gpu_node[gpu]) for gpu in best])
+
+    def found(self) -> Found:
+        """Return who takes the seat."""
+        seen = self._seen()
+        cut = cut_off(seen, self._around, self._nodes(self._free))
+        if len(cut) == self._free.gpus.size:
+            return Found(NOBODY, "; ".join(words_of_broken(seen, it, self._names) for it in list(cut.values())[:BEST]))
+        fit = self._fit(seen)
+        if not fit.gpus.size:
+            return Found(NOBODY, "it would be faster with no free GPU")
+        choice = choose_for(self._cluster, self._ring, fit, self._formula, seen.measured)
+        return Found(choice, "" if choice.gpu >= 0 else "no free GPU suits it", self._links(seen))
+
+    def _seen(self) -> Seen:
+        return seen_in(self._parts.monitor.links.known(), self._names, time.monotonic())
+
+    def _fit(self, seen: Seen) -> Free:
+        """Return the candidates: those that can exchange with the neighbours, and with which the ring is faster."""
+        cut = cut_off(seen, self._around, self._nodes(self._free))
+        free = without_nodes(self._cluster, self._free, cut)
+        return with_which_faster(self._cluster, self._ring, free, seen.measured) if self._grows else free
+
+    def _nodes(self, free: Free) -> list[int]:
+        nodes: list[int] = self._cluster.gpu_node[free.gpus].tolist()
+        return nodes
+
+    def _links(self, seen: Seen) -> dict[int, LinksOf]:
+        places = zip(self._free.gpus.tolist(), self._nodes(self._free), strict=True)
+        return {gpu: links_of(seen, self._around, node, self._names) for gpu, node in places}
 
 
 def _left_for_good(

@@ -8,6 +8,7 @@ import time
 from enum import StrEnum
 from typing import NamedTuple
 
+from ...preflight.link_checks.bandwidth import MOST_BYTES
 from .messages import (
     Order,
     ProbePlace,
@@ -21,7 +22,7 @@ from .messages import (
     write_line,
 )
 from .prober import BrokenError, connect
-from .transfer import BLOCK, LIMIT_S, MOST_BYTES, Figure
+from .transfer import BLOCK, LIMIT_S, Figure
 
 PROBE_S = 0.32  # for all of a probe: three one after the other fit into a second
 ASKED_S = 0.15  # for an agent to be reached

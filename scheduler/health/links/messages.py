@@ -119,7 +119,9 @@ def proof_of(key: str, order: str) -> str:
 
 def sender_at(place: ProbePlace, order: Order) -> Sender:
     """Return an agent as others are told of it that may let it send, once."""
-    return Sender(address=place.address, port=place.port, ticket=sealed(place.key, order), proof=proof_of(place.key, order.id))
+    return Sender(
+        address=place.address, port=place.port, ticket=sealed(place.key, order), proof=proof_of(place.key, order.id)
+    )
 
 
 def _parsed(kind: type[SaidT], key: str, line: str) -> SaidT:

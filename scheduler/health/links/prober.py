@@ -89,7 +89,9 @@ class Prober:
             self._listening = socket.create_server((address, port), family=family, backlog=MOST_AT_ONCE)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise InputError(f"nobody can listen at {address}:{port}: {why}", "name an IP address of this node") from error
+            raise InputError(
+                f"nobody can listen at {address}:{port}: {why}", "name an IP address of this node"
+            ) from error
         port = int(self._listening.getsockname()[1])
         self.place = ProbePlace(address=address, port=port, key=secrets.token_hex(32))
         self._room = threading.Semaphore(MOST_AT_ONCE)
