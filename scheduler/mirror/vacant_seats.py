@@ -125,7 +125,7 @@ def best_of(
         if gpu < 0:
             return
         yield gpu
-        free = _without(free, free.gpus == gpu)
+        free = without(free, [gpu])
 
 
 def neighbours(ring: Ring) -> tuple[int, int]:
@@ -133,13 +133,10 @@ def neighbours(ring: Ring) -> tuple[int, int]:
     return ring.nodes[ring.gap - 1], ring.nodes[ring.gap % len(ring.nodes)]
 
 
-def without_nodes(cluster: Cluster, free: Free, nodes: Collection[int]) -> Free:
-    """Return the GPUs of other nodes."""
-    return _without(free, np.isin(cluster.gpu_node[free.gpus], list(nodes)))
-
-
-def _without(free: Free, out: NDArray[np.bool_]) -> Free:
-    return Free(free.gpus[~out], free.hazard_per_s[~out])
+def without(free: Free, gpus: Collection[int]) -> Free:
+    """Return the others."""
+    kept = ~np.isin(free.gpus, list(gpus))
+    return Free(free.gpus[kept], free.hazard_per_s[kept])
 
 
 def bytes_per_s(cluster: Cluster, node: int, other: int, measured: Measured = NOTHING) -> float:

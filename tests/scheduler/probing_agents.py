@@ -26,10 +26,12 @@ class Agents:
 
     def __init__(self, nodes: Iterable[str], patch: pytest.MonkeyPatch) -> None:
         self.probers = {node: Prober(HERE) for node in nodes}
+        self._open = list(self.probers.values())
         self._rates = dict[int, float]()  # bytes/s of those that send slowly, by port
         self._ends = threading.Event()
         self._reporting: threading.Thread | None = None
         self.gpus = dict[str, list[dict[str, Any]]]()  # that a node reports
+        self.probes = True  # they say so
         patch.setattr(prober, "send", self._send)
 
     @property
@@ -61,15 +63,20 @@ class Agents:
         def report() -> None:
             while not self._ends.is_set():
                 for node, it in self.probers.items():
-                    tell("POST", f"/v1/nodes/{node}/report", gpus=self.gpus.get(node, []), probes=it.place.model_dump())
+                    place = it.place.model_dump() if self.probes else None
+                    tell("POST", f"/v1/nodes/{node}/report", gpus=self.gpus.get(node, []), probes=place)
                 self._ends.wait(1.0)
 
         self._reporting = threading.Thread(target=report, daemon=True)
         self._reporting.start()
 
+    def close(self) -> None:
+        """Let nobody be probed any more, though the reports say so; once."""
+        while self._open:
+            self._open.pop().close()
+
     def end(self) -> None:
         self._ends.set()
         if self._reporting is not None:
             self._reporting.join()
-        for it in self.probers.values():
-            it.close()
+        self.close()

@@ -20,7 +20,7 @@ from ...mirror.vacant_seats import (
     free_for,
     neighbours,
     with_which_faster,
-    without_nodes,
+    without,
 )
 from ...model.gpu_index import Layout
 from ...model.stored_spec import stored_or_usual
@@ -28,18 +28,7 @@ from ...store.monitoring.compute_records import records_of
 from ...store.rows.nodes import list_gpus
 from ..state_cache import Parts, StateCache
 from .live_ring import LiveRing
-from .seat_links import (
-    BEST,
-    LinksOf,
-    Seen,
-    cut_off,
-    is_open,
-    links_of,
-    pairs_around,
-    probing_for,
-    seen_in,
-    words_of_broken,
-)
+from .seat_links import BEST, LinksAround, is_open, pairs_around, probing_for, seen_in
 from .vacancies import Around, ring_of
 
 HOUR_S = 3600.0
@@ -53,7 +42,7 @@ class Found(NamedTuple):
 
     choice: Choice
     why: str = ""  # nobody does
-    links: Mapping[int, LinksOf] = {}  # of each candidate, by its GPU
+    links: LinksAround = LinksAround()  # that the choice rests on
 
 
 def choose_gpu(
@@ -81,8 +70,7 @@ def choose_gpu(
     with parts.store.read() as tx:
         records, gpus = records_of(tx, job.id), list_gpus(tx)
     well_s = {(it.node, it.gpu): it.since_s for it in gpus if it.healthy}
-    without = _left_for_good(parts.layout, ring, places, well_s)
-    free = free_for(cache.mirror, job.id, without)
+    free = free_for(cache.mirror, job.id, _left_for_good(parts.layout, ring, places, well_s))
     if not free.gpus.size:
         free = free_for(cache.mirror, job.id)
     around = Around(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
@@ -108,42 +96,36 @@ class _Choosing:
     def __init__(self, parts: Parts, mirror: ClusterMirror, ring: Ring, free: Free, *, grows: bool) -> None:
         self._cluster, self._formula = mirror.site.cluster, mirror.site.rules.replacement
         self._parts, self._ring, self._free, self._grows = parts, ring, free, grows
-        self._names, self._around = list(parts.layout.nodes), neighbours(ring)
 
     def pairs(self) -> tuple[Pair, ...]:
-        """Return the links of the best candidates."""
-        seen, cluster = self._seen(), self._cluster
-        best = best_of(cluster, self._ring, self._fit(seen), self._formula, BEST, seen.measured)
-        return pairs_around(self._names, self._around, [int(cluster.gpu_node[gpu]) for gpu in best])
+        """Return the links of the best candidates; none where no agent probes."""
+        if not self._parts.monitor.reports.probe_places():
+            return ()
+        links, cluster = self._links(), self._cluster
+        best = best_of(cluster, self._ring, self._fit(links), self._formula, BEST, links.seen.measured)
+        return pairs_around(links.nodes, links.around, [int(cluster.gpu_node[gpu]) for gpu in best])
 
     def found(self) -> Found:
         """Return who takes the seat."""
-        seen = self._seen()
-        cut = cut_off(seen, self._around, self._nodes(self._free))
-        if len(cut) == self._free.gpus.size:
-            return Found(NOBODY, "; ".join(words_of_broken(seen, it, self._names) for it in list(cut.values())[:BEST]))
-        fit = self._fit(seen)
+        links = self._links()
+        if len(links.broken) == self._free.gpus.size:
+            return Found(NOBODY, "; ".join([it.words for it in links.broken.values()][:BEST]))
+        fit = self._fit(links)
         if not fit.gpus.size:
             return Found(NOBODY, "it would be faster with no free GPU")
-        choice = choose_for(self._cluster, self._ring, fit, self._formula, seen.measured)
-        return Found(choice, "" if choice.gpu >= 0 else "no free GPU suits it", self._links(seen))
+        choice = choose_for(self._cluster, self._ring, fit, self._formula, links.seen.measured)
+        return Found(choice, "" if choice.gpu >= 0 else "no free GPU suits it", links)
 
-    def _seen(self) -> Seen:
-        return seen_in(self._parts.monitor.links.known(), self._names, time.monotonic())
+    def _links(self) -> LinksAround:
+        names, cluster = list(self._parts.layout.nodes), self._cluster
+        seen = seen_in(self._parts.monitor.links.known(), names, time.monotonic())
+        links = LinksAround(seen, neighbours(self._ring), names, cluster.gpu_node)
+        return links.with_broken(self._free.gpus.tolist()) if seen.broken else links
 
-    def _fit(self, seen: Seen) -> Free:
+    def _fit(self, links: LinksAround) -> Free:
         """Return the candidates: those that can exchange with the neighbours, and with which the ring is faster."""
-        cut = cut_off(seen, self._around, self._nodes(self._free))
-        free = without_nodes(self._cluster, self._free, cut)
-        return with_which_faster(self._cluster, self._ring, free, seen.measured) if self._grows else free
-
-    def _nodes(self, free: Free) -> list[int]:
-        nodes: list[int] = self._cluster.gpu_node[free.gpus].tolist()
-        return nodes
-
-    def _links(self, seen: Seen) -> dict[int, LinksOf]:
-        places = zip(self._free.gpus.tolist(), self._nodes(self._free), strict=True)
-        return {gpu: links_of(seen, self._around, node, self._names) for gpu, node in places}
+        free = without(self._free, links.broken)
+        return with_which_faster(self._cluster, self._ring, free, links.seen.measured) if self._grows else free
 
 
 def _left_for_good(

@@ -4,14 +4,18 @@ Source: SPEC F4, F5.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...failover.wire import Empty
 from ...health.links.asking import State
 from ...health.links.table import AGAIN_S, ROUND_S, Link, LinkTable, Pair
 
 BEST = 3  # candidates whose links are measured
+NO_GPUS = np.zeros(0, dtype=np.int32)
 Numbers = tuple[int, int]  # nodes: who sends, and who receives
 
 
@@ -44,7 +48,6 @@ class LinksOf(NamedTuple):
     from_previous_measured_s: float | None  # seconds ago; None for a bandwidth that is reckoned
     to_next_measured_s: float | None
     words: str
-    is_broken: bool
 
 
 def seen_in(known: Mapping[Pair, Link], nodes: Sequence[str], now_s: float) -> Seen:
@@ -110,37 +113,36 @@ def is_open(links: LinkTable, probing: Probing, wake: Callable[[], object]) -> b
     return time.monotonic() < probing.until_s and links.ask(probing.pairs, probing.until_s, wake)
 
 
-def cut_off(seen: Seen, around: tuple[int, int], nodes: Iterable[int]) -> dict[int, Numbers]:
-    """Return the nodes that a neighbour of the seat cannot reach, or that cannot reach one, each with a broken link."""
-    before, after = around
-    found: dict[int, Numbers] = {}
-    for node in nodes:
-        for pair in ((before, node), (node, after)):
-            if pair in seen.broken:
-                found.setdefault(node, pair)
-    return found
+class LinksAround(NamedTuple):
+    """The links between candidates and the neighbours of a seat."""
 
+    seen: Seen = Seen()
+    around: tuple[int, int] = (-1, -1)  # nodes of the members before and behind the seat
+    nodes: Sequence[str] = ()  # names
+    gpu_node: NDArray[np.int32] = NO_GPUS  # (gpus,) node of each GPU
+    broken: Mapping[int, LinksOf] = {}  # of GPUs that cannot exchange with a neighbour
 
-def words_of_broken(seen: Seen, pair: Numbers, nodes: Sequence[str]) -> str:
-    """Return what is wrong with a broken link, for people."""
-    return f"the link from {nodes[pair[0]]} to {nodes[pair[1]]} is broken: {seen.broken[pair]}"
+    def with_broken(self, gpus: Sequence[int]) -> "LinksAround":
+        """Return the same with those of some GPUs that are broken."""
+        broken = self.seen.broken
+        return self._replace(
+            broken={gpu: self.of(gpu) for gpu in gpus if any(it in broken for it in self._pairs(gpu))}
+        )  # fmt: skip
 
+    def of(self, gpu: int) -> LinksOf:
+        """Return what is known of the links of a GPU, for people."""
+        seen, pairs = self.seen, self._pairs(gpu)
+        to, away = (_words(seen, pair) for pair in pairs)
+        before, after = (self.nodes[it] for it in self.around)
+        words = to if to == away else f"from {before}: {to}; to {after}: {away}"
+        for a, b in pairs:
+            if (a, b) in seen.broken:
+                words = f"the link from {self.nodes[a]} to {self.nodes[b]} is broken: {seen.broken[a, b]}"
+        return LinksOf(seen.age_s.get(pairs[0]), seen.age_s.get(pairs[1]), words)
 
-def links_of(seen: Seen, around: tuple[int, int], node: int, nodes: Sequence[str]) -> LinksOf:
-    """Return what is known of the two links of a candidate.
-
-    Args:
-        seen: What is known of links.
-        around: Nodes of the members before and behind the seat.
-        node: Of the candidate.
-        nodes: Names.
-    """
-    pairs = (around[0], node), (node, around[1])
-    to, away = (_words(seen, pair) for pair in pairs)
-    words = to if to == away else f"from {nodes[around[0]]}: {to}; to {nodes[around[1]]}: {away}"
-    if broken := cut_off(seen, around, [node]):
-        words = words_of_broken(seen, broken[node], nodes)
-    return LinksOf(seen.age_s.get(pairs[0]), seen.age_s.get(pairs[1]), words, bool(broken))
+    def _pairs(self, gpu: int) -> tuple[Numbers, Numbers]:
+        node = int(self.gpu_node[gpu])
+        return (self.around[0], node), (node, self.around[1])
 
 
 def _words(seen: Seen, pair: Numbers) -> str:

@@ -13,7 +13,7 @@ from ...mirror.vacant_seats import Choice, Considered, Ring
 from ...model.gpu_index import Layout
 from ...model.job_spec import StoredJob
 from ...store.monitoring.compute_records import ComputeRecord
-from .seat_links import BEST, LinksOf
+from .seat_links import BEST, LinksAround, LinksOf
 
 MOST_KEPT = 64  # candidates of one choice that are kept, the best ones
 MEASURED = ("from_previous_measured_s", "to_next_measured_s")  # seconds ago; none for a bandwidth that is reckoned
@@ -92,28 +92,28 @@ class Chosen(NamedTuple):
 
 
 def chosen_of(
-    choice: Choice, links: Mapping[int, LinksOf], want: Want, formula: str, layout: Layout, took_s: float
+    choice: Choice, links: LinksAround, want: Want, formula: str, layout: Layout, took_s: float
 ) -> Chosen:  # fmt: skip
     """Return who was chosen for a seat.
 
     Args:
         choice: The choice, of somebody.
-        links: What is known of those of each candidate, by its GPU.
+        links: Between the candidates and the neighbours of the seat.
         want: What the coordinator said that made it necessary.
         formula: Of an iteration's time, that decided.
         layout: Of the cluster.
         took_s: Seconds that the choice took.
     """
     kept = {**described(choice, links, want, formula, layout), "took_s": round(took_s, 6)}
-    words, mine = words_of_choice(choice, want, formula), links[choice.gpu]
+    words, mine = words_of_choice(choice, want, formula), links.of(choice.gpu)
     is_measured = any(getattr(mine, name) is not None for name in MEASURED)
-    passed_over = [it.words for it in links.values() if it.is_broken][:BEST]
+    passed_over = [it.words for it in links.broken.values()][:BEST]
     told = [words, *([f"its links: {mine.words}"] if is_measured else []), *passed_over]
     return Chosen(choice.gpu, "; ".join(told), kept, took_s)
 
 
 def described(
-    choice: Choice, links: Mapping[int, LinksOf], want: Want, formula: str, layout: Layout
+    choice: Choice, links: LinksAround, want: Want, formula: str, layout: Layout
 ) -> dict[str, Any]:  # fmt: skip
     """Return a choice as the store keeps it: the candidates with their times, the chosen one first."""
     kept = sorted(choice.considered, key=lambda it: (it.gpu != choice.gpu, _time_s(it, formula)))[:MOST_KEPT]
@@ -123,7 +123,7 @@ def described(
         "seats": len(want.order) + len(want.empty),
         "generation": want.generation,
         "considered": len(choice.considered),
-        "candidates": [_candidate(it, links[it.gpu], layout) for it in kept] + _broken(links, layout),
+        "candidates": [_candidate(it, links.of(it.gpu), layout) for it in kept] + _broken(links, layout),
     }
 
 
@@ -154,9 +154,9 @@ def _candidate(it: Considered, links: LinksOf, layout: Layout) -> dict[str, obje
     }
 
 
-def _broken(links: Mapping[int, LinksOf], layout: Layout) -> list[dict[str, object]]:
+def _broken(links: LinksAround, layout: Layout) -> list[dict[str, object]]:
     """Return those that are no candidates, as they cannot exchange with the neighbours of the seat."""
-    found = [(layout.place(gpu), it.words) for gpu, it in links.items() if it.is_broken]
+    found = [(layout.place(gpu), it.words) for gpu, it in links.broken.items()]
     nothing = dict.fromkeys(("source_s", "ring_s", "compute_s", *BANDWIDTHS))
     return [{"node": node, "gpu": gpu, **nothing, "links": words} for (node, gpu), words in found[:MOST_KEPT]]
 
