@@ -15,6 +15,7 @@ from ...cluster.files.errors import BackendError, InputError
 from ..client import Client
 from ..files.processes import boot_id
 from .gpus import gpu_reports
+from .links.prober import Prober
 from .monitoring.checking import Checking
 from .monitoring.guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
 from .reports import NodeReport
@@ -98,17 +99,20 @@ def known_boot_id() -> str:
         return ""
 
 
-def report_now(fencing: Fencing | None = None, *, checks: bool = False, door: int = 0) -> NodeReport:
+def report_now(
+    fencing: Fencing | None = None, prober: Prober | None = None, *, checks: bool = False, door: int = 0
+) -> NodeReport:
     """Return what there is to tell of this node."""
+    attempts, probes = None if fencing is None else fencing.attempts(), None if prober is None else prober.place
     return NodeReport(
-        gpus=gpu_reports(), boot_id=known_boot_id(), version=version("longshore"),
-        attempts=None if fencing is None else fencing.attempts(), checks=checks, door=door,
+        gpus=gpu_reports(), boot_id=known_boot_id(), version=version("longshore"), attempts=attempts, checks=checks,
+        door=door, probes=probes,
     )  # fmt: skip
 
 
 def report_for_ever(
     client: Client, node: str, every_s: float, fencing: Fencing | None = None, checking: Checking | None = None,
-    door: Door | None = None,
+    door: Door | None = None, prober: Prober | None = None,
 ) -> None:  # fmt: skip
     """Report until the process is stopped; a scheduler that does not answer is waited for.
 
@@ -119,6 +123,7 @@ def report_for_ever(
         fencing: Ends what runs here when the scheduler does not answer; None to let it run on.
         checking: Runs the checks that the scheduler asks for; None to run none.
         door: At which this agent answers; None to answer nobody, and to knock nowhere.
+        prober: Probes the links that the scheduler asks for; None to probe none.
 
     Raises:
         InputError: If the scheduler refuses the reports, as it knows no such node or the token is not an operator's.
@@ -128,7 +133,7 @@ def report_for_ever(
         began_s, sent_s = time.monotonic(), since_start_s()
         answer = None
         try:
-            told = report_now(fencing, checks=checking is not None, door=0 if door is None else door.port)
+            told = report_now(fencing, prober, checks=checking is not None, door=0 if door is None else door.port)
             answer = client.report(node, told.model_dump(mode="json", exclude_none=True))
         except BackendError as error:
             if reached:

@@ -32,6 +32,7 @@ from ..store.rows.nodes import (
 )
 from ..store.rows.reservations import held_gpus
 from .accusing import Accusers
+from .links.table import LinkTable
 from .liveness import SUSPECT_MISSES, judge
 from .monitoring.leases import Leases
 from .monitoring.node_events import WRITER, fenced, gpu_turned, told_of
@@ -80,6 +81,7 @@ class Monitor:
         self._backend, self._name, self._layout, self._types, self._poll_s = backend, name, layout, types, poll_s
         self.fleet = Fleet(layout.nodes, {node: types.get(node, "") for node in layout.nodes})
         self.reports = Reports()
+        self.links = LinkTable(self.reports.probe_places)
         self.steps = StepMonitor(backend, types)
         self.witnesses = Witnesses()
         self._own_rounds = OwnRounds(self.witnesses)

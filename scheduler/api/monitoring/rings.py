@@ -26,13 +26,21 @@ OVER = ("done", "lost")
 
 
 class CandidatePage(Page):
-    """A GPU that could have taken a seat; times of an iteration in seconds, none where nobody can tell."""
+    """A GPU that could have taken a seat; times of an iteration in seconds, none where nobody can tell.
+
+    One that cannot exchange with the neighbours of the seat has none of these figures; `links` says why.
+    """
 
     node: str
     gpu: int
     source_s: float | None  # by its own links and computing
     ring_s: float | None  # of the whole ring with it
     compute_s: float | None  # of its computing alone
+    from_previous_bytes_per_s: float | None = None  # bandwidth from the member before the seat
+    to_next_bytes_per_s: float | None = None  # and to the one behind it
+    from_previous_measured_s: float | None = None  # seconds before the choice; none if it is by the cluster file
+    to_next_measured_s: float | None = None
+    links: str = ""  # whether these bandwidths were measured, and when; in words
 
 
 class ReplacementPage(Page):

@@ -94,17 +94,26 @@ def agent(
     port: Annotated[
         int, typer.Option(min=-1, max=65535, help="Where it answers who asks whether it lives; 0: any, -1: nowhere.")
     ] = 0,
+    probe: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS[:PORT]",
+            help="Measure links to other nodes when the scheduler asks; the address is this node's on the network over "
+            "which rings exchange. Any free port if left out.",
+        ),
+    ] = "",
 ) -> None:
     """Report this node's GPUs to the scheduler, until it is stopped."""
     from ...health.agent import Fencing, open_door, report_for_ever
+    from ...health.links.prober import prober_at
     from ...health.monitoring.guarding import lease_file
 
     client = client_of(url)
     checking = _checking(client, node) if checks else None
     # With leases each second counts: several reports must get lost before one runs out.
     fencing = Fencing(lease_file(node)) if fence else None
-    door = None if port < 0 else open_door(node, port)
-    report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking, door)
+    door, prober = None if port < 0 else open_door(node, port), prober_at(probe) if probe else None
+    report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking, door, prober)
 
 
 def _checking(client: "Client", node: str) -> "Checking":

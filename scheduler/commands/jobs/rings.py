@@ -18,7 +18,7 @@ MEMBERS = (
     Column("PID", right=True),
 )  # fmt: skip
 CANDIDATES = (
-    Column("CANDIDATE"), Column("T", right=True), Column("T*", right=True), Column("", gives=True),
+    Column("CANDIDATE"), Column("T", right=True), Column("T*", right=True), Column(""), Column("LINKS", gives=True),
 )  # fmt: skip
 MOST_SHOWN = 8  # candidates of the last choice
 
@@ -68,7 +68,7 @@ def _member(it: Mapping[str, Any], spares: Collection[int]) -> tuple[str, ...]:
 def _candidate(it: Mapping[str, Any], of: Mapping[str, Any]) -> tuple[str, ...]:
     seconds = ("-" if it[name] is None else f"{it[name]:.3g}" for name in ("source_s", "ring_s"))
     is_chosen = (it["node"], it["gpu"]) == (of["node"], of["gpu"])
-    return f"GPU {it['gpu']} of {it['node']}", *seconds, "chosen" if is_chosen else ""
+    return f"GPU {it['gpu']} of {it['node']}", *seconds, "chosen" if is_chosen else "", it["links"]
 
 
 def _recovery(it: Mapping[str, Any]) -> tuple[str, ...]:

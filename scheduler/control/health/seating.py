@@ -46,12 +46,12 @@ from ...store.rows.attempts import AttemptRow
 from ..state_cache import WRITER, Parts, StateCache
 from .live_ring import Checked, LiveRing
 from .seat_choice import LEAST_IN_AN_HOUR, choose_gpu
-from .vacancies import Chosen, chosen_of
+from .vacancies import BANDWIDTHS, Chosen, chosen_of
 
 log = logging.getLogger(__name__)
 
 ANOTHERS = "its GPU is another job's"
-CHECKED_S = 1.0  # that a ring waits for the checks of a GPU, before it goes on without
+CHECKED_S = 1.0  # that a ring waits for its links to be measured and a GPU to be checked, before it goes on without
 UNCHECKED = "its checks were not brought to an end"
 
 
@@ -67,6 +67,7 @@ class Seating:
         self._backend = parts.backend if isinstance(parts.backend, Seats) else None
         self._rings: dict[str, LiveRing] = {}  # by job
         self._cache: StateCache | None = None
+        self.measures = False  # at the last look the links of a ring were being measured, and GPUs wait for that
 
     def warm_up(self) -> None:
         """Let what a choice needs be compiled before there is a fault: a ring waits for it."""
@@ -92,6 +93,7 @@ class Seating:
             for ring in self._rings.values():
                 ring.given = None
         self._keep_desks(cache, self._backend)
+        self.measures = False
         in_turn = sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq))
         for step in (self._look_at, self._let_grow):  # rings that stand still come before those that go on
             for job in in_turn:
@@ -153,7 +155,7 @@ class Seating:
 
     def _let_grow(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
-        if ring.short and ring.given is not None and not against:
+        if ring.short and ring.given is not None and not against and not self.measures:
             self._fill(cache, ring, backend, now_s, grows=True)
 
     def _unseen(self, ring: LiveRing, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
@@ -272,15 +274,20 @@ class Seating:
                 return
             at = len(want.empty) - missing  # somebody comes for those before
             seats = len(want.order) + at + (1 if grows else left)
-            began_s = time.perf_counter()
+            began_s = time.monotonic()
             seat = want, want.empty[at], seats
-            choice, why = choose_gpu(self._parts, cache, ring, places, seat, now_s, grows=grows)
-            if why:
+            found = choose_gpu(self._parts, cache, ring, places, seat, now_s, grows=grows)
+            if found is None or self.measures:  # what comes before is first, and nobody else may take its GPU
+                self.measures, ring.waits_since_s = True, ring.waits_since_s or began_s
+                break
+            began_s, ring.waits_since_s = ring.waits_since_s or began_s, 0.0
+            if found.why:
                 ring.short = missing
-                self._refuse(cache, ring, want, why, now_s)
+                self._refuse(cache, ring, want, found.why, now_s)
                 return
             formula = next(name for name, it in FORMULAS.items() if it == cache.mirror.site.rules.replacement)
-            chosen = chosen_of(choice, want, formula, self._parts.layout, time.perf_counter() - began_s)
+            took_s = time.monotonic() - began_s
+            chosen = chosen_of(found.choice, found.links, want, formula, self._parts.layout, took_s)
             if self._parts.checks.are_wanted(spec):
                 self._check(cache, ring, chosen, now_s)
             else:
@@ -300,7 +307,7 @@ class Seating:
         self._parts.store.write(lambda tx: hold(tx, row, event))
         cache.happens(now_s)
         cache.mirror.claim(job, chosen.gpu)
-        ring.checked[chosen.gpu] = Checked(chosen, time.monotonic())
+        ring.checked[chosen.gpu] = Checked(chosen, time.monotonic() - chosen.took_s)
         self._parts.checks.newcomer(ring.row, cache.jobs[job], Share(node, (gpu,)))
 
     def _give(
@@ -314,6 +321,7 @@ class Seating:
         row = ReplacementRow(job, ring.row.number, rank, node, gpu, now_s, chosen.choice)
         cause = f"GPU {gpu} of {node} takes an empty seat: {chosen.words}"
         data = {"rank": rank, "node": node, "gpu": gpu, **{it: chosen.choice[it] for it in ("formula", "average_s")}}
+        data |= {name: chosen.choice["candidates"][0][name] for name in BANDWIDTHS}
         event = self._event(cache, ring, TAKEN, cause, now_s)._replace(data=data)
         self._parts.store.write(lambda tx: give(tx, row, event, is_held=is_held))
         if not is_held:
