@@ -59,7 +59,9 @@ def test_people_are_told_that_a_ring_has_shrunk_and_why(small: Served) -> None:
     assert [line.split(None, 1)[1] for line in shown if line.startswith(("ring ", "seats ", "gone "))] == [
         "running, 3 of 4 seats, generation 2", "0 1 2 empty", "member 3: its GPU is out of service",
     ]  # fmt: skip
-    (row,) = [line.split() for line in shown[shown.index(next(it for it in shown if it.startswith("GENERATION"))) + 1 :]]
+    (row,) = [
+        line.split() for line in shown[shown.index(next(it for it in shown if it.startswith("GENERATION"))) + 1 :]
+    ]
     assert row[:2] == ["2", "3"]
     assert "member 3 is gone: its GPU is out of service" in " ".join(row)
 

@@ -1,6 +1,5 @@
 """The coordinator, or the member that hosts the store, is killed after each message of a recovery."""
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -43,7 +43,7 @@ def test_a_member_that_wakes_up_after_it_was_declared_gone_changes_nothing(warm:
     assert "said nothing" in found.declared[0]
 
 
-# Where it is stopped: its draft is written and it is about to ask; its word is about to be sent; all have its gradients.
+# Where it is stopped: its draft is written and it is about to ask; a word is about to be sent; others have the step.
 STOPPED = {"telling AskToSave": 20, "telling Running": 1, "reduced": 10}
 
 

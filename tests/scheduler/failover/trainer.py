@@ -59,18 +59,8 @@ def say(kind: str, content: object) -> None:
 
 def instrument(ring_step: list[int]) -> None:
     """Make the places known at which something may go wrong."""
-    form, ran, may_save, tell = Control.form, Control.ran, Control.may_save, Control._say
-    pieces = Counter[int]()  # by generation
-    finish, averaged, ready, broadcast = GlooGroup._finish, Gradients.averaged, Control.ready, GlooGroup.begin_broadcast
-
-    def finishing(group: GlooGroup, work: Any) -> None:
-        happen("reducing", ring_step[0])
-        finish(group, work)
-
-    def averaging(gradients: Gradients, group: Any, seats: int) -> Any:
-        found = averaged(gradients, group, seats)
-        happen("reduced", ring_step[0])
-        return found
+    instrument_exchanges(ring_step)
+    form, ran, ready, tell = Control.form, Control.ran, Control.ready, Control._say
 
     def getting_ready(control: Control, message: wire.Ready) -> None:
         Path(f"ends-{MEMBER}.json").write_text(json.dumps(message.ends))
@@ -78,17 +68,6 @@ def instrument(ring_step: list[int]) -> None:
             control._say(message)
         happen("ready", message.step)
         ready(control, message)
-
-    def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> Callable[[], None]:
-        finish = broadcast(group, tensor, root)
-        pieces[group._control.generation] += tensor.numel() == state.PIECE_BYTES
-        if pieces[group._control.generation] == COPIED:
-            happen("copying", ring_step[0])
-        return finish
-
-    def saving(control: Control) -> bool:
-        happen("saving", control.step)
-        return may_save(control)
 
     def telling(control: Control, message: wire.Message) -> None:
         happen(f"telling {type(message).__name__}", control.step)
@@ -108,9 +87,32 @@ def instrument(ring_step: list[int]) -> None:
         happen("running" if control.generation > 1 else "", control.step - 1)
 
     Control.form, Control.ran = forming, running  # type: ignore[method-assign, assignment]
-    Control.may_save, Control._say = saving, telling  # type: ignore[method-assign, assignment]
+    Control.ready, Control._say = getting_ready, telling  # type: ignore[method-assign, assignment]
+
+
+def instrument_exchanges(ring_step: list[int]) -> None:
+    """Make the places known in exchanges of gradients and in the copy of the state."""
+    pieces = Counter[int]()  # by generation
+    finish, averaged, broadcast = GlooGroup._finish, Gradients.averaged, GlooGroup.begin_broadcast
+
+    def finishing(group: GlooGroup, work: Any) -> None:
+        happen("reducing", ring_step[0])
+        finish(group, work)
+
+    def averaging(gradients: Gradients, group: Any, seats: int) -> Any:
+        found = averaged(gradients, group, seats)
+        happen("reduced", ring_step[0])
+        return found
+
+    def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> Callable[[], None]:
+        finish = broadcast(group, tensor, root)
+        pieces[group._control.generation] += tensor.numel() == state.PIECE_BYTES
+        if pieces[group._control.generation] == COPIED:
+            happen("copying", ring_step[0])
+        return finish
+
     GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
-    Control.ready, GlooGroup.begin_broadcast = getting_ready, broadcasting  # type: ignore[method-assign, assignment]
+    GlooGroup.begin_broadcast = broadcasting  # type: ignore[method-assign, assignment]
     state.PIECE_BYTES = 1 << 10
 
 
