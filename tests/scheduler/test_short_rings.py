@@ -51,7 +51,7 @@ def test_people_are_told_that_a_ring_has_shrunk_and_why(small: Served) -> None:
     until(lambda: "empty" in [it["now"] for it in events(small, job)])
     (told,) = [it for it in events(small, job) if it["now"] == "empty"]
     assert told["cause"] == (
-        "1 of 4 seats stay empty, as no GPU is free that suits the job: "
+        "1 of 4 seats stay empty, as no free GPU suits it: "
         "the ring goes on without, and grows once a GPU is free"
     )
     assert told["data"] == {"empty": 1, "seats": 4}
