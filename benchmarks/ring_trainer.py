@@ -50,7 +50,7 @@ def tell_stops() -> None:
         if isinstance(message, wire.Stopped):
             os.write(1, f"stopped {time.time():.6f} {message.generation}\n".encode())
 
-    Control._say = saying  # type: ignore[method-assign]
+    Control._say = saying  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:

@@ -54,7 +54,9 @@ def test_people_are_told_that_a_ring_has_shrunk_and_why(small: Served) -> None:
         "1 of 4 seats stay empty, as no free GPU suits it: "
         "the ring goes on without, and grows once a GPU is free"
     )
-    assert told["data"] == {"empty": 1, "seats": 4}
+    ring = running(small, job, 10)
+    assert (ring["order"], ring["seats"], ring["recoveries"][-1]["members"]) == ([0, 1, 2, -1], 4, 3)
+    assert ring["gone"] == {"3": "its GPU is out of service"}
     shown = small.call("status", job).stdout.splitlines()
     assert [line.split(None, 1)[1] for line in shown if line.startswith(("ring ", "seats ", "gone "))] == [
         "running, 3 of 4 seats, generation 2", "0 1 2 empty", "member 3: its GPU is out of service",
