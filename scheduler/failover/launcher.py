@@ -47,7 +47,7 @@ from .wire import (
     Hello,
     Message,
     Starting,
-)
+)  # fmt: skip
 
 RETRY_S = 0.05
 FAILED_STATUS = 127  # of one that could not be started

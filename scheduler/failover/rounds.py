@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Final
 
 from . import wire
+from .judging.suspicion import Blames, Hints, silent, unlike_ends, unstopped
 from .processes.ends import end_words
 from .seating import Expected, awaited, fill, refusal_of
 from .settings import Limits
 from .shape import form_of, report_of, shards_at, want_of
 from .standing import NOBODY, START, Durable, Member, Phase, Watch
-from .suspicion import Blames, Hints, silent, unlike_ends, unstopped
 
 LAUNCHERS, DESKS = -2, -3  # to whom a message goes that is for no single member
 RESTART: Final = "its process has formed as many groups as it may"

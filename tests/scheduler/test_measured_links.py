@@ -182,4 +182,4 @@ def refuse_from(agents: Agents, node: str, patch: pytest.MonkeyPatch) -> None:
         return connect(sender, until_s)
 
     patch.setattr(prober, "connect", try_to)
-    assert asking.connect is connect
+    assert asking.connect is connect  # type: ignore[attr-defined]

@@ -91,7 +91,7 @@ def test_nothing_comes_back_without_room_before_it_is_needed(tmp_path: Path, mon
 
 @pytest.mark.parametrize("size", [1 << 50, 1 << 62])
 def test_without_room_on_the_disk_there_is_no_place(size: int, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left|File too large"):
+    with pytest.raises(OSError, match=r"No space left|File too large"):
         FilePlace(size, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.judging.suspicion import UNLIKE_S, unlike_ends
 from longshore.scheduler.failover.rounds import DESKS, LAUNCHERS, RESTART, Rounds
 from longshore.scheduler.failover.settings import Limits
 from longshore.scheduler.failover.standing import Member, Phase
-from longshore.scheduler.failover.suspicion import UNLIKE_S, unlike_ends
 
 
 class Ring:

@@ -1,6 +1,7 @@
 """What a receiver measures of a transfer, by a clock and a connection in the hands of the test."""
 
 import math
+import socket
 from typing import cast
 
 import pytest
@@ -48,7 +49,7 @@ class Line:
 def measured(line: Line) -> Figure | None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "time", line)
-        return receive(cast("transfer.socket.socket", line), LIMIT_S)
+        return receive(cast("socket.socket", line), LIMIT_S)
 
 
 @given(st.floats(5e6, 1e10), st.integers(0, 150_000))

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from .settings import Limits
-from .standing import Member
+from ..settings import Limits
+from ..standing import Member
 
 SUSPECT: Final = 0.3  # of the silence at which a member is declared gone
 BLAMED: Final = 3  # faults of one pair of members, after which one of them is replaced
