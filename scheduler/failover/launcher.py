@@ -47,10 +47,9 @@ from .wire import (
     Hello,
     Message,
     Starting,
-)  # fmt: skip
+)
 
-RETRY_S = 0.05
-FAILED_STATUS = 127  # of one that could not be started
+RETRY_S, FAILED_STATUS = 0.05, 127  # the status of one that could not be started
 GREET_S = 5.0  # for a coordinator to prove itself
 HEAR_S = 0.5  # for a member to hear that it was declared gone
 GRACE_S = 5.0  # for members of a lost ring to end
