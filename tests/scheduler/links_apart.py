@@ -1,4 +1,4 @@
-"""A scheduler whose nodes are in network namespaces of their own, with links of known rates: run by test_links_apart.py.
+"""A scheduler whose nodes are in network namespaces, with links of known rates: run by test_links_apart.py.
 
     unshare --net --mount --pid --fork --mount-proc --kill-child python -m tests.scheduler.links_apart FOLDER
 
@@ -73,7 +73,8 @@ def main(folder: Path, case: str) -> None:
             line += ["--url", served.url, "--probe", network.address(node), "--every", "1s"]
             agents.append(subprocess.Popen(line, cwd=folder, env=environment))
     until(lambda: sum(it["reported"] is not None for it in served.ask("/v1/nodes")) == len(agents))
-    print(json.dumps(play(served, network, case)))
+    sys.stdout.write(json.dumps(play(served, network, case)) + "\n")
+    sys.stdout.flush()
     served.cancel_all()
     for it in agents:
         it.kill()

@@ -26,7 +26,7 @@ def test_a_probe_tells_the_rate_of_a_link_within_five_percent() -> None:
     found = probed(5)
     for rate in RATES:
         assert statistics.median(found[f"{rate} Mb/s"]) == pytest.approx(1.0, abs=MOST_OFF)
-    assert len(found["candidates"]) == 5
+    assert len(found["seconds"]) == 5
 
 
 def play(case: str, folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from longshore.scheduler.health.links import asking, prober
+from longshore.scheduler.health.links import prober
 from longshore.scheduler.health.links.messages import Sender
 from longshore.scheduler.health.links.prober import BrokenError, connect
 from tests.scheduler.probing_agents import Agents
@@ -182,4 +182,3 @@ def refuse_from(agents: Agents, node: str, patch: pytest.MonkeyPatch) -> None:
         return connect(sender, until_s)
 
     patch.setattr(prober, "connect", try_to)
-    assert asking.connect is connect

@@ -1,7 +1,7 @@
 """One transfer over a socket, and what its receiver measures of it.
 
-The receiver's clock counts: that of its kernel, where the kernel tells when bytes came, since on a busy machine they are
-read later. The first fifth of the bytes is left out, as buffers swallow it at once. Of the rest, in parts, the median
+The receiver's clock counts: that of its kernel, where the kernel tells when bytes came, since a busy machine reads them
+later. The first fifth of the bytes is left out, as buffers swallow it at once. Of the rest, in parts, the median
 counts where it is higher than the whole: a sender or receiver that has to wait for a processor makes no link slow.
 
 Source: SPEC F4.

@@ -57,7 +57,7 @@ class Line:
 def measured(line: Line) -> Figure | None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "time", line)
-        return receive(cast("transfer.socket.socket", line), LIMIT_S)
+        return receive(cast("socket.socket", line), LIMIT_S)
 
 
 @given(st.floats(5e6, 1e10), st.integers(0, 150_000))
