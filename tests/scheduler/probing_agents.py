@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from longshore.scheduler.health.links import prober
-from longshore.scheduler.health.links.messages import ProbePlace
+from longshore.scheduler.health.links.messages import Order, ProbePlace, UnprovenError
 from longshore.scheduler.health.links.prober import Prober
 from longshore.scheduler.health.links.transfer import send
 
@@ -32,6 +32,7 @@ class Agents:
         self._reporting: threading.Thread | None = None
         self.gpus = dict[str, list[dict[str, Any]]]()  # that a node reports
         self.probes = True  # they say so
+        self._patch = patch
         patch.setattr(prober, "send", self._send)
 
     @property
@@ -41,6 +42,15 @@ class Agents:
     def slow_down(self, node: str, bytes_per_s: float) -> None:
         """Let a node send no faster than that."""
         self._rates[self.probers[node].place.port] = bytes_per_s
+
+    def hang(self) -> None:
+        """Let no agent carry out any order, until the end."""
+
+        def wait(key: str, line: str) -> Order:
+            self._ends.wait()
+            raise UnprovenError("all is over")
+
+        self._patch.setattr(prober, "opened_order", wait)
 
     def _send(self, connection: socket.socket, limit_s: float) -> None:
         rate = self._rates.get(connection.getsockname()[1])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from longshore.scheduler.health.links import asking, prober
+from longshore.scheduler.health.links import prober
 from longshore.scheduler.health.links.messages import Sender
 from longshore.scheduler.health.links.prober import BrokenError, connect
 from tests.scheduler.probing_agents import Agents
@@ -142,10 +142,8 @@ def test_a_ring_goes_on_without_where_no_gpu_reaches_its_neighbours(
     assert served.ask(f"/v1/jobs/{job}/ring")["replacements"] == []
 
 
-def test_agents_that_hang_hold_no_ring_up_and_the_cluster_file_counts(
-    served: Served, agents: Agents, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prober, "opened_order", lambda key, line: until(lambda: False))
+def test_agents_that_hang_hold_no_ring_up_and_the_cluster_file_counts(served: Served, agents: Agents) -> None:
+    agents.hang()
     job = whole_ring(served, agents)
     break_gpu(agents)
     came = replacement(served, job)
@@ -154,11 +152,9 @@ def test_agents_that_hang_hold_no_ring_up_and_the_cluster_file_counts(
 
 
 @pytest.mark.parametrize("served", ["ab"], indirect=True)
-def test_no_job_takes_the_gpu_while_its_links_are_measured(
-    served: Served, agents: Agents, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_job_takes_the_gpu_while_its_links_are_measured(served: Served, agents: Agents) -> None:
     """The probes take as long as they may, and a job waits that would start at once on the GPUs that come free."""
-    monkeypatch.setattr(prober, "opened_order", lambda key, line: until(lambda: False))
+    agents.hang()
     job = whole_ring(served, agents, parameter_bytes=0.0)
     blocker = served.add("sleep", "1000", gpus=2)
     until(lambda: served.state(blocker) == "running")
@@ -182,4 +178,3 @@ def refuse_from(agents: Agents, node: str, patch: pytest.MonkeyPatch) -> None:
         return connect(sender, until_s)
 
     patch.setattr(prober, "connect", try_to)
-    assert asking.connect is connect  # type: ignore[attr-defined]

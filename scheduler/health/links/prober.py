@@ -5,11 +5,13 @@ Source: SPEC F4.
 
 import errno
 import logging
+import os
 import secrets
 import socket
 import threading
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from ipaddress import ip_address
 
 from ....cluster.files.errors import InputError
@@ -25,7 +27,7 @@ from .messages import (
     sealed,
     write_line,
 )
-from .transfer import receive, send
+from .transfer import receive, send, want_stamps
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ REACHED_S = 0.15  # for a connection: less than after which a lost packet is sen
 MOST_AT_ONCE = 16  # connections
 MOST_IDS = 4096  # orders that are remembered, so that none is carried out twice
 MOST_PORT = 65535
+FIRST = -10  # niceness of the threads that send and receive
 UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
@@ -94,6 +97,7 @@ class Prober:
             ) from error
         port = int(self._listening.getsockname()[1])
         self.place = ProbePlace(address=address, port=port, key=secrets.token_hex(32))
+        want_stamps(self._listening)  # from now on: the first packets behind a first wish would have none
         self._room = threading.Semaphore(MOST_AT_ONCE)
         self._done: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
@@ -121,6 +125,8 @@ class Prober:
             threading.Thread(target=self._serve, args=(connection,), name="probe", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError):  # what trains here may use all processors; only root may go before it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), FIRST)
         try:
             with connection:
                 self._carry_out(connection)

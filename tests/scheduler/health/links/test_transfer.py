@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.health.links import transfer
-from longshore.scheduler.health.links.transfer import LIMIT_S, STALLED_S, Figure, receive
+from longshore.scheduler.health.links.transfer import LIMIT_S, STALLED_S, STAMP, STAMPS, Figure, _figure, receive
 from longshore.scheduler.preflight.link_checks.bandwidth import LEAST_BYTES, MOST_BYTES, PROBE_S
 
 CHUNK = 16 << 10  # bytes that come at a time
@@ -34,7 +34,15 @@ class Line:
     def settimeout(self, wait_s: float) -> None:
         self.wait_s = wait_s
 
-    def recv_into(self, block: bytearray) -> int:
+    def setsockopt(self, *option: int) -> None: ...
+
+    def recvmsg_into(self, blocks: list[bytearray], space: int) -> tuple[int, list[tuple[int, int, bytes]], int, None]:
+        return self.read(), self.stamps(), 0, None
+
+    def stamps(self) -> list[tuple[int, int, bytes]]:
+        return []
+
+    def read(self) -> int:
         size = int(min(CHUNK, self.most - self.taken))
         if size <= 0 and self.closes:
             return 0
@@ -82,3 +90,47 @@ def test_of_a_transfer_that_hangs_nothing_is_known(most: int) -> None:
 
 def test_of_a_transfer_in_which_nothing_came_nothing_is_known() -> None:
     assert measured(Line(1e7, 0, 0.0, closes=True)) is None
+
+
+class BusyLine(Line):
+    """The same where the reader has to wait for a processor again and again, and its kernel tells when bytes came.
+
+    Args:
+        rate: Bytes a second.
+        waits_s: Of the reader, before each read in turn.
+    """
+
+    def __init__(self, rate: float, waits_s: list[float]) -> None:
+        super().__init__(rate, 0)
+        self.waits_s, self.reads, self.came_s = waits_s, 0, 0.0
+
+    def read(self) -> int:
+        self.came_s = (self.taken + CHUNK) / self.rate
+        size = super().read()
+        self.now_s += self.waits_s[self.reads % len(self.waits_s)] if self.waits_s else 0.0
+        self.reads += 1
+        return size
+
+    def stamps(self) -> list[tuple[int, int, bytes]]:
+        return [(socket.SOL_SOCKET, STAMPS, STAMP.pack(int(self.came_s), int(self.came_s % 1.0 * 1e9)))]
+
+
+@given(st.floats(2e7, 1e9), st.lists(st.sampled_from([0.0, 0.0, 0.0, 0.0, 0.01]), min_size=20))
+def test_a_reader_that_comes_late_makes_no_link_slow_where_the_kernel_tells_when_bytes_came(
+    rate: float, waits_s: list[float]
+) -> None:
+    figure = measured(BusyLine(rate, waits_s))
+    assert figure is not None
+    assert figure.bytes_per_s == pytest.approx(rate, rel=0.01)
+
+
+@given(st.floats(2e7, 2e8), st.integers(1, 3))
+def test_a_sender_that_pauses_for_less_than_half_of_the_time_makes_no_link_slow(rate: float, pauses: int) -> None:
+    """In each of the pauses nothing comes for 5 ms; between them bytes come at the rate of the link."""
+    came, now_s = [], 0.0
+    for at in range(400):
+        now_s += CHUNK / rate + (0.005 if at % (400 // pauses) == 150 // pauses else 0.0)
+        came.append((at * CHUNK, now_s))
+    figure = _figure(came)
+    assert figure is not None
+    assert figure.bytes_per_s == pytest.approx(rate, rel=0.01)
