@@ -57,9 +57,11 @@ def test_people_are_told_that_a_ring_has_shrunk_and_why(small: Served) -> None:
     assert (ring["order"], ring["seats"], ring["recoveries"][-1]["members"]) == ([0, 1, 2, -1], 4, 3)
     assert ring["gone"] == {"3": "its GPU is out of service"}
     shown = small.call("status", job).stdout.splitlines()
-    assert [line.split(None, 1)[1] for line in shown if line.startswith(("ring ", "seats ", "gone "))] == [
-        "running, 3 of 4 seats, generation 2", "0 1 2 empty", "member 3: its GPU is out of service",
+    told = [line.split(None, 1)[1] for line in shown if line.startswith(("ring ", "gone "))]
+    assert [line.split(", step ")[0] for line in told] == [
+        "running, 3 of 4 seats, 0 spares, generation 2", "member 3: its GPU is out of service",
     ]  # fmt: skip
+    assert [line.split()[1] for line in shown if line.split()[:1] == ["3"]] == ["empty"]
     below = next(at for at, line in enumerate(shown) if line.startswith("GENERATION"))
     words = " ".join(shown[below + 1 :]).split()  # the reason may take several lines
     assert words[:2] == ["2", "3"]

@@ -33,6 +33,7 @@ def run_host(
 
     async def run() -> tuple[int, Host]:
         host = Host(spec, str(folder))
+        host._supervisor = -1  # The parent here has other children, which run other tests.
         async with asyncio.timeout(120):
             task = asyncio.create_task(host.run())
             if during is not None:

@@ -53,6 +53,7 @@ class Host:
 
     def __init__(self, spec: Spec, path: str) -> None:
         self._spec, self._path = spec, path
+        self._supervisor = os.getppid()  # to whom orphans of members come
         self._part = Part({rank: str(it.gpu) for rank, it in enumerate(spec.ranks)}, "127.0.0.1", 0)
         self._ranks: list[int] = []  # of each member
         self._unused: set[int] = set()  # ranks on which no process will be started any more
@@ -216,7 +217,7 @@ class Host:
         return MemberTraces(self._spec.attempt, members, [pids[it] for it in members if it in pids], log)
 
     def _others(self) -> Others:
-        return Others(os.getpid(), os.getppid(), self._launcher.tools, set(self._launcher.running.values()))
+        return Others(os.getpid(), self._supervisor, self._launcher.tools, set(self._launcher.running.values()))
 
     def _tell_done(self, rank: int) -> None:
         """Let nobody wait for a step of a rank whose process is gone (docs/steps.md)."""
