@@ -87,7 +87,7 @@ class RingPage(Page):
     gone: dict[str, str]
     recoveries: tuple[Recovery, ...]
     hints: tuple[str, ...]  # what may be wrong with the script
-    members: tuple[MemberPage, ...]  # by rank; of GPUs that were left none
+    members: tuple[MemberPage, ...]  # by rank; of GPUs that were left those alone that have a seat
     gpus: tuple[PlacePage, ...]  # that it holds, or held last
     replacements: tuple[ReplacementPage, ...]
 
@@ -137,7 +137,7 @@ def _page(
     members = tuple(
         MemberPage(member=it.member, seat=seats.get(it.member), node=it.node, gpu=it.gpu, rank=rank, pid=it.pid or None)
         for rank, it in enumerate(places)
-        if it.member >= 0 and not it.is_left
+        if it.member >= 0 and (it.member in seats or not it.is_left)  # at the end some have gone before others
     )
     return RingPage(**told, members=members, gpus=gpus, replacements=tuple(map(_replacement, given)))
 
