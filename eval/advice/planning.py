@@ -12,6 +12,7 @@ from ...cluster.model.outcome import Outcome
 from ...cluster.model.problem import Problem
 from ...cluster.model.scenarios import Scenarios, same_jobs
 from ..run import run_all
+from .intervals import ends, with_interval
 
 HOUR_S = 3600.0
 CONFIDENCE = 0.95
@@ -90,7 +91,7 @@ def savings_of(policy: str, layouts: dict[str, Planned], counts: Counts, unit: N
 
 def words_of(savings: Savings) -> str:
     """Return the comparison in one sentence."""
-    jct, held, _ = (_with_interval(savings.percent[figure]) for figure in FIGURES)
+    jct, held, _ = (with_interval(savings.percent[figure], "+.1f", " %") for figure in FIGURES)
     jobs, planned, changed = savings.counts
     jct_h = {name: it.mean_jct_s.mean() / HOUR_S for name, it in savings.layouts.items()}
     return (
@@ -98,12 +99,6 @@ def words_of(savings: Savings) -> str:
         f"{jct}, from {jct_h[FIXED]:.2f} h to {jct_h[BEST]:.2f} h, and the GPU-hours held by {held}; "
         f"of {jobs} jobs {planned} have plans, and {changed} run by another one"
     )
-
-
-def _with_interval(estimates: Estimates) -> str:
-    value, low, high = (float(end[0]) for end in estimates)
-    interval = "" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
-    return f"{value:+.1f} %{interval}"
 
 
 def document_of(savings: Savings) -> dict[str, Any]:
@@ -118,14 +113,9 @@ def document_of(savings: Savings) -> dict[str, Any]:
             }
             for name, it in savings.layouts.items()
         },
-        "jct_change_percent": _ends(savings.percent["mean_jct_s"]),
-        "gpu_hours_held_change_percent": _ends(savings.percent["held_gpu_s"]),
-        "gpu_hours_planned_change_percent": _ends(savings.percent["planned_gpu_s"]),
+        "jct_change_percent": ends(savings.percent["mean_jct_s"]),
+        "gpu_hours_held_change_percent": ends(savings.percent["held_gpu_s"]),
+        "gpu_hours_planned_change_percent": ends(savings.percent["planned_gpu_s"]),
         **savings.counts._asdict(),
         "units": int(np.unique(savings.unit).size),
     }
-
-
-def _ends(estimates: Estimates) -> list[float | None]:
-    """Return value, low and high end; null where there is no interval."""
-    return [float(end[0]) if np.isfinite(end[0]) else None for end in estimates]

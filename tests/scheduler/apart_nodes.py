@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from tests.scheduler.cut_off_node import NAMESPACES, in_other_net, run, tell, until
+from tests.scheduler.serving_apart import serve_apart
 
 NODES = ("rack0-node1", "rack0-node2")
 HOME, PORT = "10.77.0.1", 8765  # of the scheduler: on none of the links, so that none takes it away
@@ -58,15 +59,8 @@ class Outer:
             "link set b1 up", "link set b2 up", "address add 10.77.1.1/24 dev b1", "address add 10.77.2.1/24 dev b2",
         ):  # fmt: skip
             ip(words)
-        (folder / "longshore.yaml").write_text(SETTINGS)
         log = (folder / "log").open("w")
-        serve = [sys.executable, "-m", "longshore", "serve", "--config", str(folder / "longshore.yaml")]
-        self.served = subprocess.Popen(serve, cwd=folder, stdout=log, stderr=log)
-        token = folder / "served" / "token"
-        until(lambda: token.exists() and token.read_text().strip(), "the token")
-        secret = token.read_text().split()[-1]
-        headers = {"Authorization": f"Bearer {secret}"}
-        self.http = httpx.Client(base_url=f"http://{HOME}:{PORT}", headers=headers, trust_env=False)
+        self.served, self.http, secret = serve_apart(folder, SETTINGS, f"http://{HOME}:{PORT}", log)
         self.nodes = {}
         for number in (1, 2):
             command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.apart_nodes", "--inner", str(number)]

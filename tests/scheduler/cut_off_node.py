@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.scheduler.serving_apart import serve_apart
 from tests.scheduler.set_clock import SetClock
 
 NODE, ATTEMPT = "rack0-node1", "ls-01m8a4f41mybhyatw0vkdn9dh0-1"
@@ -104,15 +105,8 @@ class Outer:
         for words in ("set lo up", "add v0 type veth peer name v1", "set v0 up"):
             run("ip", "link", *words.split())
         run("ip", "address", "add", f"{HERE}/24", "dev", "v0")
-        (folder / "longshore.yaml").write_text(SETTINGS)
         log = (folder / "log").open("w")
-        serve = [sys.executable, "-m", "longshore", "serve", "--config", str(folder / "longshore.yaml")]
-        self.served = subprocess.Popen(serve, cwd=folder, stdout=log, stderr=log)
-        token = folder / "served" / "token"
-        until(lambda: token.exists() and token.read_text().strip(), "the token")
-        secret = token.read_text().split()[-1]
-        headers = {"Authorization": f"Bearer {secret}"}
-        self.http = httpx.Client(base_url=f"http://{HERE}:{PORT}", headers=headers, trust_env=False)
+        self.served, self.http, secret = serve_apart(folder, SETTINGS, f"http://{HERE}:{PORT}", log)
         command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.cut_off_node", "--inner", mode, str(folder)]
         environment = {**os.environ, "LONGSHORE_TOKEN": secret}
         pipe = subprocess.PIPE

@@ -57,8 +57,8 @@ def test_people_are_told_that_a_ring_has_shrunk_and_why(small: Served) -> None:
     assert (ring["order"], ring["seats"], ring["recoveries"][-1]["members"]) == ([0, 1, 2, -1], 4, 3)
     assert ring["gone"] == {"3": "its GPU is out of service"}
     shown = small.call("status", job).stdout.splitlines()
-    told = [line.split(None, 1)[1] for line in shown if line.startswith(("ring ", "gone "))]
-    assert [line.split(", step ")[0] for line in told] == [
+    lines = [line.split(None, 1)[1] for line in shown if line.startswith(("ring ", "gone "))]
+    assert [line.split(", step ")[0] for line in lines] == [
         "running, 3 of 4 seats, 0 spares, generation 2", "member 3: its GPU is out of service",
     ]  # fmt: skip
     assert [line.split()[1] for line in shown if line.split()[:1] == ["3"]] == ["empty"]
