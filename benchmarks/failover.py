@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from .copying import measure_copies
 from .harness import Row, main
+from .link_probes import measure_probes
 from .random_rings import RINGS, measure_choices
 from .rings import measure_recoveries
 from .seat_twin import measure_twin
@@ -16,6 +17,7 @@ def measure() -> Iterator[Row]:
     yield from measure_twin()
     yield from measure_recoveries()
     yield from measure_copies()
+    yield from measure_probes()
 
 
 if __name__ == "__main__":

@@ -17,16 +17,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import make_ring
-from longshore.scheduler.failover.typed_json import from_json
+from longshore.scheduler.files.typed_json import from_json
 
 from .harness import ROOT, Row, progress
 
 RUNS = int(os.environ.get("RUNS", "50"))  # of each kind; a tenth as many of those without a warm process
 AT_ONCE = 5  # rings that wait for a member that was stopped
 SEATS, STEPS, PAUSE_S, KILLED_AT = 4, 30, 0.02, 10
+MANY = 8  # seats of the rings in which most members are no neighbours of the one that is lost
 LIMIT_S = 180.0
 PHASES = ("detect_s", "stop_s", "choose_s", "form_s", "copy_s", "first_step_s")
 # torchft-nightly 2026.10, 3 replicas, gloo, killed between steps.
@@ -38,6 +41,7 @@ class Recovered:
     """What came of one ring."""
 
     outage_s: float  # from the fault to the first step that was finished after it
+    stopped_s: float  # from the fault until the last of the other members has stopped
     phases: wire.Recovery
     digests: frozenset[str]
     steps: int
@@ -51,7 +55,7 @@ def warm_process() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="rings-") as folder:
         path = Path(folder) / "warm.sock"
         process = subprocess.Popen(
-            [sys.executable, "-m", "longshore.scheduler.failover.warm", str(path)], env=_environment()
+            [sys.executable, "-m", "longshore.scheduler.failover.processes.warm", str(path)], env=_environment()
         )
         try:
             while not path.exists():
@@ -75,10 +79,13 @@ class Trial:
         spare: What takes the seat: a `warm` spare that waits, one that is `forked`, one that starts `cold`, or `none`.
         steps: To be taken.
         host: Address of the coordinator.
+        seats: Of the ring.
     """
 
-    def __init__(self, folder: Path, warm: Path, spare: str, *, steps: int = STEPS, host: str = "127.0.0.1") -> None:
-        self._folder, self._warm, self._spare, self._host = folder, warm, spare, host
+    def __init__(
+        self, folder: Path, warm: Path, spare: str, *, steps: int = STEPS, host: str = "127.0.0.1", seats: int = SEATS
+    ) -> None:  # fmt: skip
+        self._folder, self._warm, self._spare, self._host, self._seats = folder, warm, spare, host, seats
         self._command = (sys.executable, str(ROOT / "benchmarks" / "ring_trainer.py"), str(steps), str(PAUSE_S))
 
     def environment(self, member: int) -> dict[str, str]:
@@ -87,7 +94,7 @@ class Trial:
 
     async def run(self, number: signal.Signals | None) -> Recovered:
         """Run it to its end; the last member is sent a signal on the way."""
-        make_ring(self._folder, SEATS, self._host)
+        make_ring(self._folder, self._seats, self._host)
         async with (
             asyncio.timeout(LIMIT_S),
             Launcher(self._folder, self._warm, self._exited) as launcher,
@@ -97,7 +104,7 @@ class Trial:
             await launcher.start_coordinator()
             await launcher.connect()
             await self._cold.connect()
-            for member in range(SEATS + (self._spare == "warm")):
+            for member in range(self._seats + (self._spare == "warm")):
                 launcher.start(self._start(member))
             at_s = 0.0 if number is None else await self._harm(number)
             await launcher.ended()
@@ -110,15 +117,15 @@ class Trial:
         return Start(member, self._command, self.environment(member), self._folder, log)
 
     def _exited(self, it: Start, status: int) -> None:
-        if it.member == SEATS - 1 and status == -signal.SIGKILL:
+        if it.member == self._seats - 1 and status == -signal.SIGKILL:
             starts = {"forked": self._launcher, "cold": self._cold}
             if self._spare in starts:
-                starts[self._spare].start(self._start(SEATS))
+                starts[self._spare].start(self._start(self._seats))
 
     async def _harm(self, number: signal.Signals) -> float:
-        while self._spare == "warm" and SEATS not in (await self._report()).spares:
+        while self._spare == "warm" and self._seats not in (await self._report()).spares:
             await asyncio.sleep(0.02)
-        member = SEATS - 1
+        member = self._seats - 1
         while not any(step >= KILLED_AT for _, step, _ in self._steps(member)):
             await asyncio.sleep(0.005)
         pid = self._launcher.running[member]
@@ -133,10 +140,10 @@ class Trial:
 
     async def _report(self) -> wire.Report:
         host, _, port = self._launcher.address().rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=wire.MOST_BYTES)
+        reader, writer = await asyncio.open_connection(host, int(port), limit=wire_lines.MOST_BYTES)
         secret = json.loads((self._folder / "ring.json").read_text())["secret"]
-        writer.write(wire.encode(wire.Hello("status", secret)))
-        answer = wire.decode(await reader.readline())
+        await greet(reader, writer, secret, wire.Hello("status"))
+        answer = wire_lines.decode(await reader.readline())
         writer.close()
         assert isinstance(answer, wire.Report)
         return answer
@@ -150,19 +157,24 @@ class Trial:
             (float(it[1]), int(it[2]), int(it[3])) for it in self._lines(member) if it[0] == "step" and len(it) == 4
         ]
 
+    def _stopped_s(self, member: int) -> float:
+        """Return when a member first stopped for another generation."""
+        return min((float(it[1]) for it in self._lines(member) if it[0] == "stopped"), default=float("inf"))
+
     def _read(self, at_s: float) -> Recovered:
-        members = range(SEATS + 1)
+        members = range(self._seats + 1)
         steps = [step for member in members for step in self._steps(member)]
         after = [now_s for now_s, _, generation in steps if generation > 1]
         digests = [line[1] for member in members for line in self._lines(member) if line[0] == "end"]
-        late = [now_s for now_s, _, _ in self._steps(SEATS - 1) if now_s > at_s + 1.0]
-        whole = len(digests) == SEATS - (self._spare == "none")
+        late = [now_s for now_s, _, _ in self._steps(self._seats - 1) if now_s > at_s + 1.0]
+        whole = len(digests) == self._seats - (self._spare == "none")
         return Recovered(
             outage_s=min(after, default=float("inf")) - at_s,
+            stopped_s=max((self._stopped_s(it) for it in range(self._seats - 1)), default=float("inf")) - at_s,
             phases=self._recovery(),
             digests=frozenset(digests) if whole else frozenset(("not all members ended",)),
             steps=len({step for _, step, _ in steps}),
-            ended=self._launcher.exits[SEATS - 1],
+            ended=self._launcher.exits[self._seats - 1],
             is_quiet=not late,
         )
 
@@ -173,12 +185,14 @@ class Trial:
         return recovery
 
 
-def run_all(warm: Path, spare: str, number: signal.Signals | None, runs: int, at_once: int) -> list[Recovered]:
+def run_all(
+    warm: Path, spare: str, number: signal.Signals | None, runs: int, at_once: int, seats: int = SEATS
+) -> list[Recovered]:  # fmt: skip
     """Run rings of one kind, some at once, and return what came of each."""
 
     async def one() -> Recovered:
         with tempfile.TemporaryDirectory(prefix="ring-") as folder:
-            return await Trial(Path(folder), warm, spare).run(number)
+            return await Trial(Path(folder), warm, spare, seats=seats).run(number)
 
     async def some(count: int) -> list[Recovered]:
         return list(await asyncio.gather(*(one() for _ in range(count))))
@@ -202,12 +216,21 @@ def measure_recoveries() -> Iterator[Row]:
         yield from _rows("cold spare", cold, undisturbed, median_s=8.0)
         shrunk = run_all(warm, "none", signal.SIGKILL, max(RUNS // 10, 1), 1)
         yield Row("no spare, shrunk: seconds to the next step, median", _median(shrunk), "s", most=0.3)
+        many = run_all(warm, "warm", signal.SIGKILL, max(RUNS // 10, 1), 1, MANY)
+        yield from _stops(many)
         stopped = run_all(warm, "warm", signal.SIGSTOP, RUNS, AT_ONCE)
         yield from _rows("stopped, warm spare", stopped, undisturbed, median_s=12.0)
         refused = sum(it.ended == wire.GONE_STATUS and it.is_quiet for it in stopped)
         yield Row("stopped: woke up, wrote nothing, ended itself", refused, f"of {RUNS}", least=RUNS)
     for what, outage_s in TORCHFT_S.items():
         yield Row(f"torchft 2026.10, {what}, as recorded", outage_s, "s")
+
+
+def _stops(found: Sequence[Recovered]) -> Iterator[Row]:
+    """Yield how soon all others have stopped: gloo alone would let those wait that are no neighbours of the dead."""
+    what = f"{MANY} seats, one killed: seconds until all others have stopped"
+    yield Row(f"{what}, median", statistics.median(it.stopped_s for it in found), "s", most=0.5)
+    yield Row(f"{what}, the worst of {len(found)}", max(it.stopped_s for it in found), "s")
 
 
 def _rows(

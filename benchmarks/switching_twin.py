@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from longshore.cluster.state.state import Log, Simulation, allocate_log
 from longshore.cluster.switching.replacement import FORMULAS
 from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.mirror.standing import Site
-from longshore.scheduler.model.gpu_index import Layout
+from longshore.scheduler.model.gpu_index import ONE_OFFER, Layout
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.twin import EVERY_EVENT, Twin, job_of
 from longshore.scheduler.store.monitoring.replacements import SEAT, TAKEN
@@ -80,8 +80,17 @@ def uneven_cluster(seed: int) -> Cluster:
     )
 
 
-def trace(seed: int, formula: int, jobs: int = JOBS) -> Simulation:
-    """Return a simulation of jobs that come over time, and of faults of GPUs, nodes and racks, some of them transient.
+def layout_of(cluster: Cluster) -> Layout:
+    """Return how the scheduler names the GPUs of such a cluster, of which every node suits every job."""
+    names, offers = [f"n{node}" for node in range(NODES)], ONE_OFFER * (1 + int(cluster.node_type.max()))
+    return Layout(names, [NODE_GPUS] * NODES, cluster.node_type.tolist(), offers)
+
+
+def trace(seed: int, formula: int, jobs: int = JOBS, *, transient: bool = False) -> Simulation:
+    """Return a simulation of jobs that come over time, and of faults of GPUs, nodes and racks.
+
+    Where some faults are transient, both know the true rates of faults: a scheduler learns from faults that it sees,
+    and one that is over at once is seen by the simulator alone.
 
     Jobs start in the order of their submission: a live scheduler does not know how far the work of a job has come that
     has switched, so regimes that reckon with the ends of jobs may start others.
@@ -95,9 +104,9 @@ def trace(seed: int, formula: int, jobs: int = JOBS) -> Simulation:
     scenarios = scenarios._replace(source_rate_per_s=rates, speed=cluster.speed[None].copy())
     rules = rules._replace(
         switching=True, detection_s=12.0, switch_s=30.0, ring=True, replacement=formula, order=ORDERS["fifo"],
-        checkpoint_s=600.0, limit_s=math.inf, estimated_hazards=True,
+        checkpoint_s=600.0, limit_s=math.inf, estimated_hazards=not transient,
     )  # fmt: skip
-    process = process._replace(transient_probability=TRANSIENT)
+    process = process._replace(transient_probability=TRANSIENT if transient else 0.0)
     log = allocate_log(5000 * jobs, 50_000 * jobs)
     return simulation_of(Problem(cluster, scenarios, process, rules), log=log)
 
@@ -123,11 +132,11 @@ def replacements_in(log: Log) -> list[Replacement]:
     return sorted(found)
 
 
-def compared(seed: int, formula: int, jobs: int = JOBS) -> Compared:
+def compared(seed: int, formula: int, jobs: int = JOBS, *, transient: bool = False) -> Compared:
     """Run one trace through the simulator and through the scheduler."""
-    simulated, real = trace(seed, formula, jobs), trace(seed, formula, jobs)
+    simulated, real = (trace(seed, formula, jobs, transient=transient) for _ in range(2))
     find_policy("pack").run(simulated, np.zeros(1, dtype=np.int64))
-    layout = Layout([f"n{node}" for node in range(NODES)], [NODE_GPUS] * NODES, real.cluster.node_type.tolist())
+    layout = layout_of(real.cluster)
     site = Site(real.cluster, stopping(real.rules), real.process, real.scenarios.hazard_per_s[0])
     with TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder) / 'longshore.db'}")
@@ -168,12 +177,13 @@ def measure() -> Iterator[Row]:
     """Yield how many replacements are equal, over traces and both formulas."""
     logging.getLogger("longshore").setLevel(logging.CRITICAL)  # thousands of faults are as they should be
     totals, kinds = Counter[str](), Counter[str]()
-    for name, formula in FORMULAS.items():
+    for (name, formula), transient in product(FORMULAS.items(), (False, True)):
         for seed in SEEDS:
             began_s = time.perf_counter()
-            it = compared(seed, formula)
+            it = compared(seed, formula, transient=transient)
             same = equal(it.simulated, it.scheduled)
-            progress(f"{name}, seed {seed}: {same} of {len(it.simulated)} in {time.perf_counter() - began_s:.0f} s")
+            told = f"{name}, {'some' if transient else 'no'} faults transient, seed {seed}"
+            progress(f"{told}: {same} of {len(it.simulated)} in {time.perf_counter() - began_s:.0f} s")
             given, stored = (
                 Counter((one.time_s, one.job, one.came) for one in it.scheduled if one.came >= 0),
                 Counter(it.stored),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ..cluster.dispatch.expected import estimated_work_s, expected_run_s, revise_end_s
 from ..cluster.dispatch.order import may_wait
 from ..cluster.dispatch.placing import SEVERAL_RACKS, order_nodes, slowdown_of
+from ..cluster.dispatch.planned import common_divisor, is_planned
 from ..cluster.kernels.compiled import kernel
 from ..cluster.state.state import Simulation
 from ..cluster.state.usable import usable_on
@@ -52,8 +53,27 @@ def _run_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_speed
             break
     if need > 0:
         return math.inf, speed
-    slowdown = slowdown_of(sim, scenario, job, count, speed, intra, nic, uplink if several else math.inf)
+    grain = _grain_with_rest(sim, row, node, nodes, least_speed) if is_planned(sim, scenario, job) else 0
+    slowdown = slowdown_of(sim, scenario, job, count, speed, intra, nic, uplink if several else math.inf, grain)
     return expected_run_s(sim, row, job, slowdown), speed
+
+
+@kernel
+def _grain_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_speed: float) -> int:
+    """Return the largest number that divides what each node gives if the picks go on as in `_run_with_rest`."""
+    state, speeds = sim.state, sim.scenarios.speed[sim.state.scenario[row]]
+    need, grain = state.need[row], 0
+    for other in range(state.free.shape[1]):
+        if state.free[row, other] == 0:
+            grain = common_divisor(grain, state.taken[row, other])
+    for place in range(-1, nodes):
+        other = node if place < 0 else sim.scratch.trial_order[row, place]
+        if place >= 0 and (other == node or speeds[other] < least_speed):
+            continue
+        gives = min(need, state.free[row, other])
+        need -= gives
+        grain = common_divisor(grain, state.taken[row, other] + gives)
+    return grain
 
 
 @kernel

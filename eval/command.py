@@ -19,11 +19,10 @@ from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import Scenarios, same_jobs
 from ..cluster.presets.problems import Regime
 from .advice.ageing import other_bounds
+from .advice.asides import Aside, planning_aside, switching_aside
 from .advice.choice import Advice, advice_of
 from .advice.document import document_of
 from .advice.grid import every_order, run_grid
-from .advice.handling import Handlings, compare_handlings, words_of
-from .advice.handling import document_of as handlings_document
 from .advice.ranking import terminal_ranking
 from .advice.section import section_of
 from .advice.words import headline, remarks_on, sentences
@@ -91,17 +90,17 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
             groups=same_jobs(scenarios),
             objective=request.objective,
         )
-        handlings = _handlings(request, run, comparison, tell)
+        asides = _asides(request, setting, run, comparison, tell)
     _print(console, run, comparison, introduction)
-    if handlings:
-        console.print(f"restart or switch: {words_of(handlings)}")
+    for aside in asides:
+        console.print(f"{aside.title}: {aside.words}")
     facts = _facts(request, setting, named, run.regime) | {"overload": overload or "in no scenario"}
     facts |= {"tuned": run.tuned} if run.tuned else {}
-    facts |= {"restart or switch": words_of(handlings)} if handlings else {}
+    facts |= {aside.title: aside.words for aside in asides}
     title = f"Longshore: {setting.what}"
     if request.json_out:
         more = document_of(run.advice, run.regime.ageing_s, run.remarks) if run.advice else {}
-        more |= {"restart_or_switch": handlings_document(handlings)} if handlings else {}
+        more |= {aside.key: aside.document for aside in asides}
         write_json(request.json_out, comparison, title=title, facts=facts, more=more)
         console.print(f"figures: {request.json_out}", soft_wrap=True)
     if request.report or request.pictures:
@@ -149,14 +148,12 @@ def _run_every_order(request: EvaluationRequest, setting: Setting, policies: lis
     return Run(ruled, regime, ended, outcomes, advice, remarks, tuned_text(tuned))
 
 
-def _handlings(request: EvaluationRequest, run: Run, comparison: Comparison, tell: Tell) -> Handlings | None:
-    """Return what switching saves on a user's cluster under the best policy; None where no job met a fault."""
-    name = comparison.policies[0]
-    outcome = run.outcomes[name]
-    if request.cluster is None or not (outcome.stops.any() or outcome.switches.any()):
-        return None
-    tell(f"running {name} with restarts and with switching")
-    return compare_handlings(run.problem, next(policy for policy in run.policies if policy.name == name))
+def _asides(request: EvaluationRequest, setting: Setting, run: Run, comparison: Comparison, tell: Tell) -> list[Aside]:
+    """Return what else is answered under the best policy."""
+    policy = next(policy for policy in run.policies if policy.name == comparison.policies[0])
+    switching = request.cluster is not None
+    asides = switching_aside(run.problem, policy, run.outcomes[policy.name], tell) if switching else []
+    return [*asides, *planning_aside(setting.layouts, run.regime, policy, tell)]
 
 
 def _with_objective(setting: Setting, request: EvaluationRequest) -> Setting:

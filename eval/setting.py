@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..cluster.faults.recorded import read_fault_trace
+from ..cluster.model.layouts import LAYOUTS, laid_out
 from ..cluster.model.problem import Problem
 from ..cluster.model.weighting import Weighting
 from ..cluster.model.workload import Workload
@@ -66,6 +67,7 @@ class EvaluationRequest:
     command: str
     date: str
     objective: Weighting | None = None  # None: what is usual for the jobs
+    plans: str = "fixed"  # by which of its plans each job runs, one of LAYOUTS
     part: tuple[float, float] | None = None  # of the trace; None: what no policy may have been trained or tuned on
     every_order: bool = False  # all order regimes side by side, with the ageing and the waiting of `regime`
 
@@ -76,6 +78,7 @@ class Setting(NamedTuple):
     problem: Problem
     what: str  # to call it
     facts: dict[str, str]  # what is not run as it was recorded or drawn
+    layouts: dict[str, Problem] = {}  # noqa: RUF012  # the same jobs by each layout of LAYOUTS; empty without plans
 
 
 def setting_of(request: EvaluationRequest) -> Setting:
@@ -93,12 +96,18 @@ def setting_of(request: EvaluationRequest) -> Setting:
         return setting
     if request.estimates == "history" and request.trace is not None:  # made where users and earlier jobs are known
         return setting._replace(facts=setting.facts | {"estimates": "history"})
-    rng = stream(request.seed, Stream.ESTIMATES)
-    problem, sigma = setting.problem, request.sigma
-    scenarios = with_scenario_estimates(problem.scenarios, request.estimates, sigma=sigma, rng=rng)
-    spread = f", sigma {sigma:g}" if request.estimates == "log-normal" else ""
+    spread = f", sigma {request.sigma:g}" if request.estimates == "log-normal" else ""
     facts = setting.facts | {"estimates": request.estimates + spread}
-    return setting._replace(problem=problem._replace(scenarios=scenarios), facts=facts)
+    problem = _estimated(setting.problem, request.estimates, request)
+    layouts = {name: _estimated(it, request.estimates, request) for name, it in setting.layouts.items()}
+    return setting._replace(problem=problem, facts=facts, layouts=layouts)
+
+
+def _estimated(problem: Problem, kind: EstimateKind, request: EvaluationRequest) -> Problem:
+    """Return a problem with estimates of a kind; jobs of equal number have equal errors, whatever their plans."""
+    rng = stream(request.seed, Stream.ESTIMATES)
+    scenarios = with_scenario_estimates(problem.scenarios, kind, sigma=request.sigma, rng=rng)
+    return problem._replace(scenarios=scenarios)
 
 
 def _setting(request: EvaluationRequest) -> Setting:
@@ -138,8 +147,16 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
         facts |= _load_fact(request, trace, capacity_of(setup.cluster))
         runs, what = request.runs or enough_runs(len(workloads)), f"windows of {request.trace.name} on {setup.name}"
     faults = read_fault_trace(request.faults) if request.faults else None
-    problem = cluster_problem(setup, workloads, request.regime, runs=runs, seed=request.seed, faults=faults)
-    return Setting(problem, what, facts)
+    problems = {
+        name: cluster_problem(
+            setup, [laid_out(it, name) for it in workloads], request.regime, runs=runs, seed=request.seed, faults=faults
+        )
+        for name in (LAYOUTS if any(any(it.plans or ()) for it in workloads) else (request.plans,))
+    }
+    if len(problems) == 1:
+        return Setting(problems[request.plans], what, facts)
+    facts["plans of jobs"] = request.plans
+    return Setting(problems[request.plans], what, facts, problems)
 
 
 def _generated(request: EvaluationRequest, setup: ClusterSetup, largest: int) -> tuple[list[Workload], dict[str, str]]:

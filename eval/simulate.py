@@ -12,6 +12,7 @@ from ..agents.registry import find_policy
 from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import check_outputs
+from ..cluster.model.layouts import laid_out
 from ..cluster.model.outcome import overloaded
 from ..cluster.model.problem import Problem
 from ..cluster.model.topology import Cluster
@@ -55,6 +56,7 @@ class SimulationRequest:
     events: Path | None
     jobs_out: Path | None
     cluster_out: Path | None
+    plans: str = "fixed"  # by which of its plans each job runs, one of LAYOUTS
 
 
 def simulate_request(request: SimulationRequest, console: "Console", progress: Progress) -> None:
@@ -104,6 +106,7 @@ def _problem(request: SimulationRequest) -> tuple[Problem, Workload]:
         rng = stream(request.seed, Stream.ESTIMATES)
         workload = with_estimates(workload, request.estimates, sigma=request.sigma, rng=rng)
     faults = read_fault_trace(request.faults) if request.faults else None
+    workload = laid_out(workload, request.plans)
     problem = cluster_problem(setup, [workload], request.regime, runs=1, seed=request.seed, faults=faults)
     offered = describe(workload).offered_load(capacity_of(setup.cluster))
     if np.isfinite(offered) and offered > 1.0:

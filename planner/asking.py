@@ -59,7 +59,7 @@ def ask(request: Request) -> Question:
     hardware = DEFAULT if request.hardware is None else read_hardware(request.hardware)
     pool = limited(_pool(request.cluster, hardware), request.gpus)
     found = model_of(request.model, request.limits)
-    samples = _samples(request, found)
+    samples = samples_of(found, samples=request.samples, tokens=request.tokens)
     return question(
         found, hardware, pool, batch=request.batch, samples=samples, deadline_s=request.deadline_s,
         degrees=request.degrees,
@@ -93,11 +93,16 @@ def limited(pool: Pool, gpus: int | None) -> Pool:
     return tuple(found)
 
 
-def _samples(request: Request, found: ModelProfile) -> float:
-    if request.samples is not None:
-        return request.samples
-    assert request.tokens is not None  # one of the two, by the command line
-    samples = request.tokens / found.tokens_per_sample
+def samples_of(found: ModelProfile, *, samples: float | None, tokens: float | None) -> float:
+    """Return the samples of a training, of which either these or its tokens are given.
+
+    Raises:
+        InputError: If they are too many.
+    """
+    if samples is not None:
+        return samples
+    assert tokens is not None  # one of the two, by who asks
+    samples = tokens / found.tokens_per_sample
     if samples > MOST_SAMPLES:
-        raise InputError(f"{request.tokens:g} tokens are too many", f"give at most {MOST_SAMPLES:g}", field="--tokens")
+        raise InputError(f"{tokens:g} tokens are too many", f"give at most {MOST_SAMPLES:g}", field="--tokens")
     return samples

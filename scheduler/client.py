@@ -153,6 +153,16 @@ class Client:
         found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_part(job)}/training").json()
         return found
 
+    def sub_tasks(self, job: str) -> dict[str, Any] | None:
+        """Return what each rank of a job does, None for one without a plan."""
+        found: dict[str, Any] | None = self._call("GET", f"/v1/jobs/{_part(job)}/sub-tasks").json()
+        return found
+
+    def cluster(self) -> dict[str, Any]:
+        """Return what GPUs there are."""
+        found: dict[str, Any] = self._call("GET", "/v1/cluster").json()
+        return found
+
     def ring(self, job: str) -> dict[str, Any] | None:
         """Return how the ring of a job stands, None if it has none that runs."""
         found: dict[str, Any] | None = self._call("GET", f"/v1/jobs/{_part(job)}/ring").json()
@@ -262,6 +272,10 @@ class Client:
         """Tell what checks found that the scheduler had asked an agent for."""
         content = {"passed": passed, "evidence": evidence}
         self._call("POST", f"/v1/nodes/{_part(node)}/checks/{_part(order)}", json=content)
+
+    def tell_sights(self, node: str, sights: Mapping[str, str]) -> None:
+        """Tell what an agent found at the doors at which the scheduler had asked it to knock."""
+        self._call("POST", f"/v1/nodes/{_part(node)}/sights", json={"sights": sights})
 
     def faults(self) -> dict[str, Any]:
         """Return what the past tells of the faults of nodes."""

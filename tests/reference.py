@@ -10,12 +10,13 @@ from itertools import pairwise
 import numpy as np
 
 from longshore.cluster.model.outcome import Event, Outcome
-from longshore.cluster.model.scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from longshore.cluster.model.scenarios import PLANNED, FaultProcess, Rules, Scenarios, fault_sources
 from longshore.cluster.model.topology import Cluster
 from tests.reference_faults import random_outages
 from tests.reference_queue import aged_s, bounded, leader, may_wait, offered, passes
 from tests.reference_state import (
     Job,
+    Plan,
     ReferenceState,
     Source,
     overhead_s,
@@ -112,7 +113,16 @@ def first_job(cluster: Cluster, scenarios: Scenarios, row: int, index: int) -> J
         work_s=float(scenarios.work_s[row, index]),
         nodes=frozenset(np.flatnonzero(suits).tolist()),
         rank=int(scenarios.rank[row, index]),
+        plan=plan_of(scenarios, row, index),
     )
+
+
+def plan_of(scenarios: Scenarios, row: int, index: int) -> Plan | None:
+    """Return the plan of a job, None if it has none."""
+    if not scenarios.pipeline.size or scenarios.pipeline[row, index] == 0:
+        return None
+    figures = (getattr(scenarios, name)[row, index].item() for name in PLANNED)
+    return Plan(*figures)
 
 
 def first_source(cluster: Cluster, scenarios: Scenarios, row: int, process: FaultProcess, index: int) -> Source:

@@ -9,6 +9,17 @@ from longshore.cluster.model.scenarios import Rules
 
 
 @dataclass
+class Plan:
+    """By which a job runs, beside its compute time and the volume of its rings."""
+
+    stages: int
+    tensor: int
+    fixed_s: float
+    edge_bytes: float
+    tensor_bytes: float
+
+
+@dataclass
 class Job:
     """What is known of one job at the present moment; seconds and bytes."""
 
@@ -18,6 +29,7 @@ class Job:
     compute_s: float
     parameter_bytes: float
     work_s: float
+    plan: Plan | None = None
     nodes: frozenset[int] = frozenset()  # that suit it
     rank: int = 0  # those of a lower rank go before all of a higher where jobs go by a key
     saved_s: float = 0.0  # of that work, what checkpoints hold
@@ -90,15 +102,65 @@ def slowdown(state: ReferenceState, job: int, gpus: list[int]) -> float:
     share = it.gpus / len(gpus)  # of the batch: fewer GPUs than asked for compute it all the same
     if not state.rules.ring:
         return (1 + state.rules.node_penalty * (len(nodes) - 1)) / slowest * share
+    if it.plan is not None:
+        return planned_s(state, job, gpus) / planned_reference_s(state, job)
     if it.gpus == 1:
         return 1 / slowest
     exchange_s = volume_bytes(it, len(gpus)) / slowest_link(state, gpus) if len(gpus) > 1 else 0.0
     return (share * it.compute_s / slowest + exchange_s) / reference_iteration_s(state, job)
 
 
+def planned_s(state: ReferenceState, job: int, gpus: list[int]) -> float:
+    """Return how long an iteration takes by a plan, link by link: ranks stand on GPUs in their order.
+
+    Where GPUs are missing, those that are left stand for all: the plan's groups are laid over them as far as they go.
+    """
+    it, plan, ranks = state.jobs[job], state.jobs[job].plan, sorted(gpus)
+    assert plan is not None
+    slowest = min(state.speed[state.gpu_node[gpu]] for gpu in ranks)
+    stage = it.gpus // plan.stages
+    groups = [ranks[first : first + plan.tensor] for first in range(0, len(ranks), plan.tensor)]
+    rings = [ranks[first : first + stage] for first in range(0, len(ranks), stage)]
+    taken_s = it.gpus / len(ranks) * it.compute_s / slowest + plan.fixed_s
+    if plan.tensor > 1:
+        taken_s += plan.tensor_bytes / worst_link(state, ranks, groups)
+    if plan.stages > 1:
+        taken_s += plan.edge_bytes / worst_link(state, ranks, [ranks])
+    data = stage // plan.tensor
+    if data > 1:
+        taken_s += 2 * (data - 1) / data * it.parameter_bytes / worst_link(state, ranks, rings)
+    return taken_s
+
+
+def worst_link(state: ReferenceState, ranks: list[int], groups: list[list[int]]) -> float:
+    """Return the bandwidth that groups of a job's GPUs have: inside nodes if none lies on two, else the job's least."""
+    nodes = [{state.gpu_node[gpu] for gpu in group} for group in groups]
+    counts = [[state.gpu_node[gpu] for gpu in ranks].count(node) for node in {state.gpu_node[gpu] for gpu in ranks}]
+    if all(len(found) == 1 for found in nodes) and all(count % len(groups[0]) == 0 for count in counts):
+        on = [state.gpu_node[gpu] for gpu in ranks]
+        return min((state.intra_bytes_per_s[node] for node in set(on) if on.count(node) > 1), default=math.inf)
+    return slowest_link(state, ranks)
+
+
+def planned_reference_s(state: ReferenceState, job: int) -> float:
+    """Return the same on GPUs of speed 1 and full reference nodes, the last of which may give fewer."""
+    rules, it = state.rules, state.jobs[job]
+    nodes = math.ceil(it.gpus / rules.reference_gpus)
+    reference = ReferenceState(
+        rules=rules, gpu_node=[gpu // rules.reference_gpus for gpu in range(it.gpus)], node_gpus=[],
+        node_rack=[0] * nodes, speed=[1.0] * nodes, intra_bytes_per_s=[rules.reference_intra_bytes_per_s] * nodes,
+        nic_bytes_per_s=[rules.reference_nic_bytes_per_s] * nodes, uplink_bytes_per_s=[math.inf], hazard_per_s=[],
+        seed=0, jobs=state.jobs, sources=[], gpu_job=[], held_down_by=[], down_since_s=[],
+    )  # fmt: skip
+    return planned_s(reference, job, list(range(it.gpus)))
+
+
 def least_slowdown(state: ReferenceState, job: int) -> float:
     """Return what no placement of a job can be below: one node of the highest speed, links that take no time."""
     fastest = max(state.speed)
+    plan = state.jobs[job].plan
+    if state.rules.ring and plan is not None:
+        return (state.jobs[job].compute_s / fastest + plan.fixed_s) / planned_reference_s(state, job)
     if not state.rules.ring or state.jobs[job].gpus == 1:
         return 1 / fastest
     return state.jobs[job].compute_s / fastest / reference_iteration_s(state, job)

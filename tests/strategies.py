@@ -167,6 +167,32 @@ def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = Fa
 
 
 @st.composite
+def planned_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6)) -> Case:
+    """Cases in the ring model in which most jobs have plans, of any degrees that their GPUs have room for."""
+    case = draw(cases(nodes) | needy_cases(nodes))
+    shape, gpus = case.scenarios.gpus.shape, case.scenarios.gpus.ravel()
+    count = gpus.size
+    pipeline = a_divisor(gpus, below(draw, count, 256))
+    tensor = a_divisor(gpus // np.maximum(pipeline, 1), below(draw, count, 256))
+    planned = (below(draw, count, 4) > 0) & (gpus > 0)
+    figures: dict[str, NDArray[Any]] = {
+        "pipeline": np.where(planned, pipeline, 0).astype(np.int32),
+        "tensor": np.where(planned, tensor, 0).astype(np.int32),
+        "fixed_s": numbers(draw, count, (0.0, 0.125, 0.5)),
+        "edge_bytes": numbers(draw, count, (0.0, 0.25e9, 1e9)),
+        "tensor_bytes": numbers(draw, count, (0.0, 1e9, 8e9)),
+    }
+    scenarios = case.scenarios._replace(**{name: values.reshape(shape) for name, values in figures.items()})
+    return case._replace(scenarios=scenarios, rules=case.rules._replace(ring=True))
+
+
+def a_divisor(numbers_: NDArray[np.int32], drawn: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a divisor of each number, 1 of 0."""
+    found = [[it for it in range(1, int(number) + 1) if number % it == 0] or [1] for number in numbers_]
+    return np.array([them[int(at) % len(them)] for them, at in zip(found, drawn, strict=True)], dtype=np.int64)
+
+
+@st.composite
 def needy_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = True) -> Case:
     """Cases in which some jobs accept some nodes only, of up to three kinds of needs that may overlap."""
     case = draw(cases(nodes, ranked=ranked))
@@ -180,7 +206,7 @@ def needy_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: boo
 @st.composite
 def switching_cases(draw: st.DrawFn) -> Case:
     """Cases in which faults are detected late, or jobs switch, or both; and some in which starts are checked."""
-    case = draw(cases() | needy_cases())
+    case = draw(cases() | needy_cases() | planned_cases())
     rules = case.rules._replace(**each(draw, HANDLING))
     asked = np.where(np.arange(case.scenarios.gpus.shape[1]) < case.scenarios.jobs[:, None], case.scenarios.gpus, 0)
     room = case.cluster.suits @ startable_gpus(case.cluster, rules.spares)

@@ -4,6 +4,7 @@ import math
 
 from ..dispatch.expected import expected_run_s, sort_expected_ends
 from ..dispatch.placing import order_nodes, slowdown_of
+from ..dispatch.planned import common_divisor, is_planned
 from ..kernels.compiled import kernel
 from ..state.state import Simulation
 from ..state.usable import class_of
@@ -26,7 +27,7 @@ def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: floa
     scenario = state.scenario[row]
     need = sim.scenarios.gpus[scenario, job]
     speeds, hazards = sim.scenarios.speed, state.node_hazard_per_s
-    hole, rack, several = 0, -1, False
+    hole, rack, several, planned, grain = 0, -1, False, is_planned(sim, scenario, job), 0
     speed, intra, nic, uplink, hazard = math.inf, math.inf, math.inf, math.inf, 0.0
     for place in range(count):
         node = scratch.trial_set[row, place]
@@ -42,9 +43,12 @@ def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: floa
             several = several or (rack >= 0 and rack != cluster.node_rack[node])
             rack = cluster.node_rack[node]
             uplink = min(uplink, cluster.uplink_bytes_per_s[rack])
+        if planned:
+            grain = common_divisor(grain, gives)
     if not several:
         uplink = math.inf
-    run_s = expected_run_s(sim, row, job, slowdown_of(sim, scenario, job, count, speed, intra, nic, uplink))
+    slowdown = slowdown_of(sim, scenario, job, count, speed, intra, nic, uplink, grain)
+    run_s = expected_run_s(sim, row, job, slowdown)
     return run_s * (1.0 + hazard * fault_loss_s), hole
 
 
@@ -197,7 +201,7 @@ def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, fault_l
 @kernel
 def least_run_s(sim: Simulation, row: int, job: int, speed: float) -> float:
     """Return a run time that no placement of a job can be below whose slowest GPU has at most a speed."""
-    slowdown = slowdown_of(sim, sim.state.scenario[row], job, 1, speed, math.inf, math.inf, math.inf)
+    slowdown = slowdown_of(sim, sim.state.scenario[row], job, 1, speed, math.inf, math.inf, math.inf, 0)
     return expected_run_s(sim, row, job, slowdown)
 
 
@@ -209,7 +213,7 @@ def bound_s(sim: Simulation, row: int, job: int) -> float:
     while levels[level] > 0.0 and least_run_s(sim, row, job, levels[level]) < least_s:
         nodes = fewest_nodes(sim, row, level, gpus)
         if nodes > 0:
-            slowdown = slowdown_of(sim, scenario, job, nodes, levels[level], math.inf, math.inf, math.inf)
+            slowdown = slowdown_of(sim, scenario, job, nodes, levels[level], math.inf, math.inf, math.inf, 0)
             least_s = min(least_s, expected_run_s(sim, row, job, slowdown))
         level += 1
     return least_s

@@ -208,7 +208,7 @@ def _class_of(sim: Simulation, row: int, number: int) -> tuple[int, int, float]:
 def _may_be_offered(sim: Simulation, row: int, job: int, nodes: int, hole: int, slowest: float, fastest: float) -> bool:
     """Say whether a set of so many nodes could be among the offers, whatever its nodes are but for their speeds."""
     scratch, scenario = sim.scratch, sim.state.scenario[row]
-    slowdown = slowdown_of(sim, scenario, job, nodes, slowest, math.inf, math.inf, math.inf)
+    slowdown = slowdown_of(sim, scenario, job, nodes, slowest, math.inf, math.inf, math.inf, 0)
     least_s = expected_run_s(sim, row, job, slowdown)
     last_s, most = scratch.offer_s[row], scratch.offer_hole[row, SLOW - 1]
     return bool(

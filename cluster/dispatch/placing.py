@@ -5,6 +5,7 @@ import math
 from ..kernels.compiled import kernel
 from ..state.state import Simulation
 from ..state.usable import UNSUITED, class_of, count_by_class, has_classes, show_class
+from .planned import has_plans, is_planned, picked_grain, planned_slowdown
 
 NO_RACK, SEVERAL_RACKS = -1, -2
 # Far beyond what any cluster file and job can give, and close enough to 1 that times stay finite when they are
@@ -30,6 +31,7 @@ def slowdown_of(
     intra_bytes_per_s: float,
     nic_bytes_per_s: float,
     uplink_bytes_per_s: float,
+    grain: int,
 ) -> float:
     """Return run time over work of a job on a placement, always finite and above 0.
 
@@ -42,12 +44,17 @@ def slowdown_of(
         intra_bytes_per_s: Slowest bandwidth inside a node that gives two or more GPUs, inf without such a node.
         nic_bytes_per_s: Slowest bandwidth of its nodes.
         uplink_bytes_per_s: Slowest bandwidth of its racks, inf if there is one only.
+        grain: Largest number that divides the GPUs that each node gives; 0 where no link counts. Only a job with a
+            plan asks for it.
 
     Source: SPEC F6, taken over the whole ring; docs/simulator.md.
     """
     rules = sim.rules
     if not rules.ring:
         return _bounded((1.0 + rules.node_penalty * (nodes - 1)) / speed)
+    if sim.scenarios.pipeline.shape[1] > 0 and is_planned(sim, scenario, job):
+        across = min(intra_bytes_per_s, nic_bytes_per_s, uplink_bytes_per_s) if nodes > 1 else intra_bytes_per_s
+        return _bounded(planned_slowdown(sim, scenario, job, 1.0, speed, intra_bytes_per_s, across, grain))
     compute_s = sim.scenarios.compute_s[scenario, job]
     gpus = sim.scenarios.gpus[scenario, job]
     if gpus == 1:
@@ -73,6 +80,7 @@ def shrunk_slowdown(
     intra_bytes_per_s: float,
     nic_bytes_per_s: float,
     uplink_bytes_per_s: float,
+    grain: int,
 ) -> float:
     """Return run time over work of a job on fewer GPUs than it asks for, which share the whole batch.
 
@@ -83,6 +91,9 @@ def shrunk_slowdown(
     share = gpus / seats  # of the batch that a GPU computes, by what it has where none is missing
     if not rules.ring:
         return _bounded((1.0 + rules.node_penalty * (nodes - 1)) / speed * share)
+    if is_planned(sim, scenario, job):
+        across = min(intra_bytes_per_s, nic_bytes_per_s, uplink_bytes_per_s) if nodes > 1 else intra_bytes_per_s
+        return _bounded(planned_slowdown(sim, scenario, job, share, speed, intra_bytes_per_s, across, grain))
     compute_s, parameter_bytes = sim.scenarios.compute_s[scenario, job], sim.scenarios.parameter_bytes[scenario, job]
     link = intra_bytes_per_s
     if nodes > 1:
@@ -99,7 +110,7 @@ def least_slowdown(sim: Simulation, row: int, job: int) -> float:
     """Return a slowdown that no placement of the job can be below."""
     scenario = sim.state.scenario[row]
     speed = sim.traits.max_speed[scenario]
-    return slowdown_of(sim, scenario, job, 1, speed, math.inf, math.inf, math.inf)
+    return slowdown_of(sim, scenario, job, 1, speed, math.inf, math.inf, math.inf, 0)
 
 
 @kernel
@@ -116,6 +127,7 @@ def picked_slowdown(sim: Simulation, row: int) -> float:
         state.picked_intra[row],
         state.picked_nic[row],
         uplink,
+        picked_grain(sim, row) if has_plans(sim) else 0,
     )
 
 

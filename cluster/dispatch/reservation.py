@@ -2,7 +2,8 @@
 
 A node may if some completion of the picks keeps it. Run time depends on the slowest speed, the number of nodes and the
 slowest link only, so for each speed it is enough to ask for the fewest nodes of at least that speed, or for enough GPUs
-on nodes whose links are fast enough.
+on nodes whose links are fast enough. Of a job with a plan the links are left out: nodes may be shown to it on which it
+would end too late, and its start is refused then.
 """
 
 import math
@@ -13,6 +14,7 @@ from ..state.usable import has_classes
 from .expected import expected_run_s
 from .order import ends_in_time
 from .placing import NO_RACK, order_nodes, slowdown_of
+from .planned import is_planned
 
 
 @kernel
@@ -105,7 +107,7 @@ def _holds_alone(sim: Simulation, row: int, node: int) -> bool:
         return False
     speed = sim.scenarios.speed[scenario, node]
     intra = sim.cluster.intra_bytes_per_s[node] if sim.scenarios.gpus[scenario, job] > 1 else math.inf
-    slowdown = slowdown_of(sim, scenario, job, 1, speed, intra, sim.cluster.nic_bytes_per_s[node], math.inf)
+    slowdown = slowdown_of(sim, scenario, job, 1, speed, intra, sim.cluster.nic_bytes_per_s[node], math.inf, 0)
     return _in_time(sim, row, slowdown)
 
 
@@ -129,15 +131,21 @@ def _few_nodes_hold(sim: Simulation, row: int, node: int, count: int, whole: int
             nodes += 1
     if left > 0:
         return False
-    slowdown = slowdown_of(sim, scenario, state.current[row], nodes, speed, math.inf, math.inf, math.inf)
+    slowdown = slowdown_of(sim, scenario, state.current[row], nodes, speed, math.inf, math.inf, math.inf, 0)
     return _in_time(sim, row, slowdown)
 
 
 @kernel
 def _link_holds(sim: Simulation, row: int, speed: float, link: float) -> bool:
-    """Say whether a ring over several nodes is fast enough whose slowest GPU and link are these."""
+    """Say whether a ring over several nodes is fast enough whose slowest GPU and link are these.
+
+    Of a job with a plan only the GPU counts: which of its links run over the slowest hangs on all nodes. `start` looks
+    at the whole placement.
+    """
     state = sim.state
-    slowdown = slowdown_of(sim, state.scenario[row], state.current[row], 2, speed, link, link, link)
+    if is_planned(sim, state.scenario[row], state.current[row]):
+        link = math.inf
+    slowdown = slowdown_of(sim, state.scenario[row], state.current[row], 2, speed, link, link, link, 0)
     return _in_time(sim, row, slowdown)
 
 

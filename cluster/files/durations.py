@@ -32,3 +32,15 @@ def duration_text(duration_s: float) -> str:
     if hours:
         return f"{hours}h {minutes:02d}m"
     return f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"
+
+
+def exact_text(duration_s: float) -> str:
+    """Return a duration that somebody named, with nothing left out: 2h 05m, but 2h 5m 30s and 90.5s."""
+    short = duration_text(duration_s)
+    if seconds_of(short.replace(" ", "")) == duration_s:
+        return short
+    left_s, parts = duration_s, []
+    for unit in ("d", "h", "m"):
+        count, left_s = divmod(left_s, UNITS_S[unit])
+        parts += [f"{count:.0f}{unit}"] if count else []
+    return " ".join([*parts, *([f"{left_s:g}s"] if left_s else [])])

@@ -15,6 +15,7 @@ Schema = Mapping[str, Any]
 MISSING, DID_YOU_MEAN = "is missing", re.compile("did you mean '(.*)'\\?")
 MOST_TOLD = 20  # problems of one input that are told one by one: to put one into words takes a while
 MOST_NAMES, MOST_LETTERS = 300, 40  # of those that are known, with which a name is compared, which takes their square
+_BARE = re.compile(r"[+-]?[0-9.]{1,20}(?:e[+-]?[0-9]{1,3})?|true|false", re.IGNORECASE)  # would be no text unquoted
 KEY = "[key]"  # ends the place of an error about the key of a mapping
 
 
@@ -139,7 +140,10 @@ def _problem(
     there = _schema_at(root, place)
     is_secret = any(it.get("writeOnly") for it in _branches(there, root))
     what = _shape(given) or f"{'the value' if is_secret else seen(place, given)} cannot be used"
-    return InputProblem(place, what, _fix(error, expected(there, root)))
+    fix = _fix(error, expected(there, root))
+    if isinstance(given, str) and kind in ("int_type", "float_type", "bool_type") and _BARE.fullmatch(given):
+        what, fix = f'the text "{given}" cannot be used', f"{fix}; drop the quotes"
+    return InputProblem(place, what, fix)
 
 
 def _fix(error: Mapping[str, Any], should: str) -> str:

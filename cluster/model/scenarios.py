@@ -18,6 +18,9 @@ MOST_RESTART_S = 31_536_000.0  # a year
 DEFAULT_HAZARD_PER_S = 4.2 / 1000 / 86400 / 8
 
 
+NO_DEGREES, NO_FIGURES = np.zeros((0, 0), dtype=np.int32), np.zeros((0, 0))
+
+
 class Scenarios(NamedTuple):
     """What differs between runs. First axis scenario; rows of shorter workloads are padded with zeros."""
 
@@ -36,6 +39,12 @@ class Scenarios(NamedTuple):
     hazard_per_s: NDArray[np.float64]  # (scenarios, gpus) fault rate of each GPU as policies know it at the start
     source_rate_per_s: NDArray[np.float64]  # (scenarios, sources) true rate of each fault source, 0 for none
     fault_seed: NDArray[np.int64]  # (scenarios,) key of the scenario's random numbers, of which 32 bits count
+    # Plans of jobs (plans.py), beside what stands above; arrays of no job where none has a plan
+    pipeline: NDArray[np.int32] = NO_DEGREES  # (scenarios, jobs) stages, 0 for a job without a plan
+    tensor: NDArray[np.int32] = NO_DEGREES  # (scenarios, jobs) members of a tensor-parallel group
+    fixed_s: NDArray[np.float64] = NO_FIGURES  # (scenarios, jobs) of an iteration, whatever GPUs and links
+    edge_bytes: NDArray[np.float64] = NO_FIGURES  # (scenarios, jobs) between stages
+    tensor_bytes: NDArray[np.float64] = NO_FIGURES  # (scenarios, jobs) inside a tensor-parallel group
 
 
 class FaultProcess(NamedTuple):
@@ -88,6 +97,10 @@ OLDER_RULES = {  # what rules are by that were stored when there were fewer of t
 PER_JOB = (  # fields of Scenarios
     "gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes", "rank", "needs",
 )  # fmt: skip
+PLANNED: dict[str, type[np.generic]] = {  # the same of their plans, by the type of their elements
+    "pipeline": np.int32, "tensor": np.int32, "fixed_s": np.float64, "edge_bytes": np.float64,
+    "tensor_bytes": np.float64,
+}  # fmt: skip
 ORDERS = {name: number for number, name in enumerate(registered("orders"))}  # number of each order regime
 
 
@@ -144,7 +157,20 @@ def stack(
         hazard_per_s=np.broadcast_to(hazard_per_s, (scenarios, cluster.gpu_node.size)).astype(np.float64),
         source_rate_per_s=rates,
         fault_seed=np.asarray(fault_seed, dtype=np.int64),
+        **_planned(workloads, jobs),
     )
+
+
+def _planned(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]]:
+    """Return the figures of the plans that jobs run by, none if no job has a plan."""
+    if all(not any(workload.plans or ()) for workload in workloads):
+        return {}
+    table = {name: np.zeros((len(workloads), jobs), dtype=dtype) for name, dtype in PLANNED.items()}
+    for row, workload in enumerate(workloads):
+        for job, plans in enumerate(workload.plans or ()):
+            for name, column in table.items() if plans else ():
+                column[row, job] = getattr(plans[0].iteration, name)
+    return table
 
 
 def joined(parts: Sequence[Scenarios]) -> Scenarios:
@@ -153,7 +179,11 @@ def joined(parts: Sequence[Scenarios]) -> Scenarios:
 
     def field(name: str) -> Any:
         arrays = [getattr(it, name) for it in parts]
-        if name in PER_JOB:
+        if name in PLANNED and any(it.size for it in arrays):
+            arrays = [
+                it if it.size else np.zeros(part.gpus.shape, it.dtype) for it, part in zip(arrays, parts, strict=True)
+            ]
+        if name in PER_JOB or (name in PLANNED and arrays[0].size):
             arrays = [np.pad(it, ((0, 0), (0, jobs - it.shape[1]))) for it in arrays]
         return np.concatenate(arrays)
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .needs import Needs
+from .plans import Plan
 
 DEFAULT_PARAMETER_BYTES = 2e9  # gradients of a model of 1e9 parameters at 2 bytes
 DEFAULT_COMPUTE_S = 0.5  # compute time of one iteration on a GPU of speed 1
@@ -32,6 +33,7 @@ class Workload:
     users: tuple[str, ...] | None = None  # who submitted each job, "" where not known; None if the trace does not tell
     names: tuple[str, ...] | None = None  # name of its program or model, which later runs share, in the same way
     needs: tuple[Needs, ...] | None = None  # of the nodes that it runs on; None if all take any
+    plans: tuple[tuple[Plan, ...], ...] | None = None  # of each job, () for none; it runs by the first
 
     @property
     def jobs(self) -> int:
@@ -51,6 +53,7 @@ def workload_of(
     users: tuple[str, ...] | None = None,
     names: tuple[str, ...] | None = None,
     needs: tuple[Needs, ...] | None = None,
+    plans: tuple[tuple[Plan, ...], ...] | None = None,
 ) -> Workload:
     """Return a workload with exact estimates, sorted by submission; jobs submitted together keep their order.
 
@@ -65,6 +68,7 @@ def workload_of(
         users: User of each job, if they are known.
         names: Name of its program or model, if they are known.
         needs: Of each job, if any has some.
+        plans: Of each job, if any has some.
     """
     order = np.argsort(submit_s, kind="stable")
     jobs = len(ids)
@@ -84,6 +88,7 @@ def workload_of(
         users=taken(users, order),
         names=taken(names, order),
         needs=taken(needs, order),
+        plans=taken(plans, order),
     )
 
 
@@ -101,8 +106,10 @@ def first_jobs(workload: Workload, jobs: int | None) -> Workload:
         return workload
     arrays = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes")
     first = np.arange(jobs)
-    users, names = taken(workload.users, first), taken(workload.names, first)
-    cut = replace(workload, ids=workload.ids[:jobs], users=users, names=names, needs=taken(workload.needs, first))
+    told: dict[str, Any] = {
+        name: taken(getattr(workload, name), first) for name in ("users", "names", "needs", "plans")
+    }
+    cut = replace(workload, ids=workload.ids[:jobs], **told)
     return replace(cut, **{name: getattr(workload, name)[:jobs] for name in arrays})
 
 

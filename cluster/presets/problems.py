@@ -142,8 +142,7 @@ def window_problem(
     runs = runs or enough_runs(len(found))
     check_size(len(found) * runs, found[0].jobs, site.gpus, site.nodes)
     cluster, drawn, process, rules = hetero64(len(found) * runs, seed, jobs=1, site=site)
-    for window in found:
-        check_fits(window, cluster)
+    _check_windows(found, cluster, rules)
     scenarios = stack(
         cluster,
         [window for window in found for _ in range(runs)],
@@ -153,6 +152,12 @@ def window_problem(
     )
     scenarios = regime.told(cluster, scenarios)
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(rules)))
+
+
+def _check_windows(windows: Sequence[Workload], cluster: Cluster, rules: Rules) -> None:
+    check_plans(windows, rules)
+    for window in windows:
+        check_fits(window, cluster)
 
 
 def enough_runs(windows: int) -> int:
@@ -213,6 +218,7 @@ def cluster_problem(
     Raises:
         InputError: If a job asks more GPUs than the cluster has, or it would take too much memory.
     """
+    check_plans(workloads, setup.rules)
     cluster, needs = classified(setup.cluster, setup.offers, [workload.needs for workload in workloads])
     most_jobs = max(workload.jobs for workload in workloads)
     check_size(len(workloads) * runs, most_jobs, cluster.gpu_node.size, cluster.speed.size)
@@ -259,6 +265,17 @@ def _known_hazard_per_s(setup: ClusterSetup, faults: FaultTrace) -> NDArray[np.f
         return setup.hazard_per_s
     # A node's outage takes all its GPUs: each bears its share of the mean rate of a node.
     return node_faults_per_s(faults) / np.diff(setup.cluster.first_gpu)[setup.cluster.gpu_node]
+
+
+def check_plans(workloads: Sequence[Workload], rules: Rules) -> None:
+    """Refuse plans where no run time hangs on links.
+
+    Raises:
+        InputError: If a job has a plan, and the model of run times is the simple one.
+    """
+    if not rules.ring and any(any(workload.plans or ()) for workload in workloads):
+        problem = "jobs of the trace have plans, and the simple model of run times knows no links"
+        raise InputError(problem, "give a cluster file with run_time: {model: ring}", field="--cluster")
 
 
 def check_fits(

@@ -1,5 +1,7 @@
 """What only a simulation needs that a real cluster drives: jobs come and go by other ways than in a workload."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -123,10 +125,11 @@ def empty_row(
     """
     rates = np.zeros((1, fault_sources(cluster)))
     rates[0, : hazard_per_s.size] = hazard_per_s
+    figures: dict[str, Any] = {name: np.zeros((1, room)) for name in PER_JOB if name not in ("gpus", "rank", "needs")}
     scenarios = Scenarios(
         jobs=np.zeros(1, dtype=np.int32),
         gpus=np.zeros((1, room), dtype=np.int32),
-        **{name: np.zeros((1, room)) for name in PER_JOB if name not in ("gpus", "rank", "needs")},
+        **figures,
         rank=np.zeros((1, room), dtype=np.int64),
         needs=np.zeros((1, room), dtype=np.int32),
         speed=cluster.speed[None].copy(),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.scenarios import MOST_RESTART_S, ORDERS, PER_JOB, FaultProcess, Rules, Scenarios
+from ..model.scenarios import MOST_RESTART_S, ORDERS, PER_JOB, PLANNED, FaultProcess, Rules, Scenarios
 from ..model.topology import Cluster
 from .holding import startable_gpus
 from .shapes import Declared, declared
@@ -130,11 +130,35 @@ def sound_scenarios(scenarios: Scenarios, cluster: Cluster, *, spares: float = 0
         _above_0(name, getattr(scenarios, name), real)
     for name in ("submit_s", "parameter_bytes"):
         _not_below_0(name, getattr(scenarios, name), real)
+    scenarios = _sound_plans(scenarios)
     later = scenarios.submit_s[:, 1:] >= scenarios.submit_s[:, :-1]
     refuse("submit_s", scenarios.submit_s[:, 1:], ~real[:, 1:] | later, "no time before that of the job before")
     _above_0("speed", scenarios.speed)
     for name in ("hazard_per_s", "source_rate_per_s"):
         _not_below_0(name, getattr(scenarios, name))
+    return scenarios
+
+
+def _sound_plans(scenarios: Scenarios) -> Scenarios:
+    """Return scenarios with plans of all jobs or of none, in as many rows as there are scenarios.
+
+    Raises:
+        ValueError: Naming the first value that could not be run.
+    """
+    rows, room = scenarios.gpus.shape
+    found = {name: getattr(scenarios, name) for name in PLANNED}
+    if not any(it.size for it in found.values()):
+        return scenarios._replace(**{name: it.reshape(rows, 0) for name, it in found.items()})
+    for name, it in found.items():
+        if it.shape != (rows, room):
+            raise ValueError(f"{name} has shape {it.shape}, expected {(rows, room)}")
+    planned = scenarios.pipeline != 0
+    for name in ("pipeline", "tensor"):
+        refuse(name, found[name], ~planned | (found[name] > 0), "at least 1")
+    stages = np.where(planned, scenarios.pipeline * scenarios.tensor.astype(np.int64), 1)
+    refuse("pipeline", scenarios.pipeline, scenarios.gpus % stages == 0, "to divide the GPUs, times tensor")
+    for name in ("fixed_s", "edge_bytes", "tensor_bytes"):
+        _not_below_0(name, found[name], planned)
     return scenarios
 
 

@@ -11,6 +11,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
+from ..model.scenarios import PLANNED
+
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -31,6 +33,7 @@ AXES: dict[str, dict[str, tuple[str, ...]]] = {
         "speed": ("scenarios", "nodes"),
         "hazard_per_s": ("scenarios", "gpus"), "source_rate_per_s": ("scenarios", "sources"),
         "fault_seed": ("scenarios",),
+        **dict.fromkeys(PLANNED, ("scenarios", "planned jobs")),
     },
     "traits": {
         "max_speed": ("scenarios",), "levels": ("scenarios", "nodes + 1"), "node_hazard_per_s": ("scenarios", "nodes"),

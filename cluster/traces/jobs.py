@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.errors import InputError
+from ..model.layouts import laid_out
 from ..model.needs import ANYTHING, Needs
+from ..model.plans import Plan
 from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Told, Workload, taken, workload_of
 
 
@@ -26,6 +28,7 @@ class Jobs(NamedTuple):
     users: tuple[str, ...] | None  # None if the trace does not tell
     names: tuple[str, ...] | None  # of programs or models
     needs: tuple[Needs, ...] | None  # None if the trace does not tell
+    plans: tuple[tuple[Plan, ...], ...] | None = None  # None if the trace does not tell
 
 
 def jobs_of(
@@ -40,6 +43,7 @@ def jobs_of(
     users: tuple[str, ...] | None = None,
     names: tuple[str, ...] | None = None,
     needs: tuple[Needs, ...] | None = None,
+    plans: tuple[tuple[Plan, ...], ...] | None = None,
 ) -> Jobs:
     """Return jobs with defaults for what a trace does not tell.
 
@@ -54,6 +58,7 @@ def jobs_of(
         users: Who submitted each job, empty where that is not known.
         names: Name of its program or model, empty where that is not known.
         needs: Of the nodes that it runs on.
+        plans: By which it may run.
     """
     return Jobs(
         ids,
@@ -66,6 +71,7 @@ def jobs_of(
         _stripped(users),
         _stripped(names),
         needs,
+        plans,
     )
 
 
@@ -143,6 +149,7 @@ def _those(jobs: Jobs, rows: NDArray[np.intp]) -> Jobs:
         taken(jobs.users, rows),
         taken(jobs.names, rows),
         taken(jobs.needs, rows),
+        taken(jobs.plans, rows),
     )
 
 
@@ -158,6 +165,7 @@ def _joined(parts: list[Jobs]) -> Jobs:
         _chained([part.users for part in parts]),
         _chained([part.names for part in parts]),
         _chained([_needs_of(part) for part in parts]) if any(part.needs for part in parts) else None,
+        _chained([part.plans for part in parts]),
     )
 
 
@@ -186,5 +194,6 @@ def _workload(jobs: Jobs, left_out: int) -> Workload:
         users=jobs.users,
         names=jobs.names,
         needs=jobs.needs,
+        plans=jobs.plans,
     )
-    return replace(workload, estimate_s=jobs.estimate_s[order])
+    return laid_out(replace(workload, estimate_s=jobs.estimate_s[order]), "fixed")

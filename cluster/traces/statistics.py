@@ -11,6 +11,7 @@ from ..model.needs import Needs
 from ..model.workload import Workload, gap_variation
 from .formats.longshore import COLUMNS
 from .jobs import TYPES_APART
+from .plan_cells import cell_of
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 HOUR_S = 3600.0
@@ -86,7 +87,7 @@ def write_trace(workload: Workload, path: Path) -> None:
         workload.compute_s,
         workload.parameter_bytes,
     )
-    texts = {"user": workload.users, "name": workload.names, **_needs_columns(workload)}
+    texts = {"user": workload.users, "name": workload.names, **_needs_columns(workload), **_plans_column(workload)}
     known = {column: cells for column, cells in texts.items() if cells is not None}
     # Python 3.11 quotes only what the line terminator holds, so a name with a carriage return would break its row.
     returns = any("\r" in str(cell) for cells in (workload.ids, *known.values()) for cell in cells)
@@ -102,6 +103,12 @@ def write_trace(workload: Workload, path: Path) -> None:
         raise InputError(
             f"cannot be written: {error.strerror}", "check the folder and its rights", path=path
         ) from error
+
+
+def _plans_column(workload: Workload) -> dict[str, tuple[str, ...]]:
+    """Return the column of plans, none if no job has one."""
+    plans = workload.plans or ()
+    return {"plans": tuple(map(cell_of, plans))} if any(plans) else {}
 
 
 def _needs_columns(workload: Workload) -> dict[str, tuple[str | float, ...]]:

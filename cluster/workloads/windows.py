@@ -59,9 +59,19 @@ def sample_windows(
 
 
 def with_gpus_cut(workload: Workload, max_gpus: int | None) -> Workload:
-    """Return the workload with at most `max_gpus` GPUs a job; their work stays the same, as run time on fewer GPUs."""
+    """Return the workload with at most `max_gpus` GPUs a job; their work stays the same, as run time on fewer GPUs.
+
+    Raises:
+        InputError: If such a job has a plan, by which it cannot run on fewer.
+    """
     if max_gpus is None:
         return workload
+    for job in np.flatnonzero(workload.gpus > max_gpus) if workload.plans is not None else ():
+        if workload.plans is not None and workload.plans[job]:
+            raise InputError(
+                f"job {workload.ids[job]} asks {workload.gpus[job]} GPUs by its plan, more than {max_gpus}",
+                "raise --max-gpus, or plan the trace for this cluster with `longshore trace plan`",
+            )
     return dataclasses.replace(workload, gpus=np.minimum(workload.gpus, np.int32(max_gpus)))
 
 
@@ -106,4 +116,5 @@ def _jobs(workload: Workload, begin: int, end: int) -> Workload:
         users=taken(workload.users, np.arange(begin, end)),
         names=taken(workload.names, np.arange(begin, end)),
         needs=taken(workload.needs, np.arange(begin, end)),
+        plans=taken(workload.plans, np.arange(begin, end)),
     )

@@ -11,6 +11,7 @@ from ...cluster.model.outcome import Outcome, metrics
 from ...cluster.model.problem import Problem
 from ...cluster.model.scenarios import same_jobs
 from ..run import run_all
+from .intervals import ends, with_interval
 
 HOUR_S = 3600.0
 CONFIDENCE = 0.95
@@ -79,19 +80,13 @@ def words_of(handlings: Handlings) -> str:
     """Return the comparison in one sentence."""
     lost_h = {name: held.lost_gpu_s.mean() / HOUR_S for name, held in handlings.held.items()}
     stops = {name: held.stops.mean() for name, held in handlings.held.items()}
-    times = _with_interval(handlings.lost, ".2f", " times")
-    jct = _with_interval(handlings.jct_percent, "+.1f", " %")
+    times = with_interval(handlings.lost, ".2f", " times")
+    jct = with_interval(handlings.jct_percent, "+.1f", " %")
     return (
         f"under {handlings.policy}, jobs that switch lose {lost_h[SWITCH]:.1f} GPU-hours to faults, checks and "
         f"restarts in a scenario, jobs that restart {lost_h[RESTART]:.1f}: {times} as many; the mean JCT changes by "
         f"{jct}, and {stops[SWITCH]:.1f} stops take the place of {stops[RESTART]:.1f}"
     )
-
-
-def _with_interval(estimates: Estimates, form: str, unit: str) -> str:
-    value, low, high = (float(end[0]) for end in estimates)
-    interval = "" if np.isnan(low) else f" [{low:{form}}, {high:{form}}]"
-    return f"{value:{form}}{unit}{interval}"
 
 
 def document_of(handlings: Handlings) -> dict[str, Any]:
@@ -107,12 +102,7 @@ def document_of(handlings: Handlings) -> dict[str, Any]:
             }
             for name, held in handlings.held.items()
         },
-        "lost_ratio": _ends(handlings.lost),
-        "jct_change_percent": _ends(handlings.jct_percent),
+        "lost_ratio": ends(handlings.lost),
+        "jct_change_percent": ends(handlings.jct_percent),
         "units": handlings.units,
     }
-
-
-def _ends(estimates: Estimates) -> list[float | None]:
-    """Return value, low and high end; null where there is no interval."""
-    return [float(end[0]) if np.isfinite(end[0]) else None for end in estimates]

@@ -5,7 +5,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cluster.model.layouts import reference_s
+from ...cluster.model.plans import Iteration
 from ...cluster.model.problem import Problem
+from ...cluster.model.scenarios import Scenarios
 from .placements import Jobs, needs
 from .relaxation import least_makespan_s, least_mean_jct_s
 
@@ -50,4 +53,19 @@ def lower_bounds(
 
 def _jobs(problem: Problem, row: int) -> Jobs:
     scenarios, count = problem.scenarios, int(problem.scenarios.jobs[row])
-    return Jobs(*(getattr(scenarios, name)[row, :count] for name in Jobs._fields))
+    names = [name for name in Jobs._fields if name not in ("fixed_s", "planned_s")]
+    columns = {name: getattr(scenarios, name)[row, :count] for name in names}
+    planned_s, fixed_s = np.zeros(count), np.zeros(count)
+    if scenarios.pipeline.size:
+        fixed_s = scenarios.fixed_s[row, :count]
+        for job in np.flatnonzero(scenarios.pipeline[row, :count]):
+            planned_s[job] = reference_s(_iteration(scenarios, row, int(job)), problem.rules)
+    return Jobs(**columns, fixed_s=fixed_s, planned_s=planned_s)
+
+
+def _iteration(scenarios: Scenarios, row: int, job: int) -> Iteration:
+    """Return what an iteration of a job does that has a plan."""
+    names = {"gradient_bytes": "parameter_bytes"}
+    figures = {name: getattr(scenarios, names.get(name, name))[row, job].item() for name in Iteration._fields[1:]}
+    data = int(scenarios.gpus[row, job]) // (figures["pipeline"] * figures["tensor"])
+    return Iteration(data, **figures)

@@ -21,6 +21,8 @@ class Jobs(NamedTuple):
     submit_s: NDArray[np.float64]  # (jobs,)
     compute_s: NDArray[np.float64]  # (jobs,)
     parameter_bytes: NDArray[np.float64]  # (jobs,)
+    fixed_s: NDArray[np.float64]  # (jobs,) of an iteration by a plan, 0 without one
+    planned_s: NDArray[np.float64]  # (jobs,) of an iteration by a plan on the reference placement, 0 without one
 
 
 class Needs(NamedTuple):
@@ -125,6 +127,10 @@ def _least_slowdown(
         reference = rules.reference_nic_bytes_per_s if large else rules.reference_intra_bytes_per_s
         link = _fastest_link(cluster, fast, asked, nodes)
         found = (compute_s / speed + volume / link) / (compute_s + volume / reference)
+    if rules.ring and jobs.planned_s[mine].any():
+        planned_s = jobs.planned_s[mine]  # links, which plans use in many ways, are taken to cost no time
+        least_s = jobs.compute_s[mine] / speed + jobs.fixed_s[mine]
+        found = np.where(planned_s > 0.0, least_s / np.maximum(planned_s, 1e-300), found)
     bounded: NDArray[np.float64] = np.clip(found, LEAST_SLOWDOWN, MOST_SLOWDOWN)
     return bounded
 

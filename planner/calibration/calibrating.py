@@ -30,17 +30,18 @@ def calibrate(runs: Runs, measured: Measured, name: str) -> HardwareProfile:
     """Return the hardware profile of measured runs.
 
     Args:
-        runs: At least FEWEST.
+        runs: At least FEWEST that are unlike; of those alike all are left out together.
         measured: The hardware that they ran on.
         name: Of the profile.
 
     Raises:
-        InputError: If there are too few runs.
+        InputError: If there are too few runs that differ.
     """
-    count = runs.gpus.size
-    if count < FEWEST:
+    count, unlike = runs.gpus.size, int(settings_of(runs).max(initial=-1)) + 1
+    if unlike < FEWEST:
         fix = f"measure {FEWEST} at least, better {ENOUGH}, that differ in micro-batch and degrees"
-        raise InputError(f"{count} runs are too few for a {BOUND_SHARE:.0%} bound", fix)
+        alike = f", of which {unlike} are unlike," if unlike < count else ""
+        raise InputError(f"{count} runs{alike} are too few for a {BOUND_SHARE:.0%} bound", fix)
     constants = fit(runs, measured)
     left_out = left_out_ratios(runs, measured, constants)
     return HardwareProfile(
@@ -60,10 +61,26 @@ def left_out_ratios(runs: Runs, measured: Measured, constants: Constants) -> Arr
         measured: The hardware that they ran on.
         constants: Of a fit to all, where those to most of them begin.
     """
-    found = np.empty(runs.gpus.size)
-    for fold in folds(runs.gpus.size, min(MOST_FOLDS, runs.gpus.size)):
+    found, settings = np.empty(runs.gpus.size), settings_of(runs)
+    unlike = int(settings.max()) + 1
+    for group in folds(unlike, min(MOST_FOLDS, unlike)):
+        fold = np.flatnonzero(np.isin(settings, group))
         others = np.setdiff1d(np.arange(runs.gpus.size), fold)
         found[fold] = ratios(select(runs, fold), measured, fit(select(runs, others), measured, constants))
+    return found
+
+
+def settings_of(runs: Runs) -> NDArray[np.int64]:
+    """Return a number for each run, shape (runs,): the same for those that differ in their measured time alone.
+
+    A fit knows a run if it knows another of the same settings.
+    """
+    told = np.stack([column for name, column in runs._asdict().items() if name != "iteration_s"], axis=1)
+    if not told.shape[0]:
+        return np.empty(0, np.int64)
+    _, first, number = np.unique(told, axis=0, return_index=True, return_inverse=True)
+    in_order = np.argsort(np.argsort(first))  # numbered by their first run: folds stay as they are where all differ
+    found: NDArray[np.int64] = in_order[number.ravel()]
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from ...cluster.files.errors import InputError
 from ...cluster.files.output_file import write_text
 from ...cluster.files.yaml_file import read_yaml, validated
 from ..model.hardware import HardwareProfile
@@ -28,6 +29,18 @@ def read_hardware(path: Path) -> HardwareProfile | HostProfile:
     if isinstance(file.data, dict) and str(file.data.get("format")).startswith("longshore-host"):
         return validated(file, HostProfile, file.data)
     return validated(file, HardwareProfile, file.data)
+
+
+def read_gpus(path: Path) -> HardwareProfile:
+    """Return a hardware profile of GPUs.
+
+    Raises:
+        InputError: If the file cannot be used, or is of this machine's ranks.
+    """
+    found = read_hardware(path)
+    if isinstance(found, HostProfile):
+        raise InputError("it is of ranks of a machine without GPUs", "give one of `planner calibrate`", path=path)
+    return found
 
 
 def write_hardware(path: Path, profile: HardwareProfile | HostProfile) -> None:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ..model.playing import Seconds
 from .measured import Measured
-from .plan_file import PlanFile
+from .plan_file import PlanFile, StagePlan
 
 ROWS = {"forward_s": "forward", "backward_s": "backward", "gradients_s": "gradients", "optimizer_s": "optimizer"}
 
@@ -20,7 +20,7 @@ def print_comparison(console: Console, plan: PlanFile, found: Measured) -> None:
         table.add_column(heading, justify="right")
     for k, (stage, took) in enumerate(zip(plan.stages, found.stages, strict=True)):
         names = stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} ... {stage.layers[-1]}"
-        predicted, head = stage.predicted, (str(k), names)
+        predicted, head = _predicted(stage), (str(k), names)
         for field, what in ROWS.items():
             if getattr(took.seconds, field) or getattr(predicted, field):
                 table.add_row(*head, what, *_cells(plan, getattr(predicted, field), getattr(took.seconds, field)))
@@ -29,6 +29,10 @@ def print_comparison(console: Console, plan: PlanFile, found: Measured) -> None:
     table.add_row("all", f"{plan.ranks} ranks", "iteration", *_cells(plan, plan.step_s, found.step_s))
     console.print()
     console.print(table)
+
+
+def _predicted(stage: StagePlan) -> Seconds:
+    return Seconds(stage.forward_s, stage.backward_s, stage.gradients_s, stage.optimizer_s)
 
 
 def _wait_s(plan: PlanFile, predicted: Seconds) -> float:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -17,14 +18,18 @@ import torch.distributed as dist
 from rich.console import Console
 
 from ...cluster.files.errors import InputError, LongshoreError
+from ...reporting import Steps
 from ..model.playing import Schedule, schedule_of
 from ..profile.building import BuildError
 from .comparing import print_comparison
 from .measured import RankTimes, measured
-from .plan_file import PlanFile, read_plan
+from .plan_file import PlanFile, plan_in, read_plan
 from .script import script_of
 from .training import Member, take_seat
 
+LEAST_REPORT_S = 0.1  # between two reports of steps: a scheduler skips what comes faster
+OF_JOB = "-"  # in place of a file: the plan of the job that the process is of
+VARIABLE = "LONGSHORE_PLAN"  # has that plan
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -32,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out one process's part of a plan; return the exit status."""
     given = _parsed(arguments)
     try:
-        plan = read_plan(given.plan)
+        plan = _plan_of(given.plan)
         _check_environment(plan)
         _train(plan, given)
     except (BuildError, LongshoreError) as error:
@@ -45,7 +50,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m longshore.stage", description="Carry out one process's part of a plan."
     )
-    parser.add_argument("plan", type=Path, help="plan of `longshore plan --out`")
+    parser.add_argument("plan", help="plan of `longshore plan --out`; - for that of the job")
     parser.add_argument("model", help="FILE.py:FUNCTION, as for `longshore plan`")
     parser.add_argument("--steps", type=int, default=20, help="iterations (20)")
     parser.add_argument(
@@ -55,6 +60,14 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save", type=Path, help="folder for the weights of each stage, stage-0.pt and so on")
     parser.add_argument("--json", type=Path, help="file for losses and measured times")
     return parser.parse_args(arguments)
+
+
+def _plan_of(name: str) -> PlanFile:
+    if name != OF_JOB:
+        return read_plan(Path(name))
+    if VARIABLE not in os.environ:
+        raise InputError(f"{VARIABLE} is not set", "submit a job with a plan, or name a file", field="PLAN")
+    return plan_in(os.environ[VARIABLE], VARIABLE)
 
 
 def _check_environment(plan: PlanFile) -> None:
@@ -81,7 +94,10 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
             _say("the file has no function data(first, samples): the example batch is trained on again and again")
         times = RankTimes(seat.stage, [], [], [])
         dist.barrier()
+        reports, every = Steps(), _steps_between_reports(plan)
         for step in range(given.steps):
+            if step % every == 0:
+                reports.begin(step, computed_s=_computed_s(times, every))
             began_s = time.perf_counter()
             loss, seconds = member.step(step)
             times.step_s.append(time.perf_counter() - began_s)
@@ -89,12 +105,23 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
             if member.has_loss:
                 times.losses.append(loss)
                 _say(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
+        reports.done()
         if given.save is not None and seat.replica == 0:
             given.save.mkdir(parents=True, exist_ok=True)
             torch.save(member.state(), given.save / f"stage-{seat.stage}.pt")
         _tell(plan, times, given.json)
     finally:
         dist.destroy_process_group()
+
+
+def _steps_between_reports(plan: PlanFile) -> int:
+    return max(1, ceil(LEAST_REPORT_S / plan.step_s)) if plan.step_s else 1
+
+
+def _computed_s(times: RankTimes, steps: int) -> float | None:
+    """Return how long one of the last steps computed; the sum of gradients is left out, as replicas wait there."""
+    last = times.seconds[-steps:]
+    return sum(it.total_s - it.gradients_s for it in last) / len(last) if last else None
 
 
 def _tell(plan: PlanFile, times: RankTimes, path: Path | None) -> None:

@@ -3,33 +3,12 @@
 Source: SPEC P1; mixed precision with Adam: 2 bytes of weights, 2 of gradients, 12 of optimizer (docs/planner.md).
 """
 
-from enum import StrEnum
+from ...cluster.model.training_plan import Saving as Saving
 
 STATE_BYTES = 16.0  # weights, gradients and optimizer of one parameter
 OPTIMIZER_STATE_BYTES = 12.0  # of these, what ZeRO-1 spreads
 FRAGMENTATION = 1.08  # memory that the allocator holds, over what is asked of it: 5 to 10 % are usual
 CONTEXT_BYTES = 1e9  # of CUDA and its libraries, on each GPU
-
-
-class Saving(StrEnum):
-    """What a plan does to need less memory, from the least to the most change of a script."""
-
-    none = "none"
-    zero1 = "ZeRO-1"
-    recompute = "recompute"
-    zero1_recompute = "ZeRO-1 + recompute"
-    zero3 = "ZeRO-3"
-    zero3_recompute = "ZeRO-3 + recompute"
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether blocks keep their input alone, and are computed again on the way back."""
-        return self in (Saving.recompute, Saving.zero1_recompute, Saving.zero3_recompute)
-
-    @property
-    def zero(self) -> int:
-        """Stage of ZeRO, 0 for none."""
-        return {"ZeRO-1": 1, "ZeRO-3": 3}.get(self.value.partition(" ")[0], 0)
 
 
 def state_bytes(saving: Saving, data: int) -> float:

@@ -5,6 +5,7 @@ Source: SPEC P1.
 
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .hints import Hint
 
+MODULE = "model_to_plan"  # name of the user's file among the modules
 CONTRACT = "it should return (model, batch), (model, batch, loss) or (model, batch, loss, target)"
 
 
@@ -114,13 +116,30 @@ def run(path: str) -> ModuleType:
     """
     sys.path.insert(0, str(Path(path).parent))
     sys.argv = [path]
-    spec = importlib.util.spec_from_file_location("model_to_plan", path)
+    spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
         raise BuildError(f"{path} is no Python file; give FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["model_to_plan"] = module
+    sys.modules[MODULE] = module
     spec.loader.exec_module(module)
     return module
+
+
+def user_line(error: BaseException) -> str:
+    """Return the line of the user's code that an error comes from, "" if it comes from none.
+
+    That is the last one on the way to the error in the user's file, or in another of the same folder.
+    """
+    path = getattr(sys.modules.get(MODULE), "__file__", None)
+    folder = Path(path).parent if path else None
+    found = ""
+    cause: BaseException | None = error
+    while cause is not None and folder is not None:
+        for frame in traceback.extract_tb(cause.__traceback__):
+            if Path(frame.filename).parent == folder:
+                found = f"line {frame.lineno} of {Path(frame.filename).name}"
+        cause = cause.__cause__
+    return found
 
 
 def function_of(module: ModuleType, function: str) -> Callable[[], Any]:

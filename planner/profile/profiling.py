@@ -21,8 +21,10 @@ from ...cluster.files.input_problems import shortened
 from .layers import LayerProfile, ModelProfile
 
 MOST_BYTES = 64 << 20  # of an answer: a profile of 10,000 layers has 5 MiB
+# The system ends it should who started it be gone, however that ended (1 is PR_SET_PDEATHSIG).
 _RUN = """\
-import os, sys
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 sys.path[:] = sys.argv.pop().split(os.pathsep)
 from longshore.planner.profile.worker import main
 main()
@@ -118,6 +120,7 @@ def _started(path: Path, function: str, limits: Limits, writes: int) -> "subproc
     )  # fmt: skip
     asked = {
         "path": str(path.resolve()), "function": function, "memory_bytes": int(limits.memory_bytes), "answer": writes,
+        "cpu_s": int(limits.time_s * (os.cpu_count() or 1)) + 1,
     }  # fmt: skip
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_flop_count
 
-from .building import BuildError, Built, built
+from .building import BuildError, Built, built, user_line
 from .composing import Batches, UnlikeError, layer_profiles
 from .hints import Hint
 from .layers import LayerProfile
@@ -52,7 +52,7 @@ def climb(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) ->
     try:
         return _without_weights(build, hints, formulas)
     except Exception as error:  # whatever a user's model raises
-        first = _reason(error)
+        first, first_at = _reason(error), user_line(error)
         if isinstance(error, BuildError):
             raise
     try:
@@ -60,9 +60,12 @@ def climb(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) ->
     except BuildError:
         raise
     except Exception as error:
-        second = _reason(error)
+        second, second_at = _reason(error), user_line(error)
         fix = "give a table of its layers, or a profile_hint" if OUT_OF_MEMORY not in second else "raise --memory-limit"
-        raise RungError(f"without weights: {first}, on the CPU: {second}; {fix}") from error
+        one, two = (f"{reason} ({at})" if at else reason for reason, at in ((first, first_at), (second, second_at)))
+        if first_at == second_at and _about(first, first_at) == _about(second, second_at):
+            raise RungError(f"{two}, with weights and without; mend it, or {fix}") from error
+        raise RungError(f"without weights: {one}, on the CPU: {two}; {fix}") from error
 
 
 def _without_weights(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) -> Profiled:
@@ -98,6 +101,13 @@ def _reason(error: BaseException) -> str:
         return str(error)
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _about(reason: str, at: str) -> list[str]:
+    """Return what two errors have in common that are one mistake, which devices only put into other words."""
+    if reason.startswith("layer "):
+        return reason.split(": ")[:2]
+    return reason.split(": ")[:1] if at else [reason]
 
 
 @contextmanager

@@ -22,6 +22,8 @@ def main() -> None:
     # What the process may write to: address space alone says little, as torch reserves more than it uses.
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # What the user's code starts has it too: it does not spin for ever, should nobody be left to end it.
+    resource.setrlimit(resource.RLIMIT_CPU, (int(asked["cpu_s"]), int(asked["cpu_s"])))
     found = _answer(asked["path"], asked["function"])
     with os.fdopen(answer, "w", encoding="utf-8") as out:
         out.write(json.dumps(found) + "\n")
@@ -35,7 +37,7 @@ def _answer(path: str, function: str) -> dict[str, Any]:
     import torch.utils.checkpoint
     from torch.utils.flop_counter import flop_registry
 
-    from .building import BuildError, loaded
+    from .building import BuildError, loaded, user_line
     from .rungs import OUT_OF_MEMORY, RungError, climb, plain_checkpoint
 
     torch.utils.checkpoint.checkpoint = plain_checkpoint
@@ -52,7 +54,9 @@ def _answer(path: str, function: str) -> dict[str, Any]:
         return {"problem": f"{OUT_OF_MEMORY}; raise --memory-limit"}
     except BaseException as error:  # whatever a user's file raises
         text = " ".join(str(error).split())[:300]
-        return {"problem": f"it raised {type(error).__name__}: {text}; run `python {path}` to see where"}
+        at = user_line(error)
+        where = f" ({at})" if at else ""
+        return {"problem": f"it raised {type(error).__name__}: {text}{where}; run `python {path}` to see more"}
     layers = [layer.model_dump() for layer in found.layers]
     return {"rung": found.rung, "tokens_per_sample": found.tokens_per_sample, "layers": layers, "notes": found.notes}
 

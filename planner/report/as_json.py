@@ -32,7 +32,11 @@ def choice_json(asked: Question, choice: Choice, table: Sequence[Plan | Misfit] 
     }  # fmt: skip
     if table is not None:
         said["table"] = [
-            {**(_row(it) if isinstance(it, Plan) else _misfit(it) or {}), "verdict": binding(asked, it)}
+            {
+                **(_row(it) if isinstance(it, Plan) else _misfit(it) or {}),
+                "verdict": binding(asked, it),
+                "chosen": it == choice.plan,
+            }
             for it in ordered(table)
         ]
     return json.dumps(said, indent=2)
@@ -43,14 +47,15 @@ def _plan(plan: Plan | None) -> dict[str, Any] | None:
         return None
     return {
         **_row(plan), "micro_batches": plan.micro_batches, "kind": plan.kind, "gpu_hours": plan.gpu_hours,
-        "times": asdict(plan.times), "sub_tasks": [asdict(stage) for stage in plan.stages],
+        "times": asdict(plan.times),
+        "sub_tasks": [{**asdict(stage), "seconds": stage.seconds._asdict()} for stage in plan.stages],
     }  # fmt: skip
 
 
 def _row(plan: Plan) -> dict[str, Any]:
     return {
-        "gpus": plan.gpus, **plan.layout._asdict(), "step_s": plan.step_s, "total_s": plan.total_s,
-        "bound_s": plan.bound_s,
+        "gpus": plan.gpus, **plan.layout._asdict(), "gpu_types": list(plan.gpu_types),
+        "step_s": plan.step_s, "total_s": plan.total_s, "bound_s": plan.bound_s,
     }  # fmt: skip
 
 

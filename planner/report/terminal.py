@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.table import Table
 
-from ...cluster.files.durations import duration_text
+from ...cluster.files.durations import duration_text, exact_text
 from ..model.host import HostProfile
 from ..model.memory import CONTEXT_BYTES, FRAGMENTATION
 from ..search.choosing import Choice
@@ -47,7 +47,7 @@ def verdict(asked: Question, choice: Choice) -> Iterator[str]:
         yield f"The fastest plan takes {duration_text(plan.total_s)} ({bound}: {duration_text(plan.bound_s)})."
     elif choice.meets:
         yield (
-            f"{_gpus(plan)} meet the deadline of {duration_text(asked.deadline_s)}: "
+            f"{_gpus(plan)} meet the deadline of {exact_text(asked.deadline_s)}: "
             f"{duration_text(plan.total_s)} predicted, {bound} {duration_text(plan.bound_s)}."
         )
         if plan.gpus > 1 and choice.fewer is None:
@@ -56,7 +56,7 @@ def verdict(asked: Question, choice: Choice) -> Iterator[str]:
             yield f"Fewer do not: {_gpus(choice.fewer)} have a bound of {duration_text(choice.fewer.bound_s)}."
     else:
         yield (
-            f"No plan meets the deadline of {duration_text(asked.deadline_s)}. The fastest has a {bound} of "
+            f"No plan meets the deadline of {exact_text(asked.deadline_s)}. The fastest has a {bound} of "
             f"{duration_text(plan.bound_s)}, {duration_text(plan.bound_s - asked.deadline_s)} too long."
         )
         yield from _what_would_do(asked, choice)
@@ -69,7 +69,7 @@ def _what_would_do(asked: Question, choice: Choice) -> Iterator[str]:
     elif more is None:
         yield "No number of these GPUs would do: more than the samples of a batch share no work. Try a larger --batch."
     else:
-        yield f"{_gpus(more)} would do ({_layout(more)}), with a bound of {duration_text(more.bound_s)}."
+        yield f"{_gpus(more)} would do ({layout_words(more)}), with a bound of {duration_text(more.bound_s)}."
 
 
 def _nothing_fits(asked: Question, choice: Choice) -> Iterator[str]:
@@ -87,17 +87,18 @@ def _nothing_fits(asked: Question, choice: Choice) -> Iterator[str]:
 def _print_plan(console: Console, asked: Question, plan: Plan) -> None:
     layout, times = plan.layout, plan.times
     console.print()
-    console.print(f"plan        {plan.kind}: {_layout(plan)}")
+    console.print(f"plan        {plan.kind}: {layout_words(plan)}")
     console.print(
         f"batch       {asked.batch} samples: {plan.micro_batches} micro-batches of {layout.micro_batch} on each of "
         f"{layout.data} members; {plan.iterations:,} iterations"
     )
     console.print(f"memory      {layout.saving if layout.saving.value != 'none' else 'fits as it is'}")
     console.print(
-        f"iteration   {_time(plan.step_s)} = {_time(times.compute_s)} matrix products + {_time(times.tensor_s)} tensor "
-        f"parallelism + {_time(times.fixed_s)} launches + {_time(times.bubble_s)} empty pipeline + "
-        f"{_time(times.gradients_s)} gradients + {_time(times.optimizer_s)} optimizer + "
-        f"{_time(times.iteration_s)} fixed"
+        f"iteration   {time_text(plan.step_s)} = {time_text(times.compute_s)} matrix products + "
+        f"{time_text(times.tensor_s)} tensor parallelism + {time_text(times.fixed_s)} launches + "
+        f"{time_text(times.bubble_s)} empty pipeline + {time_text(times.gradients_s)} gradients + "
+        f"{time_text(times.optimizer_s)} optimizer + "
+        f"{time_text(times.iteration_s)} fixed"
     )
     console.print(f"cost        {plan.gpu_hours:,.1f} GPU-hours")
     console.print()
@@ -129,7 +130,7 @@ def _stage_table(asked: Question, plan: Plan) -> Table:
         name = str(first) if count == 1 else f"{first} to {first + count - 1}"
         table.add_row(
             name, _layer_names(asked, stage, plan.stages[first + count - 1]), f"{stage.gpus} {stage.gpu_type}",
-            _time(stage.micro_batch_s), f"{_amount(stage.flops)}", f"{_gb(stage.memory_bytes)} of "
+            time_text(stage.micro_batch_s), f"{_amount(stage.flops)}", f"{_gb(stage.memory_bytes)} of "
             f"{_gb(stage.gpu_memory_bytes)}", _edges(stage),
         )  # fmt: skip
     return table
@@ -159,25 +160,30 @@ def _edges(stage: Stage) -> str:
     return ", ".join(told) or "nothing"
 
 
-def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit]) -> None:
-    """Print all plans, fastest first, then those that do not fit, with what binds them."""
+def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit], chosen: Plan | None) -> None:
+    """Print all plans, fastest first, then those that do not fit, with what binds them; the chosen one is marked."""
     table = Table(
-        "GPUs", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False
+        "GPUs", "type", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False
     )
     table.add_column("verdict")
     console.print()
-    for it in ordered(found)[:MOST_ROWS]:
+    rows = ordered(found)
+    at = rows.index(chosen) if chosen in rows else -1
+    for number in (*range(min(MOST_ROWS, len(rows))), *([at] if at >= MOST_ROWS else [])):
+        it = rows[number]
         layout = it.layout
         start = (
             str(layout.gpus),
+            it.gpu_type if isinstance(it, Misfit) else " + ".join(it.gpu_types),
             f"{layout.data} x {layout.pipeline} x {layout.tensor}",
             str(layout.micro_batch),
             str(layout.saving),
         )
         if isinstance(it, Plan):
             table.add_row(
-                *start, _time(it.step_s), duration_text(it.total_s), duration_text(it.bound_s), binding(asked, it)
-            )
+                *start, time_text(it.step_s), duration_text(it.total_s), duration_text(it.bound_s),
+                f"{binding(asked, it)}: chosen" if number == at else binding(asked, it),
+            )  # fmt: skip
         else:
             table.add_row(*start, "", "", "", binding(asked, it))
     console.print(table)
@@ -204,16 +210,17 @@ def binding(asked: Question, it: Plan | Misfit) -> str:
 
 
 def _gpus(plan: Plan) -> str:
-    types = dict.fromkeys(stage.gpu_type for stage in plan.stages)
-    return f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''} ({' + '.join(types)})"
+    return f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''} ({' + '.join(plan.gpu_types)})"
 
 
-def _layout(plan: Plan) -> str:
+def layout_words(plan: Plan) -> str:
+    """Return the degrees of a plan."""
     layout = plan.layout
     return f"data {layout.data} x pipeline {layout.pipeline} x tensor {layout.tensor} = {plan.gpus:,} GPUs"
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Return a time in s or ms."""
     return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
 
 

@@ -4,7 +4,7 @@ Source: SPEC P1.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +93,7 @@ class _Counted:
 
 
 def _field(asked: Question, tried: list[Chain]) -> _Field:
-    parts = [_of_chain(asked, chain) for chain in tried]
+    parts = [fitting_layouts(asked, chain) for chain in tried]
     found = [it for it, _ in parts]
     if not sum(it.data.size for it in found):
         degrees = "x".join(map(str, asked.degrees or ()))
@@ -110,8 +110,8 @@ def _field(asked: Question, tried: list[Chain]) -> _Field:
     )
 
 
-def _of_chain(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
-    """Return the layouts on a chain that use its last type, and what their iterations take at least."""
+def fitting_layouts(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
+    """Return the layouts on a chain that use its last type, and what iterations take at least; inf where none fits."""
     if isinstance(asked.hardware, HostProfile):
         return _of_host(asked, chain)
     node = min(chain, key=lambda it: it.gpus_per_node)
@@ -130,6 +130,8 @@ def _of_host(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
 
 
 def _with_degrees(asked: Question, found: Layouts) -> Layouts:
+    if asked.is_plain:
+        found = _kept(found, (found.tensor == 1) & (found.saving == SAVINGS.index(Saving.none)))
     if asked.degrees is None:
         return found
     return _kept(found, np.all(np.stack(found[:3]) == np.array(asked.degrees)[:, None], axis=0))
@@ -186,10 +188,7 @@ def _that_would_do(asked: Question) -> Plan | None:
         return None  # with more ranks it was not measured
     for it in asked.pool:
         for gpus in _doubled(it.gpus):
-            more = Question(
-                asked.profile, asked.layers, asked.hardware, (it._replace(gpus=gpus),), asked.batch, asked.iterations,
-                asked.deadline_s, asked.degrees,
-            )  # fmt: skip
+            more = replace(asked, pool=(it._replace(gpus=gpus),))
             field = _field(more, [more.pool])
             plan = _fewest(field, _Counted(field)) if asked.deadline_s is not None else None
             if plan is not None:

@@ -68,6 +68,11 @@ class Plan:
         return self.layout.gpus
 
     @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Types of them, in the order of the stages."""
+        return tuple(dict.fromkeys(stage.gpu_type for stage in self.stages))
+
+    @property
     def step_s(self) -> float:
         """Predicted time of an iteration."""
         return self.times.total_s

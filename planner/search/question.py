@@ -30,6 +30,7 @@ class Question:
         iterations: Of the whole training.
         deadline_s: Time for all of them; None for as soon as possible.
         degrees: Data, pipeline and tensor degree of all plans that count; None for any.
+        is_plain: Whether only plans count that `longshore.stage` carries out.
     """
 
     profile: ModelProfile
@@ -40,6 +41,7 @@ class Question:
     iterations: int
     deadline_s: float | None
     degrees: tuple[int, int, int] | None = None
+    is_plain: bool = False
 
     @property
     def most_step_s(self) -> float:

@@ -123,6 +123,8 @@ class MemberPlace(NamedTuple):
     gpu: int  # index on the node
     is_used: bool = True  # a process of the ring is there, or will be
     is_left: bool = False  # no process of it will be there any more, and all that were are proven gone
+    member: int = -1  # the last one there
+    pid: int = 0  # of its process on the node; 0 if none runs
 
 
 class Desk(Protocol):
@@ -131,6 +133,10 @@ class Desk(Protocol):
     @property
     def want(self) -> Want | None:
         """What the coordinator said last of empty seats; None if nobody knows, or if the ring is over."""
+        ...
+
+    def hints(self) -> list[str]:
+        """Return what may be wrong with the script, for people, as far as that is new."""
         ...
 
     def say(self, message: Coming | NoneComing) -> bool:
@@ -151,7 +157,7 @@ class Seats(Protocol):
     """
 
     def ring(self, name: str) -> Report | None:
-        """Return how the ring of an attempt stands; None of one that has none, or whose coordinator does not answer.
+        """Return how the ring of an attempt stands, or stood last if nobody answers; None of one that has none.
 
         Raises:
             BackendError: If that cannot be seen.

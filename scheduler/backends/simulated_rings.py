@@ -70,6 +70,10 @@ class SimulatedDesk:
         """What the ring lacks; None while it stands still and its fault is not found, and once it is over."""
         return self._rings.want_of(self._ring)
 
+    def hints(self) -> list[str]:
+        """Return nothing: there is no script."""
+        return []
+
     def say(self, message: Coming | NoneComing) -> bool:
         """Tell the ring whether somebody comes; if not, it goes on without."""
         if isinstance(message, NoneComing):

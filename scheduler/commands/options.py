@@ -31,3 +31,14 @@ def client_of(url: str) -> "Client":
 def print_json(content: object) -> None:
     """Print what the API said, for programs."""
     typer.echo(json.dumps(content, indent=1))
+
+
+def said(text: str) -> str:
+    """Return what an option says for people.
+
+    Raises:
+        typer.BadParameter: If it says nothing.
+    """
+    if not text.strip():
+        raise typer.BadParameter("it says nothing; write why, or leave the option out")
+    return text

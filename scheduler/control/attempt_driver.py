@@ -14,6 +14,7 @@ from ..model.error_words import words_of
 from ..model.event import NewEvent
 from ..model.job import JobRow
 from ..model.job_id import name_of
+from ..model.job_spec import PLAN_VARIABLE, plan_text
 from ..model.run import Run, Status
 from ..model.states import AfterStop, AttemptState, Contact, Desired, JobState
 from ..model.stored_spec import stored_job, stored_or_usual
@@ -28,7 +29,7 @@ from ..store.rows.jobs import JobColumns
 from .admission import line_up
 from .checks.node_checks import NodeChecks
 from .health.fenced import by_lease
-from .health.rings import goes_on_without, held_by
+from .health.rings import goes_on_without, held_by, keep_ring
 from .health.steps import judge_steps, take_last_look
 from .quarantine import drain, give_up
 from .rehydrate import needs_of, used_by
@@ -62,7 +63,7 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
         row.number,
         checks.command_of(spec),
         spec.folder,
-        {**spec.environment, **begins_with},
+        {**spec.environment, **begins_with, **({} if spec.plan is None else {PLAN_VARIABLE: plan_text(spec.plan)})},
         spec.grace_s,
         limit_s,
         spec.image,
@@ -311,6 +312,7 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     cache.happens(now_s)
     cache.has_freed = True
     cache.launches.end(attempt_name(row))
+    keep_ring(cache, row, attempt_name(row), now_s)
     outcome = _outcome(cache, job, row, status, came, now_s)
     outcome = replace(outcome, wait_s=max(outcome.wait_s, cache.parts.checks.wait_s(row)))
     release = release_step(job, outcome)

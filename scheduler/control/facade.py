@@ -4,12 +4,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ...cluster.model.topology import Cluster
 from ..health.fault_history import learned_from, read_fault_history
 from ..health.monitoring.fault_report import FaultReport, fault_report
 from ..health.monitoring.leases import NO_LEASE, Granted
 from ..health.quarantining import Acted, quarantine
 from ..health.reports import NodeReport, Report
 from ..health.step_monitor import Figures
+from ..health.witnessing.door import Sight
+from ..health.witnessing.witnesses import Order
 from ..model.job_id import name_of
 from ..model.quarantine import Finding
 from ..placement.placer import Mode
@@ -101,6 +104,19 @@ class Control:
         granted = monitor.leases.grant(node, token, lambda: reconciler.token == token)
         return granted._replace(kill=self._given_up(node, report.attempts) if monitor.is_down(node) else ())
 
+    def let_in(self) -> Mapping[str, Sequence[str]]:
+        """Return who was let in at the door of each node's agent: nodes, and "" for this scheduler."""
+        return self._reconciler.parts.monitor.witnesses.let_in()
+
+    def knocks_for(self, node: str) -> Sequence[Order]:
+        """Return the doors at which the agent of a node is to knock."""
+        return self._reconciler.parts.monitor.witnesses.fetch(node)
+
+    def take_sights(self, node: str, sights: Mapping[str, Sight]) -> None:
+        """Take what the agent of a node has found at doors, by the id of each order."""
+        for order, sight in sights.items():
+            self._reconciler.parts.monitor.witnesses.settle(node, order, sight)
+
     def _given_up(self, node: str, attempts: Sequence[str]) -> tuple[str, ...]:
         """Return those of some attempts that hold no GPU of a node."""
         with self._reconciler.parts.store.read() as tx:
@@ -131,6 +147,10 @@ class Control:
             past = read_fault_history(tx, self.now_s())
         beliefs = learned_from(parts.site, parts.layout, past)
         return fault_report(past, beliefs, parts.layout, parts.monitor.fleet.types)
+
+    def cluster(self) -> Cluster:
+        """Return the cluster of the cluster file."""
+        return self._reconciler.parts.site.cluster
 
     def step_figures(self) -> Mapping[str, Figures]:
         """Return what is known of the steps of each job that runs."""

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 LEASE_S, RENEW_S = 15.0, 5.0
 ROUNDS = 10  # of one tick beside one for each job that was in the way of the one before, and is left alone then
 ROUNDS_S = 5.0  # after which the next tick goes on; the lease lasts longer
+MEASURING = "a ring is to have a GPU, and the links to it are being measured"  # for a second at most
 PLACE_S = 0.5  # after which what was decided is launched before more is decided
 
 
@@ -200,6 +201,8 @@ class Reconciler:
         settle(cache, now_s)
         against = self._against_starts(cache)
         self._seating.look(cache, against, now_s)
+        if self._seating.measures:
+            against = against or MEASURING
         admit(cache, now_s)
         if cache.mirror.ages_by(now_s):
             cache.happens(now_s)

@@ -13,7 +13,7 @@ from ..model.quarantine import Entry
 from ..model.states import JobState
 from ..store.monitoring.quarantines import open_entries, quarantined
 from ..store.queries import GpuState, Occupied, count_jobs, jobs_in, occupied_gpus
-from ..store.rows.nodes import faulty_gpus, list_nodes, words_on
+from ..store.rows.nodes import NodeRow, faulty_gpus, list_nodes, words_on
 
 ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 WAITING = (JobState.QUEUED, JobState.HELD)
@@ -83,7 +83,7 @@ def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> Cl
     """
     occupied = {(it.node, it.gpu): it for it in occupied_gpus(tx)}
     faulty, broken = faulty_gpus(tx), quarantined(tx, layout.nodes)
-    words = {row.name: words_on(row) for row in list_nodes(tx)}
+    words = {row.name: _words(row) for row in list_nodes(tx)}
     nodes = [
         _node_view(name, types[name], words.get(name, ""), list(_states(name, gpus, occupied, faulty, broken, words)))
         for name, gpus in layout.nodes.items()
@@ -96,6 +96,11 @@ def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> Cl
     size = "roomy" if total <= ROOMY else "medium" if total <= MEDIUM else "dense"
     active, waiting = jobs_in(tx, ACTIVE, MOST_ROWS), jobs_in(tx, WAITING, MOST_ROWS)
     return ClusterView(nodes, gpus, count_jobs(tx), active, waiting, size, len(set(types.values())), open_entries(tx))
+
+
+def _words(row: NodeRow) -> str:
+    """Return why no job starts on a node, and what was found there; "" if jobs do."""
+    return ": ".join(it for it in (words_on(row), row.found) if it)
 
 
 _Doing = tuple[GpuState, str, str]  # state, id and name of the job

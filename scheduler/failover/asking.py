@@ -15,26 +15,40 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..files.durable import open_folder, read_whole
+from ..files.typed_json import from_json
+from .greeting import greet_blocking
+from .lines import Lines, encode
 from .settings import RING, STATE
-from .wire import End, Hello, Lines, Message, Report, Retire, Want, WireError, encode
+from .wire import End, Hello, Hint, Message, Report, Retire, Want
 
 log = logging.getLogger(__name__)
 
 WITHIN_S = 0.5
 RETRY_S = 0.2  # until a desk connects again
 LOOK_S = 0.05  # between two looks of a desk at the file that it watches
+MOST_HINTS, MOST_HINT = 8, 500  # that wait to be told, and characters of each
 HOST = "127.0.0.1"  # of coordinators: rings that a scheduler starts are on its machine
 MOST_SETTINGS, MOST_STATE = 1 << 16, 1 << 24  # bytes of files
 # What comes of files or of an answer that a job has made up.
-BROKEN = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, WireError)
+BROKEN = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
 def ask_report(folder: Path) -> Report | None:
     """Return how the ring of a folder stands; None if there is none, or its coordinator does not answer."""
     said = _exchange(folder, "status", [])
     return said if isinstance(said, Report) else None
+
+
+def last_report(folder: Path) -> Report | None:
+    """Return how the ring of a folder stood when its coordinator wrote that down last; None if there is none."""
+    try:
+        report: Report = from_json(_read(folder, STATE, MOST_STATE)["report"], Report)
+    except BROKEN:
+        return None
+    return report
 
 
 def retire(folder: Path, members: Mapping[int, str]) -> bool:
@@ -75,6 +89,7 @@ class RingDesk:
         self._want: Want | None = None
         self._connection: socket.socket | None = None
         self._closed = threading.Event()
+        self._hints: list[str] = []
         self._seen_ns = 0
         self._thread = threading.Thread(target=self._run, name=f"desk of {folder.parent.name}", daemon=True)
         self._thread.start()
@@ -83,6 +98,11 @@ class RingDesk:
     def want(self) -> Want | None:
         """What the coordinator said last of its empty seats; None while nobody knows, or once the ring is over."""
         return self._want
+
+    def hints(self) -> list[str]:
+        """Return what the coordinator found that may be wrong with the script, each once."""
+        found, self._hints = self._hints, []
+        return found
 
     def say(self, message: Message) -> bool:
         """Say something to the coordinator; return whether it was sent."""
@@ -115,9 +135,11 @@ class RingDesk:
 
     def _listen(self) -> None:
         """Hear what the coordinator says until the connection ends."""
-        with _connected(self._folder, "desk") as connection:
+        connection, lines, heard = _connected(self._folder, "desk", time.monotonic() + WITHIN_S)
+        with connection:
             self._connection = connection
-            lines = Lines()
+            for message in heard:
+                self._hear(message)
             while not self._closed.is_set():
                 connection.settimeout(LOOK_S if self._want is not None and self._want.empty else WITHIN_S)
                 try:
@@ -133,6 +155,9 @@ class RingDesk:
     def _hear(self, message: Message) -> None:
         if isinstance(message, Want):
             self._want = message
+            self._wake()
+        elif isinstance(message, Hint) and len(self._hints) < MOST_HINTS:
+            self._hints.append(message.words[:MOST_HINT])
             self._wake()
         elif isinstance(message, End):
             self._want = None
@@ -155,39 +180,43 @@ def _secret_and_port(folder: Path) -> tuple[str, int]:
         OSError: If there is no such ring, or something else than files.
         ValueError: If its files are damaged, as a KeyError, a TypeError or a RecursionError.
     """
+    return str(_read(folder, RING, MOST_SETTINGS)["secret"]), int(_read(folder, STATE, MOST_STATE)["port"])
+
+
+def _read(folder: Path, name: str, most_bytes: int) -> Any:
     opened = open_folder(str(folder))
     try:
-        settings = json.loads(read_whole(opened, RING, MOST_SETTINGS))
-        state = json.loads(read_whole(opened, STATE, MOST_STATE))
+        return json.loads(read_whole(opened, name, most_bytes))
     finally:
         os.close(opened)
-    return str(settings["secret"]), int(state["port"])
 
 
-def _connected(folder: Path, role: str) -> socket.socket:
-    """Return a connection to a ring's coordinator that has said who it is.
+def _connected(folder: Path, role: str, until_s: float) -> tuple[socket.socket, Lines, list[Message]]:
+    """Return a connection to a ring's coordinator that was greeted, and what it said behind its welcome.
 
     Raises:
         OSError: If nobody answers, or there is no such ring.
-        ValueError: If its files are damaged, as a KeyError, a TypeError, an OverflowError or a RecursionError.
+        ValueError: If its files are damaged, as a KeyError, a TypeError, an OverflowError or a RecursionError, or if
+            whoever answers does not know the ring's secret.
     """
     secret, port = _secret_and_port(folder)
     connection = socket.create_connection((HOST, port), WITHIN_S)
     try:
-        connection.sendall(encode(Hello(role, secret)))
-    except OSError:
+        return connection, *greet_blocking(connection, secret, Hello(role), until_s)
+    except (OSError, ValueError):
         connection.close()
         raise
-    return connection
 
 
 def _exchange(folder: Path, role: str, messages: list[Message], *, hears: bool = True) -> Message | None:
     """Say something to a coordinator, and return the first that it says within the limit, if that is to be heard."""
     until_s = time.monotonic() + WITHIN_S
     try:
-        with _connected(folder, role) as connection:
+        connection, lines, heard = _connected(folder, role, until_s)
+        with connection:
             connection.sendall(b"".join(map(encode, messages)))
-            lines = Lines()
+            if heard:
+                return heard[0]
             while hears and (left_s := until_s - time.monotonic()) > 0.0:
                 connection.settimeout(left_s)  # of the whole: one that sends a byte now and then is not waited for
                 data = connection.recv(1 << 16)

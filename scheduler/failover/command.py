@@ -9,16 +9,19 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from .launcher import Launcher, Start
 from .processes.forked import UNKNOWN_STATUS
+from .processes.wishes import on_wish, told
 from .settings import make_ring
 from .wire import LOST_STATUS, RESTART_STATUS
 
 PAUSE_S = 1.0  # before a member is started for one that asked for it without a reason
-GRACE_S = 30.0  # for members to end after they were asked to
+GRACE_S = 30.0  # for members that handle SIGTERM to end
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -61,14 +64,17 @@ class Command:
     def __init__(self, given: argparse.Namespace, folder: Path) -> None:
         self._given, self._folder = given, folder
         self._next, self._restarts = 0, int(given.restarts)
-        self._signal = 0
+        self._asked: list[int] = []  # signals
+        self._heed: Callable[[], object] = lambda: None
+        on_wish(self._note)
 
     async def run(self) -> int:
         """Start all, and wait for the end."""
         make_ring(self._folder, self._given.seats, spares=self._given.spares, backups=self._given.backups)
         async with Launcher(self._folder, on_exit=self._exited) as self._launcher:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, self._asked_to_end, number)
+            self._heed = partial(asyncio.get_running_loop().call_soon_threadsafe, self._end)
+            if self._asked:
+                self._end()
             await self._launcher.start_coordinator()
             await self._launcher.connect()
             if not self._given.no_warm:
@@ -76,8 +82,9 @@ class Command:
             for _ in range(self._given.seats + self._given.spares):
                 self._start()
             end = await self._launcher.ended()
-        if self._signal:
-            return 128 + self._signal
+            self._heed = lambda: None
+        if self._asked:
+            return 128 + self._asked[0]
         if end.outcome != "done":
             sys.stderr.write(f"longshore.ring: the ring is lost: {end.reason}\n")
             return LOST_STATUS
@@ -92,12 +99,12 @@ class Command:
 
     def _exited(self, it: Start, status: int) -> None:
         """Start another member for one that died."""
-        if status == 0 or self._signal or self._launcher.is_over:
+        if status == 0 or self._asked or self._launcher.is_over:
             return
         if self._launcher.wants_another(it.member, status):
             self._start()
             return
-        sys.stderr.write(f"longshore.ring: member {it.member} ended with status {_shown(status)}\n")
+        sys.stderr.write(f"longshore.ring: member {it.member} {self._launcher.words_of(it.member)}\n")
         if self._restarts:
             self._restarts -= 1
             if status == RESTART_STATUS:
@@ -106,14 +113,20 @@ class Command:
                 self._start()
 
     def _start_another(self) -> None:
-        if not self._signal and not self._launcher.is_over:
+        if not self._asked and not self._launcher.is_over:
             self._start()
 
-    def _asked_to_end(self, number: int) -> None:
-        """Pass a signal on; who has not ended in time is killed."""
-        self._signal = self._signal or number
-        self._launcher.signal(number)
-        asyncio.get_running_loop().call_later(GRACE_S, self._launcher.signal, signal.SIGKILL)
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        """Take note of a wish to end, at whatever moment it comes."""
+        self._asked.append(number)
+        if len(self._asked) == 1:
+            os.write(2, f"longshore.ring: {told(number)}\n".encode())
+        self._heed()
+
+    def _end(self) -> None:
+        """End all members: those that have not ended in time are killed, and all at once by the second wish."""
+        self._launcher.end(signal.SIGTERM if len(self._asked) == 1 else signal.SIGKILL)
+        asyncio.get_running_loop().call_later(GRACE_S, self._launcher.end, signal.SIGKILL)
 
 
 def _with_own_python(command: Sequence[str]) -> tuple[str, ...]:

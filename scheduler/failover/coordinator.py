@@ -9,7 +9,6 @@ Standard library only, so that it starts in a tenth of a second.
 
 import asyncio
 import contextlib
-import hmac
 import json
 import os
 import resource
@@ -19,15 +18,16 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from ..files.typed_json import as_json
+from .greeting import challenge, is_right, welcome
 from .judging.relief import Relief
+from .lines import Lines, decode, encode
 from .rounds import DESKS, LAUNCHERS, Rounds
 from .settings import RECOVERIES, STATE, Settings, read_settings, write_file
-from .shape import report_of
 from .standing import Durable, Phase
-from .typed_json import as_json
-from .wire import LOST_STATUS, Declared, End, Gone, Hello, Lease, Lines, Message, WireError, decode, encode
+from .wire import LOST_STATUS, Declared, End, Ending, Gone, Hello, Lease, Message
 
 TICK_S = 0.05
 HELLO_S = 5.0  # within which a connection has to say who it is
@@ -41,6 +41,7 @@ WRITE_S = 60.0  # for the state to be written, on a disk that is full or fails
 AGAIN_S = 1.0  # between two tries
 BACKLOG_BYTES = 8 << 20  # that may wait for somebody who does not read
 Writer = asyncio.StreamWriter
+Said = TypeVar("Said", bound=Message)
 
 
 class Coordinator:
@@ -64,7 +65,8 @@ class Coordinator:
         self._queue: deque[tuple[int, int, Message]] = deque()  # change that has to be written first, to whom, what
         self._writing: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
-        self._has_news = False
+        self._has_news = self._is_ending = False
+        self._last: dict[str, Any] | None = None  # report
         self._strangers: dict[Writer, None] = {}  # the oldest first
         self._members: dict[int, Writer] = {}
         self._launchers: set[Writer] = set()
@@ -143,7 +145,8 @@ class Coordinator:
             self._writing = asyncio.create_task(self._write())
         self._flush()
         if self._rounds.news:
-            _log(*self._rounds.news)
+            if not self._is_ending:
+                _log(*self._rounds.news)
             self._rounds.news.clear()
             self._has_news = True
             if self._telling is None or self._telling.done():
@@ -153,7 +156,7 @@ class Coordinator:
         """Write the state until the file holds it; a disk that fails is tried again for a minute."""
         failing_s = None
         while self._written < self._rounds.durable.changes:
-            content = {"port": self._port, **asdict(self._rounds.durable)}
+            content = {"port": self._port, "report": self._report(), **asdict(self._rounds.durable)}
             try:
                 await asyncio.to_thread(write_file, self._folder, STATE, content)
             except OSError as error:
@@ -167,6 +170,12 @@ class Coordinator:
             failing_s, self._written, self._content = None, content["changes"], content
             self._flush()
         self._writing = None
+
+    def _report(self) -> dict[str, Any]:
+        """Return how the ring stands, for those who ask when it is over: its end by a wish is no part of that."""
+        if self._last is None or not self._is_ending:
+            self._last = as_json(self._rounds.report())
+        return self._last
 
     async def _write_recoveries(self) -> None:
         """Write for people how recoveries went; nothing hangs on it."""
@@ -208,14 +217,15 @@ class Coordinator:
             del self._strangers[oldest]
             oldest.transport.abort()
         try:
-            with contextlib.suppress(OSError, ValueError, WireError, TimeoutError):
+            with contextlib.suppress(OSError, ValueError, TimeoutError):
+                asked = challenge()
+                _tell(writer, asked)
                 async with asyncio.timeout(HELLO_S):
-                    hello = cut(decode(await reader.readline()))
-                if isinstance(hello, Hello) and hmac.compare_digest(
-                    hello.secret.encode("utf-8", "replace"), self._settings.secret.encode()
-                ):
+                    hello = decode(await reader.readline())
+                if isinstance(hello, Hello) and is_right(self._settings.secret, asked, hello):
                     self._strangers.pop(writer, None)
-                    await self._serve_role(hello, reader, writer)
+                    _tell(writer, welcome(self._settings.secret, asked, hello))
+                    await self._serve_role(cut(hello), reader, writer)
         finally:
             self._strangers.pop(writer, None)
             writer.close()
@@ -229,8 +239,7 @@ class Coordinator:
             await self._serve_desk(reader, writer)
         elif hello.role == "status":
             await self._until_written()
-            rounds = self._rounds
-            _tell(writer, report_of(rounds.durable, rounds.members, rounds.recoveries))
+            _tell(writer, self._rounds.report())
             await writer.drain()
 
     async def _serve_member(self, hello: Hello, reader: asyncio.StreamReader, writer: Writer) -> None:
@@ -275,6 +284,9 @@ class Coordinator:
         self._launchers.add(writer)
         try:
             async for message in _messages(reader):
+                if isinstance(message, Ending):
+                    self._report()
+                    self._is_ending = True
                 self._rounds.launcher_said(message, time.monotonic())
                 self._act()
         finally:
@@ -290,7 +302,8 @@ class Coordinator:
                 self._act()
         finally:
             self._desks.discard(writer)
-            self._rounds.has_desk = bool(self._desks)
+            if not self._desks:
+                self._rounds.desk_left()
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
@@ -305,7 +318,7 @@ async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
             yield cut(message)
 
 
-def cut(message: Message) -> Message:
+def cut(message: Said) -> Said:
     """Return a message whose texts are short: they are kept, written, and told to others."""
     texts = {it.name: getattr(message, it.name) for it in fields(message)}
     long: dict[str, Any] = {
@@ -341,7 +354,7 @@ def _read_state(folder: Path) -> tuple[dict[str, Any], Durable | None]:
     except FileNotFoundError:
         return {}, None
     content, parts = json.loads(line), json.loads(line)
-    del parts["port"]
+    del parts["port"], parts["report"]
     return content, Durable(**{**parts, "phase": Phase(parts["phase"])})
 
 

@@ -17,9 +17,7 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
@@ -28,8 +26,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..files.sockets import short_name
-from .processes.forked import end_of_forked
+from .greeting import greet
+from .lines import MOST_BYTES, decode, encode
+from .processes.ends import Logs, end_words
+from .processes.forked import connect_warm, fork, python_arguments
 from .processes.keeper import AGAIN_S, Keeper, end_tool
 from .processes.tools import ending_with, start_tool
 from .rounds import RESTART
@@ -37,28 +37,23 @@ from .settings import STATE, Settings, read_settings
 from .wire import (
     ADDRESS,
     MEMBER,
-    MOST_BYTES,
     NODE,
     RESTART_STATUS,
     SECRET,
     Declared,
     End,
+    Ending,
     Exited,
     Hello,
     Message,
     Starting,
-    WireError,
-    decode,
-    encode,
 )
 
-RETRY_S = 0.05
-FAILED_STATUS = 127  # of one that could not be started
-WARM_S = 120.0  # for a warm process to be ready
+RETRY_S, FAILED_STATUS = 0.05, 127  # the status of one that could not be started
+GREET_S = 5.0  # for a coordinator to prove itself
 HEAR_S = 0.5  # for a member to hear that it was declared gone
 GRACE_S = 5.0  # for members of a lost ring to end
-FORK_S = 30.0  # for a warm process to fork a member
-_WARM = "longshore.scheduler.failover.warm"
+_WARM = "longshore.scheduler.failover.processes.warm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +96,8 @@ class Launcher:
         self._running: dict[int, int] = {}  # pid of each member
         self.pids: dict[int, int] = {}  # the same, also of those that have ended; each led a session of its own
         self._exits: dict[int, int] = {}
+        self._words: dict[int, str] = {}  # the errors by which scripts ended
+        self._logs = Logs()
         self._starting: set[int] = set()
         self.declared: dict[int, str] = {}  # why each member that was declared gone was
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,6 +105,7 @@ class Launcher:
         self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._keeper: Keeper | None = None
         self._warm_process: asyncio.subprocess.Process | None = None
+        self._ends_by = 0  # signal by which members are ended, once that is wanted
 
     @property
     def running(self) -> dict[int, int]:
@@ -155,6 +153,8 @@ class Launcher:
 
     def start(self, it: Start) -> None:
         """Start a member; one that cannot be started is one that ended at once, with FAILED_STATUS."""
+        if self._ends_by:
+            return
         self._starting.add(it.member)
         self._tell(Starting(it.member))
         self._keep(self._run(it))
@@ -178,11 +178,14 @@ class Launcher:
         try:
             ends = await self._begin(it)
         except Exception as error:  # Whatever it is: that nothing runs has to be known.
-            sys.stderr.write(f"longshore.ring: member {it.member} cannot be started: {error}\n")
+            if not self._ends_by:
+                sys.stderr.write(f"longshore.ring: member {it.member} cannot be started: {error}\n")
             self._gone(it, FAILED_STATUS)
         else:
             if it.member in self.declared:  # while it was started
                 self._kill_member(it.member)
+            if self._ends_by:
+                self.signal(self._ends_by)
             self._gone(it, await ends)
 
     async def _begin(self, it: Start) -> Coroutine[None, None, int]:
@@ -191,6 +194,8 @@ class Launcher:
             raise OSError(f"it was declared gone: {self.declared[it.member]}")
         place = {ADDRESS: self.address(), SECRET: self._settings.secret, MEMBER: str(it.member), NODE: it.node}
         environment = {**it.environment, **place}
+        if it.log is not None:
+            self._logs.begin(it.member, it.log)
         output = 1 if it.log is None else os.open(it.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             arguments = python_arguments(it.command)
@@ -214,10 +219,29 @@ class Launcher:
             await asyncio.sleep(RETRY_S)
         return end
 
+    def end(self, number: int) -> None:
+        """Let all members end by a signal, also those that are being started, and start none any more.
+
+        What the coordinator sees of it is no fault.
+        """
+        if not self._ends_by:
+            self._keep(self._end_when_empty())
+        self._ends_by = number
+        self._tell(Ending())
+        self.signal(number)
+
+    async def _end_when_empty(self) -> None:
+        while self._starting:
+            await asyncio.sleep(RETRY_S)
+        if not self._end.done():
+            self._end.set_result(End("lost", "it was asked to end"))
+
     def signal(self, number: int) -> None:
         """Send a signal to all members and their groups."""
         for pid in self._running.values():
-            _kill(pid, number)
+            if not _kill(pid, number):  # one that was forked just now does not lead its group yet
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
 
     def address(self) -> str:
         """Return HOST:PORT of the coordinator.
@@ -267,15 +291,18 @@ class Launcher:
         host, _, port = self.address().rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=MOST_BYTES)
         try:
-            writer.write(encode(Hello("launcher", self._settings.secret)))
+            async with asyncio.timeout(GREET_S):
+                await greet(reader, writer, self._settings.secret, Hello("launcher"))
             self._writer = writer
             for number in self._starting:
                 self._tell(Starting(number))
             for number, status in self._exits.items():
-                self._tell(Exited(number, status))
+                self._tell(Exited(number, status, self._words[number]))
+            if self._ends_by:
+                self._tell(Ending())
             ready.set()
             while True:
-                with contextlib.suppress(ValueError, WireError):  # too long, or no message: the next one counts
+                with contextlib.suppress(ValueError):  # too long, or no message: the next one counts
                     if not (line := await reader.readline()):
                         return
                     self._hear(decode(line))
@@ -315,63 +342,44 @@ class Launcher:
         self, warm: Path, it: Start, arguments: list[str], environment: Mapping[str, str], output: int
     ) -> Coroutine[None, None, int] | None:
         """Let the warm process fork a member; return what waits for its end, None if that process has ended."""
-        connection = await self._connect_warm(warm)
+        connection = await connect_warm(warm, self._is_warm_gone)
         if connection is None:
             return None
         what = {"arguments": arguments, "environment": dict(environment), "folder": str(it.folder)}
-        try:
-            socket.send_fds(connection, [json.dumps(what).encode() + b"\n"], [output])
-            connection.settimeout(0.0)
-            reader, writer = await asyncio.open_unix_connection(sock=connection)
-            async with asyncio.timeout(FORK_S):
-                pid = int(json.loads(await reader.readline())["pid"])
-        except (OSError, ValueError):
-            connection.close()
+        forked = await fork(connection, what, output)
+        if forked is None:
             return None
-        self._running[it.member] = self.pids[it.member] = pid
-        return end_of_forked(pid, reader, writer)
+        self._running[it.member] = self.pids[it.member] = forked.pid
+        return forked.ends
 
-    async def _connect_warm(self, path: Path) -> socket.socket | None:
-        """Connect to the warm process; it may not be ready yet, or have been killed."""
-        until_s = asyncio.get_running_loop().time() + WARM_S
-        while asyncio.get_running_loop().time() < until_s:
-            connection = socket.socket(socket.AF_UNIX)
-            try:
-                with short_name(path) as name:
-                    connection.connect(name)
-            except OSError:
-                connection.close()
-                if self._warm_process is not None and self._warm_process.returncode is not None:
-                    return None
-                await asyncio.sleep(0.02)
-            else:
-                return connection
-        return None
+    def _is_warm_gone(self) -> bool:
+        """Say whether nobody will be forked any more.
+
+        Raises:
+            OSError: If nobody is to be started at all.
+        """
+        if self._ends_by:
+            raise OSError("the ring is being ended")
+        return self._warm_process is not None and self._warm_process.returncode is not None
 
     def _gone(self, it: Start, status: int) -> None:
         pid = self._running.pop(it.member, None)
         if pid is not None:
             _kill(pid, signal.SIGKILL)  # what it left behind in its group
-        self._exits[it.member] = status
+        self._exits[it.member], self._words[it.member] = status, self._logs.error_of(it.member, it.log, status)
         self._starting.discard(it.member)
         if self.on_exit is not None:  # Before it is told: a member that is started in its place is told first.
             _call(self.on_exit, it, status)
-        self._tell(Exited(it.member, status))
+        self._tell(Exited(it.member, status, self._words[it.member]))
+
+    def words_of(self, member: int) -> str:
+        """Return how a member ended, for people."""
+        return end_words(self._exits[member], self._words[member])
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def python_arguments(command: tuple[str, ...]) -> list[str] | None:
-    """Return what follows the interpreter if a command runs a script with this Python, None if it is anything else."""
-    if len(command) < 2 or shutil.which(command[0]) != sys.executable:
-        return None
-    rest = list(command[1:])
-    if rest[0] == "-m":
-        return rest if len(rest) > 1 else None
-    return None if rest[0].startswith("-") else rest
 
 
 def _call(what: Callable[..., object], *given: object) -> None:
@@ -382,7 +390,11 @@ def _call(what: Callable[..., object], *given: object) -> None:
         traceback.print_exc()
 
 
-def _kill(pid: int, number: int) -> None:
-    """Send a signal to a process group, if it is still there."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
+def _kill(pid: int, number: int) -> bool:
+    """Send a signal to a process group, and return whether it is still there."""
+    with contextlib.suppress(PermissionError):
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:
+            return False
+    return True

@@ -11,11 +11,12 @@ from typing import Final
 
 from . import wire
 from .judging.relief import Relief
-from .judging.suspicion import Blames, are_most_silent, silent, unlike_ends, unstopped, worn
-from .seating import Expected, awaited, fill, refusal_of, waiting
+from .judging.suspicion import Blames, Hints, silent, unlike_ends, unstopped, worn
+from .processes.ends import end_words
+from .seating import Expected, fill, refusal_of, waiting
 from .settings import Limits
-from .shape import Asked, form_of, shards_at
-from .standing import NOBODY, Durable, Member, Phase, Watch, returning
+from .shape import Asked, form_of, report_of, shards_at
+from .standing import NOBODY, START, Durable, Member, Phase, Watch, returning
 
 LAUNCHERS, DESKS = -2, -3  # to whom a message goes that is for no single member
 RESTART: Final = "its process has formed as many groups as it may"
@@ -43,17 +44,15 @@ class Rounds:
         self.outbox: list[tuple[int, wire.Message]] = []
         self.news: list[str] = []  # for people
         self.recoveries: deque[Watch] = deque(maxlen=32)
-        self.has_desk = self._none_coming = False
         self._expected = Expected(limits)
-        self._restart_until_s = now_s  # for so long a member that was told to start anew is waited for
         self._blames, self._relief = Blames(), relief or Relief(limits)
         self._signs_s: dict[int, float] = {}  # when the connection of each member was seen to end
-        self._futile, self._is_cut_off = 0, False
+        self._futile, self._hints = 0, Hints(limits)
         self._form: wire.Form  # of this generation, while the ring is formed
         self._asked = Asked()
         self._ticked_s = self._moved_s = self._began_s = now_s
         self.durable = durable or Durable([NOBODY] * seats, generation=1)
-        self._watch("start", now_s)
+        self._watch(START, now_s)
         if durable is not None and not durable.phase.is_over:
             self._take_over()
 
@@ -73,6 +72,10 @@ class Rounds:
     def spares(self) -> list[int]:
         """Return the members that wait for a seat."""
         return waiting(self.durable, self.members)
+
+    def report(self) -> wire.Report:
+        """Return the ring at present."""
+        return report_of(self.durable, self.members, self.recoveries, self._hints.present())
 
     def _seated(self) -> list[Member]:
         return [self.members[it] for it in self.seated()]
@@ -137,9 +140,8 @@ class Rounds:
             return
         is_present = getattr(message, "generation", None) == self.durable.generation and self.durable.has_seat(number)
         if isinstance(message, wire.Fault) and message.generation <= self.durable.generation:
-            self._blames.hear(
-                message, self._seated(), self.now_s
-            )  # also of a generation that another one's word has just ended
+            # Also of a generation that another one's word has just ended.
+            self._blames.hear(message, self._seated(), self.now_s)
         if isinstance(message, wire.Leave):
             self._declare(number, message.reason)
         elif isinstance(message, wire.Tried):
@@ -170,10 +172,7 @@ class Rounds:
         self._send(member.number, wire.Lease(beat.number))
         if self.durable.has_seat(member.number) and member.moves(beat.moved, is_waiting=beat.waiting):
             self._moved_s = self.now_s
-        if beat.step != member.step and beat.step_s > 0.0 and member.ran:
-            member.compute_s.append(beat.compute_s / shards_at(self.durable, member.number))
-            member.step_s.append(beat.step_s)
-        member.moved, member.waiting, member.until = beat.moved, beat.waiting, beat.until
+        member.beats(beat, shards_at(self.durable, member.number))
         is_present = beat.generation == self.durable.generation and self.durable.phase is Phase.RUNNING
         if is_present and beat.step > member.step:
             self._ran(member, beat.step)
@@ -206,14 +205,18 @@ class Rounds:
         if isinstance(message, wire.Starting) and self._is_new(message.member):
             self._expected.start(message.member, now_s)
         elif isinstance(message, wire.Exited):
-            self._declare(message.member, f"its process ended with status {message.status}")
+            self._declare(message.member, f"its process {end_words(message.status, message.words)}")
         self._advance()
 
     def desk_came(self, now_s: float) -> None:
         """A desk connects: it is told which seats are empty, if any are."""
-        self.now_s, self.has_desk = now_s, True
+        self.now_s, self._expected.has_desk = now_s, True
         self._asked = Asked()
         self._tell_desk()
+
+    def desk_left(self) -> None:
+        """No desk is there any more."""
+        self._expected.has_desk = False
 
     def desk_said(self, message: wire.Message, now_s: float) -> None:
         """The desk says who comes for an empty seat, or who is to leave."""
@@ -221,7 +224,7 @@ class Rounds:
         if isinstance(message, wire.Coming) and self._is_new(message.member):
             self._expected.promise(message.member, now_s)
         elif isinstance(message, wire.NoneComing):
-            self._none_coming = True
+            self._expected.none_coming = True
         elif isinstance(message, wire.Retire):
             self._declare(message.member, message.reason)
         self._advance()
@@ -238,9 +241,10 @@ class Rounds:
             self._expected.delay(gap_s)
         if self.durable.phase.is_over:
             return
-        was_cut_off, self._is_cut_off = self._is_cut_off, are_most_silent(self.members.values(), self.limits, now_s)
-        if self._is_cut_off and not was_cut_off:
-            self.news.append("alarm: most members are silent, so likelier this coordinator is cut off")
+        wordless, runs_s = self._expected.wordless(now_s), self.recoveries[-1].runs_s(now_s)
+        for line in self._hints.look(self.members.values(), wordless, self._seated(), runs_s, now_s):
+            self.news.append(line)
+            self._send(DESKS, wire.Hint(line.partition(": ")[2]))
         suspects = list(silent(self.members.values(), self.limits, now_s))
         if self.durable.phase is Phase.STOPPING:
             suspects += unstopped(self._seated(), self.limits, now_s)
@@ -269,13 +273,14 @@ class Rounds:
             self._futile = 0
         if had_seat and durable.phase is not Phase.STOPPING:
             self._begin(why, sign_s)
-        else:
-            self.news.append(why)
+            return
+        self.news.append(why)
+        self.recoveries[-1].explain(why if had_seat else "")
 
     def _begin(self, reason: str, sign_s: float | None = None) -> None:
         """Begin a round."""
         self.durable.begin()
-        self._none_coming, self._futile = False, self._futile + 1
+        self._expected.none_coming, self._futile = False, self._futile + 1
         self._watch(reason, self.now_s if sign_s is None else sign_s)
         for member in self._seated():
             self._stop(member)
@@ -302,16 +307,17 @@ class Rounds:
 
     def _stopping(self) -> bool:
         """Go on once all have stopped and every seat is filled that can be; return whether anything changed."""
-        gathers = self.now_s - self._began_s <= self.limits.gather_s
-        fill(self.durable, self.members, gathers=gathers)
+        since_s = self.now_s - self._began_s
+        fill(self.durable, self.members, gathers=since_s <= self.limits.gather_s)
+        may_come = NOBODY in self.durable.holders and self._expected.may_come(self.durable, self.now_s, since_s)
         members, watch = self._seated(), self.recoveries[-1]
         for it in members:
             if it.is_trying and it.asked_s is None:  # it waits for a seat, but may compute at the moment
                 self._stop(it)
         if self.durable.has_run and all(it.fresh for it in members):
-            return self._end(Phase.LOST, "no member is left that has the ring's state")
+            return self._end(Phase.LOST, self.durable.with_last("no member is left that has the ring's state"))
         if not members:
-            return False if self._may_come(gathers=gathers) else self._end(Phase.LOST, "no member came")
+            return False if may_come else self._end(Phase.LOST, self.durable.with_last("no member came"))
         if not all(it.stopped for it in members):
             return False
         if watch.stopped_s < 0.0:
@@ -319,7 +325,7 @@ class Rounds:
         if suspect := self._blames.worst(self.seated(), self.now_s):
             self._declare(*suspect)
             return True
-        if (NOBODY in self.durable.holders and self._may_come(gathers=gathers)) or not all(it.here for it in members):
+        if may_come or not all(it.here for it in members):
             return False
         self.durable.form(self._relief.ratios)
         watch.formed_s = self._moved_s = self.now_s
@@ -328,14 +334,6 @@ class Rounds:
         for it in members:
             self._send(it.number, self._form)
         return True
-
-    def _may_come(self, *, gathers: bool) -> bool:
-        """Say whether to wait for somebody who takes an empty seat."""
-        if self.now_s < self._restart_until_s or self._expected.are_near(self.now_s):
-            return True
-        if not self.durable.has_run and awaited(self.durable, gathers=gathers):
-            return True
-        return self.has_desk and not self._none_coming and self.now_s - self._began_s <= self.limits.patience_s
 
     def _forming(self) -> bool:
         members = self._seated()
@@ -370,7 +368,7 @@ class Rounds:
         if self._change_seats():
             return True
         if (number := worn(members, self.limits)) is not None:
-            self._restart_until_s = self.now_s + self.limits.patience_s
+            self._expected.restart_until_s = self.now_s + self.limits.patience_s
             self._declare(number, RESTART)
             return True
         return False

@@ -5,6 +5,7 @@ At the start the member of number k has seat k, as long as it may come; later th
 The process that coordinates imports this module: standard library only.
 """
 
+import math
 from collections.abc import Mapping
 
 from .settings import Limits
@@ -57,7 +58,7 @@ def refusal_of(hello: Hello, durable: Durable, members: Mapping[int, Member]) ->
     return "" if member.token == hello.token else "another process is that member"
 
 
-def awaited(durable: Durable, *, gathers: bool) -> bool:
+def _awaited(durable: Durable, *, gathers: bool) -> bool:
     """Say whether an empty seat waits for the member of its number."""
     empty = [seat for seat, holder in enumerate(durable.holders) if holder == NOBODY]
     return any(_own_may_come(durable, seat, gathers=gathers) for seat in empty)
@@ -79,6 +80,8 @@ class Expected:
         self._awaited: dict[int, float] = {}  # until when the ring waits for each
         self._started: dict[int, float] = {}  # when a launcher first said that it starts each
         self._slowest_s: float | None = None  # of those that came
+        self.has_desk = self.none_coming = False  # somebody brings members; and has said that nobody comes
+        self.restart_until_s = -math.inf  # for so long a member that was told to start anew is waited for
 
     def promise(self, number: int, now_s: float) -> None:
         """Somebody comes; NOBODY is one whose number its launcher will say."""
@@ -104,9 +107,24 @@ class Expected:
         """Nobody could be heard for some time."""
         self._started = {number: at_s + seconds for number, at_s in self._started.items()}
 
-    def are_near(self, now_s: float) -> bool:
-        """Say whether somebody may be there in a moment."""
-        return any(until_s > now_s for until_s in self._awaited.values())
+    def may_come(self, durable: Durable, now_s: float, since_s: float) -> bool:
+        """Say whether to wait for somebody who takes an empty seat.
+
+        Args:
+            durable: Holds the seats.
+            now_s: The time.
+            since_s: How long the round has lasted.
+        """
+        if now_s < self.restart_until_s or any(until_s > now_s for until_s in self._awaited.values()):
+            return True
+        if not durable.has_run and _awaited(durable, gathers=since_s <= self._limits.gather_s):
+            return True
+        return self.has_desk and not self.none_coming and since_s <= self._limits.patience_s
+
+    def wordless(self, now_s: float) -> list[int]:
+        """Return members that were started and said nothing, if it is time to tell people so."""
+        is_time = any(now_s - at_s > self._limits.hint_s for at_s in self._started.values())
+        return list(self._started) if is_time else []
 
     def overdue(self, now_s: float, *, has_run: bool) -> list[int]:
         """Return members that were started and said nothing for so long that they never will.

@@ -30,6 +30,7 @@ class Limits:
     patience_s: float = 2.0  # for the desk to say who comes
     coming_s: float = 30.0  # for who comes to be there
     gather_s: float = 300.0  # for all to be there at the start
+    hint_s: float = 60.0  # without a word or a step of a member, until people are told what may be wrong
     stall_s: float = 60.0  # in which nothing moves although all wait for each other
     frozen_s: float = 60.0  # until even most of the members are declared gone, which have ended themselves by then
     groups: int = 20  # that a process forms before it is started anew: each keeps some descriptors and threads

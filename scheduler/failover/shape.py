@@ -74,7 +74,7 @@ class Asked:
         return want_of(durable, members, slow) if is_wanting or was_wanting else None
 
 
-def report_of(durable: Durable, members: Mapping[int, Member], recoveries: Iterable[Watch]) -> Report:
+def report_of(durable: Durable, members: Mapping[int, Member], recoveries: Iterable[Watch], hints: list[str]) -> Report:
     """Return the ring at present, for people."""
     return Report(
         phase=str(durable.phase),
@@ -86,6 +86,7 @@ def report_of(durable: Durable, members: Mapping[int, Member], recoveries: Itera
         gone=dict(durable.gone),
         recoveries=[it.seconds() for it in recoveries],
         relieved=list(map(int, durable.relieved)),
+        hints=hints,
     )
 
 

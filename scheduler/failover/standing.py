@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from .wire import Recovery
+from .wire import Beat, Recovery
 
 NOBODY = -1
+START: Final = "start"  # reason of the first generation
 REASONS: Final = 64  # of members that are gone, the newest, which are kept: a report has to fit into a line
 
 
@@ -80,6 +81,11 @@ class Durable:
         del self.tokens[str(number)]
         return self.relieved.pop(str(number))
 
+    def with_last(self, words: str) -> str:
+        """Return words with what became of the member that was gone last."""
+        last = next(reversed(self.gone), None)
+        return words if last is None else f"{words}; the last: member {last}: {self.gone[last]}"
+
     def begin(self) -> None:
         """Begin a generation."""
         self.changes += 1
@@ -141,6 +147,13 @@ class Member:
         self.compute_s.clear()
         self.step_s.clear()
 
+    def beats(self, beat: Beat, shards: int) -> None:
+        """Take note of what it tells of its last step, in which it computed so many shards."""
+        if beat.step != self.step and beat.step_s > 0.0 and self.ran:
+            self.compute_s.append(beat.compute_s / shards)
+            self.step_s.append(beat.step_s)
+        self.moved, self.waiting, self.until = beat.moved, beat.waiting, beat.until
+
     def moves(self, moved: int, *, is_waiting: bool) -> bool:
         """Say whether a beat is a sign that training goes on: an exchange has ended, or none is waited for."""
         return not self.done and (moved != self.moved or not is_waiting)
@@ -176,6 +189,15 @@ class Watch:
             f"seconds to detect {it.detect_s:.3f}, stop {it.stop_s:.3f}, choose {it.choose_s:.3f}, "
             f"form {it.form_s:.3f}, copy {it.copy_s:.3f}, first step {it.first_step_s:.3f}"
         )
+
+    def explain(self, why: str) -> None:
+        """Take note of who was gone, if so far only what others saw of that was known."""
+        if why and " is gone: " not in self.reason and self.reason != START:
+            self.reason = why
+
+    def runs_s(self, now_s: float) -> float:
+        """Return for how long the ring has run in this generation, 0 before."""
+        return now_s - self.ready_s if self.ready_s >= 0.0 else 0.0
 
     def seconds(self) -> Recovery:
         """Return how long each phase took, -1 for what has not ended."""

@@ -1,13 +1,14 @@
-"""What the processes of a ring say to each other: lines of JSON over TCP, one message each, none longer than 1 MiB.
+"""What the processes of a ring say to each other: lines of JSON over TCP (lines.py).
 
-A connection begins with a `Hello` that has the ring's secret and a role. What may follow hangs on the role.
+A connection begins with a greeting (`greeting.py`): both ends prove that they know the ring's secret. Its `Hello` has a
+role. What may follow hangs on the role.
 
 member      says   Beat, Stopped, Here, Fault, Ready, Running, Done, Leave, Tried, AskToSave
             hears  Lease, Abort, Form, Go, MaySave, Finish, Gone, Relieved
-launcher    says   Starting, Exited
+launcher    says   Starting, Exited, Ending
             hears  Declared, End
 desk        says   Coming, NoneComing, Retire
-            hears  Want, End
+            hears  Want, Hint, End
 status      hears  Report, once, and the connection is over
 
 A *desk* is where somebody brings members: the scheduler that leads. It is told of empty seats by `Want` as soon as it
@@ -18,29 +19,26 @@ it knows. Source: SPEC F8 to F10.
 The process that coordinates imports this module: standard library only.
 """
 
-import json
 from dataclasses import dataclass, field
-from typing import get_args
 
-from .typed_json import as_json, from_json
-
-MOST_BYTES = 1 << 20  # of a line
 ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{it}" for it in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
 LOST_STATUS, GONE_STATUS, RESTART_STATUS = 3, 76, 77  # a ring without members; a member without a seat; one to restart
 SILENCE_S = 10.0  # without a word: of a member it is declared gone, of its coordinator it ends itself
 BEAT_S = 1.0
 
 
-class WireError(Exception):
-    """A line that is no message."""
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Opens a connection: the coordinator's first words on it."""
+
+    nonce: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Opens a connection."""
+    """Answers the challenge."""
 
     role: str
-    secret: str
     member: int = -1
     token: str = ""  # drawn by the member's process: two processes never pass for one member
     generation: int = 0  # that its group is of
@@ -48,6 +46,15 @@ class Hello:
     fresh: bool = True  # its state is not the ring's
     store: str = ""  # HOST:PORT of the store that it offers for forming groups
     node: str = ""
+    nonce: str = ""
+    proof: str = ""  # of the secret
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The coordinator proves the secret, too."""
+
+    proof: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +246,12 @@ class Exited:
 
     member: int
     status: int
+    words: str = ""  # the error by which its script says that it ended, if its log has one
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A launcher was asked to end its members: that they go is no fault, and no news."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +328,13 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """What may be wrong with the script, for people."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recovery:
     """How the ring was formed anew, once; seconds, -1 for what has not come yet."""
 
@@ -342,56 +362,11 @@ class Report:
     gone: dict[str, str]
     recoveries: list[Recovery]
     relieved: list[int] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)  # what may be wrong with the script, at present
 
 
 Message = (
-    Hello | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | Tried | AskToSave | Lease | Abort | Form
-    | Go | MaySave | Finish | Gone | Relieved | Starting | Exited | Declared | End | Want | Coming | NoneComing | Retire
-    | Report
+    Challenge | Hello | Welcome | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | Tried | AskToSave
+    | Lease | Abort | Form | Go | MaySave | Finish | Gone | Relieved | Starting | Exited | Ending | Declared | End
+    | Want | Coming | NoneComing | Retire | Hint | Report
 )  # fmt: skip
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
-
-
-def encode(message: Message) -> bytes:
-    """Return a message as a line."""
-    return json.dumps({"kind": type(message).__name__, **as_json(message)}).encode() + b"\n"
-
-
-def decode(line: bytes) -> Message:
-    """Return the message of a line.
-
-    Raises:
-        WireError: If it is none.
-    """
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"no JSON: {line[:80]!r}") from error
-    kind = _KINDS.get(str(content.pop("kind", ""))) if isinstance(content, dict) else None
-    if kind is None:
-        raise WireError(f"no kind of message: {line[:80]!r}")
-    try:
-        message: Message = from_json(content, kind)
-    except ValueError as error:
-        raise WireError(str(error)) from error
-    return message
-
-
-class Lines:
-    """Takes bytes as they come and gives the messages that are whole."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that are whole with these bytes.
-
-        Raises:
-            WireError: If one is none; nothing that follows is of use then.
-        """
-        self._rest += data
-        *lines, rest = bytes(self._rest).split(b"\n") if b"\n" in data else [bytes(self._rest)]
-        if len(rest) > MOST_BYTES or any(len(line) > MOST_BYTES for line in lines):
-            raise WireError(f"a line of more than {MOST_BYTES} bytes")
-        self._rest = bytearray(rest)
-        return [decode(line) for line in lines]

@@ -15,9 +15,12 @@ from ...cluster.files.errors import BackendError, InputError
 from ..client import Client
 from ..files.processes import boot_id
 from .gpus import gpu_reports
+from .links.prober import Prober
 from .monitoring.checking import Checking
 from .monitoring.guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
 from .reports import NodeReport
+from .witnessing.door import Door
+from .witnessing.knocking import AskedRounds
 
 log = logging.getLogger(__name__)
 
@@ -71,19 +74,46 @@ class Fencing:
             log.error("no lease of the scheduler is left: %d processes of jobs were killed", killed)
 
 
-def report_now(fencing: Fencing | None = None, *, checks: bool = False) -> NodeReport:
-    """Return what there is to tell of this node."""
+def open_door(node: str, port: int) -> Door:
+    """Answer whoever asks whether the agent of a node lives.
+
+    Args:
+        node: Of the agent.
+        port: To listen at, 0 for any that is free.
+
+    Raises:
+        InputError: If nobody can listen there.
+    """
     try:
-        boot = boot_id()
+        return Door(node, known_boot_id(), port)
+    except OSError as error:
+        fix = "choose another --port, or -1 for none"
+        raise InputError(f"the agent cannot listen at port {port}: {error.strerror}", fix) from error
+
+
+def known_boot_id() -> str:
+    """Return what names the time since the machine's start, "" where that is not known."""
+    try:
+        return boot_id()
     except OSError:  # another system than Linux
-        boot = ""
-    attempts = None if fencing is None else fencing.attempts()
-    return NodeReport(gpus=gpu_reports(), boot_id=boot, version=version("longshore"), attempts=attempts, checks=checks)
+        return ""
+
+
+def report_now(
+    fencing: Fencing | None = None, prober: Prober | None = None, *, checks: bool = False, door: int = 0
+) -> NodeReport:
+    """Return what there is to tell of this node."""
+    attempts, probes = None if fencing is None else fencing.attempts(), None if prober is None else prober.place
+    return NodeReport(
+        gpus=gpu_reports(), boot_id=known_boot_id(), version=version("longshore"), attempts=attempts, checks=checks,
+        door=door, probes=probes,
+    )  # fmt: skip
 
 
 def report_for_ever(
-    client: Client, node: str, every_s: float, fencing: Fencing | None = None, checking: Checking | None = None
-) -> None:
+    client: Client, node: str, every_s: float, fencing: Fencing | None = None, checking: Checking | None = None,
+    door: Door | None = None, prober: Prober | None = None,
+) -> None:  # fmt: skip
     """Report until the process is stopped; a scheduler that does not answer is waited for.
 
     Args:
@@ -92,16 +122,18 @@ def report_for_ever(
         every_s: Between two reports.
         fencing: Ends what runs here when the scheduler does not answer; None to let it run on.
         checking: Runs the checks that the scheduler asks for; None to run none.
+        door: At which this agent answers; None to answer nobody, and to knock nowhere.
+        prober: Probes the links that the scheduler asks for; None to probe none.
 
     Raises:
         InputError: If the scheduler refuses the reports, as it knows no such node or the token is not an operator's.
     """
-    reached = True
+    reached, knocking = True, AskedRounds(client, node)
     while True:
         began_s, sent_s = time.monotonic(), since_start_s()
         answer = None
         try:
-            told = report_now(fencing, checks=checking is not None)
+            told = report_now(fencing, prober, checks=checking is not None, door=0 if door is None else door.port)
             answer = client.report(node, told.model_dump(mode="json", exclude_none=True))
         except BackendError as error:
             if reached:
@@ -115,4 +147,6 @@ def report_for_ever(
             fencing.take(answer, sent_s)
         if checking is not None and answer is not None:
             checking.take(answer.get("checks", ()))
+        if answer is not None:
+            knocking.take(answer.get("knocks", ()))
         time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))

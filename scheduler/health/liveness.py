@@ -6,10 +6,13 @@ about the node, never about its jobs.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
+from ..model.states import Verdict
 from ..store.database.schema import Liveness
 from ..store.rows.nodes import NodeRow
+from .witnessing.verdict import NOTHING, Evidence, verdict_of, words_of
 
 SUSPECT_MISSES, DOWN_MISSES = 3, 6  # polls without an answer, in a row
 AT_ONCE_S, AT_ONCE_SHARE, AT_ONCE_LEAST = 60.0, 0.3, 2  # nodes that fall silent together are not to blame themselves
@@ -22,7 +25,10 @@ class Judged(NamedTuple):
     at_once: frozenset[str]  # nodes that fell silent within a minute, more than can be their own fault; often none
 
 
-def judge(nodes: Sequence[NodeRow], answered_s: Mapping[str, float], now_s: float, *, polls: bool) -> Judged:
+def judge(
+    nodes: Sequence[NodeRow], answered_s: Mapping[str, float], now_s: float, *, polls: bool,
+    found: Mapping[str, Evidence] = MappingProxyType({}),
+) -> Judged:  # fmt: skip
     """Return how nodes stand after a look at them.
 
     Args:
@@ -31,10 +37,11 @@ def judge(nodes: Sequence[NodeRow], answered_s: Mapping[str, float], now_s: floa
         now_s: The present.
         polls: Whether an answer is due, so that one that has not come is missed. A scheduler that was held up itself
             has missed one poll, however long it took.
+        found: At the doors of agents that are silent.
     """
     heard = [_heard(row, answered_s.get(row.name, 0.0), polls=polls) for row in nodes]
     silent = at_once([(row.seen_s, row.name) for row in heard if row.misses >= SUSPECT_MISSES], len(heard))
-    return Judged([_named(row, silent, now_s) for row in heard], silent)
+    return Judged([_named(row, silent, found.get(row.name, NOTHING), now_s) for row in heard], silent)
 
 
 def _heard(row: NodeRow, answered_s: float, *, polls: bool) -> NodeRow:
@@ -62,14 +69,28 @@ def at_once(troubled: Iterable[tuple[float, str]], nodes: int) -> frozenset[str]
     return frozenset(found)
 
 
-def _named(row: NodeRow, at_once: frozenset[str], now_s: float) -> NodeRow:
-    liveness = _liveness(row, at_once)
+def _named(row: NodeRow, at_once: frozenset[str], found: Evidence, now_s: float) -> NodeRow:
+    verdict = verdict_of(found)
+    liveness = _liveness(row, at_once, verdict)
+    if liveness is Liveness.UP:
+        row = row._replace(verdict=Verdict.NONE, found="")
+    else:
+        row = row._replace(verdict=_verdict(row, liveness, verdict), found=words_of(found) or row.found)
     return row if liveness is row.liveness else row._replace(liveness=liveness, since_s=now_s)
 
 
-def _liveness(row: NodeRow, at_once: frozenset[str]) -> Liveness:
+def _liveness(row: NodeRow, at_once: frozenset[str], verdict: Verdict) -> Liveness:
+    was_down = row.liveness is Liveness.DOWN
     if row.misses < SUSPECT_MISSES:
         return Liveness.UP
-    if row.misses < DOWN_MISSES or row.name in at_once or (at_once and row.liveness is not Liveness.DOWN):
+    if row.name in at_once or (at_once and not was_down):
         return Liveness.SUSPECT
-    return Liveness.DOWN
+    return Liveness.DOWN if was_down or row.misses >= DOWN_MISSES or verdict is Verdict.GONE else Liveness.SUSPECT
+
+
+def _verdict(row: NodeRow, liveness: Liveness, verdict: Verdict) -> Verdict:
+    """Return what a node counts as: as long as it is down, what was concluded stands until something else is."""
+    if liveness is not Liveness.DOWN:
+        return Verdict.NONE
+    before = row.verdict if row.liveness is Liveness.DOWN else Verdict.NONE
+    return before if verdict is Verdict.NONE or (before.is_dead and verdict.is_dead) else verdict

@@ -23,8 +23,6 @@ from ..store.opening import Store
 from ..store.rows.nodes import (
     ALARM,
     CHANGE,
-    FAULTY,
-    HEALTHY,
     GpuRow,
     NodeRow,
     list_gpus,
@@ -34,16 +32,19 @@ from ..store.rows.nodes import (
 )
 from ..store.rows.reservations import held_gpus
 from .accusing import Accusers
+from .links.table import LinkTable
 from .liveness import SUSPECT_MISSES, judge
-from .monitoring.leases import FENCED, Leases
+from .monitoring.leases import Leases
+from .monitoring.node_events import WRITER, fenced, gpu_turned, told_of
 from .reports import Report, Reports
 from .step_monitor import StepMonitor
+from .witnessing.knocking import OwnRounds
+from .witnessing.witnesses import Witnesses
 
 log = logging.getLogger(__name__)
 
 POLL_S = 5.0  # between two answers of a node that are waited for
 KEEP_S = 60.0  # between two times that last answers are written to the store if nothing else changes
-WRITER = "monitor"
 
 
 class Health(NamedTuple):
@@ -80,7 +81,10 @@ class Monitor:
         self._backend, self._name, self._layout, self._types, self._poll_s = backend, name, layout, types, poll_s
         self.fleet = Fleet(layout.nodes, {node: types.get(node, "") for node in layout.nodes})
         self.reports = Reports()
+        self.links = LinkTable(self.reports.probe_places)
         self.steps = StepMonitor(backend, types)
+        self.witnesses = Witnesses()
+        self._own_rounds = OwnRounds(self.witnesses)
         self.health = Health()
         self._fence: int | None = None  # token under which all this was taken up
         self._rows: dict[str, NodeRow] = {}
@@ -158,17 +162,19 @@ class Monitor:
         before = [row._replace(agent_s=None, guarded=False) if row.name in dismissed else row for row in before]
         answered_s = {row.name: _answered_s(row, seen[row.name]) for row in before}
         answered_s |= {name: self._rows[name].seen_s for name, may in held.items() if strangers(reports.get(name), may)}
-        judged = judge(before, answered_s, now_s, polls=polls)
+        found = self.witnesses.look(reports, time.monotonic(), polls=polls)
+        self._own_rounds.turn()
+        judged = judge(before, answered_s, now_s, polls=polls, found=found)
         alarms = [self._alarm(judged.at_once, now_s)] if judged.at_once and not self._at_once else []
         alarms += self._accuse(seen, reports, now_s)
-        fenced = self._fenced_of(judged.nodes)
-        alarms += [_fenced(name, now_s) for name in sorted(fenced - self._fenced)]
+        run_out = self._fenced_of(judged.nodes)
+        alarms += [fenced(name, now_s) for name in sorted(run_out - self._fenced)]
         faulty = frozenset(
             place for row in judged.nodes for place in self._faulty_of(row, seen[row.name], reports.get(row.name))
         )
         self._write(store, judged.nodes, faulty, alarms, now_s)
         self._rows, self._faulty, self._at_once = {row.name: row for row in judged.nodes}, faulty, judged.at_once
-        self._fenced = fenced
+        self._fenced = run_out
         self._polled_s = now_s if polls else self._polled_s
         self._full = frozenset(node.name for node in seen.values() if not node.takes_jobs)
 
@@ -224,8 +230,8 @@ class Monitor:
         keeps = not 0.0 <= now_s - self._kept_s < KEEP_S
         changed = [row for row in rows if keeps or _differs(known.get(row.name), row)]
         gpus = [GpuRow(*place, place not in faulty, now_s) for place in sorted(faulty ^ self._faulty)]
-        turned = [row for row in changed if row.name in known and row.liveness is not known[row.name].liveness]
-        events = [*alarms, *(_turned(known[row.name], row, now_s) for row in turned), *(_gpu_turned(it) for it in gpus)]
+        turned = [event for row in changed if row.name in known for event in told_of(known[row.name], row, now_s)]
+        events = [*alarms, *turned, *map(gpu_turned, gpus)]
         if not (changed or gpus or events):
             return
         for event in events:
@@ -276,11 +282,6 @@ def strangers(report: Report | None, may: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in report.told.attempts if name not in may)
 
 
-def _fenced(node: str, now_s: float) -> NewEvent:
-    text = f"{node} is fenced: its lease has run out, so its agent has killed what ran there"
-    return NewEvent(CHANGE, WRITER, now_s, now=FENCED, cause=text, data={"node": node})
-
-
 def _afresh(row: NodeRow) -> NodeRow:
     """Return a node as another scheduler goes on with it; one that was not there itself has missed nothing."""
     most = {Liveness.UP: 0, Liveness.SUSPECT: SUSPECT_MISSES}
@@ -297,19 +298,3 @@ def _differs(was: NodeRow | None, row: NodeRow) -> bool:
     if was is None or (was.agent_s is None) != (row.agent_s is None):
         return True
     return row._replace(seen_s=was.seen_s, misses=was.misses, agent_s=was.agent_s) != was
-
-
-def _turned(was: NodeRow, row: NodeRow, now_s: float) -> NewEvent:
-    missed = f"has not answered {row.misses} times" if row.misses else "answers again"
-    return NewEvent(
-        CHANGE, WRITER, now_s, was=was.liveness.value, now=row.liveness.value,
-        cause=f"{row.name} is {row.liveness}: it {missed}", data={"node": row.name, "seen_s": row.seen_s},
-    )  # fmt: skip
-
-
-def _gpu_turned(row: GpuRow) -> NewEvent:
-    words = (FAULTY, HEALTHY) if row.healthy else (HEALTHY, FAULTY)
-    return NewEvent(
-        CHANGE, WRITER, row.since_s, was=words[0], now=words[1], cause=f"{row.node}: GPU {row.gpu} is {words[1]}",
-        data={"node": row.node, "gpu": row.gpu},
-    )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 from pydantic import ConfigDict, Field, field_validator
 
 from ...cluster.files.exact_types import ExactTypes
+from .links.messages import ProbePlace
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 BOOT_WORDS = "At most 64 characters: digits, a to f and -."
@@ -46,6 +47,8 @@ class NodeReport(_Told):
     attempts: Annotated[tuple[AttemptName, ...], Field(max_length=4096)] | None = None
     version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$", description=VERSION_WORDS)] = ""  # the agent's
     checks: bool = False  # whether the agent runs the checks that it is asked for
+    door: Annotated[int, Field(ge=0, le=65535)] = 0  # port at which it says that it lives; 0 for none
+    probes: ProbePlace | None = None  # where the agent listens for probes of links; none if it does not
 
     @field_validator("gpus")
     @classmethod
@@ -104,6 +107,10 @@ class Reports:
         """Return the last report of each node."""
         with self._lock:
             return self._last.copy()
+
+    def probe_places(self) -> dict[str, ProbePlace]:
+        """Return where agents listen for probes, by node."""
+        return {node: it.told.probes for node, it in self.last().items() if it.told.probes is not None}
 
     def dismissed(self) -> frozenset[str]:
         """Return the nodes whose agents nobody waits for."""

@@ -102,6 +102,7 @@ class Figures(NamedTuple):
     step_s: float | None  # None before the first steps have ended
     average: Average | None = None  # of its iterations, None before the first that counts
     slowest: str = ""  # node that the average is of, "" without one
+    computed_s: tuple[float | None, ...] = ()  # mean of the last computing times of each rank, None where none was told
 
 
 class _Followed:
@@ -299,7 +300,8 @@ class StepMonitor:
 def _figures(one: _Followed) -> Figures:
     average = average_of(one.watch.times)
     slowest = "" if average is None else one.nodes[average.rank]
-    return Figures(one.watch.step, one.watch.present_s(), average, slowest)
+    computed_s = tuple(it.compute_s for it in one.watch.times)
+    return Figures(one.watch.step, one.watch.present_s(), average, slowest, computed_s)
 
 
 def _detector_of(attempt: str, wanted: str) -> Detector | None:

@@ -66,6 +66,7 @@ def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
             float(cluster.intra_bytes_per_s[nodes[taken > 1]].min(initial=np.inf)),
             float(cluster.nic_bytes_per_s[nodes].min()),
             float(cluster.uplink_bytes_per_s[racks].min()) if racks.size > 1 else np.inf,
+            0,
         )
     )  # fmt: skip
 

@@ -4,15 +4,16 @@ Source: SPEC F5 to F7; the simulator's side is cluster/simulator/handling/seats.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.model.topology import Cluster
-from ...cluster.switching.links import link_bytes_per_s
+from ...cluster.switching.links import believed_bytes_per_s, link_bytes_per_s
 from ...cluster.switching.replacement import (
     FORMULAS,
     RING,
@@ -28,6 +29,9 @@ from ...cluster.switching.replacement import (
 )
 from .cluster_mirror import ClusterMirror
 from .standing import ROW
+
+Measured = Mapping[tuple[int, int], float]  # bytes/s from one node to another
+NOTHING: Measured = MappingProxyType({})
 
 
 class Ring(NamedTuple):
@@ -52,12 +56,14 @@ class Free(NamedTuple):
 
 
 class Considered(NamedTuple):
-    """A candidate with its iteration times in seconds, inf if nobody can tell."""
+    """A candidate with its iteration times in seconds, inf if nobody can tell, and the bandwidths they rest on."""
 
     gpu: int
     source_s: float  # T(x) of SPEC F6
     ring_s: float  # T*(x), of the whole ring
     compute_s: float
+    from_previous_bytes_per_s: float
+    to_next_bytes_per_s: float
 
 
 class Choice(NamedTuple):
@@ -90,7 +96,7 @@ def free_for(mirror: ClusterMirror, job: str, without: Collection[int] = ()) -> 
     return Free(gpus, hazard[gpus])
 
 
-def choose_for(cluster: Cluster, ring: Ring, free: Free, formula: int) -> Choice:
+def choose_for(cluster: Cluster, ring: Ring, free: Free, formula: int, measured: Measured = NOTHING) -> Choice:
     """Return which free GPU takes the seat.
 
     Args:
@@ -98,35 +104,67 @@ def choose_for(cluster: Cluster, ring: Ring, free: Free, formula: int) -> Choice
         ring: That lacks a member.
         free: Who could come.
         formula: Of a candidate's iteration time, SOURCE or RING.
+        measured: Bandwidths that were measured; the others are reckoned.
 
     Source: SPEC F6, F7.
     """
     if not free.gpus.size or not ring.nodes:
         return Choice(-1, ())
-    vacancy, candidates = vacancy_of(cluster, ring), _candidates_of(cluster, ring, free, formula)
+    vacancy = vacancy_of(cluster, ring, measured)
+    candidates = _candidates_of(cluster, ring, free, formula, measured)
     chosen = choose(vacancy, candidates, formula)
     return Choice(int(free.gpus[chosen]) if chosen >= 0 else -1, tuple(_considered(vacancy, candidates, free)))
 
 
-def vacancy_of(cluster: Cluster, ring: Ring) -> Vacancy:
+def best_of(
+    cluster: Cluster, ring: Ring, free: Free, formula: int, most: int, measured: Measured = NOTHING
+) -> Iterator[int]:  # fmt: skip
+    """Yield the GPUs that would take the seat, each if there were none of those before it; at most so many."""
+    for _ in range(most):
+        gpu = choose_for(cluster, ring, free, formula, measured).gpu
+        if gpu < 0:
+            return
+        yield gpu
+        free = without(free, [gpu])
+
+
+def neighbours(ring: Ring) -> tuple[int, int]:
+    """Return the nodes of the members before and behind the seat."""
+    return ring.nodes[ring.gap - 1], ring.nodes[ring.gap % len(ring.nodes)]
+
+
+def without(free: Free, gpus: Collection[int]) -> Free:
+    """Return the others."""
+    kept = ~np.isin(free.gpus, list(gpus))
+    return Free(free.gpus[kept], free.hazard_per_s[kept])
+
+
+def bytes_per_s(cluster: Cluster, node: int, other: int, measured: Measured = NOTHING) -> float:
+    """Return the bandwidth between two nodes, or within one: as it was measured, or else by the cluster file."""
+    reckoned = float(link_bytes_per_s(cluster, node, other))
+    told = measured.get((node, other))
+    return reckoned if told is None or node == other else believed_bytes_per_s(reckoned, told)
+
+
+def vacancy_of(cluster: Cluster, ring: Ring, measured: Measured = NOTHING) -> Vacancy:
     """Return the ring as `choose` takes it: the slowest link is that of all neighbours but those around the seat."""
     order = [*ring.nodes[ring.gap :], *ring.nodes[: ring.gap]]  # begins behind the seat, and ends before it
-    links = [float(link_bytes_per_s(cluster, node, after)) for node, after in pairwise(order)]
+    links = [bytes_per_s(cluster, node, after, measured) for node, after in pairwise(order)]
     longest_s = ring.compute_s * ring.share
     return Vacancy(ring.seats, ring.volume_bytes, ring.average_s, longest_s, min(links, default=math.inf))
 
 
-def with_which_faster(cluster: Cluster, ring: Ring, free: Free) -> Free:
+def with_which_faster(cluster: Cluster, ring: Ring, free: Free, measured: Measured = NOTHING) -> Free:
     """Return the GPUs with which a ring would be faster that runs on its living members alone.
 
     What nobody can tell speaks for a GPU.
     """
     if not ring.compute_s > 0.0 or not ring.nodes or not free.gpus.size:
         return free
-    joined, alone = vacancy_of(cluster, ring), len(ring.nodes)
+    joined, alone = vacancy_of(cluster, ring, measured), len(ring.nodes)
     without = joined._replace(seats=alone, rest_compute_s=ring.compute_s * (ring.share * ring.seats / alone))
-    closing = float(link_bytes_per_s(cluster, ring.nodes[ring.gap - 1], ring.nodes[ring.gap % alone]))
-    candidates = _candidates_of(cluster, ring, free, RING)
+    closing = bytes_per_s(cluster, *neighbours(ring), measured)
+    candidates = _candidates_of(cluster, ring, free, RING, measured)
     alike = np.isin(cluster.node_type[cluster.gpu_node[free.gpus]], cluster.node_type[list(ring.nodes)])
     links = candidates.from_previous_bytes_per_s, candidates.to_next_bytes_per_s
     kept = [
@@ -136,7 +174,7 @@ def with_which_faster(cluster: Cluster, ring: Ring, free: Free) -> Free:
     return Free(free.gpus[kept], free.hazard_per_s[kept])
 
 
-def _candidates_of(cluster: Cluster, ring: Ring, free: Free, formula: int) -> Candidates:
+def _candidates_of(cluster: Cluster, ring: Ring, free: Free, formula: int, measured: Measured) -> Candidates:
     nodes = cluster.gpu_node[free.gpus].tolist()
     kinds, peak = cluster.node_type[nodes], cluster.peak_flops[nodes]
     peak_of = {int(kind): float(cluster.peak_flops[node]) for node, kind in enumerate(cluster.node_type)}
@@ -145,13 +183,13 @@ def _candidates_of(cluster: Cluster, ring: Ring, free: Free, formula: int) -> Ca
     demand = typical_flops(records) if formula == SOURCE and math.isnan(ring.demand_flops) else ring.demand_flops
     whole = compute_times_s(recorded, peak, demand, records, formula)
     usual_s, sure_s = (it * ring.share for it in whole)
-    before, after = ring.nodes[ring.gap - 1], ring.nodes[ring.gap % len(ring.nodes)]
+    before, after = neighbours(ring)
     return Candidates(
         usual_s,
         sure_s,
         peak,
-        np.array([float(link_bytes_per_s(cluster, before, node)) for node in nodes]),
-        np.array([float(link_bytes_per_s(cluster, node, after)) for node in nodes]),
+        np.array([bytes_per_s(cluster, before, node, measured) for node in nodes]),
+        np.array([bytes_per_s(cluster, node, after, measured) for node in nodes]),
         free.hazard_per_s,
     )
 
@@ -164,6 +202,7 @@ def _considered(vacancy: Vacancy, candidates: Candidates, free: Free) -> list[Co
             float(source_iteration_s(vacancy, compute_s, *around)),
             float(ring_iteration_s(vacancy, compute_s, *around)),
             float(compute_s),
+            *map(float, around),
         )
         for gpu, compute_s, *around in zip(free.gpus, candidates.compute_s, *links, strict=True)
     ]

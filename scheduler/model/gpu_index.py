@@ -19,6 +19,9 @@ class Layout:
         gpus: Of each node.
         types: Number of the node type of each; all of the first if left out.
         offers: Of the node types.
+
+    Raises:
+        ValueError: If a node is of a type that offers nothing: it would suit no job.
     """
 
     def __init__(
@@ -27,6 +30,8 @@ class Layout:
         self.nodes = dict(zip(nodes, gpus, strict=True))
         self._type = dict(zip(nodes, types or [0] * len(nodes), strict=True))
         self._offers = offers
+        if max(self._type.values(), default=0) >= len(offers):
+            raise ValueError(f"{len(offers)} node types are described, and nodes are of others")
         self._gpus_of_type = Counter[int]()
         for node, count in self.nodes.items():
             self._gpus_of_type[self._type[node]] += count

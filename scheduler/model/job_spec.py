@@ -4,6 +4,7 @@ Source: SPEC K9.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from ...cluster.files.exact_types import ExactTypes
 from ...cluster.files.registered_name import RegisteredName
 from ...cluster.model.needs import ANYTHING, Needs
+from ...cluster.model.training_plan import PlanFile
 from .tries import DEFAULT_TRIES, NO_PROGRESS, Tries
 
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
@@ -33,6 +35,8 @@ Secret = Annotated[Text, Field(json_schema_extra={"writeOnly": True})]
 NAME_WORDS = "1 to 40 small letters, digits and -, the first and the last no -."
 IMAGE_WORDS = "Text of at most 512 characters, none of them zero."
 MOST_GPUS = 1_000_000
+PLAN_VARIABLE = "LONGSHORE_PLAN"  # by which ranks get it
+MOST_PLAN_BYTES = 100_000  # of a plan: its ranks get it in their environment, which holds 128 KiB at most
 VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
@@ -148,6 +152,7 @@ class JobFile(_Section):
     dtype: Dtype = Field("fp32", exclude_if=lambda it: it == "fp32")  # that it computes in, and its GPUs are checked in
     # By which its ranks exchange, and its links are checked
     collectives: Collectives = Field("gloo", exclude_if=lambda it: it == "gloo")
+    plan: PlanFile | None = Field(None, exclude_if=_is_none)  # what each rank does (docs/planner.md)
     retry: Retry = Retry()
     health: Health = Health()
 
@@ -172,10 +177,11 @@ class JobFile(_Section):
         if not isinstance(content, Mapping) or content.get("gpus") is not None:
             return content
         try:
-            shape = Shape.model_validate(content.get("shape"))
+            if content.get("shape") is not None:
+                return {**content, "gpus": Shape.model_validate(content["shape"]).gpus}
+            return {**content, "gpus": PlanFile.model_validate(content.get("plan")).ranks}
         except ValidationError:  # which is told of the field itself
             return content
-        return {**content, "gpus": shape.gpus}
 
     @model_validator(mode="after")
     def _has_use_for_spares(self) -> "JobFile":
@@ -187,6 +193,29 @@ class JobFile(_Section):
             raise ValueError("a shape says where all GPUs lie, so there are none beside; leave `spares` or `shape` out")
         return self
 
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _is_no_option(cls, shape: object) -> object:
+        if isinstance(shape, str) and (parts := re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", shape)):
+            nodes, each = parts.groups()
+            raise ValueError(f"{shape} is how the option has it; write {{nodes: {nodes}, gpus_per_node: {each}}}")
+        return shape
+
+    @field_validator("plan")
+    @classmethod
+    def _is_for_its_gpus(cls, plan: PlanFile | None, told: ValidationInfo) -> PlanFile | None:
+        if plan is None:
+            return None
+        gpus = told.data.get("gpus")
+        if gpus is not None and gpus != plan.ranks:
+            raise ValueError(f"the plan is for {plan.ranks} GPUs, not for the {gpus} of `gpus`; leave `gpus` out")
+        if told.data.get("failover") == "switch":
+            raise ValueError("ranks of a plan cannot change their seats; use `failover: restart`")
+        size = len(plan_text(plan).encode())
+        if size > MOST_PLAN_BYTES:
+            raise ValueError(f"the plan takes {size} bytes of {MOST_PLAN_BYTES}; give its layers shorter names")
+        return plan
+
     @field_validator("shape")
     @classmethod
     def _add_up(cls, shape: Shape | None, told: ValidationInfo) -> Shape | None:
@@ -194,6 +223,11 @@ class JobFile(_Section):
         if shape is not None and gpus is not None and gpus != shape.gpus:
             raise ValueError(f"{shape.words}: these are not the {gpus} of `gpus`; leave `gpus` out")
         return shape
+
+
+def plan_text(plan: PlanFile) -> str:
+    """Return a plan as its ranks get it."""
+    return plan.model_dump_json(exclude_defaults=True)
 
 
 class External(_Section):

@@ -99,3 +99,18 @@ ATTEMPT_CHANGES: dict[AttemptState, dict[AttemptState, str]] = {
 
 FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})  # nothing leaves them by itself
 OPEN_ATTEMPTS = frozenset(ATTEMPT_CHANGES) - {AttemptState.RELEASED, AttemptState.CLOSED}
+
+
+class Verdict(StrEnum):
+    """What was found at the agent of a node from which nothing is heard."""
+
+    NONE = ""  # nobody looked, or nothing can be concluded
+    REACHED = "reached"  # somebody reaches the agent: only its words do not arrive
+    STUCK = "stuck"  # its machine takes connections, its agent says nothing
+    GONE = "fast"  # dead: all who knock are refused, so the agent's process is gone
+    SILENT = "slow"  # dead: it has been silent for long, and nobody who knocks gets through
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the node counts as dead."""
+        return self in (Verdict.GONE, Verdict.SILENT)

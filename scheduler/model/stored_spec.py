@@ -13,7 +13,7 @@ from ...cluster.files.errors import LongshoreError
 from .job_spec import StoredJob
 
 # What a job runs, and on what: with another value it would be another job, so that nobody puts one in its place.
-ESSENTIAL = ("command", "folder", "environment", "image", "shape", "needs", "external")
+ESSENTIAL = ("command", "folder", "environment", "image", "shape", "needs", "plan", "external")
 NEAREST = {"greater_than_equal": "ge", "less_than_equal": "le"}  # kinds of problems, and where the bound stands
 ROUNDS = 8  # of mending: one shows what the one before hid
 

@@ -108,18 +108,25 @@ def class_of(status: Status) -> tuple[ExitClass, str]:
     if status.by is EndedBy.OUT_OF_MEMORY:
         killed = _killed_for_memory(status.ends) or first
         return ExitClass.RESOURCE, f"rank {killed.rank} was killed as memory ran out"
-    return _class_of_rank(first)
+    return _class_of_rank(first, status.words)
 
 
-def _class_of_rank(first: RankEnd) -> tuple[ExitClass, str]:
-    """Return the class of an end that a rank explains, and its cause in words."""
+def _class_of_rank(first: RankEnd, error: str) -> tuple[ExitClass, str]:
+    """Return the class of an end that a rank explains, and its cause in words.
+
+    Args:
+        first: The end.
+        error: By which the rank's log says why, "" if nobody knows.
+    """
     rank = f"rank {first.rank}"
     if first.signal:
         known = first.signal in AMBIGUOUS_SIGNALS
         return ExitClass.AMBIGUOUS if known else ExitClass.USER, f"{rank} was ended by signal {first.signal}"
     if first.code == TEMPFAIL:
         return ExitClass.AGAIN, f"{rank} asked to be run again (exit code {TEMPFAIL})"
-    return ExitClass.USER, f"{rank} ended with exit code {first.code}"
+    if error.startswith("the ring is lost"):  # Its ranks are one to the backend.
+        return ExitClass.USER, f"{error} (exit code {first.code})"
+    return ExitClass.USER, f"{rank} ended with exit code {first.code}" + (f": {error}" if error else "")
 
 
 def outcome_of(

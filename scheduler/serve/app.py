@@ -15,7 +15,7 @@ from ..api.http.bodies import BodyLimit
 from ..api.http.problems import EVERYWHERE, Problem, answer_with_problems
 from ..api.http.stream_slots import StreamSlots
 from ..api.http.token_cache import Known
-from ..api.monitoring import faults, quarantine, rings, training
+from ..api.monitoring import cluster, faults, quarantine, rings, sub_tasks, training
 from ..api.routes import (
     browser_links,
     checkpoints,
@@ -38,7 +38,8 @@ from ..service.service import Service
 
 ROUTERS = (
     submitting.router, jobs.router, listing.router, retrying.router, history.router, checkpoints.router, logs.router,
-    rings.router, faults.router, training.router, changes.router, nodes.router, quarantine.router, tokens.router,
+    rings.router, faults.router, training.router, sub_tasks.router, cluster.router,
+    changes.router, nodes.router, quarantine.router, tokens.router,
     browser_links.router, unknown.router, health.router,
 )  # fmt: skip
 

@@ -63,11 +63,22 @@ class Twin:
         return bool(sim.state.finished[ROW] == sim.scenarios.jobs[ROW])
 
     def run(self) -> None:
-        """Let the scheduler look at each moment at which something happens, until all jobs have ended."""
+        """Let the scheduler look at each moment at which something happens, until all jobs have ended.
+
+        Raises:
+            RuntimeError: If the scheduler gives up a job that the simulation has not ended: that would wait for ever.
+        """
         self.tick()
         while not self.is_over:
             self.live_on()
             self.tick()
+            self._check_all_live()
+
+    def _check_all_live(self) -> None:
+        sim, cache = self.backend.sim, self.scheduler.cache
+        unfinished = int(sim.state.submitted[ROW]) - int(sim.state.finished[ROW])
+        if cache is not None and len(cache.jobs) < unfinished:
+            raise RuntimeError(f"of {unfinished} jobs that have not ended the scheduler has given up some")
 
     def tick(self) -> None:
         """Let the scheduler do all that is to be done now."""

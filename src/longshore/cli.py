@@ -18,7 +18,7 @@ from .scheduler.commands.adding import add_commands
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "obj": adding.plan_job},
     help="Place deep-learning training jobs on the GPUs of shared, mixed, fault-prone clusters.",
     epilog="Begin with `longshore serve`, and `longshore submit` in a second terminal. Durations are written 30s, 15m, "
     "2h or 3d.",

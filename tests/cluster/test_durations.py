@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.files.durations import UNITS_S, duration_text, seconds_of
+from longshore.cluster.files.durations import UNITS_S, duration_text, exact_text, seconds_of
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,15 @@ def test_parts_of_a_duration_add_up(parts: list[tuple[int, str]]) -> None:
 )
 def test_a_duration_is_told_in_its_two_largest_units(duration_s: float, text: str) -> None:
     assert duration_text(duration_s) == text
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [
+        (86400.0, "1d 00h"), (7500.0, "2h 05m"), (7230.0, "2h 30s"), (90.5, "1m 30.5s"), (0.25, "0.25s"),
+        (90061.0, "1d 1h 1m 1s"), (12.0, "12s"), (0.0, "0s"),
+    ],
+)  # fmt: skip
+def test_a_duration_that_somebody_named_is_told_with_nothing_left_out(duration_s: float, text: str) -> None:
+    assert exact_text(duration_s) == text
+    assert seconds_of(text.replace(" ", "")) == pytest.approx(duration_s)

@@ -9,7 +9,7 @@ from longshore.cluster.state.state import INDEX_FROM
 from tests.compiled_runs import run_heuristic, run_script
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted
-from tests.strategies import Case, cases, needy_cases
+from tests.strategies import Case, cases, needy_cases, planned_cases
 
 SAME = 1e-9  # relative; sums are added up in another order
 Run = tuple[list[Event], Outcome]
@@ -25,7 +25,7 @@ def agree(got: Run, expected: Run) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(
-    cases() | needy_cases(),
+    cases() | needy_cases() | planned_cases(),
     st.integers(0, 2**32 - 1),
     st.sampled_from((0.0, 0.3, 0.7)),
     st.sampled_from((1, 4, INDEX_FROM)),
@@ -38,13 +38,13 @@ def test_any_decisions_lead_to_the_events_of_the_reference(
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @settings(deadline=None, max_examples=40)
-@given(case=cases() | needy_cases())
+@given(case=cases() | needy_cases() | planned_cases())
 def test_a_heuristic_leads_to_the_events_of_its_plain_version(case: Case, name: str) -> None:
     agree(run_heuristic(case, name), simulate(*case, POLICIES[name]))
 
 
 @pytest.mark.parametrize("name", ["eft", "eft-hazard", "eft-wait", "patient"])
 @settings(deadline=None, max_examples=30)
-@given(case=cases(nodes=(9, 12)) | needy_cases(nodes=(9, 12)))
+@given(case=cases(nodes=(9, 12)) | needy_cases(nodes=(9, 12)) | planned_cases(nodes=(9, 12)))
 def test_sets_of_many_nodes_are_those_of_the_plain_version(case: Case, name: str) -> None:
     agree(run_heuristic(case, name), simulate(*case, POLICIES[name]))

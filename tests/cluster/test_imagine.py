@@ -21,7 +21,7 @@ from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import at_first_decision, compiled
 from tests.policies_under_test import untrained_candidates
-from tests.strategies import Case, cases
+from tests.strategies import Case, cases, planned_cases
 from tests.test_reference import hand_case
 
 FUTURES = 4000
@@ -58,7 +58,7 @@ def everything(sim: Simulation) -> dict[str, bytes]:
     ("base", "horizon"), [(HEURISTICS["patient"], None), (untrained_candidates(waiting=True, time_to_go="jct"), 2)]
 )
 @settings(max_examples=25)
-@given(case=cases(), decisions=st.integers(0, 15))
+@given(case=cases() | planned_cases(), decisions=st.integers(0, 15))
 def test_trying_candidates_out_leaves_the_real_simulation_untouched_to_the_byte(
     case: Case, decisions: int, base: Base, horizon: int | None
 ) -> None:

@@ -19,7 +19,7 @@ from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
 from longshore.envs.stepping import GPU_ACTION, NODE_ACTION, write_mask
 from tests.compiled_runs import compiled
-from tests.strategies import Case, cases, needy_cases
+from tests.strategies import Case, cases, needy_cases, planned_cases
 
 ROWS = 8
 BACKFILLING = ("easy", "easy-shortest", "shortest")
@@ -96,6 +96,28 @@ def test_open_is_what_some_placement_that_keeps_the_reservation_has(case: Case, 
                 is_hopeful = is_hopeful or bool(expected) or is_open != usable(sim, action)
             else:
                 assert is_open == usable(sim, action)
+            picked = (*picked, rng.choice(is_open))
+            pick(sim, action, picked)
+        start(sim, 0)
+
+
+@settings(max_examples=60)
+@given(
+    planned_cases(nodes=(2, 4)),
+    st.sampled_from(BACKFILLING),
+    st.sampled_from((NODE_ACTION, GPU_ACTION)),
+    st.randoms(),
+)
+def test_to_a_job_with_a_plan_no_placement_is_closed_that_would_do(case: Case, order: str, action: int, rng) -> None:  # type: ignore[no-untyped-def]
+    sim = compiled(under(case, order))
+    reset(sim, 0, case.row)
+    while advance(sim, 0):
+        picked: tuple[int, ...] = ()
+        while sim.state.need[0] > 0:
+            is_open = mask_of(sim, action)
+            assert is_open
+            if has_reservation(sim, 0):
+                assert set(keeping(sim, action, picked) or ()) <= set(is_open)
             picked = (*picked, rng.choice(is_open))
             pick(sim, action, picked)
         start(sim, 0)

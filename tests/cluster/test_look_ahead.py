@@ -20,7 +20,7 @@ from tests.deep_cases import wide_case
 from tests.envs.plain_features import Decision
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import Ahead, decisions, listed, look_ahead
-from tests.strategies import Case, cases, needy_cases
+from tests.strategies import Case, cases, needy_cases, planned_cases
 from tests.test_reference import hand_case
 
 
@@ -58,7 +58,7 @@ def agree(batches: Iterator[Batch]) -> int:
 
 
 @settings(max_examples=60)
-@given(cases() | cases(nodes=(9, 12)) | needy_cases(), st.integers(0, 2**32 - 1))
+@given(cases() | cases(nodes=(9, 12)) | needy_cases() | planned_cases(), st.integers(0, 2**32 - 1))
 def test_jobs_ahead_are_those_of_the_plain_version(case: Case, seed: int) -> None:
     agree(decisions(problem_of(case), case.row, seed))
 

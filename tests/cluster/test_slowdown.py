@@ -29,12 +29,15 @@ def slowdown(
         reference_nic_bytes_per_s=number(reference),
     )  # fmt: skip
     scenarios = SimpleNamespace(
-        compute_s=np.array([[compute_s]]), parameter_bytes=np.array([[parameter_bytes]]), gpus=np.array([[gpus]])
+        compute_s=np.array([[compute_s]]),
+        parameter_bytes=np.array([[parameter_bytes]]),
+        gpus=np.array([[gpus]]),
+        pipeline=np.zeros((1, 0)),
     )
     plain: Callable[..., float] = getattr(slowdown_of, "py_func", slowdown_of)
     with np.errstate(all="ignore"):
         links = (number(link), number(link), number(link))
-        return float(plain(SimpleNamespace(rules=rules, scenarios=scenarios), 0, 0, nodes, number(speed), *links))
+        return float(plain(SimpleNamespace(rules=rules, scenarios=scenarios), 0, 0, nodes, number(speed), *links, 0))
 
 
 @given(
@@ -69,6 +72,6 @@ def test_a_compiled_slowdown_is_bounded_as_a_plain_one(compute_s: float) -> None
     sim = compiled(busy_case(ring=True))
     sim.scenarios.compute_s[0, 0], sim.scenarios.parameter_bytes[0, 0], sim.scenarios.gpus[0, 0] = compute_s, 0.0, 4
 
-    found = slowdown_of(sim, 0, 0, 2, 2.0, 1e9, 1e9, 1e9)
+    found = slowdown_of(sim, 0, 0, 2, 2.0, 1e9, 1e9, 1e9, 0)
 
     assert 0.0 < found < math.inf

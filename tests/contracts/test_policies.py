@@ -15,7 +15,7 @@ from longshore.cluster.state.state import Simulation
 from longshore.testing import check_policy
 from longshore.testing.policies import check_decisions, check_knowledge, check_patience, check_words
 from tests.policies_under_test import POLICIES
-from tests.strategies import Case, cases, needy_cases
+from tests.strategies import Case, cases, needy_cases, planned_cases
 
 DRAW_FROM_THE_SEED = {"random", "best-of-random"}
 
@@ -36,14 +36,14 @@ def test_a_policy_says_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 @settings(deadline=None, max_examples=10)
-@given(case=cases() | needy_cases())
+@given(case=cases() | needy_cases() | planned_cases())
 def test_a_policy_picks_what_the_job_needs_changes_nothing_else_and_runs_as_it_places(case: Case, name: str) -> None:
     check_decisions(POLICIES[name], problem_of(case), case.row)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @settings(deadline=None, max_examples=5)
-@given(case=cases() | needy_cases())
+@given(case=cases() | needy_cases() | planned_cases())
 def test_a_policy_does_not_wait_where_waiting_is_off(case: Case, name: str) -> None:
     check_patience(POLICIES[name], problem_of(case), case.row)
 

@@ -21,6 +21,7 @@ from tests.plain_candidates import (
     node_hazard_per_s,
     usable_after,
 )
+from tests.reference_state import least_slowdown
 
 NO_COMPLETION = (1.0, 1.0)  # of features that only the other observation has
 
@@ -107,6 +108,8 @@ def _least_run_s(seen: Decision, job: int) -> float:
     """Return the run time of a job on the fastest GPUs, all on one node without any limit of its links."""
     gpus, high, rules = seen.gpus[job], max(seen.speed), seen.rules
     restart_s = rules.restart_s if seen.stops[job] else 0.0
+    if rules.ring and seen.pipeline[job]:
+        return restart_s + seen.work_left_s(job) * least_slowdown(seen.reference(), job)
     volume, compute_s = 2 * (gpus - 1) / gpus * seen.parameter_bytes[job], seen.compute_s[job]
     fits = gpus <= rules.reference_gpus
     reference = rules.reference_intra_bytes_per_s if fits else rules.reference_nic_bytes_per_s

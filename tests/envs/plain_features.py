@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from longshore.envs.batch import Batch
 from longshore.envs.layout import CLIP, GLOBALS, GPU_FEATURES, LOOK_AHEAD, NODE_FEATURES
+from tests.reference import first_state
+from tests.reference_state import ReferenceState, slowdown
 
 Completion = tuple[float, float]  # expected run time in s, slowest speed
 OF_COMPLETION = ("run", "run_over_best", "best", "end_over_last", "committed", "speed_excess")  # 0 without one
@@ -23,6 +25,9 @@ class Decision:
         self.now_s = float(state.now_s[row])
         self.job = int(state.current[row])
         self.gpus = scenarios.gpus[scenario].tolist()
+        # 0 for a job without a plan
+        self.pipeline = scenarios.pipeline[scenario].tolist() or [0] * len(self.gpus)
+        self.scenarios, self.scenario, self.process = scenarios, scenario, batch.problem.process
         self.suits = self.cluster.suits[scenarios.needs[scenario]].tolist()  # (jobs, nodes)
         self.compute_s = scenarios.compute_s[scenario].tolist()
         self.parameter_bytes = scenarios.parameter_bytes[scenario].tolist()
@@ -82,11 +87,19 @@ class Decision:
                 return end_s - self.now_s
             self.estimates_s[job] *= 2
 
+    def reference(self) -> ReferenceState:
+        """The same cluster and jobs in the reference simulation, which knows plans."""
+        return first_state(self.cluster, self.scenarios, self.scenario, self.process, self.rules)
+
     def slowdown(self, given: dict[int, int]) -> float:
         """Slowdown of the job on so many GPUs of each node (docs/simulator.md)."""
         slowest, gpus = min(self.speed[node] for node in given), self.gpus[self.job]
         if not self.rules.ring:
             return float((1 + self.rules.node_penalty * (len(given) - 1)) / slowest)
+        if self.pipeline[self.job]:
+            state = self.reference()
+            ranks = [gpu for node, count in given.items() for gpu in state.node_gpus[node][:count]]
+            return slowdown(state, self.job, ranks)
         if gpus == 1:
             return float(1 / slowest)
         links = [self.cluster.intra_bytes_per_s[node] for node, count in given.items() if count > 1]

@@ -16,7 +16,7 @@ from tests.deep_cases import wide_case
 from tests.envs.plain_candidate_features import plain_candidate_features
 from tests.envs.random_run import open_actions, problem_of, small_problem
 from tests.plain_candidates import decisions
-from tests.strategies import Case, cases, needy_cases
+from tests.strategies import Case, cases, needy_cases, planned_cases
 
 NAMES = [
     *CANDIDATE_GLOBALS,
@@ -32,7 +32,7 @@ def agree(batch: Batch, row: int) -> None:
 
 
 @settings(max_examples=60)
-@given(cases() | cases(nodes=(9, 12)) | needy_cases(), st.integers(0, 2**32 - 1))
+@given(cases() | cases(nodes=(9, 12)) | needy_cases() | planned_cases(), st.integers(0, 2**32 - 1))
 def test_an_observation_of_candidates_is_what_its_description_says(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         agree(batch, 0)

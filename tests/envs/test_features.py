@@ -12,13 +12,13 @@ from longshore.envs.batch import Batch, View
 from longshore.envs.layout import GLOBALS, NODE_FEATURES
 from tests.envs.plain_features import Decision, plain_features
 from tests.envs.random_run import open_actions, problem_of, small_problem, steps_of_episode
-from tests.strategies import Case, cases, needy_cases
+from tests.strategies import Case, cases, needy_cases, planned_cases
 
 STEPS = 60  # of one random problem
 
 
 @settings(deadline=None, max_examples=40)
-@given(cases() | needy_cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
+@given(cases() | needy_cases() | planned_cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
 def test_the_full_observation_is_what_its_description_says(case: Case, action: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action), 1)
     for _ in zip(range(STEPS), steps_of_episode(batch, case.row, np.random.default_rng(seed)), strict=False):
@@ -59,7 +59,7 @@ def shortest_run_s(seen: Decision) -> float:
 
 
 @settings(deadline=None, max_examples=40)
-@given(cases() | needy_cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
+@given(cases() | needy_cases() | planned_cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
 def test_the_literal_patent_observation_is_of_the_whole_job_at_each_pick(case: Case, action: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action, observation="patent-literal"), 1)
     scenarios = batch.sim.scenarios
@@ -71,7 +71,7 @@ def test_the_literal_patent_observation_is_of_the_whole_job_at_each_pick(case: C
 
 
 @settings(deadline=None, max_examples=40)
-@given(cases() | needy_cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
+@given(cases() | needy_cases() | planned_cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
 def test_the_patent_observation_is_the_need_the_hours_and_who_is_in_use(case: Case, action: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action, observation="patent"), 1)
     for _ in steps_of_episode(batch, case.row, np.random.default_rng(seed)):

@@ -18,7 +18,7 @@ from longshore.eval.bounds.bounds import lower_bounds
 from longshore.eval.bounds.relaxation import shortest_remaining_ends_s
 from longshore.eval.run import run_all
 from tests.bounds import optimal_makespan_s, optimal_mean_jct_s
-from tests.strategies import Case, cases
+from tests.strategies import Case, cases, planned_cases
 from tests.test_bounds import RULES, fault_free
 
 SLACK = 1 + 1e-9
@@ -104,7 +104,7 @@ def test_no_schedule_has_a_mean_jct_below_the_bound(made: tuple[Cluster, Scenari
 
 
 @settings(deadline=None, max_examples=80)
-@given(cases())
+@given(cases() | planned_cases())
 def test_no_heuristic_is_below_the_bounds_whatever_fails(case: Case) -> None:
     problem = Problem(case.cluster, case.scenarios, case.process, case.rules._replace(limit_s=1e7))
     found, jobs = both_bounds(problem), case.scenarios.jobs

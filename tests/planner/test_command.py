@@ -1,6 +1,8 @@
 """`longshore plan` and `longshore planner calibrate` as a user meets them."""
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from longshore.planner.model.hardware import DEFAULT
 from tests.command_line import Command
 from tests.planner.test_runs_and_calibration import HEAD, ROW, made_runs
 
+ROOT = Path(__file__).parent.parent.parent
 COLUMNS = "name,parameters,forward_flops,saved_bytes,output_bytes,heads,is_block,tokens\n"
 BLOCK = "block{},50331648,55834574848,71303168,4194304,16,1,1024\n"
 TABLE = COLUMNS + "words,1e8,0,8192,4194304,0,0,1024\n" + "".join(BLOCK.format(i) for i in range(24))
@@ -55,6 +58,50 @@ def test_json_has_the_plan_and_every_other_with_what_binds_it(longshore: Command
     assert {"meets the deadline", "time"} <= verdicts
     steps = [row["step_s"] for row in said["table"] if "step_s" in row]
     assert steps == sorted(steps)
+
+
+def parts_of(name: str, content: object) -> Iterator[tuple[str, set[str]]]:
+    """Yield the fields of each object in an answer, with the name of the field that holds it."""
+    for it in content if isinstance(content, list) else [content]:
+        if isinstance(it, dict):
+            yield name, set(it)
+            if name != "hardware":  # which is a file of its own
+                for inner, value in it.items():
+                    yield from parts_of(inner, value)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_page_has_every_field_of_the_answer_for_programs_and_no_other(longshore: Command, folder: Path) -> None:
+    (folder / "small.yaml").write_text(CLUSTER.replace("80e9", "6e9"))
+    (folder / "tiny.yaml").write_text(CLUSTER.replace("80e9", "2e9"))
+    found: dict[str, set[str]] = {}
+    for file, deadline in (("mine.yaml", "24h"), ("mine.yaml", "1h"), ("small.yaml", "24h"), ("tiny.yaml", "24h")):
+        options = ("--tokens", "1e10", "--deadline", deadline, "--cluster", file, "--json", "--table")
+        for name, fields in parts_of("the whole", json.loads(longshore("plan", "model.csv", *options).out)):
+            found.setdefault(name, set()).update(fields)
+    del found["hardware"]
+    section = (ROOT / "docs" / "planner.md").read_text().split("### The answer for programs")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("|")][2:]
+    told = {
+        part: set(re.findall(r"`(\w+)`", fields))
+        for parts, fields in rows
+        for part in re.findall(r"`(\w+)`", parts) or [parts.strip()]
+    }
+    assert found == told
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_table_marks_the_plan_that_was_chosen(longshore: Command) -> None:
+    options = ("--tokens", "1e9", "--deadline", "24h", "--cluster", "mine.yaml", "--table")
+    done = longshore("plan", "model.csv", *options)
+    (row,) = [line for line in done.out.splitlines() if line.rstrip().endswith("meets the deadline: chosen")]
+    said = json.loads(longshore("plan", "model.csv", *options, "--json").out)
+    (chosen,) = [it for it in said["table"] if it["chosen"]]
+    plan = said["plan"]
+    assert {name: plan[name] for name in chosen.keys() & plan.keys()} == {
+        name: chosen[name] for name in chosen.keys() & plan.keys()
+    }
+    assert row.split()[:2] == [str(plan["gpus"]), "a100"]
 
 
 @pytest.mark.usefixtures("folder")

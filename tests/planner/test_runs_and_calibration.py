@@ -81,6 +81,23 @@ def test_too_few_runs_are_refused_with_how_many_it_takes() -> None:
         calibrate(made_runs(FEWEST - 1, 0.1), ON, "few")
 
 
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_runs_that_differ_in_their_time_alone_count_once(times: int) -> None:
+    few = made_runs(FEWEST - 1, 0.1)
+    rows = np.tile(np.arange(FEWEST - 1), times)
+    many = select(few, rows)._replace(iteration_s=few.iteration_s[rows] * np.linspace(1.0, 1.1, rows.size))
+    alike = f", of which {FEWEST - 1} are unlike," if times > 1 else ""
+    with pytest.raises(InputError, match=f"{rows.size} runs{alike} are too few for a 90% bound"):
+        calibrate(many, ON, "alike")
+
+
+def test_runs_that_are_there_twice_are_left_out_together() -> None:
+    runs = made_runs(12, 0.1)
+    once, twice = calibrate(runs, ON, "once"), calibrate(select(runs, np.tile(np.arange(12), 2)), ON, "twice")
+    assert twice.accuracy.mean_error == pytest.approx(once.accuracy.mean_error, rel=0.05)
+    assert twice.accuracy.mean_error > 0.01
+
+
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "hardware.yaml"
     write_hardware(path, DEFAULT)

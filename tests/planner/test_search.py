@@ -25,7 +25,7 @@ def all_plans(it: Question) -> list[Plan | Misfit]:
     """Work out every layout on every chain of types."""
     found = []
     for chain in chains(it.pool):
-        rows, _ = choosing._of_chain(it, chain)
+        rows, _ = choosing.fitting_layouts(it, chain)
         found += [evaluate(it, chain, rows.one(row)) for row in range(rows.data.size)]
     return found
 
@@ -71,7 +71,7 @@ def test_the_choice_is_that_of_all_plans_worked_out(seed: int, pool: Pool, share
 def test_what_is_passed_over_is_no_better_than_its_bound(seed: int, pool: Pool) -> None:
     it = asked(pool, any_model(np.random.default_rng(seed)), None)
     for chain in chains(pool):
-        rows, _ = choosing._of_chain(it, chain)
+        rows, _ = choosing.fitting_layouts(it, chain)
         if not rows.data.size:
             continue
         least_s, may = least_step_s(it, chain, rows), may_fit(it, chain, rows)

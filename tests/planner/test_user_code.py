@@ -1,6 +1,9 @@
 """Files of users, profiled in a process of their own: what works, and whatever they may do instead."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,13 +23,27 @@ LIMITS = Limits(time_s=90.0, memory_bytes=2.0 * 2**30)
 NAMED, BARE = "nn.Linear(8, 8)", "torch.zeros(4, 8)"
 
 WRONG = {
-    "raises": (f"{BUILD}raise KeyError('lost')", "build: without weights: KeyError: 'lost', on the CPU: KeyError"),
+    "raises": (
+        f"{BUILD}raise KeyError('lost')",
+        "build: KeyError: 'lost' (line 4 of train.py), with weights and without; mend it, or give a table",
+    ),
     "exits": (f"{BUILD}sys.exit(3)", "build: the file ended the process with status 3"),
     "exits hard": (f"{BUILD}os._exit(7)", "its process ended with status 7 and no answer"),
     "exits at import": ("raise SystemExit('bye')", "the file ended the process with status bye"),
     "is killed": (f"{BUILD}os.kill(os.getpid(), 9)", "its process was killed, as by a lack of memory"),
     "crashes": (f"{BUILD}os.kill(os.getpid(), 11)", "its process ended with SIGSEGV"),
     "eats memory": (f"{BUILD}return [bytearray(1 << 28) for _ in range(100)]", "raise --memory-limit"),
+    "raises at import": ("x = {}\nx['lost']", "it raised KeyError: 'lost' (line 2 of train.py); run `python"),
+    "has a layer that does not fit": (
+        f"{BUILD}return nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 9)), {BARE}",
+        "build: layer '1' (Linear): RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x8 and 9x9)",
+    ),
+    "has a forward that fails": (
+        "class Odd(nn.Linear):\n    def forward(self, x):\n        return self.lost(x)\n".join(
+            ("import torch\nfrom torch import nn\n", "def build():\n    return Odd(8, 8), torch.zeros(4, 8)")
+        ),
+        "AttributeError: 'Odd' object has no attribute 'lost' (line 5 of train.py), with weights and without; mend it",
+    ),
     "is no Python": ("def build(:", "build: it raised SyntaxError"),
     "has no such function": ("x = 1", "there is no function 'build'; define it"),
     "returns nothing": (f"{BUILD}pass", "it returned nothing; it should return (model, batch)"),
@@ -65,6 +82,32 @@ def test_a_file_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_profile_ends_with_who_asked_for_it(tmp_path: Path, number: int) -> None:
+    path, child = tmp_path / "train.py", tmp_path / "child"
+    path.write_text(f"{BUILD}open({str(child)!r}, 'w').write(str(os.getpid()))\n    while True: pass")
+    code = "import sys; from longshore.planner.profile.profiling import Limits, profile; profile(sys.argv[1], Limits())"
+    asking = subprocess.Popen([sys.executable, "-c", code, str(path)], stderr=subprocess.DEVNULL)
+    while not (child.exists() and child.read_text()):
+        assert asking.poll() is None
+        time.sleep(0.05)
+    asking.send_signal(number)
+    asking.wait()
+    pid, until = int(child.read_text()), time.monotonic() + 30.0
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_what_a_file_starts_does_not_spin_for_ever(tmp_path: Path) -> None:
+    path, told = tmp_path / "train.py", tmp_path / "told"
+    text = f"{BUILD}import resource, subprocess\n    of = 'import resource; print(resource.getrlimit(0)[0])'\n"
+    text += f"    subprocess.run([sys.executable, '-c', of], stdout=open({str(told)!r}, 'w'))\n"
+    path.write_text(f"{text}    return nn.Linear(8, 8), torch.zeros(4, 8)")
+    profile(f"{path}:build", LIMITS)
+    assert 0 < int(told.read_text()) <= LIMITS.time_s * (os.cpu_count() or 1) + 1
 
 
 def test_what_a_file_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:

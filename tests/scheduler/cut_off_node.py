@@ -1,6 +1,6 @@
 """A scheduler and a node in network namespaces of their own, whose link is cut: run by test_cut_off_node.py.
 
-    unshare --net --mount --pid --fork --mount-proc --kill-child python -m tests.scheduler.cut_off_node FOLDER
+    unshare --net --mount --pid --fork --mount-proc --kill-child python -m tests.scheduler.cut_off_node FOLDER MODE
 
 Two parts: the outer one has the scheduler, the inner one (`--inner`) the agent of a node and what stands for a job.
 """
@@ -10,16 +10,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
+from tests.scheduler.serving_apart import serve_apart
+from tests.scheduler.set_clock import SetClock
+
 NODE, ATTEMPT = "rack0-node1", "ls-01m8a4f41mybhyatw0vkdn9dh0-1"
 HERE, THERE, PORT = "10.77.0.1", "10.77.0.2", 8765
 PATIENCE_S = 120.0
 NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
+SETS_BY_S = {"forward": 3600, "back": -3600}  # the node's clock
+LEASES_S = 13.0  # longer than one lease lasts
 SETTINGS = f"{{folder: served, host: {HERE}, as_root: true, fencing: leases, poll_s: 1.5}}\n"
 
 
@@ -37,14 +42,15 @@ def until(is_so: Callable[[], object], what: str) -> float:
     return time.monotonic()
 
 
-def tell(told: dict[str, float]) -> None:
+def tell(told: Mapping[str, object]) -> None:
     """Tell who waits at the other end of the pipe."""
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
 
 
-def inner(*, kills_agent: bool) -> None:
+def inner(mode: str, folder: Path) -> None:
     """Be the node: a process that stands for a job, its child, and the agent."""
+    clock = SetClock(folder) if mode in SETS_BY_S else None
     run("mount", "-t", "tmpfs", "none", "/run")
     sys.stdin.readline()  # the link is there
     for command in (("lo", "up"), ("v1", "up")):
@@ -55,10 +61,16 @@ def inner(*, kills_agent: bool) -> None:
     until(lambda: _children(job.pid), "the job's child")
     (child,) = _children(job.pid)
     agent = subprocess.Popen(
-        [sys.executable, "-m", "longshore", "agent", "--node", NODE, "--url", f"http://{HERE}:{PORT}", "--fence"]
+        [sys.executable, "-m", "longshore", "agent", "--node", NODE, "--url", f"http://{HERE}:{PORT}", "--fence"],
+        env=os.environ | ({} if clock is None else clock.environment),
     )
+    sys.stdin.readline()  # all is well
+    if clock is not None:
+        assert "set_clock.so" in Path(f"/proc/{agent.pid}/maps").read_text()
+        clock.set(SETS_BY_S[mode])
     sys.stdin.readline()  # it is cut
-    if kills_agent:
+    tell({"lived": float(job.poll() is None and _lives(child))})
+    if mode == "agent":
         agent.kill()
     job.wait()
     until(lambda: not _lives(child), "the end of the job's child")
@@ -84,7 +96,8 @@ class Outer:
 
     Args:
         folder: Of all files.
-        mode: `link` to cut the link, `agent` to kill the agent.
+        mode: `link` to cut the link, `agent` to kill the agent, `forward` and `back` to set the node's clock and then
+            cut the link.
     """
 
     def __init__(self, folder: Path, mode: str) -> None:
@@ -92,16 +105,9 @@ class Outer:
         for words in ("set lo up", "add v0 type veth peer name v1", "set v0 up"):
             run("ip", "link", *words.split())
         run("ip", "address", "add", f"{HERE}/24", "dev", "v0")
-        (folder / "longshore.yaml").write_text(SETTINGS)
         log = (folder / "log").open("w")
-        serve = [sys.executable, "-m", "longshore", "serve", "--config", str(folder / "longshore.yaml")]
-        self.served = subprocess.Popen(serve, cwd=folder, stdout=log, stderr=log)
-        token = folder / "served" / "token"
-        until(lambda: token.exists() and token.read_text().strip(), "the token")
-        secret = token.read_text().split()[-1]
-        headers = {"Authorization": f"Bearer {secret}"}
-        self.http = httpx.Client(base_url=f"http://{HERE}:{PORT}", headers=headers, trust_env=False)
-        command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.cut_off_node", "--inner", mode]
+        self.served, self.http, secret = serve_apart(folder, SETTINGS, f"http://{HERE}:{PORT}", log)
+        command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.cut_off_node", "--inner", mode, str(folder)]
         environment = {**os.environ, "LONGSHORE_TOKEN": secret}
         pipe = subprocess.PIPE
         self.node = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True)
@@ -122,35 +128,38 @@ class Outer:
 
     def play(self) -> dict[str, float]:
         """Cut the node off once all is well, and return what happened how long after that."""
-        until(lambda: _in_other_net(self.node.pid), "the inner namespace")
+        until(lambda: in_other_net(self.node.pid), "the inner namespace")
         run("ip", "link", "set", "v1", "netns", str(self.node.pid))
         self.go_on()
         until(lambda: self.state() == "alive", "the first report")
-        time.sleep(3.0)  # some leases are renewed
-        if self.mode == "link":
+        self.go_on()
+        time.sleep(LEASES_S if self.mode in SETS_BY_S else 3.0)  # some leases are renewed
+        alive = float(self.state() == "alive")
+        if self.mode != "agent":
             run("ip", "link", "set", "v0", "down")
         cut_s = time.monotonic()
         self.go_on()
-        fenced_s = until(lambda: self.state() == "fenced", "the fencing") - cut_s
         assert self.node.stdout
+        lived = float(json.loads(self.node.stdout.readline())["lived"])
+        fenced_s = until(lambda: self.state() == "fenced", "the fencing") - cut_s
         killed_s = float(json.loads(self.node.stdout.readline())["killed_s"]) - cut_s
         back_s = 0.0
-        if self.mode == "link":
+        if self.mode != "agent":
             run("ip", "link", "set", "v0", "up")
             back_s = until(lambda: self.state() == "alive", "the node's return") - cut_s
         self.go_on()
         self.node.wait(30)
         self.served.terminate()
         self.served.wait(30)
-        return {"killed_s": killed_s, "fenced_s": fenced_s, "back_s": back_s}
+        return {"killed_s": killed_s, "fenced_s": fenced_s, "back_s": back_s, "lived": lived, "alive": alive}
 
 
-def _in_other_net(pid: int) -> bool:
+def in_other_net(pid: int) -> bool:
     return Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--inner":
-        inner(kills_agent=sys.argv[2] == "agent")
+        inner(sys.argv[2], Path(sys.argv[3]))
     else:
         tell(Outer(Path(sys.argv[1]), sys.argv[2]).play())

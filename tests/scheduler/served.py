@@ -107,9 +107,14 @@ class Served:
         until(lambda: self.ask("/v1/queue")["jobs"] == [])
 
     def call(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "LONGSHORE_URL": self.url, **self.environment}
         line = [*LONGSHORE, *arguments]
-        return subprocess.run(line, cwd=self.folder, env=environment, capture_output=True, text=True, check=check)
+        return subprocess.run(
+            line, cwd=self.folder, env=self.for_commands(), capture_output=True, text=True, check=check
+        )  # fmt: skip
+
+    def for_commands(self) -> dict[str, str]:
+        """Return the environment of a command that talks to it."""
+        return {**os.environ, "LONGSHORE_URL": self.url, **self.environment}
 
     def told(self, *arguments: str) -> Any:
         """Return what a command tells programs."""

@@ -151,7 +151,7 @@ def test_a_row_that_another_version_has_left_holds_up_nobody(
     good = trial.submit("good", gpus=4)
 
     trial.wait(20.0, 1.0)
-    job_detail_page(trial.job(odd), trial.attempts(odd), None).model_dump_json()
+    job_detail_page(trial.job(odd), trial.attempts(odd), None, {}).model_dump_json()
     backend = trial.way.backend
     assert isinstance(backend, Obedient)
     backend.end(WELL)

@@ -24,6 +24,9 @@ class Told:
     def say(self, message: Coming | NoneComing) -> bool:
         return False
 
+    def hints(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         """Do nothing."""
 

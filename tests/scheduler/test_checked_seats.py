@@ -1,5 +1,6 @@
 """A GPU is checked before it takes an empty seat of a ring, and one that is not fit is struck off."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,23 @@ def test_a_gpu_that_fails_is_struck_off_and_the_next_takes_the_seat(served: Chec
     assert came(served, job) == [("c", 0)]
     assert held_by(served, job) == {("a", 1), ("c", 0)}
     assert logged_steps(served, job, 2) != []
+    assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
+
+
+def test_a_scheduler_that_is_killed_while_it_holds_a_gpu_for_a_seat_fills_it_once(served: Checked) -> None:
+    """A process that is really killed, by SIGKILL, with a GPU that is reserved and not given yet."""
+    served.say("b", "hang")
+    job = whole_ring(served)
+    call_faulty(served, "a", 0)
+    until(lambda: ("b", 0) in held_by(served, job) and any(node == "b" for _, node, _ in served.checked()))
+    served.end(signal.SIGKILL)
+    served.say("b", "fit")
+    served.start()
+    until(lambda: len(seated(served, job)) == 2 and 0 not in seated(served, job))
+    assert came(served, job) == [(node, gpu) for node, gpu in sorted(held_by(served, job)) if node != "a"]
+    assert len(held_by(served, job)) == 2
+    assert [it["now"] for it in events(served, job)].count("taken") == 1
+    assert served.quarantined().keys() <= {"a:0"}
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
 
 

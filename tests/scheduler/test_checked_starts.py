@@ -99,7 +99,8 @@ def test_a_check_that_hangs_is_ended_by_its_limit_and_holds_up_nobody(served: Ch
     other = served.add("true", gpus=2, preflight="off")
     assert served.ended(other) == "succeeded"
     assert served.ended(job) == "succeeded"
-    assert [it[0] for it in served.places(job)] == ["a", "b"]
+    first, second = served.places(job)
+    assert first[0] == "a" != second[0]  # b, or c if the other job still has b
     assert "no answer for 2 s; it was killed, as SIGTERM did not end it" in served.quarantined()["a"]["evidence"]
     (pid,) = [pid for pid, node, _ in served.checked() if node == "a"]
     assert not lives(pid)

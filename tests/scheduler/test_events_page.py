@@ -8,8 +8,8 @@ from longshore.scheduler.control import job_errors
 from longshore.scheduler.control import unknown_attempts as unknown_attempts
 from longshore.scheduler.control.checks import node_checks
 from longshore.scheduler.health import step_monitor
-from longshore.scheduler.store.monitoring import quarantines, replacements
-from longshore.scheduler.store.rows import attempts, checkpoints, jobs
+from longshore.scheduler.store.monitoring import quarantines, replacements, ring_ends
+from longshore.scheduler.store.rows import attempts, checkpoints, jobs, nodes
 from longshore.scheduler.store.rows.events import EventRow
 
 ROOT = Path(__file__).parent.parent.parent
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "events.md").read_text()
 KINDS = {
     jobs.CHANGE, jobs.WISH, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
     step_monitor.HEALTH, checkpoints.SAVED, job_errors.ERROR, unknown_attempts.STRANGER, quarantines.QUARANTINE,
-    node_checks.PREFLIGHT, replacements.SEAT,
+    node_checks.PREFLIGHT, replacements.SEAT, ring_ends.RING, nodes.CHANGE,
 }  # fmt: skip
 RENAMED = {"job_id": "job", "number": "attempt"}  # in answers of the API
 
@@ -43,7 +43,7 @@ def test_every_event_that_is_written_in_the_code_is_of_a_kind_that_has_a_name() 
     written |= set(re.findall(r"_replace\(kind=(\w+|\"[^\"]*\")", sources))
     named = {
         "CHANGE", "WISH", "PRIORITY", "CONTACT", "CLEANUP", "LAUNCH", "JOB_CHANGE", "ATTEMPT_CHANGE", "HEALTH", "SAVED",
-        "ERROR", "STRANGER", "QUARANTINE", "PREFLIGHT", "SEAT",
+        "ERROR", "STRANGER", "QUARANTINE", "PREFLIGHT", "SEAT", "RING",
     }  # fmt: skip
 
     assert written - {'""', "NamedTuple"} <= named  # "" is a form whose kind is filled in

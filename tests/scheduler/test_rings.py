@@ -75,6 +75,16 @@ def logged_steps(served: Served, job: str, rank: int) -> list[int]:
     return [int(line.split()[1]) for line in text.splitlines() if line.startswith("step ")]
 
 
+def seats_shown(served: Served, job: str) -> tuple[list[int], set[int]]:
+    """Return what `longshore status` shows: the member on each seat, and the pids of all."""
+    shown = served.call("status", job).stdout
+    assert "2 of 2 seats" in shown
+    assert "member 1: its process ended with status -9" in shown
+    table = shown.split("SEAT")[1].split("\n\n")[0].splitlines()[1:]
+    rows = [line.split() for line in table]
+    return [int(row[1]) for row in rows if row[0].isdecimal()], {int(row[4]) for row in rows if row[4] != "-"}
+
+
 def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> None:
     job = ring_job(served, 100, waits_at=50, gpus=2, spares=1)
     assert served.ask(f"/v1/jobs/{job}")["gpus"] == 3
@@ -86,11 +96,17 @@ def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> Non
     assert set(after["gone"]) == {"1"}
     assert after["order"][0] == 0
     assert after["order"][1] >= 2
-    shown = served.call("status", job).stdout
-    assert "2 of 2 seats" in shown
-    assert "member 1" in shown
+    _, pids = seats_shown(served, job)
+    assert {int((served.folder / f"pid-{member}").read_text()) for member in after["order"]} <= pids
     (served.folder / "go").touch()
     assert served.ended(job) == "succeeded"
+    until(lambda: served.ask(f"/v1/jobs/{job}/attempts")[0]["state"] == "closed")
+    over = served.ask(f"/v1/jobs/{job}/ring")  # The backend has forgotten it.
+    assert (over["phase"], over["step"], over["order"], over["gone"]) == ("done", 100, after["order"], after["gone"])
+    assert [it["reason"] for it in over["recoveries"]] == [it["reason"] for it in after["recoveries"]]
+    seats, pids = seats_shown(served, job)
+    assert seats == after["order"]
+    assert pids == set()
     assert [it["outcome"] for it in served.ask(f"/v1/jobs/{job}/attempts")] == ["success"]
     assert logged_steps(served, job, 0) == list(range(100))
 
@@ -116,8 +132,18 @@ def test_members_that_die_are_started_anew_three_times_in_an_attempt_and_then_on
         until(lambda member=member: member + 1 in running(served, job, 1)["order"])  # type: ignore[misc]
     (came,) = running(served, job, 1)["replacements"]
     assert (came["node"], came["gpu"]) not in [("rack0-node0", 0), ("rack0-node0", 1)]
+
+    def held() -> set[tuple[str, int]]:
+        (attempt,) = served.ask(f"/v1/jobs/{job}")["attempts"]
+        return {(share["node"], gpu) for share in attempt["held"] for gpu in share["gpus"]}
+
+    now = {("rack0-node0", 0), (came["node"], came["gpu"])}
+    until(lambda: held() == now)
+    shown = served.call("status", job).stdout
+    assert "an iteration of the ring took" in shown
     served.cancel(job)
     assert served.ended(job) == "cancelled"
+    assert held() == now
 
 
 def test_a_job_with_a_ring_is_cancelled_with_all_its_processes(served: Served) -> None:
@@ -127,15 +153,31 @@ def test_a_job_with_a_ring_is_cancelled_with_all_its_processes(served: Served) -
     served.cancel(job)
     assert served.ended(job) == "cancelled"
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    over = served.ask(f"/v1/jobs/{job}/ring")
+    assert (over["phase"], over["order"], over["gone"]) == ("ended", [0, 1], {})  # as it stood before
+    assert len(over["gpus"]) == 2
 
 
-def test_a_script_that_fails_on_all_members_fails_the_job_with_its_status(served: Served) -> None:
-    (served.folder / "fails.py").write_text("import sys; sys.exit(7)")
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import sys; sys.exit(7)", "7"),
+        ("import no_such_module", "1: ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+    ids=["exits", "raises"],
+)
+def test_a_script_that_fails_on_all_members_fails_the_job_with_its_status(
+    served: Served, script: str, words: str
+) -> None:
+    (served.folder / "fails.py").write_text(script)
     environment = {"PATH": os.environ["PATH"]}
     retry = {"user": 0, "ambiguous": 0}
     job = served.add(sys.executable, "fails.py", environment=environment, failover="switch", gpus=2, retry=retry)
     assert served.ended(job) == "failed"
-    assert served.ask(f"/v1/jobs/{job}/attempts")[0]["cause"] == "rank 0 ended with exit code 7"
+    cause = served.ask(f"/v1/jobs/{job}/attempts")[0]["cause"]
+    assert cause.startswith("the ring is lost: no member came; the last: member ")
+    assert cause.endswith(f": its process ended with status {words} (exit code {words.partition(':')[0]})")
+    assert served.ask(f"/v1/jobs/{job}/ring")["phase"] == "lost"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +187,9 @@ def test_a_script_that_fails_on_all_members_fails_the_job_with_its_status(served
         ({"failover": "switch", "spares": 1, "shape": {"nodes": 1, "gpus_per_node": 1}, "gpus": None}, "spares"),
         ({"failover": "jump"}, "switch"),
         ({"failover": "switch", "spares": -1}, "spares"),
-        ({"failover": "switch", "gpus": 1, "spares": 999}, "asks for 1000 GPUs"),
+        ({"failover": "switch", "gpus": 1, "spares": 999}, "asks for 1000 GPUs (1 seat and 999 spares)"),
+        ({"failover": "switch", "gpus": "4"}, 'the text "4" cannot be used'),
+        ({"shape": "2x2", "gpus": None}, "write {nodes: 2, gpus_per_node: 2}"),
     ],
 )
 def test_a_job_file_that_makes_no_sense_is_refused(served: Served, wrong: dict[str, object], words: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -73,6 +74,13 @@ def test_the_scheduler_decides_as_the_simulator(name: str, ring: bool, store: St
 
     assert decisions == simulated(case, HEURISTICS[name])
     assert sorted(decisions) == sorted((it.time_s, it.job, it.gpus) for it in events if it.kind == "start")
+
+
+def test_a_run_in_which_the_scheduler_gives_up_a_job_ends_with_an_error(store: Store) -> None:
+    case = Case(*hetero64_case(jobs=4))
+    twin = twin_of(case, store, Placer(HEURISTICS["pack"]))
+    with patch.object(Layout, "gpus_for", return_value=0), pytest.raises(RuntimeError, match="has given up some"):
+        twin.run()
 
 
 def test_many_jobs_that_arrive_over_time_on_a_cluster_with_faults_are_placed_as_in_the_simulator(store: Store) -> None:

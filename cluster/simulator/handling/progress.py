@@ -4,6 +4,7 @@ import math
 
 from ...dispatch.expected import note_leave, note_start, revise_end_s
 from ...dispatch.placing import NO_RACK, SEVERAL_RACKS, shrunk_slowdown, slowdown_of
+from ...dispatch.planned import common_divisor
 from ...kernels.compiled import kernel
 from ...kernels.heap import push, remove
 from ...state.state import Simulation
@@ -64,18 +65,19 @@ def go_on(sim: Simulation, row: int, job: int) -> None:
 def present_slowdown(sim: Simulation, row: int, job: int) -> float:
     """Return the slowdown of a running job on the GPUs that it holds."""
     state, cluster, scenario = sim.state, sim.cluster, sim.state.scenario[row]
-    seats, nodes, rack, on_node, last = 0, 0, NO_RACK, 0, -1
+    seats, nodes, rack, on_node, last, grain = 0, 0, NO_RACK, 0, -1, 0
     speed, intra, nic, uplink = math.inf, math.inf, math.inf, math.inf
     for gpu in range(cluster.gpu_node.size):
         if state.gpu_job[row, gpu] != job:
             continue
         seats += 1
         node = cluster.gpu_node[gpu]
-        on_node = on_node + 1 if node == last else 1
+        before, on_node = on_node, on_node + 1 if node == last else 1
         if on_node == 2:
             intra = min(intra, cluster.intra_bytes_per_s[node])
         if node == last:
             continue
+        grain = common_divisor(grain, before)
         last = node
         nodes += 1
         speed = min(speed, sim.scenarios.speed[scenario, node])
@@ -85,7 +87,7 @@ def present_slowdown(sim: Simulation, row: int, job: int) -> float:
             rack = cluster.node_rack[node]
         elif rack != cluster.node_rack[node]:
             rack = SEVERAL_RACKS
-    uplink = uplink if rack == SEVERAL_RACKS else math.inf
+    uplink, grain = uplink if rack == SEVERAL_RACKS else math.inf, common_divisor(grain, on_node)
     if seats == sim.scenarios.gpus[scenario, job]:
-        return slowdown_of(sim, scenario, job, nodes, speed, intra, nic, uplink)
-    return shrunk_slowdown(sim, scenario, job, seats, nodes, speed, intra, nic, uplink)
+        return slowdown_of(sim, scenario, job, nodes, speed, intra, nic, uplink, grain)
+    return shrunk_slowdown(sim, scenario, job, seats, nodes, speed, intra, nic, uplink, grain)

@@ -6,12 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...model.needs import Needs
+from ...model.plans import Plan
 from ..csv_format import CsvFormat
 from ..jobs import MOST_CPUS, Jobs, jobs_of, types_in
+from ..plan_cells import agree, plans_in
 from ..table import LONGEST_S, Rows
 
 COLUMNS = ("gpus", "work_s", "submit_s")
-OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name", *Needs._fields)
+OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name", *Needs._fields, "plans")
 LEAST_COMPUTE_S = 1e-6  # a job that computes for no time and sends nothing would have no speed
 MOST_BYTES = 1e18
 
@@ -32,6 +34,7 @@ def _jobs(rows: Rows) -> Jobs:
         users=rows.texts("user"),
         names=rows.texts("name"),
         needs=_needs(rows),
+        plans=_plans(rows),
     )
 
 
@@ -46,6 +49,24 @@ def _needs(rows: Rows) -> tuple[Needs, ...] | None:
         for column, top in zip(Needs._fields[1:], most, strict=True)
     ]
     return tuple(map(Needs, types, *numbers))
+
+
+def _plans(rows: Rows) -> tuple[tuple[Plan, ...], ...] | None:
+    """Return the plans of jobs, None if the file has no column of them."""
+    cells = rows.texts("plans")
+    if cells is None:
+        return None
+    gpus, work_s, found = rows.whole_numbers("gpus"), rows.numbers("work_s"), list[tuple[Plan, ...]]()
+    for row, cell in enumerate(cells):
+        try:
+            plans = plans_in(cell)
+        except ValueError as error:
+            raise rows.error("plans", row, str(error), "correct it, or leave the cell empty") from None
+        if not agree(plans, int(gpus[row]), float(work_s[row])):
+            problem = f"begins with a plan of {plans[0].gpus} GPUs and {plans[0].work_s:g} s, unlike gpus and work_s"
+            raise rows.error("plans", row, problem, "let the first plan be what the job asks for")
+        found.append(plans)
+    return tuple(found)
 
 
 def _optional(rows: Rows, column: str, *, least: float, most: float) -> NDArray[np.float64] | None:

@@ -1,17 +1,19 @@
 """GET /v1/jobs/{id}/ring: how the ring of a job stands that goes on without members that fail."""
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 
 from ...backends.asking import ask
-from ...backends.protocol import Seats
+from ...backends.protocol import MemberPlace, Seats
 from ...control.attempt_driver import attempt_name
 from ...failover.wire import Recovery, Report
-from ...model.placement import ReservationRow
+from ...files.typed_json import from_json
 from ...store.monitoring.replacements import ReplacementRow, replacements_of
+from ...store.monitoring.ring_ends import ENDED, ring_ends
 from ...store.rows.attempts import attempts_of
 from ...store.rows.reservations import held_gpus
 from ..http.auth import Serving
@@ -20,15 +22,25 @@ from ..views.models import Page
 
 router = APIRouter()
 
+OVER = ("done", "lost")
+
 
 class CandidatePage(Page):
-    """A GPU that could have taken a seat; times of an iteration in seconds, none where nobody can tell."""
+    """A GPU that could have taken a seat; times of an iteration in seconds, none where nobody can tell.
+
+    One that cannot exchange with the neighbours of the seat has none of these figures; `links` says why.
+    """
 
     node: str
     gpu: int
     source_s: float | None  # by its own links and computing
     ring_s: float | None  # of the whole ring with it
     compute_s: float | None  # of its computing alone
+    from_previous_bytes_per_s: float | None = None  # bandwidth from the member before the seat
+    to_next_bytes_per_s: float | None = None  # and to the one behind it
+    from_previous_measured_s: float | None = None  # seconds before the choice; none if it is by the cluster file
+    to_next_measured_s: float | None = None
+    links: str = ""  # whether these bandwidths were measured, and when; in words
 
 
 class ReplacementPage(Page):
@@ -53,10 +65,21 @@ class PlacePage(Page):
     gpu: int
 
 
-class RingPage(Page):
-    """A ring at present."""
+class MemberPage(Page):
+    """A member of the ring, or the last one that was on a GPU of it."""
 
-    phase: str
+    member: int
+    seat: int | None  # none of a spare, and of one that is gone
+    node: str
+    gpu: int
+    rank: int  # by which `longshore logs` knows its GPU
+    pid: int | None  # on the node, by the node's numbers; none if it does not run
+
+
+class RingPage(Page):
+    """A ring at present, or as it stood last."""
+
+    phase: str  # stopping, forming, running, done or lost; ended if it was ended from outside
     generation: int
     seats: int
     order: tuple[int, ...]  # member on each seat, -1 for none
@@ -65,30 +88,60 @@ class RingPage(Page):
     step: int
     gone: dict[str, str]
     recoveries: tuple[Recovery, ...]
-    gpus: tuple[PlacePage, ...]  # that it holds
+    hints: tuple[str, ...]  # what may be wrong with the script
+    members: tuple[MemberPage, ...]  # by rank; of GPUs that were left those alone that have a seat
+    gpus: tuple[PlacePage, ...]  # that it holds, or held last
     replacements: tuple[ReplacementPage, ...]
 
 
 @router.get("/v1/jobs/{job}/ring", responses=NO_JOB)
 def ring(row: Found, service: Serving) -> RingPage | None:
-    """Show who sits on which seat, who is gone and why, the seconds of each recovery, and GPUs that came; if one runs.
+    """Show who sits on which seat, who is gone and why, the seconds of each recovery, and GPUs that came.
 
-    Source: SPEC F6, F7.
+    That is how the ring of the last attempt stands, or stood last; none where nobody knows. Source: SPEC F6, F7.
     """
     with service.store.read() as tx:
         attempts = attempts_of(tx, row.id)
-        given = replacements_of(tx, row.id, attempts[-1].number) if attempts else []
-        held = [it for it in held_gpus(tx) if it.job_id == row.id and it.number == attempts[-1].number]
-    if not attempts or not isinstance(service.backend, Seats):
+        if not attempts:
+            return None
+        last = attempts[-1]
+        given = replacements_of(tx, row.id, last.number)
+        held = [(it.node, it.gpu) for it in held_gpus(tx) if it.job_id == row.id and it.number == last.number]
+        kept = ring_ends(tx, row.id).get(last.number)
+    if kept is not None:
+        return _kept_page(kept, given)
+    if not isinstance(service.backend, Seats):
         return None
-    report = ask(partial(service.backend.ring, attempt_name(attempts[-1])))
-    return None if report is None else _page(report, held, given)
+    report = ask(partial(service.backend.ring, attempt_name(last)))
+    if report is None:
+        return None
+    places = ask(partial(service.backend.places, attempt_name(last))) or ()
+    return _page(report, places, held, given)
 
 
-def _page(report: Report, held: Sequence[ReservationRow], given: Sequence[ReplacementRow]) -> RingPage:
+def _kept_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> RingPage | None:
+    """Return the page of a ring whose attempt has ended; none of one of which another version kept something else."""
+    try:
+        report: Report = from_json(kept["report"], Report)
+        places = [MemberPlace(*it)._replace(pid=0) for it in kept["places"]]
+        gpus = [(node, gpu) for node, gpu in kept["gpus"]]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return _page(report if report.phase in OVER else replace(report, phase=ENDED), places, gpus, given)
+
+
+def _page(
+    report: Report, places: Sequence[MemberPlace], held: Sequence[tuple[str, int]], given: Sequence[ReplacementRow]
+) -> RingPage:
     told = {field.name: getattr(report, field.name) for field in fields(report)}
-    gpus = tuple(PlacePage(node=it.node, gpu=it.gpu) for it in held)
-    return RingPage(**told, gpus=gpus, replacements=tuple(map(_replacement, given)))
+    gpus = tuple(PlacePage(node=node, gpu=gpu) for node, gpu in held)
+    seats = {member: seat for seat, member in enumerate(report.order) if member >= 0}
+    members = tuple(
+        MemberPage(member=it.member, seat=seats.get(it.member), node=it.node, gpu=it.gpu, rank=rank, pid=it.pid or None)
+        for rank, it in enumerate(places)
+        if it.member >= 0 and (it.member in seats or not it.is_left)  # at the end some have gone before others
+    )
+    return RingPage(**told, members=members, gpus=gpus, replacements=tuple(map(_replacement, given)))
 
 
 def _replacement(row: ReplacementRow) -> ReplacementPage:

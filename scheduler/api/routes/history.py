@@ -4,6 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from ...model.stored_spec import is_switching
+from ...store.monitoring.ring_ends import held_by_rings
 from ...store.queue_position import owners_of
 from ...store.rows.attempts import attempts_of
 from ...store.rows.decisions import decisions_of
@@ -29,7 +31,9 @@ AttemptNumber = Annotated[int | None, Query(ge=1, le=1_000_000, description="The
 def attempts(row: Found, service: Serving) -> list[AttemptPage]:
     """List all tries to run a job."""
     with service.store.read() as tx:
-        return [attempt_page(it) for it in attempts_of(tx, row.id)]
+        found = attempts_of(tx, row.id)
+        held = held_by_rings(tx, row.id, found) if is_switching(row.spec) else {}
+        return [attempt_page(it, held) for it in found]
 
 
 @router.get("/v1/jobs/{job}/tasks", responses=problems("no-such-job", "no-such-attempt"))

@@ -14,8 +14,10 @@ from ....cluster.files.exact_types import ExactTypes
 from ...model.job import JobRow
 from ...model.job_spec import Priority
 from ...model.states import FINAL, Desired, JobState
+from ...model.stored_spec import is_switching
 from ...service.service import Service
 from ...store.database.errors import StaleWriteError
+from ...store.monitoring.ring_ends import held_by_rings
 from ...store.rows.attempts import attempts_of
 from ...store.rows.jobs import get_job, list_jobs, set_desired, set_priority
 from ..http.auth import Asking, Changing, Serving
@@ -135,7 +137,9 @@ def _shown(service: Service, row: JobRow, known: str | None = None) -> Response:
     with service.store.read() as tx:
         waits = row.state in WAITS
         waiting = waiting_pages(tx, [row], service.queue.read(tx, service.now_s())) if waits else {}
-        page = job_detail_page(row, attempts_of(tx, row.id), waiting.get(row.id))
+        attempts = attempts_of(tx, row.id)
+        held = held_by_rings(tx, row.id, attempts) if is_switching(row.spec) else {}
+        page = job_detail_page(row, attempts, waiting.get(row.id), held)
     body = page.model_dump_json().encode()
     etag = f'"{row.version}-{hashlib.sha256(body).hexdigest()[:16]}"'
     if known is not None and (known.strip() == "*" or etag in known.replace("W/", "").replace(" ", "").split(",")):

@@ -13,6 +13,7 @@ from ...control.health.steps import SLOW_NODE
 from ...health.monitoring.check_orders import Outcome
 from ...health.monitoring.node_state import state_of
 from ...health.reports import NodeReport
+from ...health.witnessing.door import Sight
 from ...service.service import Service
 from ...store.database.schema import Liveness
 from ...store.monitoring.quarantines import open_entries, quarantined
@@ -61,7 +62,7 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
     control, now_s = service.control, service.now_s()
     shown = Shown(
         service.layout.nodes, service.peak_flops, held, faulty, control.last_reports(), broken, closed,
-        service.clearing.running,
+        service.clearing.running, control.let_in(),
     )  # fmt: skip
     seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
     fenced = control.fenced_nodes()
@@ -106,6 +107,23 @@ class NewOutcome(ExactTypes):
     evidence: Annotated[str, Field(max_length=2000, pattern=LINE, description="One line.")]
 
 
+class KnockPage(BaseModel):
+    """A door at which an agent is to knock."""
+
+    id: str
+    node: str  # whose agent should answer there
+    address: str
+    port: int
+
+
+class NewSights(ExactTypes):
+    """What an agent found at doors of others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sights: Annotated[dict[Annotated[str, Field(max_length=64)], Sight], Field(max_length=4096)]  # by id
+
+
 class LeasePage(BaseModel):
     """What the agent of a node is answered."""
 
@@ -113,6 +131,7 @@ class LeasePage(BaseModel):
     token: int  # of who grants it: the agent heeds none of a lower one
     kill: tuple[str, ...]  # attempts that must not live there
     checks: tuple[OrderPage, ...]  # that the agent is to run, until it has told of their outcome
+    knocks: tuple[KnockPage, ...]  # doors of others at which it is to knock, until it has told what it found
 
 
 @router.post("/v1/nodes/{node}/report", responses=NO_NODE)
@@ -121,7 +140,11 @@ def report(node: Node, told: NodeReport, service: Serving, caller: Reporting, re
     _check_own(node, service, caller)
     granted = service.control.take_report(node, told, request.client.host if request.client else "")
     orders = service.checks.orders.fetch(node, able=told.checks)
-    return LeasePage(**granted._asdict(), checks=tuple(OrderPage(**it._asdict()) for it in orders))
+    knocks = service.control.knocks_for(node) if told.door else ()
+    return LeasePage(
+        **granted._asdict(), checks=tuple(OrderPage(**it._asdict()) for it in orders),
+        knocks=tuple(KnockPage(id=it.id, **it.knock._asdict()) for it in knocks),
+    )  # fmt: skip
 
 
 @router.post("/v1/nodes/{node}/checks/{order}", status_code=204, responses=NO_NODE)
@@ -129,6 +152,14 @@ def settle(node: Node, order: OrderId, told: NewOutcome, service: Serving, calle
     """Take what a node's agent has found; nothing happens if nobody waits for it any more."""
     _check_own(node, service, caller)
     service.checks.orders.settle(node, order, Outcome(told.passed, told.evidence))
+    return Response(status_code=204)
+
+
+@router.post("/v1/nodes/{node}/sights", status_code=204, responses=NO_NODE)
+def sights(node: Node, told: NewSights, service: Serving, caller: Reporting) -> Response:
+    """Take what a node's agent has found at the doors of others; what nobody waits for any more is left out."""
+    _check_own(node, service, caller)
+    service.control.take_sights(node, told.sights)
     return Response(status_code=204)
 
 

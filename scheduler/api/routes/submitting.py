@@ -99,7 +99,7 @@ def submit(
     dry_run: Annotated[bool, Query(description="Only say what would become of it.")] = False,  # noqa: FBT002
 ) -> object:
     """Put a job into the queue. With an `Idempotency-Key`, asking again gives the first answer again."""
-    check_gpus(spec.all_gpus, service)
+    check_gpus(spec.all_gpus, service, spec.spares)
     check_failover(spec, service)
     check_needs(spec, service)
     check_shape(spec, service)
@@ -112,17 +112,31 @@ def submit(
     return answer
 
 
-def check_gpus(gpus: int, service: Service) -> None:
+def check_gpus(gpus: int, service: Service, spares: int = 0) -> None:
     """Refuse more GPUs than a job can ever have.
+
+    Args:
+        gpus: In all.
+        service: Says how many there are.
+        spares: How many of them wait for seats of a ring, as far as that is known.
 
     Raises:
         ProblemError: Saying how many it can.
     """
     most, here = service.settings.limits.gpus, service.layout.gpus
+    asks = f"{gpus} GPUs{_parts(gpus, spares)}"
     if gpus > here:
-        raise ProblemError("too-large", f"the job asks for {gpus} GPUs, the cluster has {here}")
+        raise ProblemError("too-large", f"the job asks for {asks}, the cluster has {here}")
     if most is not None and gpus > most:
-        raise ProblemError("too-large", f"the job asks for {gpus} GPUs, and one user may have {most}")
+        raise ProblemError("too-large", f"the job asks for {asks}, and one user may have {most}")
+
+
+def _parts(gpus: int, spares: int) -> str:
+    """Return what GPUs are for, where some are spares."""
+    if not spares:
+        return ""
+    seats = gpus - spares
+    return f" ({seats} seat{'s' * (seats > 1)} and {spares} spare{'s' * (spares > 1)})"
 
 
 def check_failover(spec: JobFile, service: Service) -> None:
@@ -145,7 +159,7 @@ def check_needs(spec: JobFile, service: Service) -> None:
     here = service.layout.gpus_for(spec.wants)
     gpus = spec.all_gpus
     if gpus > here:
-        asks = f"{gpus} GPU{'s' if gpus > 1 else ''} {spec.wants.words}"
+        asks = f"{gpus} GPU{'s' if gpus > 1 else ''} {spec.wants.words}{_parts(gpus, spec.spares)}"
         raise ProblemError("too-large", f"the job asks for {asks}, and the cluster has {here or 'none'} of these")
 
 

@@ -1,5 +1,6 @@
 """What the API says, as models. Values of a job's environment are in none of them: they may be secrets."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -46,7 +47,8 @@ class AttemptPage(Page):
 
     number: int
     state: str
-    placement: tuple[SharePage, ...]
+    placement: tuple[SharePage, ...]  # by rank, as it began
+    held: tuple[SharePage, ...]  # GPUs that it has, or had last: a ring leaves some and gets others
     contact: str
     opened_s: float
     started_s: float | None
@@ -198,10 +200,16 @@ def share_pages(placement: Placement | None) -> tuple[SharePage, ...] | None:
     return None if placement is None else tuple(SharePage(node=it.node, gpus=it.gpus) for it in placement)
 
 
-def attempt_page(row: AttemptRow) -> AttemptPage:
-    """Return what is said of an attempt."""
+def attempt_page(row: AttemptRow, held: Mapping[int, Placement]) -> AttemptPage:
+    """Return what is said of an attempt.
+
+    Args:
+        row: The attempt.
+        held: GPUs of attempts with rings, by number.
+    """
     return AttemptPage(
         number=row.number, state=row.state, placement=share_pages(row.placement) or (), contact=row.contact,
+        held=share_pages(held.get(row.number, row.placement)) or (),
         opened_s=row.opened_s, started_s=row.started_s, ended_s=row.ended_s, outcome=row.outcome, cause=row.cause,
         cleanup_error=row.cleanup_error, crash=_crash_page(row),
     )  # fmt: skip
@@ -239,10 +247,19 @@ def listed_job_page(row: JobRow, last: AttemptRow | None, waiting: WaitingPage |
     )  # fmt: skip
 
 
-def job_detail_page(row: JobRow, attempts: list[AttemptRow], waiting: WaitingPage | None) -> JobDetailPage:
-    """Return all that is said of a job."""
+def job_detail_page(
+    row: JobRow, attempts: list[AttemptRow], waiting: WaitingPage | None, held: Mapping[int, Placement]
+) -> JobDetailPage:
+    """Return all that is said of a job.
+
+    Args:
+        row: The job.
+        attempts: Of it.
+        waiting: Why it waits.
+        held: GPUs of its attempts with rings, by number.
+    """
     return JobDetailPage(
-        **_of_job(row), waiting=waiting, attempts=tuple(map(attempt_page, attempts)),
+        **_of_job(row), waiting=waiting, attempts=tuple(attempt_page(it, held) for it in attempts),
         estimate_s=row.estimate_s, estimate_from=row.estimate_from, estimate_jobs=row.estimate_jobs,
         spec=shown_stored(row.spec),
     )  # fmt: skip

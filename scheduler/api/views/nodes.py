@@ -9,6 +9,8 @@ from ...model.quarantine import WHOLE, Entry, Place
 from ...store.rows.nodes import NodeRow
 from .models import Page
 
+SCHEDULER = "scheduler"  # among witnesses
+
 
 class QuarantinePage(Page):
     """What stands or stood in quarantine."""
@@ -47,9 +49,10 @@ class NodePage(Page):
     kind: str  # node type
     gpus: tuple[str | None, ...]  # job that holds each, `-` for somebody else's, none if it is free
     slots: bool  # its GPUs are slots that only behave like GPUs
-    state: str  # alive, suspect, unreachable, fenced or quarantined
+    state: str  # alive, suspect, unreachable, dead, fenced or quarantined
     evidence: str  # what that rests on
     liveness: str  # up, suspect or down
+    verdict: str  # of those who knock at its agent's door while it is down: reached, stuck, fast, slow, or "" for none
     since_s: float  # when it became so
     seen_s: float  # last answer, 0 if none is known
     out_of_service: str  # the reason, "" for a node in service
@@ -60,6 +63,7 @@ class NodePage(Page):
     address: str  # that its agent reports from; for operators, "" for others and without an agent
     boot_id: str  # names the time since its last start, "" if unknown
     agent_version: str
+    witnesses: tuple[str, ...]  # who was let in at its agent's door: `scheduler`, and nodes whose agents were
     reported: ReportPage | None  # by its agent, none if it has none
 
 
@@ -90,6 +94,7 @@ class Shown(NamedTuple):
     quarantines: Sequence[Entry]  # that stand
     closed: Collection[tuple[str, int]]  # node and index of the GPUs that take no job for them
     running: Collection[Place]  # what is being checked
+    let_in: Mapping[str, Sequence[str]]  # at the door of each agent; "" is the scheduler
 
 
 def node_page(row: NodeRow, shown: Shown, state: NodeState) -> NodePage:
@@ -97,8 +102,8 @@ def node_page(row: NodeRow, shown: Shown, state: NodeState) -> NodePage:
     name, report = row.name, shown.reports.get(row.name)
     return NodePage(
         name=name, kind=row.kind, gpus=tuple(shown.held.get((name, gpu)) for gpu in range(shown.sizes[name])),
-        slots=row.slots, state=state.state, evidence=state.evidence, liveness=row.liveness, since_s=row.since_s,
-        seen_s=row.seen_s, out_of_service=row.out_of_service, faulty=_of(name, shown.faulty),
+        slots=row.slots, state=state.state, evidence=state.evidence, liveness=row.liveness, verdict=row.verdict,
+        since_s=row.since_s, seen_s=row.seen_s, out_of_service=row.out_of_service, faulty=_of(name, shown.faulty),
         quarantined=_of(name, shown.closed),
         quarantine=tuple(
             quarantine_page(it, shown.running)
@@ -106,7 +111,8 @@ def node_page(row: NodeRow, shown: Shown, state: NodeState) -> NodePage:
             if name in (it.place.node, it.place.other_node)
         ),
         peak_flops=shown.peak_flops.get(name, 0.0), address=row.address, boot_id=row.boot_id,
-        agent_version=row.agent_version, reported=None if report is None else ReportPage(gpus=report.told.gpus),
+        agent_version=row.agent_version, witnesses=tuple(it or SCHEDULER for it in shown.let_in.get(name, ())),
+        reported=None if report is None else ReportPage(gpus=report.told.gpus),
     )  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 """What is known of an attempt, from what its supervisor wrote and from the processes that live."""
 
 from ...files.durable import is_there, read_whole
+from ...files.last_error import last_error
 from ...files.processes import Identity, is_alive
 from ...model.run import EndedBy, Run, Status, read_reason
 from .leftovers import Traces, kill_all
 from .markers import Ends, Exited, Ranks, Started, rank_ends, read_marker
 from .progress import read_progress
+from .supervisor.logs import log_name
 
 _KILL_WITHIN_S = 0.3  # what needs longer is looked at again with the next question
 _NOTE_BYTES = 1 << 20
@@ -64,7 +66,12 @@ def _read_end(folder: int, attempt: str) -> Status | None:
     ended = read_marker(folder, attempt, Exited)
     if ended is None:
         return None
-    return Status(Run.EXITED, rank_ends(ended), *read_reason(ended.reason), ended.started_s, read_progress(folder))
+    by, words = read_reason(ended.reason)
+    ends = rank_ends(ended)
+    failed = next((it for it in ends if it.code), None) if by in (EndedBy.NOBODY, EndedBy.RANK_FAILED) else None
+    if failed is not None and not words:
+        words = last_error(log_name(failed.rank), folder)
+    return Status(Run.EXITED, ends, by, words, ended.started_s, read_progress(folder))
 
 
 def _read_loss(folder: int, started: Started, boot: str) -> Status:

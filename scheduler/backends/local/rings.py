@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ....cluster.files.errors import BackendError
-from ...failover.asking import RingDesk, ask_report, retire
+from ...failover.asking import RingDesk, ask_report, last_report, retire
 from ...failover.wire import Report
 from ...files.durable import open_folder, read_whole, write_first
 from ..protocol import MemberPlace
@@ -38,12 +38,12 @@ class LocalRings:
         return path / RING
 
     def ring(self, name: str) -> Report | None:
-        """Return how the ring of an attempt stands; None of one that has none, or that does not answer at present.
+        """Return how the ring of an attempt stands, or stood last if nobody answers; None of one that has none.
 
         Raises:
             BackendError: If that is no name of an attempt.
         """
-        return ask_report(self._ring(name))
+        return ask_report(self._ring(name)) or last_report(self._ring(name))
 
     def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
         """Let the members on some GPUs leave the ring of an attempt, and say whether it goes on without them.

@@ -8,7 +8,7 @@ import typer
 from ....cluster.files.output_file import make_folder
 from ..durations import DURATION, duration_between
 from ..monitoring.quarantine import place_of
-from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json, said
 from ..tables import plain
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _values(gpu: dict[str, Any]) -> str:
 
 def drain(
     node: NodeArgument,
-    reason: Annotated[str, typer.Option(help="Why, for people.")] = "drained",
+    reason: Annotated[str, typer.Option(callback=said, help="Why, for people.")] = "drained",
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Take a node out of service: jobs on it run to their ends, and none starts there."""
@@ -91,16 +91,29 @@ def agent(
     checks: Annotated[
         bool, typer.Option("--checks", help="Run the checks that the scheduler asks for, to clear a quarantine.")
     ] = False,
+    port: Annotated[
+        int, typer.Option(min=-1, max=65535, help="Where it answers who asks whether it lives; 0: any, -1: nowhere.")
+    ] = 0,
+    probe: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS[:PORT]",
+            help="Measure links to other nodes when the scheduler asks; the address is this node's on the network over "
+            "which rings exchange. Any free port if left out.",
+        ),
+    ] = "",
 ) -> None:
     """Report this node's GPUs to the scheduler, until it is stopped."""
-    from ...health.agent import Fencing, report_for_ever
+    from ...health.agent import Fencing, open_door, report_for_ever
+    from ...health.links.prober import prober_at
     from ...health.monitoring.guarding import lease_file
 
     client = client_of(url)
     checking = _checking(client, node) if checks else None
     # With leases each second counts: several reports must get lost before one runs out.
     fencing = Fencing(lease_file(node)) if fence else None
-    report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking)
+    door, prober = None if port < 0 else open_door(node, port), prober_at(probe) if probe else None
+    report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking, door, prober)
 
 
 def _checking(client: "Client", node: str) -> "Checking":

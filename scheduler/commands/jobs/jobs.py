@@ -9,6 +9,7 @@ import typer
 from ....cluster.files.durations import duration_text
 from ...model.job import estimate_words
 from ..moments import clock, moment
+from ..monitoring.sub_tasks import plan_facts, print_sub_tasks
 from ..options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
 from ..tables import Column, plain, print_table
 from .logs import crash_line
@@ -24,13 +25,18 @@ def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
     """Show a job with all its attempts, and why it waits."""
     client = client_of(url)
     found, training = client.job(job), client.training(job)
+    plan = client.sub_tasks(job) if found["spec"].get("plan") else None
     if json:
-        print_json({**found, "training": training})
+        print_json({**found, "training": training, **({} if plan is None else {"sub_tasks": plan})})
         return
-    for title, value in (_facts(found) | _training(training)).items():
+    facts = _facts(found) | _training(training) | ({} if plan is None else plan_facts(plan))
+    for title, value in facts.items():
         typer.echo(f"{title:10s} {plain(value)}")
     if found["spec"].get("failover") == "switch" and (ring := client_of(url).ring(found["id"])):
         print_ring(ring)
+    if plan is not None:
+        typer.echo()
+        print_sub_tasks(plan)
     if found["attempts"]:
         typer.echo()
         print_table(ATTEMPTS, [_attempt(it) for it in found["attempts"]])
@@ -76,7 +82,7 @@ def _attempt(it: dict[str, Any]) -> tuple[str, ...]:
     ran = "-" if it["started_s"] is None else duration_text(ended_s - it["started_s"])
     contact = "" if it["contact"] == "ok" else ", no answer from it"
     return (
-        str(it["number"]), it["state"] + contact, moment(it["started_s"]), ran, _shares(it["placement"]), it["cause"],
+        str(it["number"]), it["state"] + contact, moment(it["started_s"]), ran, _shares(it["held"]), it["cause"],
     )  # fmt: skip
 
 

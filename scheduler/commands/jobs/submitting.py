@@ -1,9 +1,9 @@
 """`longshore submit`."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import typer
 from typer.core import TyperCommand
@@ -13,11 +13,39 @@ from ..durations import DURATION, run_time
 from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
 
 if TYPE_CHECKING:
+    from ....cluster.files.yaml_file import YamlFile
     from ...model.job_spec import JobFile
 
 COMMAND = "longshore.command"  # what stands behind -- in the context of a call
 BEHIND = "; options of a command go behind --, as in: longshore submit -- python train.py --lr 0.1"
 PAGE = "docs/scheduler.md#job-files"
+
+
+class PlansJobs(Protocol):
+    """What plans the model of a job file. It is no part of the scheduler, so the command line hands it in."""
+
+    def __call__(
+        self,
+        file: "YamlFile",
+        data: Mapping[str, Any],
+        folder: Path,
+        cluster: Callable[[], Mapping[str, Any]],
+        tell: Callable[[str], None],
+    ) -> dict[str, Any]:
+        """Return the fields of a job with a plan in place of the wish for one."""
+        ...
+
+
+class Planner(NamedTuple):
+    """What plans jobs, and for which cluster."""
+
+    plans: PlansJobs
+    cluster: Callable[[], Mapping[str, Any]]
+
+    def plan(self, file: "YamlFile", data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a job file with a plan; say on standard error what was chosen."""
+        folder = file.path.absolute().parent / str(data.get("folder") or "")
+        return self.plans(file, data, folder, self.cluster, lambda line: typer.echo(f"longshore: {line}", err=True))
 
 
 class SubmitCommand(TyperCommand):
@@ -91,7 +119,8 @@ def submit(
         "folder": None if folder is None else str(Path.cwd() / folder),
         "command": command_of(context.meta[COMMAND]), "environment": environment_of(env or (), os.environ),
     }  # fmt: skip
-    spec = _spec(file_of(file or []), {key: value for key, value in given.items() if value is not None})
+    planner = Planner(context.obj, lambda: client_of(url).cluster())
+    spec = _spec(file_of(file or []), {key: value for key, value in given.items() if value is not None}, planner)
     if not dry_run:
         job = client_of(url).submit(spec)
         print_json(job) if json else typer.echo(job["id"])
@@ -104,13 +133,13 @@ def submit(
     typer.echo(f"it can be submitted: {plan['jobs_ahead']} jobs before it, {plan['free_gpus']} GPUs free ({fits})")
 
 
-def _spec(file: Path | None, given: Mapping[str, Any]) -> dict[str, object]:
+def _spec(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> dict[str, object]:
     if file is None and "command" not in given:
         raise InputError(
             "there is nothing to submit", "write `longshore submit job.yaml`, or a command behind --: "
             "longshore submit -- python train.py",
         )  # fmt: skip
-    job = _job(file, given)
+    job = _job(file, given, planner)
     home = Path.cwd() if file is None else file.absolute().parent
     # As the user's own shell would find them: relative folders, and programs.
     folder = str(home / job.folder)
@@ -119,7 +148,7 @@ def _spec(file: Path | None, given: Mapping[str, Any]) -> dict[str, object]:
     return job.model_copy(update={"folder": folder, "environment": environment}).model_dump(mode="json", exclude=unsaid)
 
 
-def _job(file: Path | None, given: Mapping[str, Any]) -> "JobFile":
+def _job(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> "JobFile":
     from ...model.job_spec import JobFile
     from .submission import job_with
 
@@ -136,4 +165,7 @@ def _job(file: Path | None, given: Mapping[str, Any]) -> "JobFile":
     for one, other in (("gpus", "shape"), ("shape", "gpus")):  # each says how many GPUs, so one replaces both
         if one in given and other not in given:
             data.pop(other, None)
-    return validated(content, JobFile, {**data, **given})
+    data = {**data, **given}
+    if data.get("plan") is not None or data.get("deadline") is not None:
+        data = planner.plan(content, data)
+    return validated(content, JobFile, data)

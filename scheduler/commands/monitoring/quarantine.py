@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json, said
 from ..tables import Column, plain, print_table
 
 LOOK_S = 1.0  # between two looks at checks that run
@@ -38,7 +38,9 @@ def show(
 @app.command(epilog="Example: longshore quarantine add gpu-node-1:3 --reason 'coil noise' --action 'replace the GPU'")
 def add(
     place: PlaceArgument,
-    reason: Annotated[str, typer.Option(help="What is wrong with it, for people.")] = "an operator doubts it",
+    reason: Annotated[
+        str, typer.Option(callback=said, help="What is wrong with it, for people.")
+    ] = "an operator doubts it",
     action: Annotated[str, typer.Option(help="What mends it, for people.")] = "look at it",
     url: UrlOption = DEFAULT_URL,
 ) -> None:

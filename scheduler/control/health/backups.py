@@ -4,16 +4,21 @@ Source: SPEC P3.
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 
+from ...backends.protocol import MemberPlace
 from ...failover.wire import Empty, Slow, Want
 from ...health.reports import Report
 from ...mirror.vacant_seats import Choice
 from ...model.gpu_index import Layout
 from ...model.job import JobRow
 from ...model.job_spec import StoredJob
-from ..state_cache import StateCache
+from ...model.stored_spec import stored_or_usual
+from ..state_cache import Parts, StateCache
 from .live_ring import LiveRing
+from .seat_choice import choose_gpu, formula_of
+from .vacancies import Chosen, chosen_of
 
 BUSY = 0.1  # utilisation above which a free GPU is somebody's all the same, and gets no backup
 FRESH_S = 120.0  # older reports say nothing of the present
@@ -29,6 +34,39 @@ def wanted(ring: LiveRing, spec: StoredJob) -> list[Slow]:
     """Return the slow members of a ring that backups are wanted for: no more than its job asked for."""
     want = ring.desk.want
     return [] if want is None else want.slow[: max(spec.backups - len(want.relieved), 0)]
+
+
+def choose(
+    parts: Parts, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], slow: Sequence[Slow], at: int,
+    now_s: float,
+) -> Chosen | str | None:  # fmt: skip
+    """Choose a free GPU for a backup.
+
+    Args:
+        parts: What the scheduler works with.
+        cache: What it knows.
+        ring: The ring, which has said something.
+        places: All GPUs that it was given, by rank.
+        slow: Its slow members that want backups.
+        at: Which of them the backup is for.
+        now_s: The present.
+
+    Returns:
+        The GPU, or why there is none; None while the links of the best candidates are measured.
+    """
+    want, job, began_s = ring.desk.want, cache.jobs[ring.row.job_id], time.monotonic()
+    assert want is not None
+    left, seat = without(want, slow, at)
+    busy = unfit(want, parts.layout, parts.monitor.reports.last(), now_s)
+    seats = left, seat, stored_or_usual(job.spec).seats
+    found = choose_gpu(parts, cache, ring, places, seats, now_s, grows=False, unfit=busy)
+    if found is None:
+        return None
+    if why := found.why or against(found.choice, want) or against_more(cache, job):
+        return why
+    took_s = time.monotonic() - began_s
+    chosen = chosen_of(found.choice, found.links, left, formula_of(cache), parts.layout, took_s)
+    return chosen._replace(choice={**chosen.choice, "backup_for": slow[at].member})
 
 
 def without(want: Want, slow: Sequence[Slow], at: int) -> tuple[Want, Empty]:

@@ -6,6 +6,7 @@ from ...backends.protocol import Desk
 from ...model.job_id import name_of
 from ...store.monitoring.replacements import ReplacementRow
 from ...store.rows.attempts import AttemptRow
+from .seat_links import Probing
 from .vacancies import Chosen
 
 
@@ -28,6 +29,8 @@ class LiveRing:
         self.row, self.desk = row, desk
         self.given: list[ReplacementRow] | None = None  # None while the store is to be asked
         self.checked: dict[int, Checked] = {}  # GPUs that are reserved and not given yet
+        self.probing: Probing | None = None  # links that were measured last
+        self.waits_since_s = 0.0  # for links to be measured, by `time.monotonic`; 0 if it does not
         self.told = -1  # generation about whose empty seats people were told
         self.refused = -1  # generation whose coordinator was told that nobody comes
         self.told_slow: tuple[int, ...] = ()  # slow members about whom people were told that they have no backup

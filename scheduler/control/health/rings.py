@@ -9,11 +9,14 @@ from functools import partial
 from ....cluster.files.errors import BackendError
 from ...backends.asking import ask
 from ...backends.protocol import Seats
+from ...files.typed_json import as_json
+from ...model.event import NewEvent
 from ...model.placement import Placement
 from ...model.states import AttemptState
 from ...model.stored_spec import is_switching, stored_or_usual
+from ...store.monitoring.ring_ends import ENDED, RING
 from ...store.rows.attempts import AttemptRow
-from ..state_cache import StateCache
+from ..state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,32 @@ def later_nodes(cache: StateCache, row: AttemptRow, name: str) -> tuple[str, ...
         return ()
     first = sum(len(share.gpus) for share in row.placement)
     return tuple(it.node for it in places[first:])
+
+
+def keep_ring(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> None:
+    """Store how the ring of an attempt that ended stood last, and on which GPUs: the backend forgets it.
+
+    Args:
+        cache: What the scheduler knows.
+        row: The attempt.
+        name: Of it at the backend.
+        now_s: The present.
+    """
+    job, backend = cache.jobs.get(row.job_id), cache.parts.backend
+    if job is None or not is_switching(job.spec) or not isinstance(backend, Seats):
+        return
+    try:
+        report, places = ask(partial(backend.ring, name)), ask(partial(backend.places, name))
+    except BackendError as error:
+        log.warning("attempt %s: how its ring ended is not known: %s", name, error)
+        return
+    if report is None:
+        return
+    filled, recoveries = sum(it >= 0 for it in report.order), len(report.recoveries) - 1
+    words = f"{filled} of {report.seats} seats, step {report.step}, {recoveries} recoveries"
+    held = [[share.node, gpu] for share in held_by(cache, row) for gpu in share.gpus]
+    data = {"report": as_json(report), "places": [list(it) for it in places or ()], "gpus": held}
+    cache.tell(NewEvent(RING, WRITER, now_s, row.job_id, row.number, now=ENDED, cause=words, data=data), {})
 
 
 def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:

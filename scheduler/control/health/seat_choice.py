@@ -1,19 +1,35 @@
 """Which free GPU takes an empty seat of a ring that runs, as a scheduler knows it.
 
-Source: SPEC F5 to F7.
+Source: SPEC F4 to F7.
 """
 
+import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from ....cluster.switching.replacement import FORMULAS
 from ...backends.protocol import MemberPlace
 from ...failover.wire import Empty, Want
-from ...mirror.vacant_seats import Choice, choose_for, free_for, with_which_faster
+from ...health.links.table import Pair
+from ...mirror.cluster_mirror import ClusterMirror
+from ...mirror.vacant_seats import (
+    Choice,
+    Free,
+    Ring,
+    best_of,
+    choose_for,
+    free_for,
+    neighbours,
+    with_which_faster,
+    without,
+)
 from ...model.gpu_index import Layout
 from ...model.stored_spec import stored_or_usual
 from ...store.monitoring.compute_records import records_of
 from ...store.rows.nodes import list_gpus
 from ..state_cache import Parts, StateCache
 from .live_ring import LiveRing
+from .seat_links import BEST, LinksAround, is_open, pairs_around, probing_for, seen_in
 from .vacancies import Around, ring_of
 
 HOUR_S = 3600.0
@@ -22,11 +38,19 @@ NOBODY = Choice(-1, ())
 Seat = tuple[Want, Empty, int]  # what the coordinator said last, the seat, and seats of the ring once it is filled
 
 
+class Found(NamedTuple):
+    """Who takes a seat, or why nobody does."""
+
+    choice: Choice
+    why: str = ""  # nobody does
+    links: LinksAround = LinksAround()  # that the choice rests on
+
+
 def choose_gpu(
     parts: Parts, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], seat: Seat, now_s: float,
     *, grows: bool, unfit: Sequence[int] = (),
-) -> tuple[Choice, str]:  # fmt: skip
-    """Choose a free GPU for a seat, and return why there is none, "" if there is one.
+) -> Found | None:  # fmt: skip
+    """Choose a free GPU for a seat; None while the links of the best candidates are measured.
 
     Those that the ring has left before come into question if there is no other, or if they were found faulty then
     and are well again: something is wrong with a GPU on which processes fail though nobody finds fault with it.
@@ -44,22 +68,72 @@ def choose_gpu(
     job = cache.jobs[ring.row.job_id]
     spec = stored_or_usual(job.spec)
     if why := _against_more(parts, ring, spec.seats, now_s):
-        return NOBODY, why
+        return Found(NOBODY, why)
     with parts.store.read() as tx:
         records, gpus = records_of(tx, job.id), list_gpus(tx)
     well_s = {(it.node, it.gpu): it.since_s for it in gpus if it.healthy}
-    without = _left_for_good(parts.layout, ring, places, well_s)
-    free = free_for(cache.mirror, job.id, [*without, *unfit])
+    left = _left_for_good(parts.layout, ring, places, well_s)
+    free = free_for(cache.mirror, job.id, [*left, *unfit])
     if not free.gpus.size:
         free = free_for(cache.mirror, job.id, unfit)
     around = Around(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
     inside = ring_of(around, *seat, records)
-    site = cache.mirror.site
-    fit = with_which_faster(site.cluster, inside, free) if grows else free
-    if free.gpus.size and not fit.gpus.size:
-        return NOBODY, "it would be faster with no free GPU"
-    choice = choose_for(site.cluster, inside, fit, site.rules.replacement)
-    return choice, "" if choice.gpu >= 0 else "no free GPU suits it"
+    if not free.gpus.size or not inside.nodes:
+        return Found(NOBODY, "no free GPU suits it")
+    choosing = _Choosing(parts, cache.mirror, inside, free, grows=grows)
+    ring.probing = probing_for(ring.probing, seat[0].generation, seat[1], choosing.pairs, grows=grows)
+    return None if is_open(parts.monitor.links, ring.probing, parts.wake) else choosing.found()
+
+
+def formula_of(cache: StateCache) -> str:
+    """Return the name of an iteration's time that decides."""
+    return next(name for name, it in FORMULAS.items() if it == cache.mirror.site.rules.replacement)
+
+
+class _Choosing:
+    """A choice among free GPUs, by what is known of links at the moment.
+
+    Args:
+        parts: What the scheduler works with.
+        mirror: The cluster.
+        ring: That lacks a member.
+        free: Who could come.
+        grows: Whether the ring goes on without.
+    """
+
+    def __init__(self, parts: Parts, mirror: ClusterMirror, ring: Ring, free: Free, *, grows: bool) -> None:
+        self._cluster, self._formula = mirror.site.cluster, mirror.site.rules.replacement
+        self._parts, self._ring, self._free, self._grows = parts, ring, free, grows
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """Return the links of the best candidates; none where no agent probes."""
+        if not self._parts.monitor.reports.probe_places():
+            return ()
+        links, cluster = self._links(), self._cluster
+        best = best_of(cluster, self._ring, self._fit(links), self._formula, BEST, links.seen.measured)
+        return pairs_around(links.nodes, links.around, [int(cluster.gpu_node[gpu]) for gpu in best])
+
+    def found(self) -> Found:
+        """Return who takes the seat."""
+        links = self._links()
+        if len(links.broken) == self._free.gpus.size:
+            return Found(NOBODY, "; ".join([it.words for it in links.broken.values()][:BEST]))
+        fit = self._fit(links)
+        if not fit.gpus.size:
+            return Found(NOBODY, "it would be faster with no free GPU")
+        choice = choose_for(self._cluster, self._ring, fit, self._formula, links.seen.measured)
+        return Found(choice, "" if choice.gpu >= 0 else "no free GPU suits it", links)
+
+    def _links(self) -> LinksAround:
+        names, cluster = list(self._parts.layout.nodes), self._cluster
+        seen = seen_in(self._parts.monitor.links.known(), names, time.monotonic())
+        links = LinksAround(seen, neighbours(self._ring), names, cluster.gpu_node)
+        return links.with_broken(self._free.gpus.tolist()) if seen.broken else links
+
+    def _fit(self, links: LinksAround) -> Free:
+        """Return the candidates: those that can exchange with the neighbours, and with which the ring is faster."""
+        free = without(self._free, links.broken)
+        return with_which_faster(self._cluster, self._ring, free, links.seen.measured) if self._grows else free
 
 
 def _left_for_good(

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from ....cluster.files.errors import BackendError
-from ....cluster.switching.replacement import FORMULAS
 from ...backends.asking import ask
 from ...backends.protocol import MemberPlace, Seats
 from ...failover.wire import Coming, NoneComing, Want
@@ -44,17 +43,18 @@ from ...store.monitoring.replacements import (
     replacements_of,
     take_back,
 )
+from ...store.monitoring.ring_ends import HINT, RING
 from ...store.rows.attempts import AttemptRow
 from ..state_cache import WRITER, Parts, StateCache
 from . import backups
 from .live_ring import Checked, LiveRing
-from .seat_choice import LEAST_IN_AN_HOUR, choose_gpu
-from .vacancies import Chosen, chosen_of
+from .seat_choice import LEAST_IN_AN_HOUR, choose_gpu, formula_of
+from .vacancies import BANDWIDTHS, Chosen, chosen_of
 
 log = logging.getLogger(__name__)
 
 ANOTHERS = "its GPU is another job's"
-CHECKED_S = 1.0  # that a ring waits for the checks of a GPU, before it goes on without
+CHECKED_S = 1.0  # that a ring waits for its links to be measured and a GPU to be checked, before it goes on without
 UNCHECKED = "its checks were not brought to an end"
 
 
@@ -70,6 +70,7 @@ class Seating:
         self._backend = parts.backend if isinstance(parts.backend, Seats) else None
         self._rings: dict[str, LiveRing] = {}  # by job
         self._cache: StateCache | None = None
+        self.measures = False  # at the last look the links of a ring were being measured, and GPUs wait for that
 
     def warm_up(self) -> None:
         """Let what a choice needs be compiled before there is a fault: a ring waits for it."""
@@ -95,6 +96,7 @@ class Seating:
             for ring in self._rings.values():
                 ring.given = None
         self._keep_desks(cache, self._backend)
+        self.measures = False
         in_turn = sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq))
         # Rings that stand still come before those that go on, and these before those that have all their members.
         for step in (self._look_at, self._let_grow, self._back_up):
@@ -143,6 +145,10 @@ class Seating:
         for row in self._unseen(ring, places):  # reserved by a scheduler that may not have come to say so
             ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
         self._free_left(cache, ring, places, now_s)
+        for words in ring.desk.hints():
+            event = self._event(cache, ring, HINT, words, now_s)._replace(kind=RING)
+            log.warning("ring of job %s: %s", ring.row.job_id, words)
+            self._parts.store.write(partial(note, event=event))
         if is_new:
             self._adopt(cache, ring, backend, places, now_s)
         if against:
@@ -153,7 +159,7 @@ class Seating:
 
     def _let_grow(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
-        if ring.short and ring.given is not None and not against:
+        if ring.short and ring.given is not None and not against and not self.measures:
             self._fill(cache, ring, backend, now_s, grows=True)
 
     def _unseen(self, ring: LiveRing, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
@@ -260,6 +266,7 @@ class Seating:
         """
         want = ring.desk.want
         if want is None or not want.empty:
+            ring.short = 0
             return
         places = ask(partial(backend.places, ring.name))
         if places is None:
@@ -274,14 +281,19 @@ class Seating:
                 return
             at = len(want.empty) - missing  # somebody comes for those before
             seats = len(want.order) + at + (1 if grows else left)
-            began_s = time.perf_counter()
+            began_s = time.monotonic()
             seat = want, want.empty[at], seats
-            choice, why = choose_gpu(self._parts, cache, ring, places, seat, now_s, grows=grows)
-            if why:
+            found = choose_gpu(self._parts, cache, ring, places, seat, now_s, grows=grows)
+            if found is None or self.measures:  # what comes before is first, and nobody else may take its GPU
+                self.measures, ring.waits_since_s = True, ring.waits_since_s or began_s
+                break
+            began_s, ring.waits_since_s = ring.waits_since_s or began_s, 0.0
+            if found.why:
                 ring.short = missing
-                self._refuse(cache, ring, want, why, now_s)
+                self._refuse(cache, ring, want, found.why, now_s)
                 return
-            chosen = chosen_of(choice, want, _formula(cache), self._parts.layout, time.perf_counter() - began_s)
+            took_s = time.monotonic() - began_s
+            chosen = chosen_of(found.choice, found.links, want, formula_of(cache), self._parts.layout, took_s)
             self._give_or_check(cache, ring, backend, places, chosen, now_s)
             missing, want = missing - 1, ring.desk.want
             ring.short = min(ring.short, missing)
@@ -300,19 +312,16 @@ class Seating:
         lacking = self._missing(ring, spec, places) + len(slow) - len(ring.checked)
         if not 0 < lacking <= len(slow):
             return
-        began_s, member = time.perf_counter(), slow[-lacking].member
-        left, seat = backups.without(want, slow, len(slow) - lacking)
-        unfit = backups.unfit(want, self._parts.layout, self._parts.monitor.reports.last(), now_s)
-        seats = left, seat, spec.seats
-        choice, why = choose_gpu(self._parts, cache, ring, places, seats, now_s, grows=False, unfit=unfit)
-        why = why or backups.against(choice, want) or backups.against_more(cache, cache.jobs[ring.row.job_id])
-        if not why:
-            chosen = chosen_of(choice, left, _formula(cache), self._parts.layout, time.perf_counter() - began_s)
-            chosen = chosen._replace(choice={**chosen.choice, "backup_for": member})
-            self._give_or_check(cache, ring, backend, places, chosen, now_s)
+        found = backups.choose(self._parts, cache, ring, places, slow, len(slow) - lacking, now_s)
+        if found is None or self.measures:
+            self.measures = True
+        elif isinstance(found, Chosen):
+            self._give_or_check(cache, ring, backend, places, found, now_s)
         elif ring.told_slow != (told := tuple(it.member for it in slow)):
-            ring.told_slow = told
-            cause = f"all wait for member {member} on {want.nodes.get(str(member), '?')}, and it gets no backup: {why}"
+            ring.told_slow, member = told, slow[-lacking].member
+            cause = (
+                f"all wait for member {member} on {want.nodes.get(str(member), '?')}, and it gets no backup: {found}"
+            )
             event = self._event(cache, ring, SLOW, cause, now_s)._replace(data={"member": member})
             self._parts.store.write(partial(note, event=event))
 
@@ -335,7 +344,7 @@ class Seating:
         self._parts.store.write(lambda tx: hold(tx, row, event))
         cache.happens(now_s)
         cache.mirror.claim(job, chosen.gpu)
-        ring.checked[chosen.gpu] = Checked(chosen, time.monotonic())
+        ring.checked[chosen.gpu] = Checked(chosen, time.monotonic() - chosen.took_s)
         self._parts.checks.newcomer(ring.row, cache.jobs[job], Share(node, (gpu,)))
 
     def _give(
@@ -349,6 +358,7 @@ class Seating:
         row = ReplacementRow(job, ring.row.number, rank, node, gpu, now_s, chosen.choice)
         cause = f"GPU {gpu} of {node} {_use(chosen)}: {chosen.words}"
         data = {"rank": rank, "node": node, "gpu": gpu, **{it: chosen.choice[it] for it in ("formula", "average_s")}}
+        data |= {name: chosen.choice["candidates"][0][name] for name in BANDWIDTHS}
         now = BACKUP if "backup_for" in chosen.choice else TAKEN
         event = self._event(cache, ring, now, cause, now_s)._replace(data=data)
         self._parts.store.write(lambda tx: give(tx, row, event, is_held=is_held))
@@ -377,11 +387,6 @@ class Seating:
         return NewEvent(
             SEAT, WRITER, now_s, ring.row.job_id, ring.row.number, now=now, fence=cache.fence, cause=cause
         )  # fmt: skip
-
-
-def _formula(cache: StateCache) -> str:
-    """Return the name of an iteration's time that decides."""
-    return next(name for name, it in FORMULAS.items() if it == cache.mirror.site.rules.replacement)
 
 
 def _use(chosen: Chosen) -> str:

@@ -13,8 +13,11 @@ from ...mirror.vacant_seats import Choice, Considered, Ring
 from ...model.gpu_index import Layout
 from ...model.job_spec import StoredJob
 from ...store.monitoring.compute_records import ComputeRecord
+from .seat_links import BEST, LinksAround, LinksOf
 
 MOST_KEPT = 64  # candidates of one choice that are kept, the best ones
+MEASURED = ("from_previous_measured_s", "to_next_measured_s")  # seconds ago; none for a bandwidth that is reckoned
+BANDWIDTHS = ("from_previous_bytes_per_s", "to_next_bytes_per_s", *MEASURED)
 
 
 class Around(NamedTuple):
@@ -85,23 +88,33 @@ class Chosen(NamedTuple):
     gpu: int
     words: str  # for people
     choice: dict[str, Any]  # as the store keeps it
+    took_s: float  # that the choice took
 
 
-def chosen_of(choice: Choice, want: Want, formula: str, layout: Layout, took_s: float) -> Chosen:
+def chosen_of(
+    choice: Choice, links: LinksAround, want: Want, formula: str, layout: Layout, took_s: float
+) -> Chosen:  # fmt: skip
     """Return who was chosen for a seat.
 
     Args:
         choice: The choice, of somebody.
+        links: Between the candidates and the neighbours of the seat.
         want: What the coordinator said that made it necessary.
         formula: Of an iteration's time, that decided.
         layout: Of the cluster.
         took_s: Seconds that the choice took.
     """
-    kept = {**described(choice, want, formula, layout), "took_s": round(took_s, 6)}
-    return Chosen(choice.gpu, words_of_choice(choice, want, formula), kept)
+    kept = {**described(choice, links, want, formula, layout), "took_s": round(took_s, 6)}
+    words, mine = words_of_choice(choice, want, formula), links.of(choice.gpu)
+    is_measured = any(getattr(mine, name) is not None for name in MEASURED)
+    passed_over = [it.words for it in links.broken.values()][:BEST]
+    told = [words, *([f"its links: {mine.words}"] if is_measured else []), *passed_over]
+    return Chosen(choice.gpu, "; ".join(told), kept, took_s)
 
 
-def described(choice: Choice, want: Want, formula: str, layout: Layout) -> dict[str, Any]:
+def described(
+    choice: Choice, links: LinksAround, want: Want, formula: str, layout: Layout
+) -> dict[str, Any]:  # fmt: skip
     """Return a choice as the store keeps it: the candidates with their times, the chosen one first."""
     kept = sorted(choice.considered, key=lambda it: (it.gpu != choice.gpu, _time_s(it, formula)))[:MOST_KEPT]
     return {
@@ -110,7 +123,7 @@ def described(choice: Choice, want: Want, formula: str, layout: Layout) -> dict[
         "seats": len(want.order) + len(want.empty),
         "generation": want.generation,
         "considered": len(choice.considered),
-        "candidates": [_candidate(it, layout) for it in kept],
+        "candidates": [_candidate(it, links.of(it.gpu), layout) for it in kept] + _broken(links, layout),
     }
 
 
@@ -127,14 +140,25 @@ def words_of_choice(choice: Choice, want: Want, formula: str) -> str:
     return f"an iteration takes {time_s:.3g} s instead of {want.step_s:.3g} s, the shortest {among}"
 
 
-def _candidate(it: Considered, layout: Layout) -> dict[str, object]:
+def _candidate(it: Considered, links: LinksOf, layout: Layout) -> dict[str, object]:
     node, gpu = layout.place(it.gpu)
     times = {"source_s": it.source_s, "ring_s": it.ring_s, "compute_s": it.compute_s}
     return {
         "node": node,
         "gpu": gpu,
         **{name: time_s if math.isfinite(time_s) else None for name, time_s in times.items()},
+        "from_previous_bytes_per_s": it.from_previous_bytes_per_s,
+        "to_next_bytes_per_s": it.to_next_bytes_per_s,
+        **{name: getattr(links, name) for name in MEASURED},
+        "links": links.words,
     }
+
+
+def _broken(links: LinksAround, layout: Layout) -> list[dict[str, object]]:
+    """Return those that are no candidates, as they cannot exchange with the neighbours of the seat."""
+    found = [(layout.place(gpu), it.words) for gpu, it in links.broken.items()]
+    nothing = dict.fromkeys(("source_s", "ring_s", "compute_s", *BANDWIDTHS))
+    return [{"node": node, "gpu": gpu, **nothing, "links": words} for (node, gpu), words in found[:MOST_KEPT]]
 
 
 def _time_s(it: Considered, formula: str) -> float:

@@ -81,6 +81,54 @@ def worn(seated: Collection[Member], limits: Limits) -> int | None:
     return max(found, key=lambda it: it.groups).number if found and len(seated) > 1 else None
 
 
+class Hints:
+    """What may be wrong although nobody is to blame yet; each is told once, as long as it lasts."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._present: dict[str, str] = {}  # words by their kind
+
+    def present(self) -> list[str]:
+        """Return what was told and still lasts."""
+        return list(self._present.values())
+
+    def look(
+        self, members: Collection[Member], wordless: Collection[int], seated: Iterable[Member], runs_s: float,
+        now_s: float,
+    ) -> list[str]:  # fmt: skip
+        """Return lines for people, of what was not true before.
+
+        Args:
+            members: All that are connected.
+            wordless: Those that were started long ago and never said a word.
+            seated: Members on seats.
+            runs_s: For how long the ring has run since it was formed.
+            now_s: The time.
+        """
+        found, limit_s = {}, self._limits.hint_s
+        if are_most_silent(members, self._limits, now_s):
+            found["alarm"] = "most members are silent, so likelier this coordinator is cut off"
+        if wordless:
+            found["hint"] = (
+                f"{_named(wordless)} said nothing for {limit_s:.0f} s: does the script come to `with Ring(...)`? "
+                f"Who never says a word is ended, at the start after {self._limits.gather_s:.0f} s"
+            )
+        elif idle := [it.number for it in seated if runs_s > limit_s and not it.ran]:
+            found["hint"] = (
+                f"{_named(idle)} ended no step for {limit_s:.0f} s, and the GPUs are held all the same: does the "
+                "script call `ring.step()`?"
+            )
+        new = [f"{kind}: {words}" for kind, words in found.items() if kind not in self._present]
+        # The words stay those that were told: who is meant changes by and by.
+        self._present = {kind: self._present.get(kind, words) for kind, words in found.items()}
+        return new
+
+
+def _named(members: Collection[int]) -> str:
+    shown = ", ".join(map(str, sorted(members)[:8])) + (", ..." if len(members) > 8 else "")
+    return f"member{'s' if len(members) > 1 else ''} {shown}"
+
+
 class Blames:
     """Faults of exchanges between two members that both live. Source: SPEC F5."""
 

@@ -6,8 +6,6 @@ Source: SPEC F8 to F10.
 import contextlib
 import os
 import secrets
-import select
-import socket
 import sys
 import threading
 import time
@@ -15,9 +13,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from .. import wire
+from .connection import RETRY_S, Connection
 
 MEET_S = 60.0  # to reach the coordinator at the start
-RETRY_S = 0.05
 AGAIN_S = 1.0  # after which what was not answered is said again: the coordinator may have been killed
 
 
@@ -57,14 +55,8 @@ class Control:
     """
 
     def __init__(self, address: str, secret: str, member: int, node: str, store: str, step: int) -> None:
-        host, _, port = address.rpartition(":")
-        self._address, self._secret, self.member, self._node, self._store = (
-            (host, int(port)),
-            secret,
-            member,
-            node,
-            store,
-        )
+        self._connection = Connection(address, secret)
+        self.member, self._node, self._store = member, node, store
         self.pulse = Pulse()
         self.step = step
         self.generation = 0  # the newest that was heard of
@@ -77,9 +69,6 @@ class Control:
         self._may_save: wire.MaySave | None = None
         self._token = secrets.token_hex(8)
         self._changed = threading.Condition()
-        self._sending = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._lines = wire.Lines()
         self._beats: dict[int, float] = {}
         self._number = 0
         self._leased_s = time.monotonic() + MEET_S - wire.SILENCE_S  # the lease runs from here
@@ -247,7 +236,7 @@ class Control:
         """End the connection."""
         self._closed = True
         with self._changed:
-            self._disconnect()
+            self._connection.close()
 
     # The other thread
 
@@ -255,7 +244,7 @@ class Control:
         beat_s = 0.0
         while not self._closed:
             self._check_lease()
-            if self._socket is None and not self._connect():
+            if not self._connection.is_open and not self._connection.open():
                 time.sleep(RETRY_S)
                 continue
             if time.monotonic() >= beat_s:
@@ -263,18 +252,14 @@ class Control:
                 self._beat()
             self._receive(max(0.0, min(beat_s - time.monotonic(), wire.BEAT_S)))
 
-    def _connect(self) -> bool:
-        try:
-            connection = socket.create_connection(self._address, timeout=wire.BEAT_S)
-        except OSError:
-            return False
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with self._changed:
-            self._socket, self._lines = connection, wire.Lines()
+    def _greet(self, challenge: wire.Challenge) -> None:
+        with self._changed:  # what the main thread says of this state comes behind it
             token, at, step, fresh = self._token, self._at, self.step, self._fresh
-            self._say(wire.Hello("member", self._secret, self.member, token, at, step, fresh, self._store, self._node))
+            hello = wire.Hello("member", self.member, token, at, step, fresh, self._store, self._node)
+            self._connection.hello(challenge, hello)
+            if self._here:
+                self._say(wire.Here(self.member, self.generation, self.step))
         self._beat()
-        return True
 
     def _beat(self) -> None:
         self._number += 1
@@ -295,27 +280,13 @@ class Control:
         )
 
     def _receive(self, wait_s: float) -> None:
-        connection = self._socket
-        if connection is None:
-            return
-        try:
-            if not select.select([connection], [], [], wait_s)[0]:
-                return
-            data = connection.recv(1 << 16)
-            messages = self._lines.feed(data)
-        except (OSError, ValueError, wire.WireError):
-            data, messages = b"", []
-        if not data:
+        messages = self._connection.receive(wait_s, self._greet)
+        if messages is None:
             with self._changed:
-                self._disconnect()
+                self._connection.close()
             time.sleep(RETRY_S)
-        for message in messages:
+        for message in messages or ():
             self._hear(message)
-
-    def _disconnect(self) -> None:
-        connection, self._socket = self._socket, None
-        if connection is not None:
-            connection.close()
 
     def _hear(self, message: wire.Message) -> None:
         if isinstance(message, wire.Lease):
@@ -349,11 +320,7 @@ class Control:
             self._say(wire.Stopped(self.member, generation, self.step, self._here))
 
     def _say(self, message: wire.Message) -> None:
-        """Send a message, if there is somebody to hear it: what matters is said again."""
-        connection = self._socket
-        if connection is not None:
-            with self._sending, contextlib.suppress(OSError):
-                connection.sendall(wire.encode(message))
+        self._connection.say(message)
 
     def _check_lease(self) -> None:
         silent_s = time.monotonic() - self._leased_s

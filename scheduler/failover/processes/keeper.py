@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from subprocess import SubprocessError
 
+from ..greeting import greet
 from ..settings import STATE, Settings
-from ..wire import LOST_STATUS, End, Hello, encode
+from ..wire import LOST_STATUS, End, Hello
 from .tools import ALONE, start_tool
 
 COORDINATOR = "longshore.scheduler.failover.coordinator"
@@ -105,7 +106,7 @@ class Keeper:
                 port = int(json.loads((self._folder / STATE).read_bytes())["port"])
                 reader, writer = await asyncio.open_connection(self._settings.host, port)
                 try:
-                    writer.write(encode(Hello("status", self._settings.secret)))
+                    await greet(reader, writer, self._settings.secret, Hello("status"))
                     return await reader.read(1) != b""
                 finally:
                     writer.close()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ...model.quarantine import Entry, Place
 from ...store.database.schema import Liveness
 from ...store.rows.nodes import NodeRow
+from ..liveness import DOWN_MISSES
 
 
 class State(StrEnum):
@@ -18,6 +19,7 @@ class State(StrEnum):
     ALIVE = "alive"
     SUSPECT = "suspect"  # it has missed answers
     UNREACHABLE = "unreachable"  # it has missed twice as many; what runs there may run on
+    DEAD = "dead"  # the same, and nobody else gets through to its agent either
     FENCED = "fenced"  # its lease has run out: its agent has killed what ran there
     QUARANTINED = "quarantined"  # it answers, and is in quarantine
 
@@ -44,9 +46,16 @@ def state_of(row: NodeRow, quarantines: Sequence[Entry], *, is_fenced: bool, now
             return NodeState(State.QUARANTINED, f"{whole.cause} ({whole.check}); {whole.action}")
         return NodeState(State.ALIVE, _seen(row, now_s))
     silence = f"{row.misses} answers missed in a row, {_seen(row, now_s)}"
+    if row.found:
+        silence += f"; {row.found}"
     if is_fenced:
         return NodeState(State.FENCED, f"{silence}; its lease has run out, so its agent has killed what ran there")
-    return NodeState(State.SUSPECT if row.liveness is Liveness.SUSPECT else State.UNREACHABLE, silence)
+    if row.liveness is Liveness.SUSPECT:
+        frozen = "" if row.misses < DOWN_MISSES else "; many nodes fell silent together, so none of them is declared"
+        return NodeState(State.SUSPECT, silence + frozen)
+    if row.verdict.is_dead:
+        return NodeState(State.DEAD, f"{row.verdict}: {silence}")
+    return NodeState(State.UNREACHABLE, silence)
 
 
 def _seen(row: NodeRow, now_s: float) -> str:

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from ...model.quarantine import Clears, Scope
-from ...model.states import OPEN_ATTEMPTS, AfterStop, AttemptState, Contact, Desired, JobState
+from ...model.states import OPEN_ATTEMPTS, AfterStop, AttemptState, Contact, Desired, JobState, Verdict
 from .column_types import BigSerial, EndsJson, PlacementJson, enum_column
 
 
@@ -211,6 +211,8 @@ node = Table(
     Column("boot_id", Text, nullable=False, server_default=""),  # names its time since its last start, "" if unknown
     Column("agent_version", Text, nullable=False, server_default=""),  # of Longshore
     Column("guarded", Boolean, nullable=False, server_default=false()),  # its agent kills what runs without a lease
+    Column("verdict", enum_column(Verdict), nullable=False, server_default=""),  # of those who knock while it is down
+    Column("found", Text, nullable=False, server_default=""),  # by them, in words, while it is silent
 )
 
 gpu = Table(

@@ -50,6 +50,13 @@ _BY_OTHERS = union_all(
 _LAST_SUCH_S = select(func.max(event.c.at_s)).where(
     event.c.job_id == bindparam("of_job"), event.c.kind == bindparam("of_kind"), event.c.now == bindparam("word")
 )
+_OF_KIND = (
+    select(*(event.c[name] for name in EventRow._fields))
+    .where(
+        event.c.job_id == bindparam("of_job"), event.c.kind == bindparam("of_kind"), event.c.now == bindparam("word")
+    )
+    .order_by(event.c.seq)
+)
 _LAST = select(func.coalesce(func.max(event.c.seq), 0))
 _FIRST_S = select(event.c.at_s).order_by(event.c.seq).limit(1)
 _LAST_OF_NO_JOB = (
@@ -163,6 +170,11 @@ def last_such_s(tx: Connection, job_id: str, kind: str, now: str) -> float | Non
     """Return the time of the last event of a kind that brought a job to something, None if there is none."""
     last: float | None = tx.execute(_LAST_SUCH_S, {"of_job": job_id, "of_kind": kind, "word": now}).scalar_one()
     return last
+
+
+def such_events(tx: Connection, job_id: str, kind: str, now: str) -> list[EventRow]:
+    """Return the events of a kind that brought a job to something."""
+    return [EventRow._make(row) for row in tx.execute(_OF_KIND, {"of_job": job_id, "of_kind": kind, "word": now})]
 
 
 def last_seq(tx: Connection) -> int:

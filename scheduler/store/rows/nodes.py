@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, bindparam, select, update
 
 from ...model.event import NewEvent
+from ...model.states import Verdict
 from ..database.schema import Liveness, gpu, node
 from ..monitoring.quarantines import quarantined
 from .events import append, append_all
@@ -39,6 +40,8 @@ class NodeRow(NamedTuple):
     boot_id: str = ""  # names its time since its last start, "" if unknown
     agent_version: str = ""  # of Longshore
     guarded: bool = False  # its agent kills what runs there when its lease runs out
+    verdict: Verdict = Verdict.NONE  # of those who knock at its agent's door, while it is down
+    found: str = ""  # by them, in words, while it is silent
 
 
 class GpuRow(NamedTuple):
@@ -88,7 +91,7 @@ def words_on(row: NodeRow) -> str:
     """Return why no job starts on a node, "" if jobs do."""
     if row.out_of_service:
         return f"{OUT_OF_SERVICE}: {row.out_of_service}"
-    return "" if row.liveness is Liveness.UP else str(row.liveness)
+    return "" if row.liveness is Liveness.UP else "dead" if row.verdict.is_dead else str(row.liveness)
 
 
 def closed_nodes(tx: Connection) -> set[str]:
@@ -141,6 +144,7 @@ def set_out_of_service(tx: Connection, row: NodeRow, reason: str, *, at_s: float
         return False
     tx.execute(_WISH, {"of_node": row.name, "reason": reason})
     words = [OUT_OF_SERVICE if it else IN_SERVICE for it in (was, reason)]
-    cause = f"{row.name}: {reason or 'in service again'}"
+    before = f" (before: {was})" if was and reason else ""  # which would be known nowhere else
+    cause = f"{row.name}: {reason or 'in service again'}{before}"
     append(tx, NewEvent(CHANGE, writer, at_s, was=words[0], now=words[1], cause=cause, data={"node": row.name}))
     return True

@@ -1,6 +1,8 @@
 """All commands that need no scheduler."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -8,9 +10,13 @@ from ..scheduler.commands.panels import POLICIES
 from . import planning, traces
 from .evaluating import evaluate
 from .listing import policies
+from .progress import progress
 from .simulating import simulate
 from .training import train
 from .tuning import tune
+
+if TYPE_CHECKING:
+    from ..cluster.files.yaml_file import YamlFile
 
 COMMANDS: dict[Callable[..., None], str] = {
     simulate: "longshore simulate --cluster examples/hetero64.yaml --policy patient --waiting --order easy",
@@ -28,3 +34,17 @@ def add_commands(app: typer.Typer) -> None:
         app.command(rich_help_panel=POLICIES, epilog=f"Example: {example}")(command)
     app.add_typer(planning.app, name="planner", rich_help_panel=POLICIES)
     app.add_typer(traces.app, name="trace", rich_help_panel=POLICIES)
+
+
+def plan_job(
+    file: "YamlFile",
+    data: Mapping[str, Any],
+    folder: Path,
+    cluster: Callable[[], Mapping[str, Any]],
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Return the fields of a job with a plan in place of the wish for one; see `planned_jobs.plan_job`."""
+    with progress("planning the job"):
+        from .planned_jobs import plan_job as plan
+
+        return plan(file, data, folder, cluster, tell)

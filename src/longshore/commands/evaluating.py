@@ -18,6 +18,8 @@ from .options import (  # fmt: skip
     LoadOption,
     ObjectiveOption,
     OracleOption,
+    Plans,
+    PlansOption,
     ProfileOption,
     RivalsOption,
     RunsOption,
@@ -79,6 +81,7 @@ def evaluate(
     seed: SeedOption = 2026,
     heuristics: HeuristicsOption = True,
     objective: ObjectiveOption = None,
+    plans: PlansOption = Plans.fixed,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     pictures: Annotated[Path | None, typer.Option(help="Write the report's figures as files into this folder.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the same figures here.")] = None,
@@ -87,11 +90,10 @@ def evaluate(
 
     Without --order, every order regime with every policy, and the answer in words.
 
-    With --order: the policies under that order only.
+    With --order: the policies under that order only. Without a trace and a cluster: the preset hetero64.
 
-    Without a trace and a cluster: the preset hetero64.
-
-    With a trace: windows of 96 jobs at a load of 0.85; with --policy, --order or --objective from its last 30 %.
+    With a trace: windows of 96 jobs at a load of 0.85; with --policy, --order or --objective from its last 30 %. If
+    its jobs have plans, also what these save over one fixed layout.
 
     With a cluster file: its cluster and faults, generated jobs if no trace.
     """
@@ -105,7 +107,7 @@ def evaluate(
         regime=_regime(order, ageing, waiting, oracle=oracle), every_order=order is None, load=load, max_gpus=max_gpus,
         objective=_asked(objective), estimates=estimates.value if estimates else None, sigma=sigma, seed=seed,
         drawn=JobsRequest(profile, arrivals.value if arrivals else None), heuristics=heuristics, report=report,
-        pictures=pictures, json_out=json_out, command=shlex.join(["longshore", *sys.argv[1:]]),
+        pictures=pictures, json_out=json_out, plans=plans.value, command=shlex.join(["longshore", *sys.argv[1:]]),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
     evaluate_request(request, console(), progress)

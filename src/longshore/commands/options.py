@@ -44,6 +44,13 @@ class Estimates(StrEnum):
     history = "history"
 
 
+class Plans(StrEnum):
+    """By which of its plans a job of a trace runs (docs/formats.md)."""
+
+    fixed = "fixed"
+    best = "best"
+
+
 class Arrivals(StrEnum):
     """How generated jobs arrive (docs/clusters.md)."""
 
@@ -97,6 +104,13 @@ ProfileOption = Annotated[
 ]
 ArrivalsOption = Annotated[
     Arrivals | None, typer.Option(help="Of generated jobs; as in the profile, with bursts, if left out.")
+]
+PlansOption = Annotated[
+    Plans,
+    typer.Option(
+        help="By which plan a job runs that has some: the first one of the trace (fixed), or the one of the fewest "
+        "GPUs that ends as soon and costs no more GPU-time (best)."
+    ),
 ]
 SigmaOption = Annotated[float, typer.Option(min=0.0, max=5.0, callback=number, help="Spread of log-normal estimates.")]
 OracleOption = Annotated[

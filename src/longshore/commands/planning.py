@@ -95,7 +95,7 @@ def plan(
     else:
         print_choice(console(), asked, choice)
         if rows is not None:
-            print_table(console(), asked, rows)
+            print_table(console(), asked, rows, choice.plan)
         if out is not None and choice.plan is not None:
             typer.echo(f"\n{out}: for `longshore planner run {out} {model}`")
     raise typer.Exit(0 if choice.plan is not None and choice.meets else NO_PLAN)

@@ -14,6 +14,8 @@ from .options import (  # fmt: skip
     MaxGpusOption,
     OracleOption,
     OrderOption,
+    Plans,
+    PlansOption,
     ProfileOption,
     SeedOption,
     SigmaOption,
@@ -44,6 +46,7 @@ def simulate(
     ] = None,
     load: LoadOption = None,
     max_gpus: MaxGpusOption = None,
+    plans: PlansOption = Plans.fixed,
     seed: SeedOption = 0,
     events: Annotated[Path | None, typer.Option(help="Write the schedule here (JSON lines).")] = None,
     jobs_out: Annotated[Path | None, typer.Option(help="Write the jobs here (JSON).")] = None,
@@ -63,5 +66,6 @@ def simulate(
         estimates=estimates.value if estimates else None, sigma=sigma,
         drawn=JobsRequest(profile, arrivals.value if arrivals else None),
         jobs=jobs, load=load, max_gpus=max_gpus, seed=seed, events=events, jobs_out=jobs_out, cluster_out=cluster_out,
+        plans=plans.value,
     )  # fmt: skip
     simulate_request(request, console(), progress)

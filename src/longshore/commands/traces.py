@@ -8,8 +8,10 @@ import typer
 from .downloading import download_trace, list_traces
 from .options import MOST_GPUS, LoadOption, MaxGpusOption, SeedOption, SigmaOption
 from .progress import console
+from .trace_planning import PLAN_EXAMPLE, plan_trace
 
 app = typer.Typer(no_args_is_help=True, help="Look at job traces, convert them, sample them, and download public ones.")
+app.command("plan", epilog=PLAN_EXAMPLE)(plan_trace)
 app.command("list", epilog="Example: longshore trace list")(list_traces)
 app.command("download", epilog="Example: longshore trace download philly_vc_2869ce")(download_trace)
 

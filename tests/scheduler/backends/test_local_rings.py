@@ -51,7 +51,19 @@ def test_nothing_is_added_to_what_is_no_attempt(backend: LocalBackend, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "null", "[1]", '[["a"]]', '[["a", "x", true, false]]', '{"a": 1}', "[" * 9999]
+    "content",
+    [
+        "",
+        "{",
+        "null",
+        "[1]",
+        '[["a"]]',
+        '[["a", "x", true, false, 0, 1]]',
+        '[["a", 0, true, false, "x", 1]]',
+        '[["a", 0, true, false]]',
+        '{"a": 1}',
+        "[" * 9999,
+    ],
 )
 def test_places_that_make_no_sense_are_not_known(backend: LocalBackend, tmp_path: Path, content: str) -> None:
     (tmp_path / "attempts" / NAME / RING / PLACES).write_text(content)
@@ -64,9 +76,12 @@ def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(backend: LocalBackend, tm
 
 
 def test_places_are_read_by_rank(backend: LocalBackend, tmp_path: Path) -> None:
-    places = [["a", 0, True, False], ["a", 1, False, True]]
+    places = [["a", 0, True, False, 2, 77], ["a", 1, False, True, 1, 0]]
     (tmp_path / "attempts" / NAME / RING / PLACES).write_text(json.dumps(places))
-    assert backend.places(NAME) == [MemberPlace("a", 0), MemberPlace("a", 1, is_used=False, is_left=True)]
+    assert backend.places(NAME) == [
+        MemberPlace("a", 0, member=2, pid=77),
+        MemberPlace("a", 1, is_used=False, is_left=True, member=1),
+    ]
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from longshore.scheduler.commands.jobs.rings import print_ring
 
 RING: dict[str, Any] = {
     "phase": "running", "generation": 2, "seats": 2, "step": 7, "order": [0, 2], "spares": [], "relieved": [1],
-    "gone": {}, "recoveries": [],
+    "gone": {}, "recoveries": [], "hints": [], "members": [],
 }  # fmt: skip
-CAME: dict[str, Any] = {"rank": 2, "node": "b", "gpu": 0, "candidates": []}
+CAME: dict[str, Any] = {"rank": 2, "node": "b", "gpu": 0, "candidates": [], "average_s": 0.0}
 
 
 @pytest.mark.parametrize(

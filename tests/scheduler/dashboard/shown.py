@@ -45,8 +45,8 @@ class Shown:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://here") as client:
             return await client.post(path, headers={"Origin": origin})
 
-    def submit(self, name: str = "trains", gpus: int = 2) -> JobRow:
-        spec = {"name": name, "gpus": gpus, "command": ["echo", HOSTILE]}
+    def submit(self, name: str = "trains", gpus: int = 2, **more: object) -> JobRow:
+        spec = {"name": name, "gpus": gpus, "command": ["echo", HOSTILE], **more}
         new = NewJob(new_job_id(1e9), name, "ada", spec, 0, gpus, 60.0, 1e9)
         return self.service.store.write(lambda tx: insert_job(tx, new, writer="api"))
 

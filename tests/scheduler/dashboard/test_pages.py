@@ -372,3 +372,20 @@ async def test_what_stands_below_a_placement_does_not_run_into_it(shown: Shown) 
     for address in (f"/jobs/{job.id}", "/policy"):
         text = re.sub(r"<[^>]*>", "", (await shown.get(address)).text)
         assert "rack0-node0: 0-1 1.00 x its estimate" in text
+
+
+@pytest.mark.anyio
+async def test_the_page_of_a_job_with_a_plan_shows_what_each_rank_does(shown: Shown) -> None:
+    stages = [{"layers": [HOSTILE, "b"], "forward_s": 0.25}, {"layers": ["c"], "forward_s": 0.5}]
+    plan = {"data": 1, "pipeline": 2, "micro_batch": 1, "batch": 1, "step_s": 0.75, "stages": stages}
+    job = shown.submit(plan=plan)
+    shown.start(job)
+
+    page = (await shown.get(f"/jobs/{job.id}")).text
+
+    assert "Data 1 x pipeline 2 x tensor 1" in page
+    rows = [re.sub(r"<[^>]*>", " ", row).split() for row in re.findall(r'<tr><th scope="row">\d.*?</tr>', page)]
+    assert [row[:4] for row in rows[:2]] == [["0", "0", "0", "rack0-node1:0"], ["1", "1", "0", "rack0-node1:1"]]
+    assert "<script>alert" not in page
+    without = shown.submit("plain")
+    assert "Sub-tasks" not in (await shown.get(f"/jobs/{without.id}")).text

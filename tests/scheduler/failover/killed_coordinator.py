@@ -1,6 +1,8 @@
-"""A coordinator that kills itself, once in its ring's life, just after it has heard or told a message of one kind.
+"""A coordinator that kills itself or a member just after it has heard, told or written something.
 
-KILL_AT says when: `told Abort`, `heard Stopped`, `wrote` and so on; nothing counts before generation 2.
+KILLS says when and whom, in order: `told Abort=coordinator,heard Ready=0`, where a number is that of a member. Nothing
+counts before generation 2, that is, before the first fault. What has happened is noted in the ring's folder, for the
+coordinator that comes after this one.
 """
 
 import os
@@ -12,41 +14,52 @@ from typing import Any
 from longshore.scheduler.failover import coordinator, settings, wire
 from longshore.scheduler.failover.rounds import Rounds
 
-KIND, _, NAME = os.environ["KILL_AT"].partition(" ")
-MARK = Path(sys.argv[1]) / "coordinator-was-killed"
+FOLDER = Path(sys.argv[1])
+KILLS = [it.partition("=")[::2] for it in os.environ["KILLS"].split(",")]
+GENERATION = [1]  # that the file holds
 
 
-def end_once(rounds: Rounds | None = None) -> None:
-    if not MARK.exists():
-        MARK.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+def passed(what: str, generation: int) -> None:
+    """Kill whom the next of the kills names, if this is its moment."""
+    done = len(list(FOLDER.glob("killed-*")))
+    if generation < 2 or done == len(KILLS) or KILLS[done][0] != what:
+        return
+    whom = KILLS[done][1]
+    pid = os.getpid() if whom == "coordinator" else int((FOLDER / f"pid-{whom}").read_text())
+    (FOLDER / f"killed-{done}").touch()
+    os.kill(pid, signal.SIGKILL)
 
 
-heard, tell, write = Rounds.said, coordinator._tell, settings.write_file
+def hearing(name: str) -> None:
+    """Look at the messages that one method of the rounds takes."""
+    hear = getattr(Rounds, name)
+
+    def heard(rounds: Rounds, *given: Any) -> None:
+        hear(rounds, *given)
+        (message,) = [it for it in given if isinstance(it, wire.Message)]
+        passed(f"heard {type(message).__name__}", rounds.durable.generation)
+
+    setattr(Rounds, name, heard)
 
 
-def said(rounds: Rounds, number: int, message: wire.Message, now_s: float) -> None:
-    heard(rounds, number, message, now_s)
-    if KIND == "heard" and type(message).__name__ == NAME and rounds.durable.generation > 1:
-        end_once()
+tell, write = coordinator._tell, settings.write_file
 
 
 def telling(writer: Any, message: wire.Message, *line: bytes) -> None:
     tell(writer, message, *line)
-    if KIND == "told" and type(message).__name__ == NAME and getattr(message, "generation", 2) > 1:
-        end_once()  # What was told is in the socket's buffer, and reaches the other side.
+    # What was told is in the socket's buffer, and reaches the other side.
+    passed(f"told {type(message).__name__}", GENERATION[0])
 
 
 def writing(folder: Path, name: str, content: Any) -> None:
     write(folder, name, content)
-    if KIND == "wrote" and name == settings.STATE and content["phase"] == NAME and content["generation"] > 1:
-        end_once()
+    if name == settings.STATE:
+        GENERATION[0] = content["generation"]
+        passed(f"wrote {content['phase']}", content["generation"])
 
 
-for owner, name, call in (
-    (Rounds, "said", said),
-    (coordinator, "_tell", telling),
-    (coordinator, "write_file", writing),
-):
-    setattr(owner, name, call)
+for method in ("said", "launcher_said", "desk_said"):
+    hearing(method)
+for to, call in (("_tell", telling), ("write_file", writing)):
+    setattr(coordinator, to, call)
 coordinator.main()

@@ -231,7 +231,7 @@ class World:
 
     def connect(self, member: Simulated) -> None:
         member.connected = True
-        hello = wire.Hello("member", "", member.number, member.token, member.at, member.step, member.fresh)
+        hello = wire.Hello("member", member.number, member.token, member.at, member.step, member.fresh)
         if not self.rounds.joined(hello, self.now_s):
             assert str(member.number) in self.rounds.durable.gone or self.rounds.durable.phase.is_over
         self.act()

@@ -15,8 +15,10 @@ from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.failover import asking
 from longshore.scheduler.failover.asking import RingDesk, ask_report, retire
+from longshore.scheduler.failover.greeting import challenge, is_right, welcome
+from longshore.scheduler.failover.lines import decode, encode
 from longshore.scheduler.failover.settings import RING, STATE, make_ring
-from longshore.scheduler.failover.wire import Report, encode
+from longshore.scheduler.failover.wire import Hello, Report, Welcome
 
 REPORT = Report("running", 1, 2, [0, 1], [], 5, {}, [])
 
@@ -106,6 +108,15 @@ def answering(listening: socket.socket, answer: Callable[[socket.socket], object
     threading.Thread(target=serve, daemon=True).start()
 
 
+def welcomes(connection: socket.socket, secret: str) -> None:
+    asked = challenge()
+    connection.sendall(encode(asked))
+    hello = decode(connection.makefile("rb").readline())
+    assert isinstance(hello, Hello)
+    assert is_right(secret, asked, hello)
+    connection.sendall(encode(welcome(secret, asked, hello)) + encode(REPORT))
+
+
 def drips(connection: socket.socket) -> None:
     while True:
         connection.sendall(b"x")
@@ -117,10 +128,21 @@ def floods(connection: socket.socket) -> None:
         connection.sendall(b"x" * 65536)
 
 
+def welcomes_anybody(connection: socket.socket) -> None:
+    asked = challenge()
+    connection.sendall(encode(asked))
+    hello = decode(connection.makefile("rb").readline())
+    assert isinstance(hello, Hello)
+    connection.sendall(encode(welcome("guessed", asked, hello)) + encode(REPORT))
+
+
 ANSWERS: dict[str, Callable[[socket.socket], object]] = {
     "a byte now and then": drips, "a line without an end": floods, "nothing": lambda _: None,
     "its end": lambda it: it.shutdown(socket.SHUT_WR), "no message": lambda it: it.sendall(b"[1]\n"),
     "another message": lambda it: it.sendall(b'{"kind": "Lease", "number": "x"}\n'),
+    "a report, and no challenge": lambda it: it.sendall(encode(REPORT)),
+    "no proof": lambda it: it.sendall(encode(challenge()) + encode(Welcome("")) + encode(REPORT)),
+    "the proof of another secret": welcomes_anybody,
 }  # fmt: skip
 
 
@@ -135,9 +157,9 @@ def test_whoever_answers_nobody_waits_for_long(tmp_path: Path, listening: socket
 
 
 def test_nobody_else_than_this_machine_is_asked(tmp_path: Path, listening: socket.socket) -> None:
-    answering(listening, lambda it: it.sendall(encode(REPORT)))
     ring = ring_at(tmp_path, listening)
     settings = json.loads((ring / RING).read_text())
+    answering(listening, lambda it: welcomes(it, settings["secret"]))
     (ring / RING).write_text(json.dumps({**settings, "host": "192.0.2.1"}))
     assert ask_report(ring) == REPORT
     assert asking.HOST == "127.0.0.1"

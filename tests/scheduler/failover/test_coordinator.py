@@ -21,8 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.failover import coordinator, wire
-from longshore.scheduler.failover.asking import ask_report
+from longshore.scheduler.failover import lines as wire_lines
+from longshore.scheduler.failover.asking import ask_report, last_report
 from longshore.scheduler.failover.coordinator import AT_ONCE, STRANGERS, TEXT, cut
+from longshore.scheduler.failover.greeting import greet_blocking
 from longshore.scheduler.failover.settings import RECOVERIES, STATE, Settings, make_ring, write_file
 
 from .trial import LIMIT_S, ROOT
@@ -35,14 +37,14 @@ class Peer:
         self.member, self.beats = member, 0
         self.socket = socket.create_connection(("127.0.0.1", ring.port), LIMIT_S)
         ring.peers.append(self)
-        self.lines = wire.Lines()
-        self.heard: list[wire.Message] = []
         self.said: list[wire.Message] = []
-        fresh = generation == 0
-        self.say(wire.Hello(role, ring.settings.secret, member, f"t{member}", generation, fresh=fresh))
+        hello = wire.Hello(role, member, f"t{member}", generation, fresh=generation == 0)
+        until_s = time.monotonic() + LIMIT_S
+        self.lines, self.heard = greet_blocking(self.socket, ring.settings.secret, hello, until_s)
+        self.socket.settimeout(LIMIT_S)
 
     def say(self, message: wire.Message) -> None:
-        self.socket.sendall(wire.encode(message))
+        self.socket.sendall(wire_lines.encode(message))
 
     def hear(self, kind: type[wire.Message]) -> wire.Message:
         """Do what the coordinator says until it has said something of a kind."""
@@ -291,7 +293,7 @@ def can_connect(ring: Process) -> bool:
     return True
 
 
-@pytest.mark.parametrize("says", [b"", b"x" * 300_000, b'{"kind": "Hello", "secret": "', b"{}\n"])
+@pytest.mark.parametrize("says", [b"", b"x" * 300_000, b'{"kind": "Hello", "proof": "', b"{}\n"])
 def test_strangers_take_few_descriptors_and_little_memory_and_a_ring_goes_on_among_them(
     says: bytes, ring: Process
 ) -> None:
@@ -331,11 +333,40 @@ def test_long_texts_of_peers_are_cut_where_they_come_in(text: str, ring: Process
     report = ask_report(ring.folder)
     assert report is not None
     assert report.gone == {"1": text[:TEXT], "2": text[:TEXT]}
-    assert (ring.folder / STATE).stat().st_size < 32_000
+    assert (ring.folder / STATE).stat().st_size < 64_000
 
 
-@given(st.one_of(*(st.from_type(kind) for kind in wire._KINDS.values())), st.data())
+@given(st.one_of(*(st.from_type(kind) for kind in wire_lines._KINDS.values())), st.data())
 def test_each_text_of_any_message_is_cut_and_nothing_else_changes(message: wire.Message, data: st.DataObject) -> None:
     texts = [it.name for it in fields(message) if isinstance(getattr(message, it.name), str)]
     long: dict[str, Any] = {name: "y" * data.draw(st.integers(0, 3 * TEXT)) for name in texts}
     assert cut(replace(message, **long)) == replace(message, **{name: text[:TEXT] for name, text in long.items()})
+
+
+@pytest.mark.parametrize("outcome", ["done", "lost"])
+def test_whoever_is_connected_at_the_end_leaves_no_traceback_in_the_log(outcome: str, ring: Process) -> None:
+    peers = [Peer(ring, role) for role in ("desk", "launcher", "desk")]
+    stranger = socket.create_connection(("127.0.0.1", ring.port), LIMIT_S)
+    for member in ring.members:
+        member.say(wire.Done(member.member, 1, 1) if outcome == "done" else wire.Leave(member.member, 1, "made up"))
+    for peer in peers:
+        end = peer.hear(wire.End)
+        assert isinstance(end, wire.End)
+        assert end.outcome == outcome
+    wait_for(lambda: "State:\tZ" in Path(f"/proc/{ring.pid}/status").read_text())
+    stranger.close()
+    assert [line for line in ring.log().splitlines() if not line.startswith("longshore.ring: ")] == []
+    report = last_report(ring.folder)
+    assert report is not None
+    assert report.phase == outcome
+
+
+def test_a_ring_that_was_asked_to_end_is_told_of_as_it_stood_before(ring: Process) -> None:
+    launcher = Peer(ring, "launcher")
+    before, log = ask_report(ring.folder), ring.log()
+    launcher.say(wire.Ending())
+    for number in range(3):
+        launcher.say(wire.Exited(number, -15))
+    launcher.hear(wire.End)
+    assert last_report(ring.folder) == before
+    assert ring.log() == log

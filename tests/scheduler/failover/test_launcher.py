@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.failover import warm as warm_process
+from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.greeting import challenge, welcome
 from longshore.scheduler.failover.launcher import Launcher, Start
-from longshore.scheduler.failover.settings import STATE, make_ring
+from longshore.scheduler.failover.processes import warm as warm_process
+from longshore.scheduler.failover.settings import STATE, make_ring, read_settings
 
 from .test_command import VARIABLES, ring
+from .tiny import tiny
 
 BAD = [b"\n", b"nothing\n", b"[" * 9999 + b"\n", b'{"kind": "Declared", "member": "x"}\n', b"x" * (3 << 20) + b"\n"]
 
@@ -25,7 +28,14 @@ BAD = [b"\n", b"nothing\n", b"[" * 9999 + b"\n", b'{"kind": "Declared", "member"
 @pytest.mark.parametrize("bad", BAD, ids=["empty", "words", "deep", "types", "long"])
 def test_a_launcher_hears_what_comes_after_a_line_that_is_no_message(tmp_path: Path, bad: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(bad + wire.encode(wire.Declared(5, "made up")) + wire.encode(wire.End("lost", "made up")))
+        asked = challenge()
+        writer.write(wire_lines.encode(asked))
+        hello = wire_lines.decode(await reader.readline())
+        assert isinstance(hello, wire.Hello)
+        writer.write(wire_lines.encode(welcome(read_settings(tmp_path).secret, asked, hello)))
+        writer.write(
+            bad + wire_lines.encode(wire.Declared(5, "made up")) + wire_lines.encode(wire.End("lost", "made up"))
+        )
         await reader.read()
         writer.close()
 
@@ -125,15 +135,7 @@ def test_folders_of_the_job_are_not_what_a_rings_programs_import(tmp_path: Path,
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("raise SystemExit('of the job')")
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "train.py").write_text(
-        "import torch\n"
-        "from longshore.ring import Ring\n"
-        "model = torch.nn.Linear(2, 1)\n"
-        "with Ring(model, torch.optim.SGD(model.parameters(), 0.1)) as ring:\n"
-        "    for step in ring.steps(until=3):\n"
-        "        model(torch.ones(1, 2)).sum().backward()\n"
-        "        ring.step()\n"
-    )
+    (tmp_path / "scripts" / "train.py").write_text(tiny())
     command = [sys.executable, "-P", "-m", "longshore.ring", "--seats", "1", "--", "python", "scripts/train.py"]
     done = subprocess.run(command, cwd=tmp_path, env=VARIABLES, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -60,7 +60,7 @@ class Timed(Ring):
         for number, it in members.items():
             is_fresh = not self.rounds.durable.has_seat(number)
             generation, step = self.rounds.durable.generation, self.steps.get(number, 0)
-            hello = wire.Hello("member", "", number, it.token, generation, step, is_fresh)
+            hello = wire.Hello("member", number, it.token, generation, step, is_fresh)
             assert self.rounds.joined(hello, self.now_s)
         self.answer()
 

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
-from longshore.scheduler.failover.typed_json import as_json
+from longshore.scheduler.files.typed_json import as_json
 
-EVERY = st.one_of(*(st.from_type(kind) for kind in wire._KINDS.values()))
+EVERY = st.one_of(*(st.from_type(kind) for kind in wire_lines._KINDS.values()))
 
 
 def numbers(it: object) -> list[float]:
@@ -20,7 +21,7 @@ def numbers(it: object) -> list[float]:
 
 @given(EVERY.filter(lambda it: all(abs(one) < 1e15 for one in numbers(as_json(it)))))
 def test_what_is_sent_is_what_comes(message: wire.Message) -> None:
-    assert wire.decode(wire.encode(message)) == message
+    assert wire_lines.decode(wire_lines.encode(message)) == message
 
 
 json_values = st.recursive(
@@ -32,26 +33,26 @@ json_values = st.recursive(
 
 @given(st.binary() | json_values.map(lambda it: json.dumps(it).encode()))
 def test_any_other_line_is_refused(line: bytes) -> None:
-    with pytest.raises(wire.WireError):
-        wire.decode(line)
+    with pytest.raises(wire_lines.WireError):
+        wire_lines.decode(line)
 
 
 @given(
-    st.sampled_from(sorted(wire._KINDS)),
+    st.sampled_from(sorted(wire_lines._KINDS)),
     st.dictionaries(st.sampled_from(["member", "generation", "step", "here"]), json_values),
 )
 def test_a_message_of_other_fields_or_types_is_refused_or_whole(kind: str, fields: dict[str, object]) -> None:
     try:
-        message = wire.decode(json.dumps({"kind": kind, **fields}).encode())
-    except wire.WireError:
+        message = wire_lines.decode(json.dumps({"kind": kind, **fields}).encode())
+    except wire_lines.WireError:
         return
-    assert wire.decode(wire.encode(message)) == message
+    assert wire_lines.decode(wire_lines.encode(message)) == message
 
 
 @given(st.lists(EVERY.filter(lambda it: all(abs(one) < 1e15 for one in numbers(as_json(it)))), max_size=4), st.data())
 def test_messages_come_whole_however_their_bytes_are_cut(messages: list[wire.Message], data: st.DataObject) -> None:
-    stream = b"".join(wire.encode(it) for it in messages)
-    lines, found = wire.Lines(), []
+    stream = b"".join(wire_lines.encode(it) for it in messages)
+    lines, found = wire_lines.Lines(), []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
         found += lines.feed(stream[:size])
@@ -60,8 +61,8 @@ def test_messages_come_whole_however_their_bytes_are_cut(messages: list[wire.Mes
 
 
 def test_a_line_that_never_ends_is_refused() -> None:
-    lines = wire.Lines()
+    lines = wire_lines.Lines()
     for _ in range(3):
-        assert lines.feed(b"x" * (wire.MOST_BYTES // 3)) == []
-    with pytest.raises(wire.WireError):
+        assert lines.feed(b"x" * (wire_lines.MOST_BYTES // 3)) == []
+    with pytest.raises(wire_lines.WireError):
         lines.feed(b"xx")

@@ -1,7 +1,7 @@
 """A training script for tests: a small network and Adam on made-up data that hang on step and shard alone.
 
 Its log has a line for each step, and at the end the SHA-256 of parameters and Adam's state. FAULTS says what goes wrong
-where: a list of {"member", "step", "at", "do"}, each happening once.
+where: a list of {"member", "step", "at", "do"}, each happening once. To "wait" is to wait for a file "go".
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from longshore.scheduler.failover.member.gradients import Gradients
 from longshore.scheduler.failover.member.groups import GlooGroup
 
 MEMBER = int(os.environ[wire.MEMBER])
+COPIED = 10  # pieces of the state that are under way or copied when something goes wrong: a third of all
 FAULTS: list[dict[str, Any]] = [it for it in json.loads(os.environ.get("FAULTS", "[]")) if it["member"] == MEMBER]
 
 
@@ -41,6 +43,9 @@ def happen(at: str, step: int) -> None:
                 os.kill(os.getpid(), getattr(signal, f"SIG{fault['do']}"))
             elif fault["do"] == "raise":
                 raise RuntimeError("made up")
+            elif fault["do"] == "wait":
+                while not Path("go").exists():
+                    time.sleep(0.01)
             elif str(fault["do"]).startswith("break"):
                 break_links(int(fault["do"].split()[1]))
             else:
@@ -54,8 +59,41 @@ def say(kind: str, content: object) -> None:
 
 def instrument(ring_step: list[int]) -> None:
     """Make the places known at which something may go wrong."""
-    form, ran = Control.form, Control.ran
-    finish, averaged, ready, broadcast = GlooGroup._finish, Gradients.averaged, Control.ready, GlooGroup.begin_broadcast
+    instrument_exchanges(ring_step)
+    form, ran, ready, tell = Control.form, Control.ran, Control.ready, Control._say
+
+    def getting_ready(control: Control, message: wire.Ready) -> None:
+        Path(f"ends-{MEMBER}.json").write_text(json.dumps(message.ends))
+        if any(it["at"] == "ready" and it["step"] == message.step for it in FAULTS):
+            control._say(message)
+        happen("ready", message.step)
+        ready(control, message)
+
+    def telling(control: Control, message: wire.Message) -> None:
+        happen(f"telling {type(message).__name__}", control.step)
+        tell(control, message)
+
+    def forming(control: Control) -> wire.Form:
+        if control.generation:
+            happen("stopped", control.step)
+        found = form(control)
+        say("form", [found.generation, found.source, found.receivers])
+        happen("formed" if found.generation > 1 else "", control.step)
+        return found
+
+    def running(control: Control) -> None:
+        happen("going" if control.generation > 1 else "", control.step - 1)
+        ran(control)
+        happen("running" if control.generation > 1 else "", control.step - 1)
+
+    Control.form, Control.ran = forming, running  # type: ignore[method-assign, assignment]
+    Control.ready, Control._say = getting_ready, telling  # type: ignore[method-assign, assignment]
+
+
+def instrument_exchanges(ring_step: list[int]) -> None:
+    """Make the places known in exchanges of gradients and in the copy of the state."""
+    pieces = Counter[int]()  # by generation
+    finish, averaged, broadcast = GlooGroup._finish, Gradients.averaged, GlooGroup.begin_broadcast
 
     def finishing(group: GlooGroup, work: Any) -> None:
         happen("reducing", ring_step[0])
@@ -66,35 +104,16 @@ def instrument(ring_step: list[int]) -> None:
         happen("reduced", ring_step[0])
         return found
 
-    def getting_ready(control: Control, message: wire.Ready) -> None:
-        Path(f"ends-{MEMBER}.json").write_text(json.dumps(message.ends))
-        if any(it["at"] == "ready" and it["step"] == message.step for it in FAULTS):
-            control._say(message)
-        happen("ready", message.step)
-        ready(control, message)
-
     def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> Callable[[], None]:
         finish = broadcast(group, tensor, root)
-        if tensor.numel() == state.PIECE_BYTES:  # in the middle of it
+        pieces[group._control.generation] += tensor.numel() == state.PIECE_BYTES
+        if pieces[group._control.generation] == COPIED:
             happen("copying", ring_step[0])
         return finish
 
-    def forming(control: Control) -> wire.Form:
-        if control.generation:
-            happen("stopped", control.step)
-        found = form(control)
-        happen("formed" if found.generation > 1 else "", control.step)
-        return found
-
-    def running(control: Control) -> None:
-        happen("going" if control.generation > 1 else "", control.step - 1)
-        ran(control)
-        happen("running" if control.generation > 1 else "", control.step - 1)
-
-    Control.form, Control.ran = forming, running  # type: ignore[method-assign, assignment]
     GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
-    Control.ready, GlooGroup.begin_broadcast = getting_ready, broadcasting  # type: ignore[method-assign, assignment]
-    state.PIECE_BYTES = 1 << 14
+    GlooGroup.begin_broadcast = broadcasting  # type: ignore[method-assign, assignment]
+    state.PIECE_BYTES = 1 << 10
 
 
 def break_links(other: int) -> None:
@@ -166,4 +185,5 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
 
 if __name__ == "__main__":
     namespaces.enter()
+    Path(f"pid-{MEMBER}").write_text(str(os.getpid()))
     main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.namespaces import MANAGER, VARIABLE, Network
+from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import Limits, make_ring
 
@@ -30,7 +32,7 @@ def warm_process() -> Iterator[Path]:
         path = Path(folder) / "warm.sock"
         variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "longshore.scheduler.failover.warm", str(path)], env=variables
+            [sys.executable, "-m", "longshore.scheduler.failover.processes.warm", str(path)], env=variables
         )
         try:
             yield path
@@ -131,10 +133,10 @@ class Trial:
 
     async def report(self) -> wire.Report:
         host, _, port = self.launcher.address().rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=wire.MOST_BYTES)
+        reader, writer = await asyncio.open_connection(host, int(port), limit=wire_lines.MOST_BYTES)
         secret = json.loads((self.folder / "ring.json").read_text())["secret"]
-        writer.write(wire.encode(wire.Hello("status", secret)))
-        answer = wire.decode(await reader.readline())
+        await greet(reader, writer, secret, wire.Hello("status"))
+        answer = wire_lines.decode(await reader.readline())
         writer.close()
         assert isinstance(answer, wire.Report)
         return answer

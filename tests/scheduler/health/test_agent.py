@@ -47,7 +47,7 @@ def test_a_node_whose_agent_dies_gets_no_job_until_it_reports_again_or_is_resume
         until(lambda: told(served, "reported") == {"gpus": []})
         assert shown(served).endswith("4 of 4 slots free  . . . .")
     until(lambda: told(served, "liveness") == "down")
-    assert "0 of 4 slots free  . . . .  unreachable: " in shown(served)
+    until(lambda: "0 of 4 slots free  . . . .  dead: fast: " in shown(served))
     job = served.add("true", gpus=16)
     assert served.state(job) == "queued"
 

@@ -1,9 +1,13 @@
 """What a node is in one word."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from longshore.scheduler.health.monitoring.node_state import State, state_of
 from longshore.scheduler.model.quarantine import Clears, Entry, Place
+from longshore.scheduler.model.states import Verdict
 from longshore.scheduler.store.database.schema import Liveness
 from longshore.scheduler.store.rows.nodes import NodeRow
 
@@ -28,3 +32,43 @@ def test_a_state_and_what_it_rests_on(liveness: Liveness, entry: Entry, fenced: 
     found = state_of(row, [entry], is_fenced=fenced == "a", now_s=100.0)
     assert found.state is state
     assert words in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("verdict", "fenced", "state", "begins"),
+    [
+        (Verdict.NONE, False, State.UNREACHABLE, "4 answers missed in a row"),
+        (Verdict.REACHED, False, State.UNREACHABLE, "4 answers missed in a row"),
+        (Verdict.STUCK, False, State.UNREACHABLE, "4 answers missed in a row"),
+        (Verdict.GONE, False, State.DEAD, "fast: 4 answers missed in a row"),
+        (Verdict.SILENT, False, State.DEAD, "slow: 4 answers missed in a row"),
+        (Verdict.GONE, True, State.FENCED, "4 answers missed in a row"),
+    ],
+)
+def test_what_was_found_at_a_node_that_is_down_is_part_of_its_evidence(
+    verdict: Verdict,
+    fenced: bool,  # noqa: FBT001
+    state: State,
+    begins: str,
+) -> None:
+    row = NodeRow("a", "local", "a100", False, Liveness.DOWN, 0.0, 95.0, 4, verdict=verdict, found="b is refused")  # noqa: FBT003
+    found = state_of(row, [], is_fenced=fenced, now_s=100.0)
+    assert (found.state, found.evidence.startswith(begins)) == (state, True)
+    assert "b is refused" in found.evidence
+
+
+@pytest.mark.parametrize(("misses", "frozen"), [(3, False), (5, False), (6, True), (60, True)])
+def test_a_node_that_is_suspect_for_long_says_that_none_of_many_is_declared(misses: int, frozen: bool) -> None:  # noqa: FBT001
+    row = NodeRow("a", "local", "a100", False, Liveness.SUSPECT, 0.0, 95.0, misses, found="b is refused")  # noqa: FBT003
+    found = state_of(row, [], is_fenced=False, now_s=100.0)
+    assert found.state is State.SUSPECT
+    assert ("many nodes fell silent together" in found.evidence) == frozen
+
+
+def test_the_page_has_every_state_in_its_table() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "nodes.md").read_text()
+    rows = [line for line in page.partition("## States")[2].partition("\n## ")[0].splitlines() if line[:3] == "| `"]
+    assert {re.findall(r"`(\w+)`", line)[0] for line in rows} == {state.value for state in State}
+    lines = {word for line in rows for word in re.findall(r"`(\w+)`", line.split("|")[2])}
+    assert lines == {it.value for it in Liveness}
+    assert {"fast", "slow"} <= {word for line in rows for word in re.findall(r"`(\w+)`", line.split("|")[1])}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent / "nvml_stub.c"
+ROOT = Path(__file__).parents[3]
 READ = """
 from longshore.scheduler.preflight.readers.gpu_reader import GpuLostError
 from longshore.scheduler.preflight.readers.nvml import open_nvml
@@ -62,6 +63,29 @@ NvLink(link=1, active=False, remote_pci='00000000:0F:00.0', recoveries=11, repla
 3 holders lost
 3 reset_clocks lost
 """
+JUDGE = """
+from pathlib import Path
+from longshore.scheduler.preflight.context import Place, open_context
+from tests.scheduler.preflight.gpus import ask
+
+for check in ("rows.remap", "ecc.volatile", "clocks.thermal", "pcie.link"):
+    for it in ask(open_context(Place("n1", Path())), check, (0, 1, 2)):
+        print(*filter(None, (check, it.device, it.outcome, it.got or it.reason, it.action)), sep=" | ")
+"""
+JUDGED = """\
+rows.remap | gpu 0 | pass | 3 rows replaced
+rows.remap | gpu 1 | fail | a row of memory waits to be replaced | reset the GPU
+rows.remap | gpu 2 | skipped | the GPU does not tell
+ecc.volatile | gpu 0 | pass
+ecc.volatile | gpu 1 | fail | 1 uncorrected errors | reset the GPU; replace it if they return
+ecc.volatile | gpu 2 | skipped | the GPU does not tell
+clocks.thermal | gpu 0 | warn | a power limit of 400 W | restore it: nvidia-smi -pl
+clocks.thermal | gpu 1 | fail | hardware thermal slowdown | look at cooling and power
+clocks.thermal | gpu 2 | skipped | the GPU does not tell
+pcie.link | gpu 0 | fail | width 8, generation 5 | reseat the card; replace the riser
+pcie.link | gpu 1 | fail | width 8, generation 5 | reseat the card; replace the riser
+pcie.link | gpu 2 | skipped | the GPU does not tell
+"""
 
 
 @pytest.fixture
@@ -77,7 +101,17 @@ def library(tmp_path: Path) -> Path:
 
 
 def test_what_nvml_tells_is_read_and_what_it_does_not_support_is_none(library: Path) -> None:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
-    done = subprocess.run([sys.executable, "-c", READ], env=environment, capture_output=True, text=True, check=False)
+    assert said(library, READ) == TOLD
+
+
+def test_what_nvml_tells_has_its_verdict_and_what_it_does_not_support_is_skipped(library: Path) -> None:
+    assert said(library, JUDGE) == JUDGED
+
+
+def said(library: Path, code: str) -> str:
+    """Return what a program says that finds this library in place of NVML."""
+    paths = f"{ROOT / 'src'}:{ROOT}"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    assert done.stdout == TOLD
+    return done.stdout

@@ -81,11 +81,13 @@ def test_one_round_names_who_hangs_is_slow_wrong_or_dead_with_evidence(tmp_path:
     assert skipped == ["not run, as not every node has passed"]
 
 
-def test_a_flipped_bit_is_named_by_its_place(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_named_by_its_check_and_its_place(tmp_path: Path) -> None:
     with processes(tmp_path, {"n1": faulty_nodes.flipped}, ("n0", "n1")) as nodes:
         report = checked(nodes)
     assert report.bad_nodes == {"n1"}
-    assert "at [17, 23]" in evidence(report, "n1")[1]
+    check, got = evidence(report, "n1")
+    assert check == "gemm.ref"
+    assert "at [17, 23]" in got
 
 
 @pytest.mark.parametrize("names", [FIVE, FIVE[:3]])

@@ -3,7 +3,8 @@
 It keeps `ring/` in the attempt's folder (failover/settings.py), and there
 
 members.json   node, GPU and rank of each member
-places.json    node and GPU of each rank, whether it is used, and whether it was left: its processes are proven gone
+places.json    node and GPU of each rank, whether it is used, whether it was left (its processes are proven gone), and
+               the last member there with its pid, 0 if it does not run
 add-RANK.json  written by the scheduler: a GPU more
 
 A rank's GPU never changes. A rank that was left is never used again. Source: SPEC F8 to F10; docs/decisions/0015.
@@ -21,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ....failover.launcher import Launcher, Start, python_arguments
-from ....failover.processes.forked import UNKNOWN_STATUS
+from ....failover.launcher import Launcher, Start
+from ....failover.processes.forked import UNKNOWN_STATUS, python_arguments
 from ....failover.rounds import RESTART
 from ....failover.settings import make_ring, write_file
 from ....failover.wire import GONE_STATUS, RESTART_STATUS, End
@@ -52,6 +53,7 @@ class Host:
 
     def __init__(self, spec: Spec, path: str) -> None:
         self._spec, self._path = spec, path
+        self._supervisor = os.getppid()  # to whom orphans of members come
         self._part = Part({rank: str(it.gpu) for rank, it in enumerate(spec.ranks)}, "127.0.0.1", 0)
         self._ranks: list[int] = []  # of each member
         self._unused: set[int] = set()  # ranks on which no process will be started any more
@@ -107,8 +109,13 @@ class Host:
 
     def _write_places(self) -> None:
         """Tell the scheduler which GPUs the ring has, and which it has left, where that has changed."""
-        ranks = enumerate(self._spec.ranks)
-        places = [[it.node, it.gpu, rank not in self._unused, rank in self._left] for rank, it in ranks]
+        last = {rank: member for member, rank in enumerate(self._ranks)}
+        running = self._launcher.running
+        places = []
+        for rank, it in enumerate(self._spec.ranks):
+            member = last.get(rank, -1)
+            place = [it.node, it.gpu, rank not in self._unused, rank in self._left]
+            places.append([*place, member, running.get(member, 0)])
         if places != self._placed:
             write_file(Path(self._path) / RING, PLACES, places)
             self._placed = places
@@ -167,7 +174,7 @@ class Host:
         self._tell_done(rank)
         if self._asked or self._launcher.is_over:
             return
-        self._say(f"member {it.member} on {it.node} ended with status {status}")
+        self._say(f"member {it.member} on {it.node} {self._launcher.words_of(it.member)}")
         if self._launcher.wants_another(it.member, status):
             self._anew.add(it.member)
             self._start(rank)
@@ -211,7 +218,7 @@ class Host:
         return MemberTraces(self._spec.attempt, members, [pids[it] for it in members if it in pids], log)
 
     def _others(self) -> Others:
-        return Others(os.getpid(), os.getppid(), self._launcher.tools, set(self._launcher.running.values()))
+        return Others(os.getpid(), self._supervisor, self._launcher.tools, set(self._launcher.running.values()))
 
     def _tell_done(self, rank: int) -> None:
         """Let nobody wait for a step of a rank whose process is gone (docs/steps.md)."""
@@ -223,12 +230,10 @@ class Host:
 
     def _ask_to_end(self, number: int) -> None:
         self._asked = True
-        self._launcher.signal(number)
+        self._launcher.end(number)
 
     def _tend(self) -> None:
-        """Keep the logs small, and let a wish to end reach members that were started just then."""
-        if self._asked:
-            self._launcher.signal(signal.SIGTERM)
+        """Keep the logs small."""
         for log in self._logs:
             drop_beginning(log, LOG_BYTES)
 
@@ -239,10 +244,11 @@ class Host:
         if end.outcome == "done":
             ended = next((status for status in kept if status), 0)
             return 1 if ended == UNKNOWN_STATUS else ended  # Nobody knows that it ended well.
-        self._say(f"the ring is lost: {end.reason}")
+        if not self._asked:
+            self._say(f"the ring is lost: {end.reason}")
         nothing = (0, GONE_STATUS, UNKNOWN_STATUS)
         own = [status for member, status in exits.items() if status not in nothing and member not in self._anew]
-        return max(own, default=1)  # a program's own status says more than a signal
+        return max(own, default=-signal.SIGTERM if self._asked else 1)  # a program's own status says more than a signal
 
     def _say(self, words: str) -> None:
         sys.stderr.write(f"longshore: {words}\n")
@@ -254,10 +260,12 @@ def members_in(ring: Path) -> list[tuple[str, int]]:
     return [] if (rows := _rows_in(ring, MEMBERS, 3)) is None else [(node, gpu) for node, gpu, *_ in rows]
 
 
-def places_in(ring: Path) -> list[tuple[str, int, bool, bool]] | None:
-    """Return node and GPU of each rank of a ring, whether it is used and whether it was left; None if unknown."""
-    rows = _rows_in(ring, PLACES, 4)
-    return None if rows is None else [(node, gpu, bool(used), bool(left)) for node, gpu, used, left in rows]
+def places_in(ring: Path) -> list[tuple[str, int, bool, bool, int, int]] | None:
+    """Return of each rank of a ring what `places.json` has of it; None if unknown."""
+    rows = _rows_in(ring, PLACES, 6)
+    if rows is None or not all(type(it) is int for row in rows for it in row[4:]):
+        return None
+    return [(node, gpu, bool(used), bool(left), member, pid) for node, gpu, used, left, member, pid in rows]
 
 
 def add_name(rank: int) -> str:

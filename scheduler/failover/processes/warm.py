@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..files.sockets import short_name
+from ...files.sockets import short_name
 
 MOST_BYTES = 1 << 20
 # What the first optimizer imports takes as long as PyTorch itself.

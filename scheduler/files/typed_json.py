@@ -1,6 +1,6 @@
-"""Data classes as JSON, and back again with exactly the types that they have.
+"""Dataclasses of exactly known types as what JSON knows, and back.
 
-Standard library only.
+The process that coordinates a ring imports this module: standard library only.
 """
 
 from dataclasses import fields, is_dataclass
@@ -9,14 +9,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 def as_json(it: Any) -> Any:
-    """Return an object of a data class, or a part of one, as what JSON knows."""
+    """Return a dataclass, or a part of one, as what JSON knows."""
     if is_dataclass(it):
         return {one.name: as_json(getattr(it, one.name)) for one in fields(it)}
     return [as_json(one) for one in it] if isinstance(it, list) else it
 
 
 def from_json(content: Any, kind: Any) -> Any:
-    """Return what JSON holds, of exactly the types that a data class has.
+    """Return what a dataclass or a part of one holds, of exactly the types that its class has.
 
     Raises:
         ValueError: If the types are others, or numbers are not of this world.
@@ -41,5 +41,5 @@ def from_json(content: Any, kind: Any) -> Any:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)

@@ -1,0 +1,59 @@
+"""What else an evaluation answers under its best policy: whether jobs should switch, and what their plans save."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...agents.protocol import Policy
+from ...cluster.model.outcome import Outcome
+from ...cluster.model.problem import Problem
+from ...cluster.presets.problems import Regime
+from ..terminal import Tell
+from . import handling, planning
+
+
+class Aside(NamedTuple):
+    """One such answer."""
+
+    title: str
+    words: str
+    document: dict[str, Any]  # as JSON has it
+
+    @property
+    def key(self) -> str:
+        """Under which JSON has it."""
+        return self.title.replace(" ", "_")
+
+
+def switching_aside(problem: Problem, policy: Policy, outcome: Outcome, tell: Tell) -> list[Aside]:
+    """Return what switching saves; nothing where no job met a fault.
+
+    Args:
+        problem: What was run, on a user's cluster.
+        policy: The best one.
+        outcome: Its outcome.
+        tell: Told what is done.
+    """
+    if not (outcome.stops.any() or outcome.switches.any()):
+        return []
+    tell(f"running {policy.name} with restarts and with switching")
+    found = handling.compare_handlings(problem, policy)
+    return [Aside("restart or switch", handling.words_of(found), handling.document_of(found))]
+
+
+def planning_aside(layouts: Mapping[str, Problem], regime: Regime, policy: Policy, tell: Tell) -> list[Aside]:
+    """Return what plans save; nothing where no job has one.
+
+    Args:
+        layouts: The problem by each layout of its jobs; empty without plans.
+        regime: Under which the policy runs.
+        policy: The best one.
+        tell: Told what is done.
+    """
+    if not layouts:
+        return []
+    tell(f"running {policy.name} with fixed layouts and with plans")
+    ruled = {name: it._replace(rules=regime.over(it.rules)) for name, it in layouts.items()}
+    found = planning.compare_layouts(ruled, policy)
+    if found is None:
+        return [Aside("what planning saves", "not told: with one of the layouts jobs had not ended at the cut", {})]
+    return [Aside("what planning saves", planning.words_of(found), planning.document_of(found))]

@@ -1,0 +1,121 @@
+"""What plans save: the same jobs and faults with the best plan of each job, and with one fixed layout."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...agents.protocol import Policy
+from ...cluster.model.intervals import Estimates, ratio_estimates, unit_sums
+from ...cluster.model.outcome import Outcome
+from ...cluster.model.problem import Problem
+from ...cluster.model.scenarios import Scenarios, same_jobs
+from ..run import run_all
+from .intervals import ends, with_interval
+
+HOUR_S = 3600.0
+CONFIDENCE = 0.95
+FIXED, BEST = "fixed", "best"
+FIGURES = ("mean_jct_s", "held_gpu_s", "planned_gpu_s")
+
+
+class Planned(NamedTuple):
+    """What a layout made of each scenario, all of shape (scenarios,)."""
+
+    mean_jct_s: NDArray[np.float64]
+    held_gpu_s: NDArray[np.float64]  # GPU-time that jobs held: also of slow links, restarts and lost work
+    planned_gpu_s: NDArray[np.float64]  # GPU-time on the reference placement, without faults
+    finished: NDArray[np.bool_]  # whether all jobs ended
+
+
+class Counts(NamedTuple):
+    """Jobs of all scenarios."""
+
+    jobs: int
+    planned: int  # of these, with plans
+    changed: int  # of these, whose best plan is not the fixed one
+
+
+class Savings(NamedTuple):
+    """The best plan of each job against one fixed layout, under one policy."""
+
+    policy: str
+    layouts: dict[str, Planned]
+    percent: dict[str, Estimates]  # change of each of FIGURES by the best plans, shape (1,)
+    counts: Counts
+    unit: NDArray[np.intp]  # (scenarios,) window or workload of each, which are the evidence
+
+
+def compare_layouts(problems: Mapping[str, Problem], policy: Policy) -> Savings | None:
+    """Run a policy on the same jobs and faults by both layouts; None where jobs of one did not all end.
+
+    Intervals are by a paired bootstrap over units of the same jobs.
+
+    Args:
+        problems: By layout, FIXED and BEST.
+        policy: Who runs.
+    """
+    layouts = {name: planned_of(it, run_all(it, [policy])[policy.name]) for name, it in problems.items()}
+    if not all(it.finished.all() for it in layouts.values()):
+        return None
+    fixed, best = problems[FIXED].scenarios, problems[BEST].scenarios
+    return savings_of(policy.name, layouts, counts_of(fixed, best), same_jobs(fixed))
+
+
+def planned_of(problem: Problem, outcome: Outcome) -> Planned:
+    """Return what an outcome of a problem's scenarios says of its layout."""
+    jobs = problem.scenarios
+    real = np.arange(jobs.gpus.shape[1]) < jobs.jobs[:, None]
+    jct_s = np.where(real, outcome.finish_s - jobs.submit_s, 0.0).sum(axis=1) / jobs.jobs
+    return Planned(jct_s, outcome.busy_gpu_s, (jobs.gpus * jobs.work_s).sum(axis=1), outcome.finished == jobs.jobs)
+
+
+def counts_of(fixed: Scenarios, best: Scenarios) -> Counts:
+    """Return how many jobs have plans and run by another one, given the scenarios of each layout."""
+    planned, same = fixed.pipeline > 0, np.ones(fixed.gpus.shape, dtype=np.bool_)
+    for name in ("gpus", "pipeline", "tensor", "work_s"):
+        same &= getattr(fixed, name) == getattr(best, name)
+    return Counts(int(fixed.jobs.sum()), int(planned.sum()), int((planned & ~same).sum()))
+
+
+def savings_of(policy: str, layouts: dict[str, Planned], counts: Counts, unit: NDArray[np.intp]) -> Savings:
+    """Return both layouts compared, given the unit of each scenario, shape (scenarios,)."""
+    mine, other = (
+        unit_sums(np.array([getattr(layouts[name], figure) for figure in FIGURES]), unit) for name in (BEST, FIXED)
+    )
+    ratios = ratio_estimates(mine, other, confidence=CONFIDENCE)
+    percent = {it: Estimates(*(100.0 * (end[[row]] - 1.0) for end in ratios)) for row, it in enumerate(FIGURES)}
+    return Savings(policy, layouts, percent, counts, unit)
+
+
+def words_of(savings: Savings) -> str:
+    """Return the comparison in one sentence."""
+    jct, held, _ = (with_interval(savings.percent[figure], "+.1f", " %") for figure in FIGURES)
+    jobs, planned, changed = savings.counts
+    jct_h = {name: it.mean_jct_s.mean() / HOUR_S for name, it in savings.layouts.items()}
+    return (
+        f"under {savings.policy}, with the best plan of each job in place of its fixed layout the mean JCT changes by "
+        f"{jct}, from {jct_h[FIXED]:.2f} h to {jct_h[BEST]:.2f} h, and the GPU-hours held by {held}; "
+        f"of {jobs} jobs {planned} have plans, and {changed} run by another one"
+    )
+
+
+def document_of(savings: Savings) -> dict[str, Any]:
+    """Return the comparison as JSON has it; means are over scenarios."""
+    return {
+        "policy": savings.policy,
+        **{
+            name: {
+                "mean_jct_s": float(it.mean_jct_s.mean()),
+                "gpu_hours_held": float(it.held_gpu_s.mean()) / HOUR_S,
+                "gpu_hours_planned": float(it.planned_gpu_s.mean()) / HOUR_S,
+            }
+            for name, it in savings.layouts.items()
+        },
+        "jct_change_percent": ends(savings.percent["mean_jct_s"]),
+        "gpu_hours_held_change_percent": ends(savings.percent["held_gpu_s"]),
+        "gpu_hours_planned_change_percent": ends(savings.percent["planned_gpu_s"]),
+        **savings.counts._asdict(),
+        "units": int(np.unique(savings.unit).size),
+    }

@@ -1,0 +1,64 @@
+"""The sub-tasks of a job with a plan, for people."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ....cluster.files.durations import duration_text
+from ..moments import clock
+from ..tables import Column, print_table
+
+COLUMNS = (
+    Column("RANK", right=True), Column("STAGE", right=True), Column("REPLICA", right=True), Column("GPU"),
+    Column("LAYERS", gives=True), Column("PREDICTED", right=True), Column("MEASURED", right=True),
+    Column("WAITS FOR", gives=True),
+)  # fmt: skip
+MOST_SHOWN = 64  # ranks; --json has all
+
+
+def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the plan of a job is, how its steps compare with it, and when it will be done.
+
+    Args:
+        found: As the API has it.
+    """
+    degrees = f"data {found['data']} x pipeline {found['pipeline']} x tensor {found['tensor']}"
+    measured = "" if found["step_s"] is None else f", measured {_time(found['step_s'])}"
+    facts = {
+        "plan": f"{degrees}, {found['micro_batches']} micro-batches of {found['micro_batch']}",
+        "step": f"{_at(found)}predicted {_time(found['predicted_step_s'])}{measured}",
+        "deadline": "" if found["deadline_s"] is None else f"{duration_text(found['deadline_s'])} of running",
+        "done": "" if found["ends_s"] is None else f"{clock(found['ends_s'])}, as it goes now",
+    }
+    if found["iterations"]:
+        bound = f"at most {duration_text(found['bound_s'])}"
+        facts["training"] = f"predicted {duration_text(found['predicted_total_s'])}, {bound}"
+    return {title: value for title, value in facts.items() if value}
+
+
+def print_sub_tasks(found: Mapping[str, Any]) -> None:
+    """Print what each rank does, where, how long that takes, and for whom it waits."""
+    tasks = found["tasks"]
+    print_table(COLUMNS, [_row(it) for it in tasks[:MOST_SHOWN]] + list(_left_out(len(tasks) - MOST_SHOWN)))
+
+
+def _row(it: Mapping[str, Any]) -> tuple[str, ...]:
+    place = "-" if it["gpu"] is None else f"{it['node']}:{it['gpu']}"
+    measured = "-" if it["computed_s"] is None else _time(it["computed_s"])
+    waits = " ".join(map(str, it["waits_for"])) or "-"
+    parts = (it["rank"], it["stage"], it["replica"], place, " ... ".join(it["layers"]))
+    return (*map(str, parts), _time(it["predicted_s"]), measured, waits)
+
+
+def _left_out(ranks: int) -> Iterator[tuple[str, ...]]:
+    if ranks > 0:
+        yield ("...", *[""] * 3, f"{ranks} more ranks; --json has all", *[""] * 3)
+
+
+def _at(found: Mapping[str, Any]) -> str:
+    if found["step"] is None:
+        return ""
+    return f"{found['step']} of {found['iterations']}; " if found["iterations"] else f"{found['step']}; "
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"

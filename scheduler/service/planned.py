@@ -1,0 +1,62 @@
+"""How a job with a plan stands: its sub-tasks where they run, what was predicted and measured, and when it ends.
+
+Source: SPEC P1, P2.
+"""
+
+from typing import NamedTuple
+
+from ...cluster.model.training_plan import PlanFile
+from ..health.step_monitor import Figures
+from ..store.rows.attempts import AttemptRow
+from .sub_tasks import SubTask, sub_tasks, waited_for
+
+
+class PlacedTask(NamedTuple):
+    """A sub-task where it runs."""
+
+    task: SubTask
+    node: str  # "" before the first attempt
+    gpu: int | None  # index on the node
+    waits_for: tuple[int, ...]  # ranks
+    computed_s: float | None  # measured, of an iteration; none before any was told
+
+
+class Planned(NamedTuple):
+    """A job with a plan."""
+
+    plan: PlanFile
+    tasks: tuple[PlacedTask, ...]
+    step: int | None  # that it is at; none of one that does not run or tell
+    step_s: float | None  # measured
+    ends_s: float | None  # Unix time at which it will have done all its iterations
+
+
+def planned(plan: PlanFile, attempts: list[AttemptRow], figures: Figures | None, now_s: float) -> Planned:
+    """Return how a job with a plan stands.
+
+    Args:
+        plan: Of the job.
+        attempts: Of the job; it stands as the last one does.
+        figures: Of its steps; none of one that does not run or tell.
+        now_s: The present.
+    """
+    tasks = sub_tasks(plan)
+    places = [(share.node, gpu) for share in attempts[-1].placement for gpu in share.gpus] if attempts else []
+    placed: list[tuple[str, int | None]] = [*places[: len(tasks)], *[("", None)] * (len(tasks) - len(places))]
+    computed = list(figures.computed_s if figures else ())[: len(tasks)]
+    computed += [None] * (len(tasks) - len(computed))
+    found = zip(tasks, placed, waited_for(tasks), computed, strict=True)
+    average = None if figures is None else figures.average
+    step_s = None if average is None else average.iteration_s
+    return Planned(
+        plan,
+        tuple(PlacedTask(task, *place, waits, took_s) for task, place, waits, took_s in found),
+        None if figures is None else figures.step,
+        step_s,
+        None if figures is None else _ends_s(plan, figures.step, step_s or plan.step_s, now_s),
+    )
+
+
+def _ends_s(plan: PlanFile, step: int, step_s: float, now_s: float) -> float | None:
+    """Return when all iterations will be done if they go on as they do; none of a plan that does not say how many."""
+    return now_s + max(0, plan.iterations - step) * step_s if plan.iterations and step_s else None

@@ -1,0 +1,100 @@
+"""Run times of jobs that have plans, against the plain version, which goes through their links one by one."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.cluster.dispatch.placing import slowdown_of
+from longshore.cluster.model.layouts import laid_out
+from longshore.cluster.model.plans import Iteration, Plan, best_plan, iteration_s
+from longshore.cluster.model.workload import workload_of
+from longshore.cluster.state.state import Simulation
+from tests.compiled_runs import compiled
+from tests.reference import first_state
+from tests.reference_state import slowdown
+from tests.strategies import Case, cases, planned_cases
+
+
+def on_gpus(sim: Simulation, row: int, job: int, gpus: list[int]) -> float:
+    """Return the slowdown of a job on a placement, all of whose figures are taken from scratch."""
+    cluster = sim.cluster
+    nodes, counts = np.unique(cluster.gpu_node[gpus], return_counts=True)
+    racks = np.unique(cluster.node_rack[nodes])
+    return slowdown_of(
+        sim, row, job, nodes.size, float(sim.scenarios.speed[row, nodes].min()),
+        float(cluster.intra_bytes_per_s[nodes[counts > 1]].min(initial=np.inf)),
+        float(cluster.nic_bytes_per_s[nodes].min()),
+        float(cluster.uplink_bytes_per_s[racks].min()) if racks.size > 1 else math.inf, int(np.gcd.reduce(counts)),
+    )  # fmt: skip
+
+
+def some_gpus(case: Case, job: int, seed: int) -> list[int]:
+    """Return GPUs for a job, of as many nodes as chance will have it."""
+    gpus, rng = case.cluster.gpu_node.size, np.random.default_rng(seed)
+    asked = int(case.scenarios.gpus[case.row, job])
+    first = int(rng.integers(gpus - asked + 1))
+    side_by_side = list(range(first, first + asked))
+    return side_by_side if rng.random() < 0.5 else sorted(rng.permutation(gpus)[:asked].tolist())
+
+
+@given(planned_cases(), st.integers(0, 11), st.integers(0, 2**32 - 1))
+def test_a_plan_takes_as_long_as_its_links_say(case: Case, at: int, seed: int) -> None:
+    job = at % int(case.scenarios.jobs[case.row])
+    gpus = some_gpus(case, job, seed)
+    assert on_gpus(compiled(case), case.row, job, gpus) == pytest.approx(
+        slowdown(first_state(*case), job, gpus), rel=1e-9
+    )
+
+
+@given(cases(), st.integers(0, 11), st.integers(0, 2**32 - 1))
+def test_a_data_parallel_plan_is_a_ring(case: Case, at: int, seed: int) -> None:
+    job = at % int(case.scenarios.jobs[case.row])
+    ring = case._replace(rules=case.rules._replace(ring=True))
+    shape, ones = case.scenarios.gpus.shape, (case.scenarios.gpus > 0).astype(np.int32)
+    none = np.zeros(shape)
+    scenarios = case.scenarios._replace(pipeline=ones, tensor=ones, fixed_s=none, edge_bytes=none, tensor_bytes=none)
+    planned = ring._replace(scenarios=scenarios)
+    gpus = some_gpus(case, job, seed)
+    assert on_gpus(compiled(planned), case.row, job, gpus) == pytest.approx(
+        on_gpus(compiled(ring), case.row, job, gpus), rel=1e-9
+    )
+
+
+def test_stages_that_each_lie_on_one_node_sum_gradients_inside_it() -> None:
+    """Two stages of four: on 4 + 4 GPUs no ring crosses, on 6 + 2 the second does; edges cross in both."""
+    it = Iteration(4, 2, 1, 1.0, 0.0, gradient_bytes=8e9, edge_bytes=1e9, tensor_bytes=0.0)
+    assert iteration_s(it, 1.0, 1.0, 100e9, 10e9, 4) == pytest.approx(1.0 + 0.1 + 12e9 / 100e9)
+    assert iteration_s(it, 1.0, 1.0, 100e9, 10e9, 2) == pytest.approx(1.0 + 0.1 + 12e9 / 10e9)
+    assert iteration_s(it, 1.0, 2.0, 100e9, 10e9, 8) == pytest.approx(0.5 + 0.01 + 0.12)
+
+
+def test_the_best_plan_is_of_the_fewest_gpus_that_cost_no_time() -> None:
+    def plan(gpus: int, work_s: float) -> Plan:
+        return Plan(Iteration(gpus, 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0), work_s)
+
+    fixed, smaller, late, larger = plan(8, 100.0), plan(4, 100.0), plan(2, 101.0), plan(16, 60.0)
+    assert best_plan((fixed, late, larger)) == fixed
+    assert best_plan((fixed, late, smaller, larger)) == smaller
+    assert best_plan((fixed, plan(8, 90.0), larger)).work_s == 90.0
+
+
+def test_a_job_that_runs_by_another_plan_has_its_gpus_time_and_memory_and_the_same_error_of_its_estimate() -> None:
+    fixed = Plan(Iteration(8, 1, 1, 1.0, 0.0, 4e9, 0.0, 0.0), 100.0, 16e9)
+    other = Plan(Iteration(1, 2, 2, 1.5, 0.1, 1e9, 2e8, 3e9), 80.0, 30e9)
+    ids, gpus, work_s, submit_s = ("a", "b"), np.array([8, 1], np.int32), np.array([100.0, 5.0]), np.zeros(2)
+    jobs = workload_of(ids, gpus, work_s, submit_s, plans=((fixed, other), ()))
+    jobs.estimate_s[0] = 50.0
+
+    found = laid_out(jobs, "best")
+
+    assert found.gpus.tolist() == [4, 1]
+    assert found.work_s.tolist() == [80.0, 5.0]
+    assert found.estimate_s.tolist() == [40.0, 5.0]
+    assert found.compute_s[0] == 1.5
+    assert found.needs is not None
+    assert [it.gpu_memory_bytes for it in found.needs] == [30e9, 0.0]
+    assert found.plans == ((other, fixed), ())
+    assert laid_out(jobs, "fixed").estimate_s.tolist() == [50.0, 5.0]

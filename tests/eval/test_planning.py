@@ -1,0 +1,101 @@
+"""What evaluate says of plans."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longshore.cluster.files.errors import InputError
+from longshore.eval.advice.planning import BEST, FIXED, Counts, Planned, savings_of, words_of
+from longshore.eval.setting import setting_of
+from tests.eval.test_command import ASKED, answer
+
+FILE = """\
+node_types:
+  v100: {gpus: 8, peak_flops: 125e12, memory_bytes: 32e9, hazard_per_s: 2e-6}
+racks: [{nodes: [{type: v100, count: 4}]}]
+faults: {model: exponential}
+"""
+# By its first plan a job of 16 GPUs waits for the network most of the time; the other needs half of them.
+SLOW = "16x1x1 work_s=4000 compute_s=0.5 gradient_bytes=1.25e10|1x8x1 work_s=3500 compute_s=2 edge_bytes=1e8"
+REQUEST = replace(ASKED, policies=("pack",), heuristics=False, workloads=2, runs=2)
+
+
+def planned_trace(folder: Path, *, cell: str = SLOW) -> Path:
+    path = folder / "planned.csv"
+    large = [i % 3 == 0 for i in range(400)]
+    rows = [f"16,4000,{i * 60},{cell}\n" if it else f"2,{900 + i},{i * 60},\n" for i, it in enumerate(large)]
+    path.write_text("gpus,work_s,submit_s,plans\n" + "".join(rows))
+    return path
+
+
+def cluster_file(folder: Path, text: str = FILE) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_changes_are_of_sums_over_windows() -> None:
+    done = np.ones(4, dtype=np.bool_)
+    fixed = Planned(np.array([7200.0, 3600.0, 3600.0, 3600.0]), np.full(4, 1e6), np.full(4, 9e5), done)
+    best = Planned(np.array([3600.0, 3600.0, 1800.0, 1800.0]), np.full(4, 9e5), np.full(4, 8e5), done)
+    found = savings_of("pack", {FIXED: fixed, BEST: best}, Counts(384, 300, 40), np.array([0, 0, 1, 1]))
+    assert found.percent["mean_jct_s"].value[0] == pytest.approx(-40.0)
+    assert found.percent["held_gpu_s"].value[0] == pytest.approx(-10.0)
+    assert found.percent["mean_jct_s"].low[0] < -40.0 < found.percent["mean_jct_s"].high[0]
+    assert "the mean JCT changes by -40.0 %" in words_of(found)
+    assert "from 1.25 h to 0.75 h" in words_of(found)
+    assert "of 384 jobs 300 have plans, and 40 run by another one" in words_of(found)
+
+
+def test_a_trace_with_plans_is_told_what_they_save(tmp_path: Path) -> None:
+    out, report = tmp_path / "o.json", tmp_path / "o.html"
+    request = replace(
+        REQUEST, trace=planned_trace(tmp_path), cluster=cluster_file(tmp_path), json_out=out, report=report,
+        estimates="log-normal",
+    )  # fmt: skip
+    said = answer(request)
+    told = json.loads(out.read_text())["what_planning_saves"]
+    assert "what planning saves: under pack, with the best plan of each job" in said
+    assert "what planning saves" in report.read_text()
+    assert told["best"]["gpu_hours_planned"] < told["fixed"]["gpu_hours_planned"]
+    assert told["best"]["gpu_hours_held"] < told["fixed"]["gpu_hours_held"]
+    assert told["best"]["mean_jct_s"] < told["fixed"]["mean_jct_s"]
+    change = 100.0 * (told["best"]["mean_jct_s"] / told["fixed"]["mean_jct_s"] - 1.0)
+    assert told["jct_change_percent"][0] == pytest.approx(change)
+    assert told["changed"] == told["planned"] > 0
+
+
+def test_both_layouts_meet_the_same_arrivals_faults_and_errors_of_estimates(tmp_path: Path) -> None:
+    request = replace(
+        REQUEST, trace=planned_trace(tmp_path), cluster=cluster_file(tmp_path), estimates="log-normal", plans="best"
+    )
+    setting = setting_of(request)
+    fixed, best = (setting.layouts[name].scenarios for name in (FIXED, BEST))
+    assert setting.problem.scenarios.gpus.tolist() == best.gpus.tolist() != fixed.gpus.tolist()
+    assert fixed.submit_s.tolist() == best.submit_s.tolist()
+    assert fixed.fault_seed.tolist() == best.fault_seed.tolist()
+    np.testing.assert_allclose(fixed.estimate_s / fixed.work_s, best.estimate_s / best.work_s, rtol=1e-12)
+    assert setting.facts["plans of jobs"] == "best"
+
+
+def test_a_trace_without_plans_is_told_nothing_of_them(tmp_path: Path) -> None:
+    request = replace(REQUEST, trace=planned_trace(tmp_path, cell=""), cluster=cluster_file(tmp_path))
+    assert setting_of(request).layouts == {}
+    assert setting_of(request).problem.scenarios.pipeline.size == 0
+    assert "planning saves" not in answer(request)
+
+
+@pytest.mark.parametrize("cluster", [None, "run_time: {model: simple}\n"])
+def test_plans_need_the_ring_model(cluster: str | None, tmp_path: Path) -> None:
+    file = None if cluster is None else cluster_file(tmp_path, FILE + cluster)
+    with pytest.raises(InputError, match="have plans, and the simple model"):
+        setting_of(replace(REQUEST, trace=planned_trace(tmp_path), cluster=file))
+
+
+def test_a_job_is_not_cut_below_its_plan(tmp_path: Path) -> None:
+    request = replace(REQUEST, trace=planned_trace(tmp_path), cluster=cluster_file(tmp_path), max_gpus=8)
+    with pytest.raises(InputError, match="asks 16 GPUs by its plan, more than 8"):
+        setting_of(request)

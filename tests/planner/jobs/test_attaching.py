@@ -1,0 +1,121 @@
+"""Models and plans that are attached to the jobs of a trace."""
+
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.layouts import laid_out
+from longshore.cluster.model.plans import iteration_s
+from longshore.cluster.model.workload import Workload, workload_of
+from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.planner.jobs.attaching import LEAST_ITERATIONS, attach, plans_of_iteration
+from longshore.planner.jobs.decoders import Decoder, read_models
+from longshore.planner.jobs.tables import Tables, iteration_of
+from longshore.planner.model.hardware import DEFAULT
+
+ROOT = Path(__file__).absolute().parents[3]
+MODELS = read_models(ROOT / "examples/plan/models.yaml")
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+@cache
+def tables() -> Tables:
+    return Tables(read_cluster(ROOT / "examples/small.yaml"), DEFAULT, 48)
+
+
+def jobs(count: int = 200, seed: int = 0) -> Workload:
+    rng = np.random.default_rng(seed)
+    ids = tuple(f"job {number}" for number in range(count))
+    gpus = rng.choice([*SIZES, 7], count).astype(np.int32)
+    return workload_of(ids, gpus, rng.lognormal(8.0, 2.0, count), np.sort(rng.uniform(0.0, 1e6, count)))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda it: it.name)
+def test_the_examples_are_as_large_as_their_names_say(model: Decoder) -> None:
+    number, unit = model.name.removeprefix("gpt-")[:-1], {"m": 1e6, "b": 1e9}[model.name[-1]]
+    assert model.profile.parameters == pytest.approx(float(number) * unit, rel=0.06)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda it: it.name)
+@pytest.mark.parametrize("gpus", SIZES)
+def test_on_whole_nodes_of_its_type_a_simulated_plan_takes_as_long_as_the_planner_says(
+    model: Decoder, gpus: int
+) -> None:
+    choices = tables().choices(model, gpus)
+    if choices is None:
+        assert plans_of_iteration(model, gpus, tables()) == ()
+        return
+    it = choices.gpu_type
+    grain = 0 if gpus <= it.gpus_per_node else math.gcd(it.gpus_per_node, gpus)
+    for plan in (choices.data_parallel[gpus], choices.any_layout[gpus]):
+        did = iteration_of(plan, choices)
+        found = iteration_s(did, 1.0, choices.speed, it.intra_bytes_per_s, it.nic_bytes_per_s, grain)
+        edges_s = did.edge_bytes / it.nic_bytes_per_s  # which the planner leaves out
+        crosses = grain % (did.data * did.tensor) != 0
+        # Rings inside nodes are faster here: to the planner all links of a plan of several nodes are the network's.
+        least = plan.step_s if crosses or gpus <= it.gpus_per_node else plan.step_s - plan.times.gradients_s
+        assert least * (1 - 1e-9) <= found <= plan.step_s * (1 + 1e-9) + edges_s
+
+
+def test_the_first_plan_is_data_parallel_and_takes_what_the_trace_says() -> None:
+    asked = jobs()
+    found = attach(asked, MODELS, tables(), seed=1).workload
+    assert found.plans is not None
+    with_plans = [(job, plans) for job, plans in enumerate(found.plans) if plans]
+    assert len(with_plans) > 100
+    for job, (first, *others) in with_plans:
+        assert (first.iteration.pipeline, first.iteration.tensor) == (1, 1)
+        assert (first.gpus, first.work_s) == (asked.gpus[job], asked.work_s[job])
+        assert all(it.gpus <= first.gpus for it in others)
+    assert found.gpus.tolist() == asked.gpus.tolist()
+    assert found.work_s.tolist() == asked.work_s.tolist()
+
+
+def test_the_best_plans_cost_no_job_time_or_gpu_time() -> None:
+    fixed = attach(jobs(), MODELS, tables(), seed=1).workload
+    best = laid_out(fixed, "best")
+    assert (best.gpus <= fixed.gpus).all()
+    assert (best.work_s <= fixed.work_s).all()
+    assert (best.gpus < fixed.gpus).any()
+    assert ((best.gpus == fixed.gpus) & (best.work_s < fixed.work_s)).any()
+
+
+def test_the_same_seed_gives_the_same_plans_and_another_one_others() -> None:
+    asked = jobs()
+    found = [attach(asked, MODELS, tables(), seed=seed).workload.plans for seed in (1, 1, 2)]
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+def test_short_jobs_and_those_whose_gpus_split_no_batch_have_no_plan() -> None:
+    found = attach(jobs(), MODELS, tables(), seed=1)
+    assert found.workload.plans is not None
+    for job, plans in enumerate(found.workload.plans):
+        assert not plans or found.workload.gpus[job] != 7
+        assert not plans or found.workload.work_s[job] >= LEAST_ITERATIONS * 0.1
+    assert found.models.total() == 200
+    assert found.models[""] == sum(not plans for plans in found.workload.plans)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("models: []", "models"),
+        ("models: [{name: a, layers: 2, hidden: 100, heads: 3, batch: 8}]", "3 heads do not divide"),
+        ("models: [{name: a, layers: 2, hidden: 8, heads: 2}]", "batch"),
+        (
+            "models: [{name: a, layers: 2, hidden: 8, heads: 2, batch: 8}, "
+            "{name: a, layers: 2, hidden: 8, heads: 2, batch: 8}]",
+            "two models are called a",
+        ),
+    ],
+)
+def test_a_file_of_models_that_cannot_be_used_is_refused(text: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=problem):
+        read_models(path)

@@ -1,0 +1,37 @@
+"""A desk of a ring that brings members from a pool, or says that there are none, as a scheduler does."""
+
+import asyncio
+
+from longshore.scheduler.failover.asking import RingDesk
+from longshore.scheduler.failover.wire import Coming, NoneComing, Want
+
+from .trial import Trial
+
+
+async def bring(trial: Trial, most: int) -> None:
+    """Fill the empty seats of a ring from a pool of so many GPUs, until the ring is over.
+
+    A GPU that was promised stays promised, whoever coordinates: so a member is started once for each.
+    """
+    desk = RingDesk(trial.folder, lambda: None, trial.folder / "nothing")
+    answered: Want | None = None
+    brought = 0
+    while not trial.launcher.is_over:
+        want = desk.want
+        if want is not None and want.empty and want is not answered:
+            missing = len(want.empty) - len(on_their_way(trial))
+            for _ in range(min(missing, most - brought)):
+                desk.say(Coming(-1, "pool", brought))
+                trial.start()
+                brought += 1
+            if len(want.empty) > len(on_their_way(trial)):
+                desk.say(NoneComing("no GPU is free"))
+            answered = want
+        await asyncio.sleep(0.02)
+    desk.close()
+
+
+def on_their_way(trial: Trial) -> set[int]:
+    """Return the members that live and have not had a seat yet."""
+    seated = {line["member"] for line in trial.lines() if line["kind"] == "seated"}
+    return {it for it in range(trial.next) if it not in seated and it not in trial.launcher.exits}

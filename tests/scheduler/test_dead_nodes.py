@@ -1,0 +1,129 @@
+"""What becomes of jobs on a node that is dead: nothing is given away, and the next scheduler knows what was found."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.control.facade import Control
+from longshore.scheduler.health.monitoring.leases import FENCED
+from longshore.scheduler.health.reports import NodeReport
+from longshore.scheduler.health.witnessing.door import Door, look_at
+from longshore.scheduler.model.states import AttemptState, Contact, Verdict
+from longshore.scheduler.store.database.schema import Liveness
+from longshore.scheduler.store.rows.nodes import NodeRow, list_nodes
+from tests.scheduler.test_fencing import Fenced
+
+LOCAL = "127.0.0.1"
+PATIENCE_S = 60.0
+
+
+class Doors(Fenced):
+    """A scheduler whose nodes have agents with real doors, all in this process."""
+
+    def __init__(self, folder: Path, *, fencing: bool) -> None:
+        self.doors: dict[str, Door] = {}
+        super().__init__(folder, fencing=fencing)
+        self.doors = {node: Door(node, "b1") for node in self.nodes}
+        self.comes_true(lambda: all(len(it) == 3 for it in Control(self.scheduler).let_in().values()))
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            control = Control(self.scheduler)
+            for node in self.nodes:
+                if node not in self.silent:
+                    port = self.doors[node].port if node in self.doors else 0
+                    told = NodeReport(boot_id="b1", attempts=tuple(sorted(self.living[node])), door=port)
+                    self.living[node] -= set(control.take_report(node, told, LOCAL).kill)
+                    orders = control.knocks_for(node)
+                    sights = look_at([it.knock for it in orders], 30.0)
+                    control.take_sights(node, {it.id: sight for it, sight in zip(orders, sights, strict=True)})
+            self.scheduler.tick()
+
+    def comes_true(self, is_so: object) -> None:
+        """Let a second pass for all clocks but the real one, again and again, until something has come true."""
+        give_up = time.monotonic() + PATIENCE_S
+        while not is_so():  # type: ignore[operator]
+            assert time.monotonic() < give_up, "it did not come true"
+            self.wait(1.0, 1.0)
+            time.sleep(0.02)
+
+    def row(self, node: str) -> NodeRow:
+        with self.store.read() as tx:
+            return next(row for row in list_nodes(tx) if row.name == node)
+
+    def end(self) -> None:
+        for door in self.doors.values():
+            door.close()
+        self.close()
+
+
+@pytest.fixture(params=[False])
+def trial(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Doors]:
+    made = Doors(tmp_path, fencing=request.param)
+    yield made
+    made.end()
+
+
+def test_jobs_on_a_dead_node_keep_their_gpus_and_go_on_when_it_answers(trial: Doors) -> None:
+    job = trial.start(2)
+    (node,) = trial.nodes_of(job)
+    trial.cut_off(node)
+    trial.doors[node].close()
+    trial.comes_true(lambda: trial.row(node).verdict is Verdict.GONE)
+    trial.wait(120.0, 1.0)
+    (row,) = trial.attempts(job)
+    assert (row.state, row.contact) == (AttemptState.RUNNING, Contact.UNKNOWN)
+    others = trial.submit("x", gpus=10)  # all that there are
+    trial.wait(20.0, 1.0)
+    assert trial.attempts(others) == []
+
+    trial.silent.clear()
+    trial.backend.cut.clear()
+    trial.comes_true(lambda: trial.row(node).liveness is Liveness.UP)
+    trial.tick(3)
+    (row,) = trial.attempts(job)
+    assert (row.state, row.contact, trial.job(job).stops_infra) == (AttemptState.RUNNING, Contact.OK, 0)
+
+
+def test_the_next_scheduler_knows_who_found_what_and_that_the_node_is_dead(trial: Doors) -> None:
+    node = next(iter(trial.nodes))
+    trial.silent.add(node)
+    trial.doors[node].close()
+    trial.comes_true(lambda: trial.row(node).verdict is Verdict.GONE)
+    found = trial.row(node).found
+    assert found.startswith("the scheduler is refused, ")
+    trial.scheduler.close()
+    trial.scheduler = trial.fresh()
+    trial.wait(30.0, 1.0)
+    assert (trial.row(node).verdict, trial.row(node).found) == (Verdict.GONE, found)
+    assert trial.told("dead") == 1
+    trial.silent.clear()
+    trial.comes_true(lambda: trial.row(node).liveness is Liveness.UP)
+    assert (trial.row(node).verdict, trial.row(node).found) == (Verdict.NONE, "")
+
+
+@pytest.mark.parametrize("trial", [True], indirect=True)
+def test_a_dead_node_is_fenced_by_its_lease_alone_and_no_sooner(trial: Doors) -> None:
+    job = trial.start(2)
+    (node,) = trial.nodes_of(job)
+    trial.cut_off(node)
+    trial.living[node].clear()
+    trial.doors[node].close()
+    silent_s = trial.later_s
+    trial.comes_true(lambda: trial.row(node).verdict is Verdict.GONE)
+    if trial.later_s - silent_s < 12.0:
+        assert trial.told(FENCED) == 0
+        assert len(trial.attempts(job)) == 1
+    trial.tried_again(job)
+    assert trial.later_s - silent_s > 12.0
+    assert trial.told(FENCED) == 1
+
+
+def test_an_agent_that_only_has_lost_the_scheduler_is_not_dead(trial: Doors) -> None:
+    node = next(iter(trial.nodes))
+    trial.silent.add(node)
+    trial.comes_true(lambda: trial.row(node).verdict is Verdict.REACHED)
+    assert trial.row(node).liveness is Liveness.DOWN
+    assert (trial.told("dead"), trial.told("unreachable")) == (0, 1)

@@ -1,0 +1,82 @@
+"""A job that leaves memory of a GPU behind, through a scheduler: the GPU goes out of service, and people are told.
+
+The GPUs are scripted, as `ScriptedReader` says: who holds memory of one stands in a file. All else is real.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.control.checks.node_checks import NodeChecks
+from longshore.scheduler.control.state_cache import Parts
+from longshore.scheduler.model.states import JobState
+from longshore.scheduler.preflight.context import Context, Place
+from longshore.scheduler.preflight.readers.gpu_reader import Holder
+from longshore.scheduler.preflight.readers.scripted import ScriptedReader
+from longshore.scheduler.preflight.rounds import Rounds
+from longshore.scheduler.preflight.warm.pool import WarmNodes
+from longshore.scheduler.preflight.warm.process import LocalNode
+from longshore.scheduler.preflight.warm.worker import serve
+from longshore.scheduler.store.monitoring.quarantines import open_entries
+from tests.scheduler.backends.attempts import end_all
+from tests.scheduler.preflight.gpus import gpu
+from tests.scheduler.trials import Trial, Way
+
+
+class Holding(ScriptedReader):
+    """GPUs whose memory is held by the processes that a file names."""
+
+    def __init__(self, folder: Path, node: str) -> None:
+        super().__init__([gpu(0), gpu(1)])
+        self.folder, self.node = folder, node
+
+    def holders(self, gpu: int) -> Sequence[Holder]:
+        path = self.folder / f"holds-{self.node}-{gpu}"
+        return [Holder(int(it), 2 * 10**9) for it in path.read_text().split()] if path.exists() else []
+
+
+def serve_scripted(connection: Connection, place: Place) -> None:
+    """Serve a node with such GPUs."""
+    serve(connection, Context(place, Holding(place.folder, place.node)))
+
+
+class Checking(Trial):
+    """A scheduler that checks such nodes."""
+
+    def parts(self, way: Way, owner: str) -> Parts:
+        nodes = WarmNodes(
+            lambda node: Place(node, self.folder, slots=True), lambda place: LocalNode(place, serve_scripted)
+        )
+        self.rounds = Rounds(nodes, lambda: None)
+        return replace(super().parts(way, owner), checks=NodeChecks(self.rounds, "auto", slots=True))
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Checking]:
+    made = Checking(tmp_path, {"a": 2, "b": 2})
+    yield made
+    made.rounds.close()
+    made.close()
+    end_all(tmp_path)
+
+
+def test_a_gpu_whose_memory_is_held_after_a_job_goes_out_of_service_and_the_next_job_elsewhere(trial: Checking) -> None:
+    holds = trial.folder / "holds-a-1"
+    job = trial.submit(f"echo 4711 > {holds}", gpus=2)
+    assert trial.ends(job).state is JobState.SUCCEEDED
+    assert [(it.node, it.gpus) for it in trial.attempts(job)[0].placement] == [("a", (0, 1))]
+    told = [(it.now, it.cause) for it in trial.events(job) if it.kind == "preflight"]
+    wrong = "a gpu 1: post.reset: fail: got process 4711 with 2 GB, wanted no process holds its memory; "
+    assert [now for now, _ in told] == ["passed", "not put in order"]
+    assert told[1][1] == wrong + "keep the node out of service until it is put right"
+    with trial.store.read() as tx:
+        (entry,) = open_entries(tx)
+    assert (entry.place.node, entry.place.gpu, entry.check) == ("a", 1, "post.reset")
+    assert entry.evidence == "gpu 1: got process 4711 with 2 GB, wanted no process holds its memory"
+    assert trial.held() == []
+    after = trial.submit("true", gpus=2, shape={"nodes": 1, "gpus_per_node": 2})
+    assert trial.ends(after).state is JobState.SUCCEEDED
+    assert [(it.node, it.gpus) for it in trial.attempts(after)[0].placement] == [("b", (0, 1))]

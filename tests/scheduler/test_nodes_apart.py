@@ -1,0 +1,31 @@
+"""Links of nodes that are cut, in real namespaces: another node tells a broken link from a node that is gone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scheduler.cut_off_node import NAMESPACES
+from tests.scheduler.test_cut_off_node import ROOT, why_not
+
+
+def test_a_node_is_unreachable_if_only_its_link_to_the_scheduler_is_cut_and_dead_if_all_links_are(
+    tmp_path: Path,
+) -> None:
+    if why := why_not():
+        pytest.skip(why)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.apart_nodes", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""
+    assert done.returncode == 0, done.stderr + log
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert "rack0-node2 reaches it: the link between it and the scheduler is broken" in told["link"]
+    assert told["power"].startswith("slow: ")
+    for who in ("the scheduler", "rack0-node2"):
+        assert f"{who} gets no answer" in told["power"] or f"{who} finds no route" in told["power"]
+    assert "last answer" in told["back"]
+    assert told["other"] == "alive"

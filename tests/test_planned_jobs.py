@@ -1,0 +1,181 @@
+"""Job files that ask to be planned, as a user submits them."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longshore.planner.calibration.profile_file import write_hardware
+from tests.command_line import Command
+from tests.planner.execution.test_running import HOST
+from tests.scheduler.served import Served, until
+
+ROOT = Path(__file__).parent.parent
+GPT = ROOT / "examples" / "plan" / "small_gpt.py"
+LAYERS = "name,parameters,forward_flops,saved_bytes,output_bytes,heads,is_block\n" + "".join(
+    f"block{i},200e6,8e11,600e6,16e6,32,1\n" for i in range(32)
+)
+LONG = "plan: {model: layers.csv, samples: 1e6, batch: 512}\ncommand: [python, train.py]\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "layers.csv").write_text(LAYERS)
+    (tmp_path / "broken.py").write_text("def build():\n    raise RuntimeError('no such data')\n")
+    return tmp_path
+
+
+REFUSED = [
+    ("plan: 7\n", "job.yaml:1:plan: '7' is no plan; write `plan: {model: train.py:build"),
+    ("plan: later\n", "job.yaml:1:plan: 'later' is no plan"),
+    ("plan: [a]\n", "is no plan"),
+    ("deadline: 24h\ncommand: [x]\n", "job.yaml:1:deadline: there is nothing that a deadline is for"),
+    ("plan: auto\n", "job.yaml:1:plan: auto takes the model from a command `python -m longshore.stage"),
+    ("plan: auto\ncommand: [python, train.py]\n", "job.yaml:1:plan: auto takes the model from a command"),
+    ("plan: auto\ncommand: [python, -m, longshore.stage, plan.json, m.py]\n", "auto takes the model from a command"),
+    ("plan: auto\ncommand: [python, -m, longshore.stage, '-', m.py, --steps, many]\n", "2:command: its --steps"),
+    ("plan: {samples: 5}\n", "job.yaml:1:plan.model: is missing"),
+    ("plan: {model: m.py}\n", "job.yaml:1:plan: nobody says how long the training is; give either"),
+    ("plan: {model: m.py, samples: 5, tokens: 5}\n", "job.yaml:1:plan: its length is said twice"),
+    ("plan: {model: m.py, samples: 0}\n", "job.yaml:1:plan.samples: '0' cannot be used; it should be a number from 1"),
+    ("plan: {model: m.py, samples: .nan}\n", "plan.samples"),
+    ("plan: {model: m.py, sample: 5}\n", "plan.sample: unknown key; did you mean 'samples'?"),
+    ("plan: {model: m.py, samples: 5, batch: 1.5}\n", "plan.batch: '1.5' cannot be used"),
+    ("plan: {model: m.py, samples: 5, degrees: 2x2}\n", "plan.degrees: '2x2' cannot be used; it should be data x"),
+    ("plan: {model: m.py, samples: 5, deadline: soon}\n", "job.yaml:1:plan.deadline: 'soon' is no duration"),
+    ("plan: {model: m.py, samples: 5}\ndeadline: -3\n", "job.yaml:2:deadline: '-3' is too short or too long"),
+    ("plan: {model: m.py, samples: 5}\ndeadline: [1]\n", "deadline"),
+    ("plan: {model: m.py, samples: 5, deadline: 1h}\ndeadline: 2h\n", "job.yaml:2:deadline: there are two deadlines"),
+    ("plan: {model: m.py, samples: 5}\ngpus: 4\n", "job.yaml:2:gpus: the plan decides this; leave it out"),
+    ("plan: {model: m.py, samples: 5}\nshape: {nodes: 1, gpus_per_node: 2}\n", "job.yaml:2:shape: the plan decides"),
+    ("plan: {model: m.py, samples: 5}\nname: Not Good\n", "job.yaml:2:name: 'Not Good' cannot be used"),
+    ("plan: {model: m.csv, samples: 5}\n", "job.yaml:1:plan.model: a table of layers cannot be trained; give"),
+    ("command: [x]\nplan: {data: 1, pipeline: 2, micro_batch: 1, batch: 1, stages: [{layers: [a]}]}\n", "there are 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "says"), REFUSED)
+def test_a_wish_that_cannot_be_used_is_one_line(
+    longshore: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("LONGSHORE_URL", "http://127.0.0.1:9")  # nobody is asked
+    (folder / "job.yaml").write_text(text)
+    done = longshore("submit", "job.yaml")
+    told = [line for line in done.err.splitlines() if line.startswith("longshore: ")]
+    assert done.status == 2, done.err
+    assert done.out == ""
+    assert len(told) == 1, done.err
+    assert says in told[0], told[0]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A scheduler of 4,096 GPUs, on which nothing runs."""
+    it = Served(tmp_path_factory.mktemp("large"), "--cluster", str(ROOT / "examples" / "large.yaml"))
+    it.start()
+    yield it
+    it.end()
+
+
+def dry_run(served: Served, folder: Path, text: str) -> tuple[dict[str, Any], str]:
+    (folder / "job.yaml").write_text(text)
+    done = served.call("submit", str(folder / "job.yaml"), "--dry-run", "--json")
+    return json.loads(done.stdout)["spec"], done.stderr
+
+
+def test_the_cluster_is_told_by_type(large: Served) -> None:
+    found = large.ask("/v1/cluster")
+    assert {it["name"]: (it["nodes"], it["gpus_in_service"]) for it in found["node_types"]} == {
+        "a100": (384, 3072), "h100": (128, 1024),
+    }  # fmt: skip
+    large.call("drain", large.ask("/v1/nodes")[0]["name"])
+    assert large.ask("/v1/cluster")["node_types"][0]["gpus_in_service"] == 3064
+    large.call("resume", large.ask("/v1/nodes")[0]["name"])
+
+
+def test_a_deadline_is_met_with_fewest_gpus_of_one_type(large: Served, folder: Path) -> None:
+    soon, said = dry_run(large, folder, LONG + "deadline: 4h\n")
+    late, _ = dry_run(large, folder, LONG + "deadline: 10d\n")
+    assert late["gpus"] < soon["gpus"]
+    assert "meet the deadline of 4h 00m" in said
+    for spec in (soon, late):
+        plan = spec["plan"]
+        assert len(spec["needs"]["gpu_types"]) == 1
+        assert plan["data"] * plan["pipeline"] * plan.get("tensor", 1) == spec["gpus"]
+        assert plan["step_s"] * plan["iterations"] * plan["bound_factor"] <= plan["deadline_s"]
+        if plan.get("tensor", 1) > 1:
+            assert spec["shape"]["gpus_per_node"] % plan["tensor"] == 0
+            assert spec["shape"]["nodes"] * spec["shape"]["gpus_per_node"] == spec["gpus"]
+
+
+def test_accepted_types_and_a_bound_are_heeded(large: Served, folder: Path) -> None:
+    text = LONG.replace("batch: 512", "batch: 512, gpus: 64") + "needs: {gpu_types: [a100]}\nestimate_s: 77\n"
+    spec, _ = dry_run(large, folder, text)
+    assert spec["needs"]["gpu_types"] == ["a100"]
+    assert spec["gpus"] <= 64
+    assert spec["estimate_s"] == 77.0  # the file goes before the plan
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (LONG + "deadline: 1s\n", "job.yaml:1:plan: No plan meets the deadline of 1s."),
+        (LONG + "needs: {gpu_types: [tpu]}\n", "job.yaml:1:plan.gpus: no GPU of type tpu is in service"),
+        (LONG.replace("512", "512, degrees: 7x1x1"), "job.yaml:1:plan.degrees: no plan has the degrees 7x1x1"),
+        ("plan: {model: absent.py, samples: 5}\n", "absent.py: there is no such file"),
+        ("plan: {model: broken.py, samples: 5}\n", "no such data"),
+        (LONG.replace("samples: 1e6", "samples: 1e6, hardware: absent.yaml"), "absent.yaml"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line_and_nothing_is_submitted(
+    large: Served, folder: Path, text: str, says: str
+) -> None:
+    (folder / "job.yaml").write_text(text)
+    done = large.call("submit", str(folder / "job.yaml"), check=False)
+    told = [line for line in done.stderr.splitlines() if line.startswith("longshore: ")]
+    assert done.returncode == 2, done.stderr
+    assert len(told) == 1, done.stderr
+    assert says in told[0]
+    assert large.ask("/v1/jobs")["jobs"] == []
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    it = Served(tmp_path_factory.mktemp("small"))
+    it.start()
+    write_hardware(it.folder / "here.yaml", HOST)
+    (it.folder / "train.py").write_text(GPT.read_text())
+    yield it
+    it.end()
+
+
+@pytest.mark.parametrize("degrees", ["1x2x1", "2x2x1"])
+def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: str) -> None:
+    wish = {"model": "train.py:build", "samples": 96, "batch": 8, "hardware": "here.yaml", "degrees": degrees}
+    # As a user whose shell has Longshore installed: python is that of these tests.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {"PATH": path, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    (small.folder / "job.yaml").write_text(json.dumps({"plan": wish, "deadline": "1h", "environment": variables}))
+    job = small.submit("job.yaml")
+    until(lambda: small.state(job) in ("running", "succeeded", "failed"))
+    ranks = int(degrees[0]) * int(degrees[2])
+
+    def found() -> dict[str, Any]:
+        told: dict[str, Any] = small.ask(f"/v1/jobs/{job}/sub-tasks")
+        return told
+
+    first = found()
+    assert [it["rank"] for it in first["tasks"]] == list(range(ranks))
+    assert len({(it["node"], it["gpu"]) for it in first["tasks"]}) == ranks
+    assert first["iterations"] == 12
+    said = small.call("status", job).stdout
+    assert "WAITS FOR" in said
+    assert small.ended(job) == "succeeded", small.call("logs", job).stdout
+    assert "step 12 of 12: loss" in small.call("logs", job, "--rank", "all").stdout
+    spec = small.ask(f"/v1/jobs/{job}")["spec"]
+    assert spec["command"] == ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "12"]
