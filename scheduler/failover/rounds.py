@@ -172,9 +172,11 @@ class Rounds:
         self._send(member.number, wire.Lease(beat.number))
         if self.durable.has_seat(member.number) and member.moves(beat.moved, is_waiting=beat.waiting):
             self._moved_s = self.now_s
-        member.beats(beat, shards_at(self.durable, member.number))
         is_present = beat.generation == self.durable.generation and self.durable.phase is Phase.RUNNING
-        if is_present and beat.step > member.step:
+        # Any other beat tells of a step that is over, again and again.
+        counts = is_present and self.durable.has_seat(member.number)
+        member.beats(beat, shards_at(self.durable, member.number) if counts else 0)
+        if counts and beat.step > member.step:
             self._ran(member, beat.step)
 
     def _ready(self, member: Member, ready: wire.Ready) -> None:
@@ -252,7 +254,7 @@ class Rounds:
             self._declare(*suspect)
         for number in self._expected.overdue(now_s, has_run=self.durable.has_run):
             self._declare(number, "it was started and never said a word")
-        self._relief.look(self.durable, self.members, self.recoveries, now_s)
+        self._relief.look(self.durable, self.members, now_s)
         self._advance()
 
     # Decisions
@@ -345,8 +347,8 @@ class Rounds:
         if len(steps := sorted({it.step for it in members})) > 1:
             self._begin(f"members became ready at steps {steps}")
             return True
-        self.durable.enter(Phase.RUNNING)
         self.recoveries[-1].ready_s = self._moved_s = self.now_s
+        self.durable.run(self.recoveries[-1].cost_s())
         for it in members:
             self._send(it.number, wire.Go(self.durable.generation))
         return True

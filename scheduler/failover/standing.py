@@ -45,6 +45,7 @@ class Durable:
     changes: int = 0
     relieved: dict[str, int] = field(default_factory=dict)  # the seat of each slow member whose work another one does
     slow: dict[str, float] = field(default_factory=dict)  # times the others' that those seated members compute
+    cost_s: float = 0.0  # that forming the ring and copying its state took, the longest time; 0 before the first
 
     def has_seat(self, number: int) -> bool:
         """Say whether a member has a seat."""
@@ -95,6 +96,11 @@ class Durable:
         """Begin to form the ring with those who are seated, some of whom are slow: that decides on the shards."""
         self.enter(Phase.FORMING)
         self.slow = {str(it): slow[it] for it in self.holders if it in slow}
+
+    def run(self, cost_s: float) -> None:
+        """Let the ring run, and remember how long it took to form it and to copy its state; 0 if nothing was copied."""
+        self.enter(Phase.RUNNING)
+        self.cost_s = max(self.cost_s, cost_s)
 
     def enter(self, phase: Phase, outcome: str = "") -> None:
         """Go on to another phase."""
@@ -148,8 +154,13 @@ class Member:
         self.step_s.clear()
 
     def beats(self, beat: Beat, shards: int) -> None:
-        """Take note of what it tells of its last step, in which it computed so many shards."""
-        if beat.step != self.step and beat.step_s > 0.0 and self.ran:
+        """Take note of what it tells of itself.
+
+        Args:
+            beat: What it says.
+            shards: That it computes in the present generation; 0 if the beat does not tell of a step of that.
+        """
+        if shards and beat.step != self.step and beat.step_s > 0.0 and self.ran:
             self.compute_s.append(beat.compute_s / shards)
             self.step_s.append(beat.step_s)
         self.moved, self.waiting, self.until = beat.moved, beat.waiting, beat.until
@@ -198,6 +209,10 @@ class Watch:
     def runs_s(self, now_s: float) -> float:
         """Return for how long the ring has run in this generation, 0 before."""
         return now_s - self.ready_s if self.ready_s >= 0.0 else 0.0
+
+    def cost_s(self) -> float:
+        """Return how long it took to form the ring and to copy its state, 0 if nobody copied anything."""
+        return self.ready_s - self.formed_s if self.copy_s > 0.0 else 0.0
 
     def seconds(self) -> Recovery:
         """Return how long each phase took, -1 for what has not ended."""

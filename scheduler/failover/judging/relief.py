@@ -8,12 +8,12 @@ The process that coordinates imports this module: standard library only.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from ..seating import waiting
 from ..settings import Limits
-from ..standing import NOBODY, Durable, Member, Phase, Watch
+from ..standing import NOBODY, Durable, Member, Phase
 from ..wire import Message, Relieved
 from .slow import Longer, far_longer, median
 
@@ -47,9 +47,7 @@ class Relief:
         self._well: list[int] = []  # relieved members that are so no more
         self._looked_s, self._idle_since_s = -math.inf, math.inf  # inf until the first look
 
-    def look(
-        self, durable: Durable, members: Mapping[int, Member], recoveries: Iterable[Watch], now_s: float
-    ) -> None:  # fmt: skip
+    def look(self, durable: Durable, members: Mapping[int, Member], now_s: float) -> None:
         """Judge all members anew, if the last time is long enough ago."""
         if now_s - self._looked_s < BETWEEN_S:
             return
@@ -60,7 +58,7 @@ class Relief:
             self._idle_since_s = now_s
             return
         usual_s = {it.number: time_s for it in seated if (time_s := usual(it, self._limits.slow_steps)) is not None}
-        step, cost_s = max(it.step for it in seated), cost(recoveries)
+        step, cost_s = max(it.step for it in seated), durable.cost_s or UNKNOWN_S
         longer = sorted(far_longer(usual_s), key=lambda it: -it.compute_s)
         self.ratios = {it.number: it.compute_s / it.others_s for it in longer if it.others_s > 0.0}
         left = max(max(it.until for it in seated) - step, 0)
@@ -131,12 +129,3 @@ def usual(it: Member, steps: int) -> float | None:
     """Return what none of a member's last steps fell below, None if it has not told of so many."""
     last = list(it.compute_s)[-steps:]
     return min(last) if len(last) >= steps else None
-
-
-def cost(recoveries: Iterable[Watch]) -> float:
-    """Return how long it took to form the ring and to copy its state, the longest time that is known.
-
-    The start of a ring counts too: all take over the state of one then.
-    """
-    seen = (it.seconds() for it in recoveries)
-    return max((it.form_s + it.copy_s for it in seen if it.form_s >= 0.0 and it.copy_s > 0.0), default=UNKNOWN_S)

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from longshore.scheduler.failover import wire
@@ -10,7 +10,7 @@ from longshore.scheduler.failover.judging.relief import Relief
 from longshore.scheduler.failover.judging.slow import Longer
 from longshore.scheduler.failover.rounds import DESKS, LAUNCHERS, Rounds
 from longshore.scheduler.failover.settings import Limits
-from longshore.scheduler.failover.standing import NOBODY, Durable, Member, Phase, Watch
+from longshore.scheduler.failover.standing import NOBODY, Durable, Member, Phase
 
 STEPS = 10_000
 
@@ -26,9 +26,7 @@ class Whim(Relief):
         super().__init__(Limits(), backups=2)
         self.random, self.is_over = random, False
 
-    def look(
-        self, durable: Durable, members: Mapping[int, Member], recoveries: Iterable[Watch], now_s: float
-    ) -> None:  # fmt: skip
+    def look(self, durable: Durable, members: Mapping[int, Member], now_s: float) -> None:
         self.slow, self._well, self._idle_since_s = [], [], now_s
         seated = [it for it in durable.holders if it != NOBODY]
         may_be = durable.phase is Phase.RUNNING and all(members[it].ran for it in seated) and not self.is_over

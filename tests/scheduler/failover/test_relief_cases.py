@@ -28,10 +28,11 @@ class Timed(Ring):
     def __init__(self, seats: int, spares: int = 0, backups: int = 1, until: int = 10**6) -> None:
         super().__init__(0)
         self.seats, self.spares, self.backups, self.until = seats, spares, backups, until
+        self.beat_of: dict[int, wire.Beat] = {}  # what members without a seat say instead
         self.rounds = Rounds(seats, LIMITS, 0.0, relief=self.relief())
         for number in range(seats + spares):
             self.join(number)
-        self.rounds.recoveries[0].copy_s = COPY_S  # as members tell at the start of a ring
+        self.rounds.durable.cost_s = COPY_S  # as members tell at the start of a ring
 
     def relief(self) -> Relief:
         return Relief(LIMITS, backups=self.backups, spares=self.spares)
@@ -50,6 +51,10 @@ class Timed(Ring):
         if durable.has_seat(number):
             self.steps[number] = self.steps.get(number, 0) + 1
         step = self.steps.get(number, 0)
+        if number in self.beat_of and not durable.has_seat(number):
+            self.say(self.beat_of[number])
+            self.say(wire.Tried(number, compute_s))
+            return
         self.say(wire.Beat(number, durable.generation, 0, step, compute_s=compute_s, step_s=9.0, until=self.until))
         self.say(wire.Tried(number, compute_s))
 
@@ -196,6 +201,48 @@ def test_a_coordinator_that_was_started_again_knows_who_is_relieved_and_dismisse
     ring.train(5, SLOW)
     assert (ring.order(), ring.relieved) == ([0, 4, 2, 3], [1])
     ring.train(30)
+    assert (ring.order(), ring.relieved) == ([0, 1, 2, 3], [])
+
+
+@pytest.mark.parametrize("ahead", [-1, 0, 1, 7])
+@pytest.mark.parametrize("killed_at", [None, 0, 3, 15, 25])
+def test_a_relieved_member_is_judged_by_what_it_tries_alone(ahead: int, killed_at: int | None) -> None:
+    """Its beats go on to tell of its last step, which was slow, and which the coordinator may not have heard of."""
+    ring = Timed(4)
+    ring.train(4, SLOW)
+    ring.join(4)
+    assert ring.relieved == [1]
+    beat = wire.Beat(1, 1, 0, ring.steps[1] + ahead, compute_s=4.0, step_s=9.0, until=ring.until)
+    for second in range(45):
+        if second == killed_at:
+            ring.restart()
+        ring.beat_of[1] = beat
+        ring.train(1)
+    assert (ring.order(), ring.relieved) == ([0, 1, 2, 3], [])
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_a_seated_member_is_judged_by_steps_of_the_present_generation_alone(generation: int) -> None:
+    ring = Timed(4, spares=1)
+    ring.exit(3)
+    ring.train(4)
+    assert ring.rounds.durable.generation == 2
+    for _ in range(10):
+        for ahead in (1, 2):
+            ring.say(wire.Beat(1, generation, 0, ring.steps[1] + ahead, compute_s=4.0, step_s=9.0, until=ring.until))
+        ring.train(1)
+    assert ring.relieved == []
+
+
+@pytest.mark.parametrize("killed_at", [None, 0, 1, 2])
+def test_a_coordinator_that_was_started_again_knows_what_a_change_costs(killed_at: int | None) -> None:
+    """Less than a minute is left, which a change would take for all that a coordinator of no memory knows."""
+    ring = Timed(4, until=4 + 45)
+    steps = [lambda: ring.train(4, SLOW), lambda: ring.join(4), lambda: ring.train(30)]
+    for number, step in enumerate(steps):
+        if number == killed_at:
+            ring.restart()
+        step()
     assert (ring.order(), ring.relieved) == ([0, 1, 2, 3], [])
 
 
