@@ -243,7 +243,7 @@ def _has_come(world: World, job: str, sign: str) -> bool:
         return not state["relieved"]
     if sign == "freed":
         return len(world.held_by(job)) == 2
-    return any(not used if sign == "unused" else left for _, _, used, left in places)
+    return any(not used if sign == "unused" else left for _, _, used, left, *_ in places)
 
 
 def _is_settled(world: World, job: str) -> bool:

@@ -1,7 +1,7 @@
 """When a coordinator relieves a slow member, and when that has its seat again, case by case."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
@@ -238,7 +238,9 @@ def test_a_seated_member_is_judged_by_steps_of_the_present_generation_alone(gene
 def test_a_coordinator_that_was_started_again_knows_what_a_change_costs(killed_at: int | None) -> None:
     """Less than a minute is left, which a change would take for all that a coordinator of no memory knows."""
     ring = Timed(4, until=4 + 45)
-    steps = [lambda: ring.train(4, SLOW), lambda: ring.join(4), lambda: ring.train(30)]
+    steps: list[Callable[[], None]] = [
+        lambda: ring.train(4, SLOW), lambda: ring.join(4), lambda: ring.train(30)
+    ]  # fmt: skip
     for number, step in enumerate(steps):
         if number == killed_at:
             ring.restart()
