@@ -169,13 +169,17 @@ class World:
 def _processes(victim: str, attempt: Path) -> list[int | None]:
     """Return the pids of a coordinator, a host, or a supervisor of an attempt."""
     found: list[int | None] = []
+    if not attempt.name.startswith("ls-"):  # it is gone, and so are they; any path has the folder of all
+        return found
     name = {"coordinator": b"failover.coordinator", "host": b"ring_host", "supervisor": b"ring_host"}.get(victim, b"-")
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             line = (path / "cmdline").read_bytes()
             if name in line and str(attempt).encode() in line:
                 parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                found.append(parent if victim == "supervisor" else int(path.name))
+                is_theirs = str(attempt).encode() in Path(f"/proc/{parent}/cmdline").read_bytes()
+                if victim != "supervisor" or is_theirs:  # else it has none any more
+                    found.append(parent if victim == "supervisor" else int(path.name))
     return found
 
 
