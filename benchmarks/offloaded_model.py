@@ -1,4 +1,4 @@
-"""A model whose activations need more memory than its optimizer, as those of large models do: layers of many functions."""
+"""A model whose activations need more memory than its optimizer, as large models do: layers of many functions."""
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return activations of the shape of x: (samples, WIDTH)."""
-        found = self.product(x)
+        found: Tensor = self.product(x)
         for _ in range(FUNCTIONS):
             found = torch.tanh(found) * 1.5
         return x + found

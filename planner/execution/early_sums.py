@@ -42,7 +42,7 @@ class EarlySums:
         self._lates = lates
         self._reset()
         for it in early:
-            it.register_post_accumulate_grad_hook(self._came)
+            it.register_post_accumulate_grad_hook(self._came)  # type: ignore[no-untyped-call]
 
     def finish(self, loss: Tensor) -> Tensor:
         """Replace gradients by their means over the members; return the mean of the loss."""
@@ -52,7 +52,8 @@ class EarlySums:
         for piece, (whole, work) in zip(self._pieces, self._begun, strict=True):
             work.wait()
             whole.div_(self._members)
-            for it, view in zip(piece, whole.split([it.numel() for it in piece]), strict=True):
+            views = torch.split(whole, [it.numel() for it in piece])
+            for it, view in zip(piece, views, strict=True):
                 it.grad = view.view_as(it)
         self._reset()
         return loss.div_(self._members)

@@ -39,7 +39,7 @@ def _nameless(folder: Path) -> int:
 def sweep(folder: Path) -> None:
     """Remove files of processes that were killed before they could take the name away.
 
-    A file that another process has just made may go as well: it needs the open file alone, and takes the name away next.
+    A file that another process has just made may go as well: it needs the open file alone, and removes the name next.
     """
     for path in folder.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, or gone

@@ -56,7 +56,7 @@ class Wish:
 
 
 class Expected:
-    """A time that is predicted by those of the last steps; the very first is long, and counts until there is another."""
+    """A time that is predicted by those of the last steps; the very first is long, and counts until others come."""
 
     def __init__(self) -> None:
         self._seen = deque[float](maxlen=REMEMBERED)
@@ -80,7 +80,7 @@ class _Part:
 
     def __init__(self, what: str, wish: Wish, rank: int, say: Callable[[str], None]) -> None:
         self._what, self._wish, self._rank = what, wish, rank
-        self._say = lambda text: say(f"rank {rank}: {text}")
+        self._say: Callable[[str], object] = lambda text: say(f"rank {rank}: {text}")
         self._mover: Mover | None = None
         self._size_bytes, self._waited_s, self._told = 0, 0.0, set[bool]()
 

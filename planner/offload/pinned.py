@@ -27,7 +27,9 @@ class PinnedPlace:
             self._host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
             raise OSError(f"{size_bytes} bytes of pinned memory cannot be had: {error}") from error
-        self._gpu, self._stream, self._asked = gpu, torch.cuda.Stream(gpu), torch.cuda.Event()
+        self._gpu = gpu
+        self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @property
     def size_bytes(self) -> int:
@@ -66,6 +68,6 @@ class PinnedPlace:
     def _pairs(self, storages: Storages) -> Iterator[tuple[Tensor, Tensor]]:
         at = 0
         for storage in storages:
-            gpu = torch.empty(0, dtype=torch.uint8, device=self._gpu).set_(storage)  # type: ignore[call-overload]
+            gpu = torch.empty(0, dtype=torch.uint8, device=self._gpu).set_(storage)
             yield self._host[at : at + storage.nbytes()], gpu
             at += storage.nbytes()
