@@ -54,7 +54,9 @@ def wait_until_away(tensor: torch.Tensor) -> None:
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 300_000), min_size=1, max_size=600), st.booleans(), st.booleans())
-def test_content_is_the_same_after_a_trip(sizes: list[int], *, is_awaited: bool, comes_by_itself: bool) -> None:
+def test_content_is_the_same_after_a_trip(
+    sizes: list[int], is_awaited: bool, comes_by_itself: bool  # noqa: FBT001
+) -> None:
     mover, _, tensors = moved(sizes, Path("/tmp"))
     before = [it.clone() for it in tensors]
     for _ in range(2):

@@ -1,5 +1,6 @@
 """Who has a device that sub-tasks share: one at a time, by the order of passes, and all in the end."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def _is_ready(it: Pass, ran: set[Pass], stages: int) -> bool:
 @pytest.fixture
 def arbiter(request: pytest.FixtureRequest) -> Iterator[tuple[str, threading.Thread]]:
     """Return the name of a job, and the thread that serves its device 0."""
-    job = f"test-{request.node.name}"[:60]
+    job = f"test-{os.getpid()}-{abs(hash(request.node.name))}"  # no spaces
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(name_of(job, 0))
         listener.listen()
@@ -168,6 +169,7 @@ def test_a_sub_task_that_says_something_else_is_dropped(said: bytes, arbiter: tu
     other._line.sendall(said)
     with pytest.raises(BackendError, match="its arbiter has ended"), other.of(0, Kind.forward):
         pass
+    other.close()
     with mine.of(0, Kind.update):
         pass
     mine.close()
