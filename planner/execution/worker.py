@@ -59,7 +59,10 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save", type=Path, help="folder for the weights of each stage, stage-0.pt and so on")
     parser.add_argument("--json", type=Path, help="file for losses and measured times")
     parser.add_argument(
-        "--offload", type=Offload, choices=list(Offload), default=Offload.never,
+        "--offload",
+        type=Offload,
+        choices=list(Offload),
+        default=Offload.never,
         help="put state away while nothing needs it: auto, while that takes longer than both copies; "
         "one-copy, longer than one; never (the default)",
     )
@@ -67,7 +70,9 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--offload-folder", type=Path, default=Path(tempfile.gettempdir()), help="for what is put away, without GPUs"
     )
     parser.add_argument(
-        "--ranks-per-device", type=int, default=1,
+        "--ranks-per-device",
+        type=int,
+        default=1,
         help="so many neighbours take turns on a device of their node: one computes while others wait or sum (1)",
     )
     return parser.parse_args(arguments)

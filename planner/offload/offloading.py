@@ -36,6 +36,7 @@ class PartMeasured(BaseModel):
     idle_s: float  # for which nothing needs it in a step
     out_s: float
     back_s: float
+    core_s: float  # for which both copies keep a core busy
     unhidden_s: float  # by which a trip makes a step longer, predicted
     waited_s: float  # for it to come back, in the mean of trips
 
@@ -131,7 +132,8 @@ class _Part:
         goes = pays(idle_s, copies, self._wish.how)
         return PartMeasured(
             rank=self._rank, what=self._what, size_bytes=self._size_bytes, trips=trips, idle_s=idle_s,
-            out_s=copies.out_s, back_s=copies.back_s, waited_s=self._waited_s / max(1, trips),
+            out_s=copies.out_s, back_s=copies.back_s, core_s=copies.out_core_s + copies.back_core_s,
+            waited_s=self._waited_s / max(1, trips),
             unhidden_s=unhidden_s(idle_s, sync_s, copies, has_own_core=self._wish.has_own_core) if goes else 0.0,
         )  # fmt: skip
 

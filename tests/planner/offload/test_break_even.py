@@ -36,9 +36,7 @@ def test_what_goes_is_back_in_time_and_costs_nothing_beside_a_free_core(
 
 
 @given(SECONDS, SECONDS, COPIES)
-def test_copies_on_the_core_that_computes_cost_what_no_wait_hides(
-    idle_s: float, sync_s: float, copies: Copies
-) -> None:
+def test_copies_on_the_core_that_computes_cost_what_no_wait_hides(idle_s: float, sync_s: float, copies: Copies) -> None:
     sync_s = min(sync_s, idle_s)
     found = unhidden_s(idle_s, sync_s, copies, has_own_core=False)
     late_s = max(0.0, copies.out_s + copies.back_s - idle_s)
@@ -50,7 +48,8 @@ def test_copies_on_the_core_that_computes_cost_what_no_wait_hides(
 def test_it_is_said_what_was_decided_and_why() -> None:
     copies = Copies(0.02, 0.03)
     assert reason("parameters", 5_000_000, 0.1, copies, Offload.auto) == (
-        "parameters (5.0 MB) goes out: nothing needs it for 100.0 ms, more than 20.0 ms out + 30.0 ms back + 5 ms margin"
+        "parameters (5.0 MB) goes out: nothing needs it for 100.0 ms, "
+        "more than 20.0 ms out + 30.0 ms back + 5 ms margin"
     )
     assert reason("parameters", 5_000_000, 0.02, copies, Offload.one_copy) == (
         "parameters (5.0 MB) stays: nothing needs it for 20.0 ms, not more than 20.0 ms out + 5 ms margin"
