@@ -26,23 +26,18 @@ def test_the_reading_of_one_copy_lets_at_least_as_much_go(idle_s: float, copies:
     assert pays(idle_s, copies, Offload.one_copy) >= pays(idle_s, copies, Offload.auto)
 
 
-@given(SECONDS, SECONDS, COPIES)
-def test_what_goes_is_back_in_time_and_costs_nothing_beside_a_free_core(
-    idle_s: float, sync_s: float, copies: Copies
-) -> None:
-    if pays(idle_s, copies, Offload.auto):
-        assert unhidden_s(idle_s, min(sync_s, idle_s), copies, has_own_core=True) == 0.0
-        assert copies.out_s < back_at_s(idle_s, copies) <= idle_s - copies.back_s
+@given(SECONDS, COPIES)
+def test_what_goes_in_a_wait_is_back_in_time_and_costs_nothing(wait_s: float, copies: Copies) -> None:
+    if pays(wait_s, copies, Offload.auto):
+        assert copies.out_s < back_at_s(wait_s, copies) <= wait_s - copies.back_s
+        assert unhidden_s(wait_s, copies, both_in_wait=True, has_own_core=False) == 0.0
 
 
-@given(SECONDS, SECONDS, COPIES)
-def test_copies_on_the_core_that_computes_cost_what_no_wait_hides(idle_s: float, sync_s: float, copies: Copies) -> None:
-    sync_s = min(sync_s, idle_s)
-    found = unhidden_s(idle_s, sync_s, copies, has_own_core=False)
-    late_s = max(0.0, copies.out_s + copies.back_s - idle_s)
-    assert late_s <= found <= late_s + copies.out_core_s + copies.back_core_s + 1e-9
-    if pays(idle_s, copies, Offload.auto):
-        assert found >= copies.out_core_s + copies.back_core_s - sync_s - 1e-9
+@given(SECONDS, COPIES)
+def test_a_step_gets_longer_by_what_no_wait_hides(wait_s: float, copies: Copies) -> None:
+    beside = unhidden_s(wait_s, copies, both_in_wait=False, has_own_core=True)
+    assert beside == max(0.0, copies.back_s - wait_s)
+    assert unhidden_s(wait_s, copies, both_in_wait=False, has_own_core=False) == beside + copies.out_core_s
 
 
 def test_it_is_said_what_was_decided_and_why() -> None:
