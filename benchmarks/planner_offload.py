@@ -1,10 +1,14 @@
-"""Offload in trainings by a plan: what it does to memory, and to the time of a step beside what is predicted.
+"""Offload in trainings by a plan: what it does to memory and to the time of a step; and two replicas on one device.
 
-All on CPUs: state goes from the memory of a process to a file. Arms take turns, or are processes of their own.
+All on CPUs: state goes from the memory of a process to a file, and a device is one core. Arms take turns, or are
+processes of their own.
 """
 
 import json
 import os
+import shlex
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,15 +21,18 @@ from typing import Any
 from longshore.planner.execution.launching import launch
 from longshore.planner.execution.plan_file import PlanFile, StagePlan, read_plan, write_plan
 
-from .harness import ROOT, Row, main, progress
+from .harness import ROOT, Row, main, progress, seconds
 
 MODEL = ROOT / "benchmarks" / "offloaded_model.py"
 LAYERS = 24
 STEPS = 4  # of each process whose memory is measured
+STEPS_SHARED = 12  # of each arm of two replicas; the first warms up
 STEPS_EACH = 8  # of each arm whose time is measured; the first two warm up
 NOISE = 0.05  # of a step: two arms that do the same differ by less, in the median of all rounds
 # The GNU library keeps what is freed, as much as 200 MB more or less from run to run. So it gives large pieces back.
 PLAIN_HEAP = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "1000000"}
+NETWORK = "tc qdisc add dev lo root tbf rate 1200mbit burst 256kb latency 200ms"
+SHARED = ROOT / "examples" / "plan" / "small_gpt.py"
 ARMS = ("never", "auto")
 SHARE = 0.9  # of what is put away, by which the peak falls
 
@@ -39,6 +46,8 @@ def measure() -> Iterator[Row]:
         yield from _memory(what, never, auto)
     progress("time")
     yield from _time(_told("time", _plan(1, 256, 512), "auto", {})[0])
+    progress("two replicas on one core")
+    yield from _shared()
 
 
 def _memory(what: str, never: list[dict[str, Any]], auto: list[dict[str, Any]]) -> Iterator[Row]:
@@ -62,12 +71,33 @@ def _time(found: dict[str, Any]) -> Iterator[Row]:
     yield Row("copies out and back", 1e3 * (part["out_s"] + part["back_s"]), "ms")
     yield Row("core time of a step without offload", 1e3 * core_s, "ms")
     yield Row("core time of a step, more with offload", 1e3 * (with_core_s - core_s), "ms")
-    yield Row("core time of both copies, predicted", 1e3 * found["copies_core_s"], "ms")
-    more = (with_core_s - core_s - found["copies_core_s"]) / core_s
+    yield Row("core time of both copies, predicted", 1e3 * part["core_s"], "ms")
+    more = (with_core_s - core_s - part["core_s"]) / core_s
     yield Row("core time over what is predicted, of a step", 100 * more, "%", most=100 * NOISE)
-    yield Row("a step waits for state, predicted", 1e3 * part["unhidden_s"], "ms")
+    yield Row("step longer by, predicted", 1e3 * part["unhidden_s"], "ms")
+    yield Row("step longer by, measured", 1e3 * (with_s - step_s), "ms")
+    yield Row("step longer than predicted, of a step", 100 * (with_s - step_s - part["unhidden_s"]) / step_s, "%")
     waited = (part["waited_s"] - part["unhidden_s"]) / step_s
     yield Row("a step waits for state longer than predicted, of a step", 100 * waited, "%", most=100 * NOISE)
+
+
+def _shared() -> Iterator[Row]:
+    """Sums go by real TCP through a network of a known rate, which is a namespace of its own."""
+    if shutil.which("unshare") is None or shutil.which("tc") is None:
+        progress("no unshare or tc: left out")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        layers = ("words", "places", *(f"blocks.{it}" for it in range(6)), "norm", "head")
+        plan = PlanFile(data=2, pipeline=1, micro_batch=4, batch=8, stages=(StagePlan(layers=layers),))
+        write_plan(Path(folder) / "plan.json", plan)
+        inside = shlex.join([sys.executable, "-m", "benchmarks.planner_offload", "inside", folder])
+        line = ["unshare", "-rn", "sh", "-c", f"ip link set lo up && {NETWORK} && exec {inside}"]
+        subprocess.run(line, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, cwd=ROOT, check=True)
+        told = json.loads((Path(folder) / "0.json").read_text())
+    serial_s, turns_s = (median(told[it]) for it in ("serial", "turns"))
+    yield Row("two replicas on a core: step, sums after all passes", 1e3 * serial_s, "ms")
+    yield Row("two replicas on a core: step, sums while the other computes", 1e3 * turns_s, "ms")
+    yield Row("the same, of the serial step", 100 * turns_s / serial_s, "%", most=95)
 
 
 def _plan(ranks: int, micro_batch: int, batch: int) -> PlanFile:
@@ -88,7 +118,8 @@ def be_rank(kind: str, folder: Path, how: str) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    told = (_rank_memory if kind == "memory" else _rank_time)(read_plan(folder / "plan.json"), folder, how)
+    measured = {"memory": _rank_memory, "time": _rank_time, "shared": _rank_shared}[kind]
+    told = measured(read_plan(folder / "plan.json"), folder, how)
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
 
@@ -127,13 +158,40 @@ def _rank_time(plan: PlanFile, folder: Path, how: str) -> dict[str, Any]:
             member.step(number)
             if number > 1:
                 taken[name].append((time.perf_counter() - began[0], time.process_time() - began[1]))
-    copies = members[how]._offloading._state._mover.copies
     parts = [it.model_dump() for it in members[how].close()]
-    return {**taken, "parts": parts, "copies_core_s": copies.out_core_s + copies.back_core_s}
+    return {**taken, "parts": parts}
+
+
+def _rank_shared(plan: PlanFile, _: Path, __: str) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    from longshore.planner.execution.script import script_of
+    from longshore.planner.execution.training import Member, take_seat
+    from longshore.planner.model.playing import Schedule
+    from longshore.planner.sharing.turn import Turn
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the device
+    seat = take_seat(plan)
+    assert seat is not None
+    members, rank = dict[str, Member](), dist.get_rank()
+    for name in ("serial", "turns"):
+        members[name] = Member(plan, script_of(str(SHARED), 0), Schedule.one_forward_one_backward, seat)
+        turn = Turn(f"{os.environ['MASTER_PORT']}-{name}", 0, rank, starts=rank == 0)
+        members[name].share(turn, early=name == "turns")
+    taken_s: dict[str, list[float]] = {it: [] for it in members}
+    for number in range(STEPS_SHARED):
+        for name, member in members.items():
+            dist.barrier()
+            taken_s[name].append(seconds(lambda: member.step(number)))  # noqa: B023
+    for member in members.values():
+        member.close()
+    return {name: them[1:] for name, them in taken_s.items()}
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
+    if sys.argv[1:2] == ["inside"]:
+        launch(2, ["shared", sys.argv[2], "turns"], module="benchmarks.planner_offload")
+    elif "RANK" in os.environ:
         be_rank(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
     else:
         main(measure)

@@ -38,22 +38,17 @@ def back_at_s(needed_at_s: float, copies: Copies) -> float:
     return needed_at_s - copies.back_s - MARGIN_S
 
 
-def unhidden_s(idle_s: float, sync_s: float, copies: Copies, *, has_own_core: bool) -> float:
+def unhidden_s(wait_s: float, copies: Copies, *, both_in_wait: bool, has_own_core: bool) -> float:
     """Return by how much a step gets longer if the state goes out in it.
 
     Args:
-        idle_s: Time in which nothing needs the state.
-        sync_s: The last part of it, in which the rank waits for others and computes nothing.
+        wait_s: For others, at whose end the state is needed. The copy back begins no earlier than the wait.
         copies: What they take.
+        both_in_wait: Whether the copy out, too, is in the wait; else it goes on while the rank computes.
         has_own_core: Whether copies run beside the computation, and do not take its core.
     """
-    late_s = max(0.0, copies.out_s + copies.back_s - idle_s)
-    if has_own_core:
-        return late_s
-    # Only while the rank waits does a copy take nothing from it; the copy out comes first, while it computes.
-    computing_s = max(0.0, idle_s - sync_s)
-    out_s = min(copies.out_core_s, computing_s)
-    return late_s + out_s + max(0.0, copies.back_core_s - max(0.0, sync_s - (copies.out_core_s - out_s)))
+    late_s = max(0.0, copies.back_s + (copies.out_s if both_in_wait else 0.0) - wait_s)
+    return late_s if both_in_wait or has_own_core else late_s + copies.out_core_s
 
 
 def reason(what: str, size_bytes: int, idle_s: float, copies: Copies, how: Offload) -> str:

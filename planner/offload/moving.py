@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
+from math import inf
 from statistics import median
 from typing import NamedTuple
 
@@ -164,7 +165,7 @@ class Mover:
                     if self._place.has_room():
                         return
                     left_s = LOOK_S
-                self._turn.wait(left_s)
+                self._turn.wait(None if left_s == inf else left_s)
 
     def _arrive(self) -> None:
         with self._turn:

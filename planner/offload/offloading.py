@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -36,6 +37,7 @@ class PartMeasured(BaseModel):
     idle_s: float  # for which nothing needs it in a step
     out_s: float
     back_s: float
+    core_s: float  # for which both copies keep a core busy
     unhidden_s: float  # by which a trip makes a step longer, predicted
     waited_s: float  # for it to come back, in the mean of trips
 
@@ -95,8 +97,8 @@ class _Part:
         except OSError as error:
             self._stop(error)
 
-    def leave(self, storages: Storages, idle_s: float, now_s: float) -> None:
-        """Let the state go if that pays, where nothing needs it for so long from now on."""
+    def leave(self, storages: Storages, idle_s: float) -> None:
+        """Let the state go if that pays, where nothing needs it for so long; until `expect` it stays out."""
         if self._mover is None:
             return
         if self._mover.refused is not None:
@@ -111,10 +113,10 @@ class _Part:
             self._told.add(goes)
             self._say(reason(self._what, self._size_bytes, idle_s, copies, how))
         if goes:
-            self._mover.leave(storages, back_at_s(now_s + idle_s, copies))
+            self._mover.leave(storages, inf)
 
     def expect(self, needed_at_s: float) -> None:
-        """Say anew when the state is needed."""
+        """Say when the state is needed."""
         if self._mover is not None:
             self._mover.expect(back_at_s(needed_at_s, self._mover.copies))
 
@@ -124,15 +126,18 @@ class _Part:
             self._waited_s += self._mover.need()
 
     def measured(self, idle_s: float, sync_s: float) -> PartMeasured | None:
-        """Return what became of it, if it could be put away at all."""
+        """Return what became of it, if it could be put away at all; of an idle time the last part is the sum's."""
         if self._mover is None:
             return None
         copies, trips = self._mover.copies, self._mover.trips
         goes = pays(idle_s, copies, self._wish.how)
+        own = self._wish.has_own_core
+        longer_s = unhidden_s(sync_s, copies, both_in_wait=idle_s <= sync_s, has_own_core=own) if goes else 0.0
         return PartMeasured(
             rank=self._rank, what=self._what, size_bytes=self._size_bytes, trips=trips, idle_s=idle_s,
-            out_s=copies.out_s, back_s=copies.back_s, waited_s=self._waited_s / max(1, trips),
-            unhidden_s=unhidden_s(idle_s, sync_s, copies, has_own_core=self._wish.has_own_core) if goes else 0.0,
+            out_s=copies.out_s, back_s=copies.back_s, core_s=copies.out_core_s + copies.back_core_s,
+            waited_s=self._waited_s / max(1, trips),
+            unhidden_s=longer_s,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -183,12 +188,16 @@ class Offloading:
             self._idle_since_s = time.perf_counter()
 
     def sync_begins(self) -> None:
-        """Gradients are about to be summed: nothing needs parameters until that has ended."""
+        """Gradients are about to be summed: nothing needs parameters until that has ended.
+
+        The optimizer's state comes back from here on, and not sooner: what was kept for the way back is gone by now.
+        """
         now_s = self._sync_since_s = time.perf_counter()
         sync_s = self._sync.seconds
         if sync_s:
-            self._state.expect(now_s + sync_s)
-            self._weights.leave(of_parameters(self._parameters), sync_s, now_s)
+            self._weights.leave(of_parameters(self._parameters), sync_s)
+            self._weights.expect(now_s + sync_s)
+        self._state.expect(now_s + sync_s)
 
     def sync_ended(self) -> None:
         """Gradients are summed: return when all state is in memory."""
@@ -205,8 +214,8 @@ class Offloading:
             device = self._parameters[0].device
             self._state.reserve(of_optimizer(self._optimizer), device)
             self._weights.reserve(of_parameters(self._parameters), device)
-        now_s = self._idle_since_s = time.perf_counter()
-        self._state.leave(of_optimizer(self._optimizer), self._idle.seconds, now_s)
+        self._idle_since_s = time.perf_counter()
+        self._state.leave(of_optimizer(self._optimizer), self._idle.seconds)
 
     def measured(self) -> list[PartMeasured]:
         """Return what became of each part."""
