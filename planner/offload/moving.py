@@ -45,7 +45,6 @@ class Mover:
 
     def __init__(self, place: Place, storages: Storages) -> None:
         self._place, self._storages = place, storages
-        self._sizes = list[int]()
         self._turn = threading.Condition()
         self._at, self._needed, self._back_at_s = _At.here, False, 0.0
         self._lost: OSError | None = None
@@ -53,10 +52,16 @@ class Mover:
         self.trips = 0
         self._outs, self._backs = (deque[_Copy](maxlen=REMEMBERED) for _ in range(2))
         place.mark()
-        self._outs.append(_timed(self._copy_out))
-        self._backs.append(_timed(self._copy_back))
+        self._outs.append(_timed(lambda: place.copy_out(storages)))
+        self._backs.append(_timed(lambda: place.copy_back(storages)))
         self._thread = threading.Thread(target=self._run, name="longshore-offload", daemon=True)
         self._thread.start()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its memory is given back."""
+        with self._turn:
+            return self._at is _At.away
 
     @property
     def copies(self) -> Copies:
@@ -113,16 +118,17 @@ class Mover:
     def _run(self) -> None:
         while self._wait_for_leave():
             try:
-                copy = _timed(self._copy_out)
+                copy = _timed(lambda: self._place.copy_out(self._storages))
             except OSError as error:
                 self.refused = error
                 self._arrive()
                 continue
             self._outs.append(copy)
-            if self._is_out():
+            if not self._needed:
+                self._release()
                 self._wait_for_return()
                 try:
-                    self._backs.append(_timed(self._copy_back))
+                    self._backs.append(_timed(lambda: self._place.copy_back(self._storages)))
                 except OSError as error:
                     self._lost = error
                 self.trips += 1
@@ -134,32 +140,19 @@ class Mover:
                 self._turn.wait()
             return self._at is _At.leaving
 
-    def _is_out(self) -> bool:
-        """Give the memory back, unless the state is needed already."""
-        with self._turn:
-            if self._needed:
-                return False
-            self._at = _At.away
-        for it in self._storages:
-            it.resize_(0)
-        return True
-
-    def _copy_out(self) -> None:
-        self._sizes = [it.nbytes() for it in self._storages]
-        self._place.copy_out(self._storages)
-
-    def _copy_back(self) -> None:
+    def _release(self) -> None:
+        """Give the memory back; what cannot be given back, comes back at once."""
         try:
-            for it, size in zip(self._storages, self._sizes, strict=True):
-                it.resize_(size)
-        except RuntimeError as error:
-            raise OSError(f"there is no memory for it: {error}") from error
-        self._place.copy_back(self._storages)
+            self._place.release(self._storages)
+        except OSError as error:
+            self.refused = error
+        with self._turn:
+            self._at = _At.away
 
     def _wait_for_return(self) -> None:
         """Wait until it is time and there is room; who needs the state does not wait for room."""
         with self._turn:
-            while not self._needed:
+            while not self._needed and self.refused is None:
                 left_s = self._back_at_s - time.perf_counter()
                 if left_s <= 0.0:
                     if self._place.has_room():

@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
+from . import heap
 from .break_even import Offload, back_at_s, pays, reason, unhidden_s
 from .moving import Mover
 from .pinned import PinnedPlace
@@ -176,6 +177,8 @@ class Offloading:
         say: Callable[[str], None],
     ) -> None:
         self._optimizer, self._parameters = optimizer, parameters
+        if parameters[0].device.type == "cpu":
+            heap.keep_little()
         part = partial(_Part, wish=wish, rank=rank, say=say)
         self._state, self._weights = part("optimizer state"), part("parameters")
         self._idle, self._sync = Expected(), Expected()

@@ -28,6 +28,7 @@ class PinnedPlace:
         except RuntimeError as error:
             raise OSError(f"{size_bytes} bytes of pinned memory cannot be had: {error}") from error
         self._gpu = gpu
+        self._sizes = list[int]()
         self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
         self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
@@ -42,11 +43,17 @@ class PinnedPlace:
 
     def copy_out(self, storages: Storages) -> None:
         """Copy content here, and wait for it."""
+        self._sizes = [it.nbytes() for it in storages]
         with torch.cuda.stream(self._stream):
             self._asked.wait(self._stream)
             for host, gpu in self._pairs(storages):
                 host.copy_(gpu, non_blocking=True)
         self._stream.synchronize()
+
+    def release(self, storages: Storages) -> None:
+        """Give their memory back to PyTorch's allocator."""
+        for it in storages:
+            it.resize_(0)
 
     def has_room(self) -> bool:
         """Return whether the GPU has so much memory left, in the allocator's cache or outside of it."""
@@ -55,7 +62,12 @@ class PinnedPlace:
         return free + cached > self.size_bytes
 
     def copy_back(self, storages: Storages) -> None:
-        """Copy content back, and wait for it."""
+        """Take memory again, copy content back, and wait for it."""
+        try:
+            for it, size in zip(storages, self._sizes, strict=True):
+                it.resize_(size)
+        except RuntimeError as error:
+            raise OSError(f"there is no memory for it: {error}") from error
         with torch.cuda.stream(self._stream):
             for host, gpu in self._pairs(storages):
                 gpu.copy_(host, non_blocking=True)

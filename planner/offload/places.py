@@ -4,6 +4,7 @@ Source: SPEC P4.
 """
 
 import ctypes
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Protocol
 
 import torch
 
+from . import heap
 from .host_file import reserved_file
 
 BUFFERS = 256  # of one call to read or write
 SPARE_SHARE = 0.05  # of the machine's memory, which a copy back leaves free
-M_ARENA_MAX = -8  # of the GNU library
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
 Storage = torch.UntypedStorage
 Storages = Sequence[Storage]
 
@@ -37,11 +39,18 @@ class Place(Protocol):
             OSError: If that fails; the content still is in memory.
         """
 
+    def release(self, storages: Storages) -> None:
+        """Give their memory back to the device, once content is here.
+
+        Raises:
+            OSError: If that fails; the content still is here.
+        """
+
     def has_room(self) -> bool:
         """Return whether the device has memory for so much."""
 
     def copy_back(self, storages: Storages) -> None:
-        """Copy content back into memory that has been taken again.
+        """Take memory again, and copy content back into it.
 
         Raises:
             OSError: If that fails; the content is lost.
@@ -65,10 +74,6 @@ class FilePlace:
     def __init__(self, size_bytes: int, folder: Path) -> None:
         self._file, self._size_bytes = reserved_file(folder, size_bytes), size_bytes
         self._total_bytes = memory_bytes()["MemTotal"]
-        # Copies are made by a thread. It should take memory that the computation has freed, and not make a heap.
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(M_ARENA_MAX, 1)
 
     @property
     def size_bytes(self) -> int:
@@ -82,12 +87,19 @@ class FilePlace:
         """Write content."""
         _move(os.pwritev, self._file, storages)
 
+    def release(self, storages: Storages) -> None:
+        """Give whole pages back to the machine; their addresses stay taken."""
+        for address, size in (_pages(it) for it in storages):
+            if size and _LIBRARY.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
     def has_room(self) -> bool:
         """Return whether the machine has so much memory left, and a little more."""
         return memory_bytes()["MemAvailable"] > self._size_bytes + SPARE_SHARE * self._total_bytes
 
     def copy_back(self, storages: Storages) -> None:
-        """Read content."""
+        """Read content, in place of what the heap has kept."""
+        heap.give_back()
         _move(os.preadv, self._file, storages)
 
     def close(self) -> None:
@@ -110,8 +122,14 @@ def _move(call: Callable[[int, list[memoryview], int], int], file: int, storages
             left[-1] = left[-1][done:]
 
 
+def _pages(storage: Storage) -> tuple[int, int]:
+    """Return where pages that belong to it alone begin, and how many bytes they have."""
+    begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+    return begin, max(0, end - begin)
+
+
 def _bytes(storage: Storage) -> memoryview:
-    # Not by way of NumPy: after that PyTorch refuses to give the memory back.
     return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
