@@ -43,7 +43,7 @@ class Rounds:
         self.recoveries: deque[Watch] = deque(maxlen=32)
         self.has_desk = self._none_coming = False
         self._expected = Expected(limits)
-        self._restart_until_s = now_s  # for so long a member that was told to start anew is waited for
+        self._awaits_until_s = now_s  # for so long somebody is waited for of whom nobody has said that they come
         self._blames = Blames()
         self._signs_s: dict[int, float] = {}  # when the connection of each member was seen to end
         self._futile, self._hints = 0, Hints(limits)
@@ -57,11 +57,11 @@ class Rounds:
 
     def _take_over(self) -> None:
         """Wait for the members of a coordinator that ended; those that do not come back were lost meanwhile."""
-        heard_s = self.now_s + self.limits.meet_s - self.limits.silence_s
+        heard_s, tokens = self.now_s + self.limits.meet_s - self.limits.silence_s, self.durable.tokens
         for number in self.seated():
-            token = self.durable.tokens[str(number)]
-            self.members[number] = Member(number, token, heard_s, fresh=False, ran=True)
+            self.members[number] = Member(number, tokens[str(number)], heard_s, fresh=False, ran=True)
         if self.durable.phase is not Phase.RUNNING:
+            self._awaits_until_s = self.now_s + self.limits.patience_s  # desks and launchers say again who comes
             self._begin("the coordinator was started again")
 
     # What is there
@@ -337,7 +337,7 @@ class Rounds:
 
     def _may_come(self) -> bool:
         """Say whether to wait for somebody who takes an empty seat."""
-        if self.now_s < self._restart_until_s or self._expected.are_near(self.now_s):
+        if self.now_s < self._awaits_until_s or self._expected.are_near(self.now_s):
             return True
         if not self.durable.has_run and awaited(self.durable, gathers=self._gathers):
             return True
@@ -375,7 +375,7 @@ class Rounds:
             return True
         worn = [it for it in members if it.groups >= self.limits.groups and not it.done]
         if worn and len(members) > 1:
-            self._restart_until_s = self.now_s + self.limits.patience_s
+            self._awaits_until_s = self.now_s + self.limits.patience_s
             self._declare(max(worn, key=lambda it: it.groups).number, RESTART)
             return True
         return False

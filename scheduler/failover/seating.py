@@ -88,6 +88,7 @@ class Expected:
         """A member is there."""
         if number in self._started:
             self._slowest_s = max(self._slowest_s or 0.0, now_s - self._started[number])
+            self.drop(NOBODY)  # a promise that was repeated once its launcher had spoken
         self.drop(number)
 
     def drop(self, number: int) -> None:

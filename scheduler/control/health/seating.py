@@ -138,8 +138,7 @@ class Seating:
         if ring.given is None:
             with self._parts.store.read() as tx:
                 ring.given = replacements_of(tx, ring.row.job_id, ring.row.number)
-        for row in self._unseen(ring, places):  # reserved by a scheduler that may not have come to say so
-            ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
+        self._remind(ring, backend, places)
         self._free_left(cache, ring, places, now_s)
         for words in ring.desk.hints():
             event = self._event(cache, ring, HINT, words, now_s)._replace(kind=RING)
@@ -152,6 +151,15 @@ class Seating:
         for gpu in list(ring.checked):
             self._ask_checks(cache, ring, backend, places, gpu, now_s)
         self._fill(cache, ring, backend, now_s, grows=False)
+
+    def _remind(self, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace]) -> None:
+        """Say again who is on the way: the scheduler that reserved it, or the coordinator that heard it, may be gone."""
+        want = ring.desk.want
+        for row in self._unseen(ring, places):
+            if want is not ring.reminded:
+                ring.desk.say(Coming(-1, row.node, row.gpu))
+            ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
+        ring.reminded = want
 
     def _let_grow(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
