@@ -153,7 +153,7 @@ class Seating:
         self._fill(cache, ring, backend, now_s, grows=False)
 
     def _remind(self, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace]) -> None:
-        """Say again who is on the way: the scheduler that reserved it, or the coordinator that heard it, may be gone."""
+        """Say again who is on the way: who reserved it, or who heard of it, may be gone since."""
         want = ring.desk.want
         for row in self._unseen(ring, places):
             if want is not ring.reminded:
