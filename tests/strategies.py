@@ -167,9 +167,9 @@ def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = Fa
 
 
 @st.composite
-def planned_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6)) -> Case:
+def planned_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = True) -> Case:
     """Cases in the ring model in which most jobs have plans, of any degrees that their GPUs have room for."""
-    case = draw(cases(nodes) | needy_cases(nodes))
+    case = draw(cases(nodes) | needy_cases(nodes, ranked=ranked))
     shape, gpus = case.scenarios.gpus.shape, case.scenarios.gpus.ravel()
     count = gpus.size
     pipeline = a_divisor(gpus, below(draw, count, 256))

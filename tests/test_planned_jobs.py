@@ -107,6 +107,8 @@ def test_a_deadline_is_met_with_fewest_gpus_of_one_type(large: Served, folder: P
         plan = spec["plan"]
         assert len(spec["needs"]["gpu_types"]) == 1
         assert plan["data"] * plan["pipeline"] * plan.get("tensor", 1) == spec["gpus"]
+        assert plan["iteration"]["compute_s"] > 0.0
+        assert plan["iteration"]["gradient_bytes"] > 0.0 or plan["data"] == 1
         assert plan["step_s"] * plan["iterations"] * plan["bound_factor"] <= plan["deadline_s"]
         if plan.get("tensor", 1) > 1:
             assert spec["shape"]["gpus_per_node"] % plan["tensor"] == 0

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 from ..files.exact_types import ExactTypes
 
 MOST_STAGES = 10_000
+LEAST_COMPUTE_S = 1e-6  # an iteration that takes no time anywhere would have no speed
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Figure = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -62,6 +63,16 @@ class StagePlan(_Section):
         return self.forward_s + self.backward_s + self.gradients_s + self.optimizer_s
 
 
+class PlacedIteration(_Section):
+    """An iteration of the whole job as a function of where its GPUs lie; docs/simulator.md has the formula."""
+
+    compute_s: Annotated[float, Field(ge=LEAST_COMPUTE_S, le=1e12)]  # on GPUs of speed 1
+    fixed_s: Time  # that neither faster GPUs nor faster links would save
+    gradient_bytes: Figure  # that the ring of each stage sums
+    edge_bytes: Figure  # between stages
+    tensor_bytes: Figure  # that a GPU sends to others of its tensor-parallel group
+
+
 class PlanFile(_Section):
     """A plan as its file has it; see docs/planner.md."""
 
@@ -78,6 +89,7 @@ class PlanFile(_Section):
     iterations: Annotated[int, Field(ge=0, le=10**15)] = 0  # of the whole training; 0 if nobody said
     bound_factor: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0  # times the prediction is an upper bound
     deadline_s: Time = 0.0  # that was asked for; 0 for none
+    iteration: PlacedIteration | None = None  # by which placements are scored; without it, as of one ring
     stages: Annotated[tuple[StagePlan, ...], Field(min_length=1, max_length=MOST_STAGES)]
 
     @model_validator(mode="after")

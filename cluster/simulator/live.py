@@ -10,7 +10,7 @@ from ..dispatch.queue_index import forget_index
 from ..kernels.compiled import kernel
 from ..kernels.heap import push
 from ..model.problem import Problem
-from ..model.scenarios import EVERY_JOB, PER_JOB, FaultProcess, Rules, Scenarios, fault_sources
+from ..model.scenarios import EVERY_JOB, PER_JOB, PLANNED, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster
 from ..state.state import Simulation
 from ..state.usable import count_by_class, has_classes
@@ -112,8 +112,9 @@ def _count_from(sim: Simulation, row: int, job: int, entered_s: float) -> None:
 
 
 def empty_row(
-    cluster: Cluster, rules: Rules, process: FaultProcess, hazard_per_s: NDArray[np.float64], room: int
-) -> Simulation:
+    cluster: Cluster, rules: Rules, process: FaultProcess, hazard_per_s: NDArray[np.float64], room: int,
+    *, has_plans: bool = False,
+) -> Simulation:  # fmt: skip
     """Return a simulation of one row with room for so many jobs, none of them written.
 
     Args:
@@ -122,10 +123,13 @@ def empty_row(
         process: Of imagined faults.
         hazard_per_s: Of each GPU as policies know it, shape (gpus,).
         room: Most jobs.
+        has_plans: Whether any of them may have a plan.
     """
     rates = np.zeros((1, fault_sources(cluster)))
     rates[0, : hazard_per_s.size] = hazard_per_s
     figures: dict[str, Any] = {name: np.zeros((1, room)) for name in PER_JOB if name not in ("gpus", "rank", "needs")}
+    if has_plans:
+        figures |= {name: np.zeros((1, room), dtype) for name, dtype in PLANNED.items()}
     scenarios = Scenarios(
         jobs=np.zeros(1, dtype=np.int32),
         gpus=np.zeros((1, room), dtype=np.int32),

@@ -29,6 +29,18 @@ def print_comparison(console: Console, plan: PlanFile, found: Measured) -> None:
     table.add_row("all", f"{plan.ranks} ranks", "iteration", *_cells(plan, plan.step_s, found.step_s))
     console.print()
     console.print(table)
+    if found.offload:
+        console.print(_offloaded(found))
+
+
+def _offloaded(found: Measured) -> Table:
+    table = Table("rank", "what was put away", box=None, pad_edge=False)
+    for heading in ("size", "steps", "out", "back", "longer by, predicted", "waited for"):
+        table.add_column(heading, justify="right")
+    for it in found.offload:
+        times = (f"{1e3 * seconds:.1f} ms" for seconds in (it.out_s, it.back_s, it.unhidden_s, it.waited_s))
+        table.add_row(str(it.rank), it.what, f"{it.size_bytes / 1e6:.1f} MB", str(it.trips), *times)
+    return table
 
 
 def _predicted(stage: StagePlan) -> Seconds:

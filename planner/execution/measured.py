@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from ..model.playing import Seconds
+from ..offload.offloading import PartMeasured
 
 StepT = TypeVar("StepT")
 WARM_UP = 1  # steps that are not counted: in the first, connections are made and memory is asked for
@@ -22,6 +23,7 @@ class RankTimes(NamedTuple):
     step_s: list[float]  # of each step, from its begin to that of the next
     seconds: list[Seconds]  # of each step
     losses: list[float]  # of each step, if it has them
+    offload: list[PartMeasured]  # what became of what could be put away
 
 
 class StageMeasured(BaseModel):
@@ -49,6 +51,7 @@ class Measured(BaseModel):
     step_s: float  # of an iteration, in the median
     stages: tuple[StageMeasured, ...]
     losses: tuple[float, ...]  # of each step, over all samples
+    offload: tuple[PartMeasured, ...] = ()  # of each rank, what could be put away
 
 
 def measured(ranks: Sequence[RankTimes], stages: int) -> Measured:
@@ -59,6 +62,7 @@ def measured(ranks: Sequence[RankTimes], stages: int) -> Measured:
         step_s=step_s,
         stages=tuple(_stage([it for it in ranks if it.stage == k], step_s) for k in range(stages)),
         losses=next(tuple(it.losses) for it in ranks if it.losses),
+        offload=tuple(part for it in ranks for part in it.offload),
     )
 
 

@@ -8,6 +8,7 @@ Source: SPEC P1.
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,8 +18,12 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from ..model.playing import Schedule, Seconds
+from ..offload.offloading import Offloading, PartMeasured, Wish
 from ..profile.building import BuildError
+from ..sharing.device import Kind
+from ..sharing.turn import Turn
 from .cutting import Cut, cut, parameter_of, state_of
+from .early_sums import EarlySums
 from .plan_file import PlanFile
 from .script import Script, arguments
 from .summing import add_up, sum_gradients
@@ -92,11 +97,28 @@ class Member:
                 dist.broadcast(tensor, seat.stage * plan.data, group=seat.replicas)
         self._parameters = [it for it in self.module.parameters() if it.requires_grad]
         self._optimizer = script.optimizer(self._parameters)
+        self._offloading: Offloading | None = None
+        self._turn: Turn | None = None
+        self._early: EarlySums | None = None
+        self._step = 0
         watched: Any = self._stage
-        watched.forward_one_chunk = self._watch.timed("forward_s", self._stage.forward_one_chunk)
-        watched.backward_one_chunk = self._watch.timed("backward_s", self._stage.backward_one_chunk)
+        forward = self._watch.timed("forward_s", self._stage.forward_one_chunk)
+        backward = self._watch.timed("backward_s", self._stage.backward_one_chunk)
+        watched.forward_one_chunk = self._in_turn(Kind.forward, forward)
+        watched.backward_one_chunk = self._in_turn(Kind.backward, backward)
         loss = self._watch.timed("forward_s", self._loss)
         self._passes = SCHEDULES[schedule](self._stage, plan.micro_batches, loss)
+
+    def _in_turn(self, kind: Kind, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
+        """Return a pass that waits for the device; without a pipeline all passes have it in one piece."""
+
+        def called(micro_batch: int, *args: Any, **kwargs: Any) -> ResultT:
+            if self._turn is None or self._plan.pipeline == 1:
+                return call(micro_batch, *args, **kwargs)
+            with self._turn.of(self._step, kind, micro_batch):
+                return call(micro_batch, *args, **kwargs)
+
+        return called
 
     def _made_stage(self) -> tuple[PipelineStage, list[tuple[nn.Parameter, dist.ProcessGroup]]]:
         plan, seat = self._plan, self._seat
@@ -125,6 +147,23 @@ class Member:
             raise BuildError("the model gives no single number to train by; let build return a loss as well")
         return found.reshape(())
 
+    def offload(self, wish: Wish, say: Callable[[str], None]) -> None:
+        """Put state away from the first update on, where that pays."""
+        self._offloading = Offloading(wish, dist.get_rank(), self._optimizer, self._parameters, say)
+
+    def share(self, turn: Turn, *, early: bool = True) -> None:
+        """Compute only while this sub-task has the device.
+
+        Args:
+            turn: Says when.
+            early: Whether sums of gradients begin while another sub-task has it.
+        """
+        self._turn = turn
+        if early and self._plan.data > 1:
+            late = [parameter for parameter, _ in self._shared]
+            micro_batches = self._plan.micro_batches
+            self._early = EarlySums(self._parameters, self._seat.replicas, self._plan.data, micro_batches, late)
+
     @property
     def has_loss(self) -> bool:
         """Whether this process has the loss of all samples, and no other that has it speaks of it."""
@@ -136,10 +175,23 @@ class Member:
         each = plan.batch // plan.data
         batch, target = self._script.samples(number * plan.batch + seat.replica * each, each)
         losses: list[Tensor] = []
-        self._run_passes(batch, torch.zeros(each) if target is None else target, losses)
+        offloading = self._offloading
+        if offloading is not None:
+            offloading.step_begins()
+        turn, self._step = self._turn, number
+        is_alone = turn is None or plan.pipeline > 1
+        with nullcontext() if is_alone or turn is None else turn.of(number, Kind.phase):
+            self._run_passes(batch, torch.zeros(each) if target is None else target, losses)
         loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        if offloading is not None:
+            offloading.sync_begins()
         mean = self._watch.timed("gradients_s", self._sum)(loss)
-        self._watch.timed("optimizer_s", self._update)()
+        if offloading is not None:
+            offloading.sync_ended()
+        with nullcontext() if turn is None else turn.of(number, Kind.update):
+            self._watch.timed("optimizer_s", self._update)()
+        if offloading is not None:
+            offloading.update_ended()
         return float(mean), self._watch.take()
 
     def _run_passes(self, batch: Any, target: Tensor, losses: list[Tensor]) -> None:
@@ -156,6 +208,8 @@ class Member:
     def _sum(self, loss: Tensor) -> Tensor:
         for parameter, group in self._shared:
             add_up(parameter, group)
+        if self._early is not None:
+            return self._early.finish(loss)
         if self._plan.data > 1:
             return sum_gradients(self._parameters, loss, self._seat.replicas, self._plan.data)
         return loss
@@ -163,6 +217,16 @@ class Member:
     def _update(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+
+    def close(self) -> list[PartMeasured]:
+        """Bring all state back into memory; return what became of what was put away."""
+        if self._turn is not None:
+            self._turn.close()
+        if self._offloading is None:
+            return []
+        found = self._offloading.measured()
+        self._offloading.close()
+        return found
 
     def state(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the stage by the model's own names."""

@@ -8,6 +8,7 @@ Source: SPEC P1.
 import argparse
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from math import ceil
@@ -20,7 +21,10 @@ from rich.console import Console
 from ...cluster.files.errors import InputError, LongshoreError
 from ...reporting import Steps
 from ..model.playing import Schedule, schedule_of
+from ..offload.break_even import Offload
+from ..offload.offloading import Wish
 from ..profile.building import BuildError
+from ..sharing.turn import Turn
 from .comparing import print_comparison
 from .measured import RankTimes, measured
 from .plan_file import PlanFile, plan_in, read_plan
@@ -59,6 +63,23 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights (0)")
     parser.add_argument("--save", type=Path, help="folder for the weights of each stage, stage-0.pt and so on")
     parser.add_argument("--json", type=Path, help="file for losses and measured times")
+    parser.add_argument(
+        "--offload",
+        type=Offload,
+        choices=list(Offload),
+        default=Offload.never,
+        help="put state away while nothing needs it: auto, while that takes longer than both copies; "
+        "one-copy, longer than one; never (the default)",
+    )
+    parser.add_argument(
+        "--offload-folder", type=Path, default=Path(tempfile.gettempdir()), help="for what is put away, without GPUs"
+    )
+    parser.add_argument(
+        "--ranks-per-device",
+        type=int,
+        default=1,
+        help="so many neighbours take turns on a device of their node: one computes while others wait or sum (1)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -90,9 +111,15 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
         seat = take_seat(plan)
         assert seat is not None  # there are as many processes as the plan has ranks
         member = Member(plan, script, schedule, seat)
+        if given.offload is not Offload.never:
+            cores = len(os.sched_getaffinity(0))
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", plan.ranks))
+            member.offload(Wish(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _say)
+        if given.ranks_per_device > 1:
+            member.share(_turn(given.ranks_per_device))
         if member.has_loss and not script.has_data:
             _say("the file has no function data(first, samples): the example batch is trained on again and again")
-        times = RankTimes(seat.stage, [], [], [])
+        times = RankTimes(seat.stage, [], [], [], [])
         dist.barrier()
         reports, every = Steps(), _steps_between_reports(plan)
         for step in range(given.steps):
@@ -105,6 +132,7 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
             if member.has_loss:
                 times.losses.append(loss)
                 _say(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
+        times.offload.extend(member.close())
         reports.done()
         if given.save is not None and seat.replica == 0:
             given.save.mkdir(parents=True, exist_ok=True)
@@ -112,6 +140,14 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
         _tell(plan, times, given.json)
     finally:
         dist.destroy_process_group()
+
+
+def _turn(ranks_per_device: int) -> Turn:
+    """Return this process's side of the device that it shares; the first of those that do starts its arbiter."""
+    rank = dist.get_rank()
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    job = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return Turn(job, local // ranks_per_device, rank, starts=local % ranks_per_device == 0)
 
 
 def _steps_between_reports(plan: PlanFile) -> int:

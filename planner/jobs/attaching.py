@@ -67,7 +67,7 @@ def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[Pla
     asked = [choices.data_parallel[gpus], *(choices.any_layout[it] for it in counts if it in choices.any_layout)]
     found = []
     for it in asked:
-        did = iteration_of(it, choices)
+        did = iteration_of(it, choices.gpu_type, choices.speed)
         found.append(Plan(did, reference_s(did, tables.setup.rules), max(stage.memory_bytes for stage in it.stages)))
     fixed, others = found[0], sorted(found[1:], key=lambda it: (it.gpus, it.work_s))
     kept, least_s = [fixed], np.inf

@@ -58,14 +58,19 @@ def _by_memory(pool: Pool) -> Pool:
     return tuple(sorted(pool, key=lambda it: (it.memory_bytes, -it.peak_flops, it.name)))
 
 
-def iteration_of(plan: Plan, choices: Choices) -> Iteration:
+def iteration_of(plan: Plan, it: GpuType, speed: float) -> Iteration:
     """Return what an iteration by a plan does, such that it takes as long as the planner says.
 
     Its bytes are those that links carry at the full bandwidth of the cluster file in the time that the planner's fitted
     ones take. Transfers between stages are hidden behind computing but for those that fill and empty the pipeline; all
     GPUs of a node share its network.
+
+    Args:
+        plan: The plan.
+        it: The type of GPUs that it is for.
+        speed: Of that type.
     """
-    times, layout, it = plan.times, plan.layout, choices.gpu_type
+    times, layout = plan.times, plan.layout
     d, p = layout.data, layout.pipeline
     steps = (plan.micro_batches + p - 1) / plan.micro_batches
     is_inside = plan.gpus <= it.gpus_per_node
@@ -75,7 +80,7 @@ def iteration_of(plan: Plan, choices: Choices) -> Iteration:
         data=d,
         pipeline=p,
         tensor=layout.tensor,
-        compute_s=times.compute_s * steps * choices.speed,
+        compute_s=times.compute_s * steps * speed,
         fixed_s=times.fixed_s * steps + times.optimizer_s + times.iteration_s,
         gradient_bytes=times.gradients_s * link * d / (2.0 * (d - 1)) if d > 1 else 0.0,
         edge_bytes=2.0 * (p - 1) * max(stage.next_bytes for stage in plan.stages) * sharing,

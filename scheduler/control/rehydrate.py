@@ -6,11 +6,13 @@ comes out is finite.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from operator import itemgetter
 
 from ...cluster.model.needs import ANYTHING, Needs
+from ...cluster.model.training_plan import PlanFile
 from ..mirror.shape import Form
-from ..mirror.standing import Asked, Known, Standing
+from ..mirror.standing import Asked, Known, Spread, Standing
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
 from ..model.job_spec import LEAST_S, StoredJob
@@ -37,9 +39,19 @@ def asked_of(row: JobRow, layout: Layout) -> Asked:
     """Return what a job asks for of a cluster."""
     spec = stored_or_usual(row.spec)
     submitted_s, types = _within(row.submitted_s, 0.0, MOST_S, 0.0), layout.types_for(spec.wants)
-    return Asked(
+    asked = Asked(
         row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes, types
     )  # fmt: skip
+    return asked if spec.plan is None else _by_plan(asked, spec.plan)
+
+
+def _by_plan(asked: Asked, plan: PlanFile) -> Asked:
+    """Return what a job with a plan asks for: placements are scored by what an iteration does by it."""
+    did = plan.iteration
+    if did is None or plan.ranks != asked.gpus:
+        return asked
+    spread = Spread(plan.pipeline, plan.tensor, did.fixed_s, did.edge_bytes, did.tensor_bytes)
+    return replace(asked, compute_s=did.compute_s, parameter_bytes=did.gradient_bytes, spread=spread)
 
 
 def rank_of(row: JobRow) -> int:

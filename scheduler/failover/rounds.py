@@ -61,6 +61,7 @@ class Rounds:
         heard_s = self.now_s + self.limits.meet_s - self.limits.silence_s
         self.members.update(returning(self.durable, heard_s))
         if self.durable.phase is not Phase.RUNNING:
+            self._expected.awaits_until_s = self.now_s + self.limits.patience_s  # desks, launchers say again who comes
             self._begin("the coordinator was started again")
 
     # What is there
@@ -370,7 +371,7 @@ class Rounds:
         if self._change_seats():
             return True
         if (number := worn(members, self.limits)) is not None:
-            self._expected.restart_until_s = self.now_s + self.limits.patience_s
+            self._expected.awaits_until_s = self.now_s + self.limits.patience_s
             self._declare(number, RESTART)
             return True
         return False

@@ -81,7 +81,7 @@ class Expected:
         self._started: dict[int, float] = {}  # when a launcher first said that it starts each
         self._slowest_s: float | None = None  # of those that came
         self.has_desk = self.none_coming = False  # somebody brings members; and has said that nobody comes
-        self.restart_until_s = -math.inf  # for so long a member that was told to start anew is waited for
+        self.awaits_until_s = -math.inf  # for so long somebody is waited for of whom nobody has said that they come
 
     def promise(self, number: int, now_s: float) -> None:
         """Somebody comes; NOBODY is one whose number its launcher will say."""
@@ -96,6 +96,7 @@ class Expected:
         """A member is there."""
         if number in self._started:
             self._slowest_s = max(self._slowest_s or 0.0, now_s - self._started[number])
+            self.drop(NOBODY)  # a promise that was repeated once its launcher had spoken
         self.drop(number)
 
     def drop(self, number: int) -> None:
@@ -115,7 +116,7 @@ class Expected:
             now_s: The time.
             since_s: How long the round has lasted.
         """
-        if now_s < self.restart_until_s or any(until_s > now_s for until_s in self._awaited.values()):
+        if now_s < self.awaits_until_s or any(until_s > now_s for until_s in self._awaited.values()):
             return True
         if not durable.has_run and _awaited(durable, gathers=since_s <= self._limits.gather_s):
             return True

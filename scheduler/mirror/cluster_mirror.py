@@ -11,7 +11,7 @@ from ...cluster.dispatch.order import may_wait, next_ageing_s
 from ...cluster.dispatch.placing import take_gpu, undo_picks
 from ...cluster.dispatch.turning import turn_to
 from ...cluster.files.errors import PluginError
-from ...cluster.model.scenarios import PER_JOB
+from ...cluster.model.scenarios import PER_JOB, PLANNED
 from ...cluster.simulator import engine, fault_changes, job_changes
 from ...cluster.simulator.live import come_back, empty_row, move_by_rank, put_before, rejoin, resume, withdraw
 from ...cluster.state.beliefs import note_faults
@@ -39,10 +39,12 @@ class ClusterMirror:
         )
         self._take_over(known)
 
-    def _take_over(self, known: Known, also: tuple[int, ...] = ()) -> None:
-        self._types = list(dict.fromkeys([(), *(asked.types for asked, _ in known.jobs), also]))  # of each class
+    def _take_over(self, known: Known, also: Asked | None = None) -> None:
+        every = [asked for asked, _ in known.jobs] + ([] if also is None else [also])
+        self._types = list(dict.fromkeys([(), *(it.types for it in every)]))  # of each class
         self.site = self.site.with_classes(self._types)
-        self.sim = empty_row(*self.site, max(LEAST_ROOM, 2 * len(known.jobs)))
+        room, has_plans = max(LEAST_ROOM, 2 * len(known.jobs)), any(it.spread for it in every)
+        self.sim = empty_row(*self.site, room, has_plans=has_plans)
         engine.reset(self.sim, ROW, 0)
         self._asked: list[Asked] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
@@ -317,7 +319,7 @@ class ClusterMirror:
         """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
         return Snapshot(
             self.site, [asked.job for asked in self._asked], self._types.copy(), self._slot.copy(),
-            {name: getattr(self.sim.scenarios, name).copy() for name in ("jobs", *PER_JOB)},
+            {name: getattr(self.sim.scenarios, name).copy() for name in ("jobs", *PER_JOB, *PLANNED)},
             {name: array.copy() for name, array in self.sim.state._asdict().items()},
         )  # fmt: skip
 
@@ -325,7 +327,8 @@ class ClusterMirror:
     def of(cls, snapshot: Snapshot) -> "ClusterMirror":
         """Return a live cluster that is the same to the bit."""
         mirror = cls(snapshot.site, Known(0.0))
-        mirror.sim = empty_row(*snapshot.site, snapshot.scenarios["rank"].shape[1])
+        room = snapshot.scenarios["rank"].shape[1]
+        mirror.sim = empty_row(*snapshot.site, room, has_plans=snapshot.has_plans)
         mirror.site, mirror._slot, mirror._types = snapshot.site, snapshot.slot, snapshot.types
         mirror._asked = snapshot.asked()
         snapshot.copy_into(mirror.sim)
@@ -356,18 +359,19 @@ class ClusterMirror:
             yield self._asked[slot].job
             slot = int(state.next_job[ROW, slot])
 
-    def _make_room(self, types: tuple[int, ...]) -> None:
-        """Take the slots of jobs back that have ended; have room for as many more, and for one of some needs."""
+    def _make_room(self, asked: Asked) -> None:
+        """Take the slots of jobs back that have ended; have room for more, and for one of such needs or plan."""
         old, slots = self.sim.state, self._slot
-        self._take_over(self.known(), types)
+        self._take_over(self.known(), asked)
         for name in ("moment", "waited", "rested", "decisions"):
             getattr(self.sim.state, name)[ROW] = getattr(old, name)[ROW]
         self.sim.state.passed[ROW, : len(slots)] = old.passed[ROW, list(slots.values())]
 
     def _write(self, asked: Asked) -> int:
         """Write what a job asks into the next slot, and return that."""
-        if self.is_full or asked.types not in self._types:
-            self._make_room(asked.types)
+        has_plans = self.sim.scenarios.pipeline.size > 0
+        if self.is_full or asked.types not in self._types or (asked.spread and not has_plans):
+            self._make_room(asked)
         slot, scenarios = len(self._asked), self.sim.scenarios
         self._asked.append(asked)
         self._slot[asked.job] = slot
@@ -376,6 +380,8 @@ class ClusterMirror:
         scenarios.work_s[0, slot] = scenarios.estimate_s[0, slot] = asked.estimate_s
         scenarios.submit_s[0, slot] = asked.submitted_s
         scenarios.compute_s[0, slot], scenarios.parameter_bytes[0, slot] = asked.compute_s, asked.parameter_bytes
+        for name, value in asked.spread._asdict().items() if asked.spread else ():
+            getattr(scenarios, name)[0, slot] = value
         scenarios.rank[0, slot] = asked.rank
         scenarios.needs[0, slot] = self._types.index(asked.types)
         self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = asked.estimate_s, -1.0

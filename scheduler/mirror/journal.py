@@ -22,10 +22,14 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
 from ...cluster.model.scenarios import OLDER_RULES, ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
-from .standing import Asked, Beliefs, Known, MirrorCall, Site, Standing
+from .standing import Asked, Beliefs, Known, MirrorCall, Site, Spread, Standing
 
 _OLDER_ASKED = tuple[str, int, float, float, int, float, float]  # also of a job that takes every node
-_ASKED = _OLDER_ASKED | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
+_ASKED = (
+    _OLDER_ASKED  # what is at its default is left out from the end
+    | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
+    | tuple[str, int, float, float, int, float, float, tuple[int, ...], Spread]
+)
 _STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
 _KNOWN = tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], tuple[int, float]]
 _FLOATS = tuple[float, ...]
@@ -137,7 +141,9 @@ def _fields(record: Asked | Standing) -> tuple[object, ...]:
     if isinstance(record, Standing):
         return _OF_STANDING(record)
     told: tuple[object, ...] = _OF_ASKED(record)
-    return told if record.types else told[:-1]
+    if record.spread is not None:
+        return told
+    return told[:-1] if record.types else told[:-2]
 
 
 def _call_of(method: str, arguments: list[object]) -> MirrorCall:
@@ -162,6 +168,8 @@ def _asked(values: tuple[Any, ...]) -> Asked:
     asked = Asked(*values)
     if not 0 < asked.gpus < MOST_GPUS or not 0.0 < asked.estimate_s < np.inf:
         raise ValueError(f"job {asked.job} asks for {asked.gpus} GPUs for {asked.estimate_s} s")
+    if asked.spread is not None and not asked.spread.suits(asked.gpus):
+        raise ValueError(f"job {asked.job} has a plan that cannot be")
     return asked
 
 

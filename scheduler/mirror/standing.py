@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.model.needs import with_classes
-from ...cluster.model.scenarios import FaultProcess, Rules
+from ...cluster.model.scenarios import PLANNED, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 from ...cluster.state.state import Simulation
 
@@ -28,6 +28,22 @@ class Site(NamedTuple):
         return self._replace(cluster=with_classes(self.cluster, map(frozenset, types[1:])))
 
 
+class Spread(NamedTuple):
+    """How a job with a plan lies on its GPUs, beside its compute time and volume: the columns PLANNED of scenarios."""
+
+    pipeline: int  # stages
+    tensor: int
+    fixed_s: float  # of an iteration, the same wherever it lies
+    edge_bytes: float  # between stages
+    tensor_bytes: float  # that a GPU sends to others of its tensor-parallel group
+
+    def suits(self, gpus: int) -> bool:
+        """Say whether a job of so many GPUs can lie like this."""
+        figures = self[2:]
+        degrees = self.pipeline * self.tensor if min(self[:2]) > 0 else 0
+        return degrees > 0 and gpus % degrees == 0 and all(0.0 <= it < np.inf for it in figures)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is known of a job when it is submitted."""
@@ -40,6 +56,7 @@ class Asked:
     compute_s: float = 1.0  # of an iteration at speed 1
     parameter_bytes: float = 0.0
     types: tuple[int, ...] = ()  # numbers of the node types that suit it, all if there are none
+    spread: Spread | None = None  # None for a job without a plan, which is a ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +125,21 @@ class Snapshot(NamedTuple):
     scenarios: dict[str, NDArray[np.generic]]  # of jobs
     state: dict[str, NDArray[np.generic]]
 
+    @property
+    def has_plans(self) -> bool:
+        """Whether any of its jobs may have a plan."""
+        return self.scenarios["pipeline"].size > 0
+
     def asked(self) -> list[Asked]:
         """Return what its jobs ask for, by slot."""
         told = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
         columns = [self.scenarios[name][0].tolist() for name in told]
         types = [self.types[kind] for kind in self.scenarios["needs"][0]]
-        return [Asked(*values) for values in zip(self.names, *columns, types, strict=False)]
+        spreads: list[Spread | None] = [None] * len(types)
+        if self.has_plans:
+            plans = zip(*(self.scenarios[name][0].tolist() for name in PLANNED), strict=True)
+            spreads = [Spread(*it) if it[0] else None for it in plans]
+        return [Asked(*values) for values in zip(self.names, *columns, types, spreads, strict=False)]
 
     def copy_into(self, sim: Simulation) -> None:
         """Copy its numbers into a simulation of one row with as much room."""

@@ -16,11 +16,11 @@ from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from longshore.envs.common_features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import ROW, Asked, Known, Site, Standing
+from longshore.scheduler.mirror.standing import ROW, Asked, Known, Site, Spread, Standing
 from tests.compiled_runs import compiled, picks
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_candidates
-from tests.strategies import Case, cases, needy_cases
+from tests.strategies import Case, cases, needy_cases, planned_cases
 
 UNTRAINED = [untrained(action="node", waiting=True), untrained_candidates(waiting=True)]
 TAKEN_UP = [HEURISTICS[name] for name in ("pack", "eft-hazard", "patient", "replacement")]
@@ -40,7 +40,15 @@ def asked_in(case: Case, job: int) -> Asked:
     return Asked(
         str(job), int(it.gpus[row, job]), float(it.estimate_s[row, job]), float(it.submit_s[row, job]),
         compute_s=float(it.compute_s[row, job]), parameter_bytes=float(it.parameter_bytes[row, job]), types=types,
+        spread=spread_in(case, job),
     )  # fmt: skip
+
+
+def spread_in(case: Case, job: int) -> Spread | None:
+    columns = [getattr(case.scenarios, name) for name in Spread._fields]
+    if not columns[0].size or not columns[0][case.row, job]:
+        return None
+    return Spread(*(it[case.row, job].item() for it in columns))
 
 
 class Told:
@@ -116,7 +124,7 @@ def test_a_policy_decides_on_a_live_cluster_as_in_the_simulation(policy: Policy,
 
 
 @settings(max_examples=50)
-@given(cases() | needy_cases(ranked=False), st.sampled_from(POLICIES), st.booleans())
+@given(cases() | needy_cases(ranked=False) | planned_cases(ranked=False), st.sampled_from(POLICIES), st.booleans())
 def test_any_policy_decides_on_a_live_cluster_as_in_the_simulation(
     case: Case,
     policy: Policy,
@@ -128,7 +136,7 @@ def test_any_policy_decides_on_a_live_cluster_as_in_the_simulation(
 
 
 @settings(max_examples=50)
-@given(cases() | needy_cases(ranked=False), st.sampled_from(TAKEN_UP), st.booleans())
+@given(cases() | needy_cases(ranked=False) | planned_cases(ranked=False), st.sampled_from(TAKEN_UP), st.booleans())
 def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(
     case: Case,
     policy: Policy,

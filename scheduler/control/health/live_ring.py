@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from ...backends.protocol import Desk
+from ...failover.wire import Want
 from ...model.job_id import name_of
 from ...store.monitoring.replacements import ReplacementRow
 from ...store.rows.attempts import AttemptRow
@@ -31,6 +32,7 @@ class LiveRing:
         self.checked: dict[int, Checked] = {}  # GPUs that are reserved and not given yet
         self.probing: Probing | None = None  # links that were measured last
         self.waits_since_s = 0.0  # for links to be measured, by `time.monotonic`; 0 if it does not
+        self.reminded: Want | None = None  # the last wish that came while members were on their way
         self.told = -1  # generation about whose empty seats people were told
         self.refused = -1  # generation whose coordinator was told that nobody comes
         self.told_slow: tuple[int, ...] = ()  # slow members about whom people were told that they have no backup

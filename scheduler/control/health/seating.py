@@ -142,8 +142,7 @@ class Seating:
         if ring.given is None:
             with self._parts.store.read() as tx:
                 ring.given = replacements_of(tx, ring.row.job_id, ring.row.number)
-        for row in self._unseen(ring, places):  # reserved by a scheduler that may not have come to say so
-            ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
+        self._remind(ring, backend, places)
         self._free_left(cache, ring, places, now_s)
         for words in ring.desk.hints():
             event = self._event(cache, ring, HINT, words, now_s)._replace(kind=RING)
@@ -156,6 +155,14 @@ class Seating:
         for gpu in list(ring.checked):
             self._ask_checks(cache, ring, backend, places, gpu, now_s)
         self._fill(cache, ring, backend, now_s, grows=False)
+
+    def _remind(self, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace]) -> None:
+        """Say again who is on the way: who reserved it, or who heard of it, may be gone since."""
+        for row in self._unseen(ring, places):
+            if ring.desk.want is not ring.reminded:
+                ring.desk.say(Coming(-1, row.node, row.gpu))
+            ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
+        ring.reminded = ring.desk.want
 
     def _let_grow(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
@@ -309,8 +316,7 @@ class Seating:
         places = ask(partial(backend.places, ring.name))
         if places is None:
             return
-        lacking = self._missing(ring, spec, places) + len(slow) - len(ring.checked)
-        if not 0 < lacking <= len(slow):
+        if not 0 < (lacking := self._missing(ring, spec, places) + len(slow) - len(ring.checked)) <= len(slow):
             return
         found = backups.choose(self._parts, cache, ring, places, slow, len(slow) - lacking, now_s)
         if found is None or self.measures:
@@ -319,9 +325,8 @@ class Seating:
             self._give_or_check(cache, ring, backend, places, found, now_s)
         elif ring.told_slow != (told := tuple(it.member for it in slow)):
             ring.told_slow, member = told, slow[-lacking].member
-            cause = (
-                f"all wait for member {member} on {want.nodes.get(str(member), '?')}, and it gets no backup: {found}"
-            )
+            node = want.nodes.get(str(member), "?")
+            cause = f"all wait for member {member} on {node}, and it gets no backup: {found}"
             event = self._event(cache, ring, SLOW, cause, now_s)._replace(data={"member": member})
             self._parts.store.write(partial(note, event=event))
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from ..cluster.files.errors import InputError
 from ..cluster.files.yaml_file import YamlFile, validated
-from ..cluster.model.training_plan import PlanFile
+from ..cluster.model.training_plan import LEAST_COMPUTE_S as FEWEST_S
+from ..cluster.model.training_plan import PlacedIteration, PlanFile
 from ..planner.execution.plan_file import file_of
+from ..planner.jobs.tables import iteration_of
 from ..planner.model.host import HostProfile
 from ..planner.report.terminal import layout_words, time_text, verdict
 from ..planner.search.plan import Plan
@@ -57,7 +59,7 @@ def plan_job(
         rest["command"] += ["--steps", str(plan.iterations)]
     for line in (*words, *_lines(question, plan, is_plain=is_plain)):
         tell(line)
-    told = file_of(question, plan)
+    told = file_of(question, plan).model_copy(update={"iteration": _placed(question, plan, here)})
     known, demands = _figures(question, plan, told, here), _demands(question, plan, rest)
     return {**known, **rest, **demands, "plan": told.model_dump(mode="json", exclude_defaults=True)}
 
@@ -92,6 +94,16 @@ def _lines(question: Question, plan: Plan, *, is_plain: bool) -> Iterator[str]:
     )
     if is_plain and not isinstance(question.hardware, HostProfile):
         yield f"Note: {STAGE} computes on CPUs, and the times are for GPUs."
+
+
+def _placed(question: Question, plan: Plan, here: Cluster) -> PlacedIteration | None:
+    """Return by what the scheduler scores placements of the plan; None for one on CPUs, whose links nobody knows."""
+    if isinstance(question.hardware, HostProfile):
+        return None
+    gpu_type = question.pool[0]
+    did = iteration_of(plan, gpu_type, next(it["speed"] for it in here["node_types"] if it["name"] == gpu_type.name))
+    figures = {name: getattr(did, name) for name in PlacedIteration.model_fields}
+    return PlacedIteration(**{**figures, "compute_s": max(did.compute_s, FEWEST_S)})
 
 
 def _figures(question: Question, plan: Plan, told: PlanFile, here: Cluster) -> dict[str, Any]:

@@ -44,6 +44,10 @@ ScheduleOption = Annotated[
     Literal["1f1b", "gpipe"] | None,
     typer.Option(help="Order of forward and backward passes; 1f1b if there are enough micro-batches."),
 ]
+OffloadOption = Annotated[
+    Literal["never", "auto", "one-copy"],
+    typer.Option(help="Put state away while nothing needs it for longer than both copies take, or one."),
+]
 MemoryLimitOption = Annotated[
     float, typer.Option(min=0.5, max=1e5, callback=number, help="For the profile of the model, in GiB.")
 ]
@@ -200,6 +204,13 @@ def run(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the initial weights.")] = 0,
     save: Annotated[Path | None, typer.Option(help="Folder for the weights, stage-0.pt and so on.")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="Write losses and measured times here.")] = None,
+    offload: OffloadOption = "never",
+    offload_folder: Annotated[
+        Path | None, typer.Option(help="For what is put away; that of temporary files if left out.")
+    ] = None,
+    ranks_per_device: Annotated[
+        int, typer.Option(min=1, max=64, help="Neighbours that take turns: one computes while others wait or sum.")
+    ] = 1,
 ) -> None:
     """Train by a plan with processes on this machine, and show what was predicted beside what it took.
 
@@ -212,6 +223,10 @@ def run(
     check_outputs({"--json": as_json}, {"PLAN": plan_file})
     ranks = read_plan(plan_file).ranks
     typer.echo(f"{ranks} processes, one thread each")
-    options = {"--steps": steps, "--schedule": schedule, "--seed": seed, "--save": save, "--json": as_json}
+    options = {
+        "--steps": steps, "--schedule": schedule, "--seed": seed, "--save": save, "--json": as_json,
+        "--offload": offload, "--offload-folder": offload_folder,
+        "--ranks-per-device": ranks_per_device,
+    }  # fmt: skip
     given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
     launch(ranks, [str(plan_file), model, *given])

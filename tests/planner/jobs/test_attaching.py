@@ -52,7 +52,7 @@ def test_on_whole_nodes_of_its_type_a_simulated_plan_takes_as_long_as_the_planne
     it = choices.gpu_type
     grain = 0 if gpus <= it.gpus_per_node else math.gcd(it.gpus_per_node, gpus)
     for plan in (choices.data_parallel[gpus], choices.any_layout[gpus]):
-        did = iteration_of(plan, choices)
+        did = iteration_of(plan, choices.gpu_type, choices.speed)
         found = iteration_s(did, 1.0, choices.speed, it.intra_bytes_per_s, it.nic_bytes_per_s, grain)
         edges_s = did.edge_bytes / it.nic_bytes_per_s  # which the planner leaves out
         crosses = grain % (did.data * did.tensor) != 0

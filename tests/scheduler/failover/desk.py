@@ -19,19 +19,20 @@ async def bring(trial: Trial, most: int) -> None:
     while not trial.launcher.is_over:
         want = desk.want
         if want is not None and want.empty and want is not answered:
-            missing = len(want.empty) - len(on_their_way(trial))
+            missing = len(want.empty) - len(on_their_way(trial, want))
+            if brought and missing < len(want.empty):  # a coordinator that has been started again does not know
+                desk.say(Coming(-1, "pool", brought - 1))
             for _ in range(min(missing, most - brought)):
                 desk.say(Coming(-1, "pool", brought))
                 trial.start()
                 brought += 1
-            if len(want.empty) > len(on_their_way(trial)):
+            if len(want.empty) > len(on_their_way(trial, want)):
                 desk.say(NoneComing("no GPU is free"))
             answered = want
         await asyncio.sleep(0.02)
     desk.close()
 
 
-def on_their_way(trial: Trial) -> set[int]:
-    """Return the members that live and have not had a seat yet."""
-    seated = {line["member"] for line in trial.lines() if line["kind"] == "seated"}
-    return {it for it in range(trial.next) if it not in seated and it not in trial.launcher.exits}
+def on_their_way(trial: Trial, want: Want) -> set[int]:
+    """Return the members that live and have no seat."""
+    return {it for it in range(trial.next) if it not in want.order and it not in trial.launcher.exits}

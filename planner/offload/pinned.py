@@ -1,0 +1,85 @@
+"""Pinned memory of a host, for content of a GPU's. It was never run on a GPU.
+
+Source: SPEC P4.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .places import Storages
+
+
+class PinnedPlace:
+    """Pinned memory; copies go by a stream of their own.
+
+    Args:
+        size_bytes: How much.
+        gpu: Whose content comes here.
+
+    Raises:
+        OSError: If the host has no room for it.
+    """
+
+    def __init__(self, size_bytes: int, gpu: torch.device) -> None:
+        try:
+            self._host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            raise OSError(f"{size_bytes} bytes of pinned memory cannot be had: {error}") from error
+        self._gpu = gpu
+        self._sizes = list[int]()
+        self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    @property
+    def size_bytes(self) -> int:
+        """How much room there is."""
+        return self._host.numel()
+
+    def mark(self) -> None:
+        """Let the next copy wait for what this thread has asked the GPU to do."""
+        self._asked.record(torch.cuda.current_stream(self._gpu))
+
+    def copy_out(self, storages: Storages) -> None:
+        """Copy content here, and wait for it."""
+        self._sizes = [it.nbytes() for it in storages]
+        with torch.cuda.stream(self._stream):
+            self._asked.wait(self._stream)
+            for host, gpu in self._pairs(storages):
+                host.copy_(gpu, non_blocking=True)
+        self._stream.synchronize()
+
+    def release(self, storages: Storages) -> None:
+        """Give their memory back to PyTorch's allocator."""
+        for it in storages:
+            it.resize_(0)
+
+    def has_room(self) -> bool:
+        """Return whether the GPU has so much memory left, in the allocator's cache or outside of it."""
+        free, _ = torch.cuda.mem_get_info(self._gpu)
+        cached = torch.cuda.memory_reserved(self._gpu) - torch.cuda.memory_allocated(self._gpu)
+        return free + cached > self.size_bytes
+
+    def copy_back(self, storages: Storages) -> None:
+        """Take memory again, copy content back, and wait for it."""
+        try:
+            for it, size in zip(storages, self._sizes, strict=True):
+                it.resize_(size)
+        except RuntimeError as error:
+            raise OSError(f"there is no memory for it: {error}") from error
+        with torch.cuda.stream(self._stream):
+            for host, gpu in self._pairs(storages):
+                gpu.copy_(host, non_blocking=True)
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        """Give up the memory."""
+        self._host = torch.empty(0, dtype=torch.uint8)
+
+    def _pairs(self, storages: Storages) -> Iterator[tuple[Tensor, Tensor]]:
+        at = 0
+        for storage in storages:
+            gpu = torch.empty(0, dtype=torch.uint8, device=self._gpu).set_(storage)
+            yield self._host[at : at + storage.nbytes()], gpu
+            at += storage.nbytes()

@@ -1,0 +1,1 @@
+"""Sub-tasks of one job that share a device: which of them has it, pass by pass."""

@@ -1,0 +1,51 @@
+"""State leaves memory where that pays, and is predicted to cost what cannot be hidden."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.planner.offload.break_even import MARGIN_S, Copies, Offload, back_at_s, pays, reason, unhidden_s
+
+SECONDS = st.floats(0.0, 100.0)
+COPIES = st.builds(
+    lambda out_s, back_s, shares: Copies(out_s, back_s, out_s * shares[0], back_s * shares[1]),
+    SECONDS,
+    SECONDS,
+    st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)),
+)
+
+
+@given(SECONDS, COPIES)
+def test_state_goes_only_if_both_copies_and_a_margin_fit(idle_s: float, copies: Copies) -> None:
+    assert pays(idle_s, copies, Offload.auto) == (idle_s > copies.out_s + copies.back_s + MARGIN_S)
+    assert not pays(idle_s, copies, Offload.never)
+
+
+@given(SECONDS, COPIES)
+def test_the_reading_of_one_copy_lets_at_least_as_much_go(idle_s: float, copies: Copies) -> None:
+    assert pays(idle_s, copies, Offload.one_copy) == (idle_s > copies.out_s + MARGIN_S)
+    assert pays(idle_s, copies, Offload.one_copy) >= pays(idle_s, copies, Offload.auto)
+
+
+@given(SECONDS, COPIES)
+def test_what_goes_in_a_wait_is_back_in_time_and_costs_nothing(wait_s: float, copies: Copies) -> None:
+    if pays(wait_s, copies, Offload.auto):
+        assert copies.out_s < back_at_s(wait_s, copies) <= wait_s - copies.back_s
+        assert unhidden_s(wait_s, copies, both_in_wait=True, has_own_core=False) == 0.0
+
+
+@given(SECONDS, COPIES)
+def test_a_step_gets_longer_by_what_no_wait_hides(wait_s: float, copies: Copies) -> None:
+    beside = unhidden_s(wait_s, copies, both_in_wait=False, has_own_core=True)
+    assert beside == max(0.0, copies.back_s - wait_s)
+    assert unhidden_s(wait_s, copies, both_in_wait=False, has_own_core=False) == beside + copies.out_core_s
+
+
+def test_it_is_said_what_was_decided_and_why() -> None:
+    copies = Copies(0.02, 0.03)
+    assert reason("parameters", 5_000_000, 0.1, copies, Offload.auto) == (
+        "parameters (5.0 MB) goes out: nothing needs it for 100.0 ms, "
+        "more than 20.0 ms out + 30.0 ms back + 5 ms margin"
+    )
+    assert reason("parameters", 5_000_000, 0.02, copies, Offload.one_copy) == (
+        "parameters (5.0 MB) stays: nothing needs it for 20.0 ms, not more than 20.0 ms out + 5 ms margin"
+    )

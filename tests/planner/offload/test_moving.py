@@ -1,0 +1,199 @@
+"""State that goes and comes back: bit for bit, whatever fails, and without a trace on the disk."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.cluster.files.errors import CheckpointError
+from longshore.planner.offload.host_file import PREFIX, sweep
+from longshore.planner.offload.moving import Mover
+from longshore.planner.offload.places import FilePlace
+from longshore.planner.offload.state import of_optimizer, of_parameters
+
+FAR_S = 1e9  # nothing comes back by itself
+COMES_AND_GOES = """\
+import os, sys
+if sys.argv[2] == "named":
+    del os.O_TMPFILE
+import torch
+from pathlib import Path
+from longshore.planner.offload.moving import Mover
+from longshore.planner.offload.places import FilePlace
+print("ready", flush=True)
+while True:
+    storages = [torch.zeros(100_000).untyped_storage()]
+    mover = Mover(FilePlace(400_000, Path(sys.argv[1])), storages)
+    for _ in range(5):
+        mover.leave(storages, 0.0)
+        mover.need()
+    mover.close()
+"""
+
+
+def moved(sizes: list[int], folder: Path) -> tuple[Mover, FilePlace, list[torch.Tensor]]:
+    tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
+    place = FilePlace(sum(sizes), folder)
+    return Mover(place, [it.untyped_storage() for it in tensors]), place, tensors
+
+
+def wait_until_away(mover: Mover) -> None:
+    give_up_s = time.monotonic() + 60.0
+    while not mover.is_away:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.001)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 300_000), min_size=1, max_size=600), st.sampled_from(["at once", "away", "by itself"]))
+def test_content_is_the_same_after_a_trip(sizes: list[int], needed: str) -> None:
+    mover, _, tensors = moved(sizes, Path(tempfile.gettempdir()))
+    before = [it.clone() for it in tensors]
+    for _ in range(2):
+        mover.leave([it.untyped_storage() for it in tensors], 0.0 if needed == "by itself" else FAR_S)
+        if needed == "away":
+            wait_until_away(mover)
+        mover.need()
+        assert all(map(torch.equal, tensors, before))
+    mover.close()
+
+
+def test_what_is_out_has_no_memory(tmp_path: Path) -> None:
+    size = 100_000_000
+    mover, _, tensors = moved([size], tmp_path)
+    full = resident_bytes()
+    mover.leave([it.untyped_storage() for it in tensors], FAR_S)
+    wait_until_away(mover)
+    assert resident_bytes() < full - 0.9 * size
+    assert mover.trips == 0
+    mover.close()
+    assert abs(resident_bytes() - full) < 0.1 * size
+    assert mover.trips == 1
+
+
+def test_pieces_of_a_heap_give_back_theirs_and_leave_their_neighbours_alone(tmp_path: Path) -> None:
+    tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in (50_000, 60_000, 4096, 511, 70_000)]
+    before = [it.clone() for it in tensors]
+    ours = [it.untyped_storage() for it in tensors[::2]]
+    mover = Mover(FilePlace(sum(it.nbytes() for it in ours), tmp_path), ours)
+    mover.leave(ours, FAR_S)
+    wait_until_away(mover)
+    assert not tensors[0][4096:-4096].any()
+    assert all(map(torch.equal, tensors[1::2], before[1::2]))
+    mover.close()
+    assert all(map(torch.equal, tensors, before))
+
+
+def test_memory_that_cannot_be_given_back_stays(tmp_path: Path) -> None:
+    mover, _, tensors = moved([1_000_000], tmp_path)
+    before = tensors[0].clone()
+    address, size = ctypes.c_void_p(tensors[0].data_ptr()), ctypes.c_size_t(1_000_000)
+    library = ctypes.CDLL(None)
+    if library.mlock(address, size):
+        pytest.skip("memory may not be locked here")
+    mover.leave([tensors[0].untyped_storage()], FAR_S)
+    mover.need()
+    library.munlock(address, size)
+    assert torch.equal(tensors[0], before)
+    mover.close()
+
+
+def test_nothing_comes_back_without_room_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mover, place, tensors = moved([1000], tmp_path)
+    asked: list[None] = []
+    monkeypatch.setattr(place, "has_room", lambda: asked.append(None))
+    mover.leave([tensors[0].untyped_storage()], 0.0)
+    give_up_s = time.monotonic() + 60.0
+    while len(asked) < 3 and time.monotonic() < give_up_s:
+        time.sleep(0.001)
+    assert len(asked) >= 3
+    assert mover.is_away
+    mover.need()
+    assert not mover.is_away
+
+
+@pytest.mark.parametrize("size", [1 << 50, 1 << 62])
+def test_without_room_on_the_disk_there_is_no_place(size: int, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No space left|File too large"):
+        FilePlace(size, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_gets_full_keeps_state_in_memory(tmp_path: Path) -> None:
+    mover, place, tensors = moved([1000, 1_000_000], tmp_path)
+    before = [it.clone() for it in tensors]
+    full = os.open("/dev/full", os.O_RDWR)
+    os.dup2(full, place._file)
+    for _ in range(2):
+        mover.leave([it.untyped_storage() for it in tensors], FAR_S)
+        mover.need()
+        assert all(map(torch.equal, tensors, before))
+    assert "No space left" in str(mover.refused)
+    assert mover.trips == 0
+    os.close(full)
+
+
+def test_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
+    mover, place, tensors = moved([1000], tmp_path)
+    mover.leave([tensors[0].untyped_storage()], FAR_S)
+    wait_until_away(mover)
+    os.ftruncate(place._file, 500)
+    with pytest.raises(CheckpointError, match="cannot be read back: the file ends at byte 500"):
+        mover.need()
+
+
+@pytest.mark.parametrize("how", ["nameless", "named"])
+def test_a_process_killed_at_any_moment_leaves_no_file(how: str, tmp_path: Path) -> None:
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    rng = np.random.default_rng(5)
+    for _ in range(3):
+        line = [sys.executable, "-c", COMES_AND_GOES, str(tmp_path), how]
+        process = subprocess.Popen(line, env=path, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(rng.uniform(0.0, 0.2))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if how == "named":  # killed between two calls; whoever comes next removes what is left
+            FilePlace(1, tmp_path).close()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_stale_files_are_swept_and_others_stay(tmp_path: Path) -> None:
+    for name in (f"{PREFIX}abc", f"{PREFIX}x1_2", "longshore-other", "mine"):
+        (tmp_path / name).write_text("x")
+    sweep(tmp_path)
+    assert {it.name for it in tmp_path.iterdir()} == {"longshore-other", "mine"}
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_state_of_any_optimizer_is_found(make: type[torch.optim.Optimizer]) -> None:
+    large, small = torch.nn.Parameter(torch.zeros(1000)), torch.nn.Parameter(torch.zeros(2))
+    optimizer = make([large, small])  # type: ignore[call-arg]
+    for it in (large, small):
+        it.grad = torch.ones_like(it)
+    optimizer.step()
+    values = [it for it in optimizer.state[large].values() if torch.is_tensor(it) and it.numel() == 1000]
+    assert values
+    assert {it.data_ptr() for it in of_optimizer(optimizer)} == {it.data_ptr() for it in values}
+    assert [it.data_ptr() for it in of_parameters([large, small])] == [large.data_ptr()]
+
+
+def test_parameters_in_one_piece_of_memory_go_once() -> None:
+    whole = torch.zeros(2000)
+    parameters = [torch.nn.Parameter(whole[:1000]), torch.nn.Parameter(whole[1000:])]
+    assert [it.nbytes() for it in of_parameters(parameters)] == [8000]

@@ -1,0 +1,190 @@
+"""Who has a device that sub-tasks share: one at a time, by the order of passes, and all in the end."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.cluster.files.errors import BackendError
+from longshore.planner.model.playing import Schedule, order
+from longshore.planner.sharing.arbiter import Arbiter, name_of
+from longshore.planner.sharing.device import Device, Kind, Pass
+from longshore.planner.sharing.turn import Turn
+
+PASSES = st.builds(Pass, st.integers(0, 3), st.sampled_from(Kind), st.integers(0, 3), st.integers(0, 5))
+EVENTS = st.lists(st.tuples(st.sampled_from(["want", "done", "gone", "grant"]), st.integers(0, 5), PASSES), max_size=80)
+
+
+@given(EVENTS)
+def test_the_first_that_waits_has_the_device_and_nobody_else(events: list[tuple[str, int, Pass]]) -> None:
+    device, holder, waiting = Device(), None, dict[int, Pass]()
+    for what, who, it in events:
+        if what == "want" and who != holder:
+            device.want(who, it)
+            waiting[who] = it
+        elif what in ("done", "gone"):
+            device.done(who)
+            waiting.pop(who, None)
+            holder = None if holder == who else holder
+        granted = device.grant()
+        if holder is None and waiting:
+            best = min(waiting.values())
+            assert isinstance(granted, int)
+            assert waiting.pop(granted) == best
+            holder = granted
+        else:
+            assert granted is None
+        assert device.holder == holder
+
+
+def test_backward_comes_before_forward_and_then_the_earliest_micro_batch() -> None:
+    passes = [
+        Pass(0, Kind.backward, 1), Pass(0, Kind.backward, 2), Pass(0, Kind.forward, 0), Pass(0, Kind.forward, 3),
+        Pass(0, Kind.update), Pass(1, Kind.backward, 0), Pass(1, Kind.forward, 0),
+    ]  # fmt: skip
+    shuffled = passes[3:] + passes[:3]
+    assert sorted(shuffled) == passes
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.data())
+def test_all_passes_of_a_pipeline_on_one_device_run_and_none_is_overtaken_for_ever(
+    stages: int, micro_batches: int, iterations: int, data: st.DataObject
+) -> None:
+    """Whoever is ready asks when it likes. One that waits in iteration i lets pass only what others have up to i."""
+    micro_batches = max(stages, micro_batches)
+    queues = [
+        deque(
+            Pass(at, Kind.backward if back else Kind.forward, it, stage)
+            for at in range(iterations)
+            for back, it in order(Schedule.one_forward_one_backward, stage, stages, micro_batches)
+        )
+        for stage in range(stages)
+    ]
+    each = 2 * micro_batches
+    device, ran, asked = Device(), set[Pass](), dict[int, int]()  # when each asked
+    while any(queues):
+        ready = [k for k in range(stages) if queues[k] and k not in asked and _is_ready(queues[k][0], ran, stages)]
+        lazy = data.draw(st.sets(st.sampled_from(ready))) if len(ready) > 1 else set[int]()
+        for k in set(ready) - lazy:
+            device.want(k, queues[k][0])
+            asked[k] = len(ran)
+        who = device.grant()
+        if who is None:
+            continue
+        assert isinstance(who, int)
+        it = queues[who].popleft()
+        assert len(ran) - asked.pop(who) <= each * (it.iteration + 1) * (stages - 1)
+        ran.add(it)
+        device.done(who)
+    assert len(ran) == stages * iterations * each
+
+
+def _is_ready(it: Pass, ran: set[Pass], stages: int) -> bool:
+    before = it.rank - 1 if it.kind is Kind.forward else it.rank + 1
+    return not 0 <= before < stages or it._replace(rank=before) in ran
+
+
+@pytest.fixture
+def arbiter(request: pytest.FixtureRequest) -> Iterator[tuple[str, threading.Thread]]:
+    """Return the name of a job, and the thread that serves its device 0."""
+    job = f"test-{os.getpid()}-{abs(hash(request.node.name))}"  # no spaces
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name_of(job, 0))
+        listener.listen()
+        thread = threading.Thread(target=Arbiter(job, listener).run, daemon=True)
+        thread.start()
+        yield job, thread
+        thread.join(60.0)
+        assert not thread.is_alive()  # it ends with its last sub-task
+
+
+def test_sub_tasks_take_turns(arbiter: tuple[str, threading.Thread]) -> None:
+    turns = [Turn(arbiter[0], 0, rank, starts=False) for rank in range(3)]
+    inside, most, passes = list[int](), list[int](), list[int]()
+
+    def work(rank: int) -> None:
+        for at in range(20):
+            with turns[rank].of(at, Kind.phase):
+                inside.append(rank)
+                most.append(len(inside))
+                time.sleep(0.0005)
+                inside.remove(rank)
+                passes.append(rank)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (max(most), sorted(passes)) == (1, sorted([0, 1, 2] * 20))
+    for turn in turns:
+        turn.close()
+
+
+HOLDS = """\
+import sys, time
+from longshore.planner.sharing.device import Kind
+from longshore.planner.sharing.turn import Turn
+with Turn(sys.argv[1], 0, 0, starts=False).of(0, Kind.forward):
+    print("has it", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_device_is_free_again_when_who_has_it_is_killed(arbiter: tuple[str, threading.Thread]) -> None:
+    mine = Turn(arbiter[0], 0, 1, starts=False)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, arbiter[0]], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    holder.kill()
+    holder.communicate()
+    with mine.of(0, Kind.backward):
+        pass
+    mine.close()
+
+
+@pytest.mark.parametrize("said", [b"job another\n", b"want 0 0 0 0\n", b"\n", b"\xff\xfe\n", b"x" * 500, b"done\n"])
+def test_a_stranger_does_not_get_the_device(said: bytes, arbiter: tuple[str, threading.Thread]) -> None:
+    mine = Turn(arbiter[0], 0, 0, starts=False)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(name_of(arbiter[0], 0))
+        stranger.sendall(said)
+        assert stranger.recv(10) == b""
+    with mine.of(0, Kind.update):
+        pass
+    mine.close()
+
+
+@pytest.mark.parametrize("said", [b"want\n", b"want 0 9 0 0\n", b"want a 0 0 0\n", b"give 0 0 0 0\n"])
+def test_a_sub_task_that_says_something_else_is_dropped(said: bytes, arbiter: tuple[str, threading.Thread]) -> None:
+    mine = Turn(arbiter[0], 0, 0, starts=False)
+    other = Turn(arbiter[0], 0, 1, starts=False)
+    other._line.sendall(said)
+    with pytest.raises(BackendError, match="its arbiter has ended"), other.of(0, Kind.forward):
+        pass
+    other.close()
+    with mine.of(0, Kind.update):
+        pass
+    mine.close()
+
+
+def test_the_first_sub_task_starts_the_arbiter_and_it_ends_with_the_last(request: pytest.FixtureRequest) -> None:
+    job = f"own-{request.node.name}"
+    first = Turn(job, 3, 0, starts=True)
+    second = Turn(job, 3, 1, starts=False)
+    with second.of(0, Kind.forward):
+        pass
+    second.close()
+    with first.of(0, Kind.forward):
+        pass
+    first.close()
+    assert first._arbiter is not None
+    assert first._arbiter.returncode == 0
