@@ -34,9 +34,7 @@ class ClusterMirror:
         self.site = site
         self.origin = known  # where it began
         self.changes = 0  # how often something was done to it
-        self.journal: list[MirrorCall] | None = (
-            None  # what was done, if it is kept for another one that is to stay the same
-        )
+        self.journal: list[MirrorCall] | None = None  # what was done, if that is kept for another one to do the same
         self._take_over(known)
 
     def _take_over(self, known: Known, also: Asked | None = None) -> None:
@@ -327,8 +325,7 @@ class ClusterMirror:
     def of(cls, snapshot: Snapshot) -> "ClusterMirror":
         """Return a live cluster that is the same to the bit."""
         mirror = cls(snapshot.site, Known(0.0))
-        room = snapshot.scenarios["rank"].shape[1]
-        mirror.sim = empty_row(*snapshot.site, room, has_plans=snapshot.has_plans)
+        mirror.sim = empty_row(*snapshot.site, snapshot.room, has_plans=snapshot.has_plans)
         mirror.site, mirror._slot, mirror._types = snapshot.site, snapshot.slot, snapshot.types
         mirror._asked = snapshot.asked()
         snapshot.copy_into(mirror.sim)
@@ -376,13 +373,12 @@ class ClusterMirror:
         self._asked.append(asked)
         self._slot[asked.job] = slot
         scenarios.jobs[0] = slot + 1
-        scenarios.gpus[0, slot] = asked.gpus
+        scenarios.gpus[0, slot], scenarios.rank[0, slot] = asked.gpus, asked.rank
         scenarios.work_s[0, slot] = scenarios.estimate_s[0, slot] = asked.estimate_s
         scenarios.submit_s[0, slot] = asked.submitted_s
         scenarios.compute_s[0, slot], scenarios.parameter_bytes[0, slot] = asked.compute_s, asked.parameter_bytes
         for name, value in asked.spread._asdict().items() if asked.spread else ():
             getattr(scenarios, name)[0, slot] = value
-        scenarios.rank[0, slot] = asked.rank
         scenarios.needs[0, slot] = self._types.index(asked.types)
         self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = asked.estimate_s, -1.0
         return slot

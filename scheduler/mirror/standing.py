@@ -126,6 +126,11 @@ class Snapshot(NamedTuple):
     state: dict[str, NDArray[np.generic]]
 
     @property
+    def room(self) -> int:
+        """Slots of jobs."""
+        return int(self.scenarios["rank"].shape[1])
+
+    @property
     def has_plans(self) -> bool:
         """Whether any of its jobs may have a plan."""
         return self.scenarios["pipeline"].size > 0
