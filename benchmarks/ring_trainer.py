@@ -53,6 +53,15 @@ def tell_stops() -> None:
     Control._say = saying  # type: ignore[method-assign, assignment]
 
 
+def tell_end(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write by what parameters and the optimizer's state of two runs are compared."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        for tensor in (parameter.detach(), *optimizer.state[parameter].values()):
+            found.update(tensor.numpy().tobytes())
+    os.write(1, f"end {found.hexdigest()}\n".encode())
+
+
 def main() -> None:
     """Train, and write what came of it."""
     tell_stops()
@@ -67,11 +76,7 @@ def main() -> None:
             time.sleep(float(sys.argv[2]))
             if ring.step():
                 os.write(1, f"step {time.time():.6f} {step} {ring.generation}\n".encode())
-    found = hashlib.sha256()
-    for parameter in model.parameters():
-        for tensor in (parameter.detach(), *optimizer.state[parameter].values()):
-            found.update(tensor.numpy().tobytes())
-    os.write(1, f"end {found.hexdigest()}\n".encode())
+    tell_end(model, optimizer)
 
 
 if __name__ == "__main__":

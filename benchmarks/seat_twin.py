@@ -18,7 +18,7 @@ import numpy as np
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS, PER_JOB
+from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import Site as Preset
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.handling import detection, growth
@@ -30,7 +30,7 @@ from longshore.cluster.switching.replacement import FORMULAS
 from longshore.scheduler.control.health.vacancies import Around, ring_of
 from longshore.scheduler.failover.wire import Empty, Want
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import Site, Snapshot
+from longshore.scheduler.mirror.standing import OF_JOBS, Site, Snapshot
 from longshore.scheduler.mirror.vacant_seats import choose_for, free_for, with_which_faster
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.stored_spec import stored_job
@@ -117,7 +117,7 @@ def snapshot_of(sim: Simulation) -> Snapshot:
     """Return the state of a simulation as a live cluster's."""
     site = Site(sim.cluster, sim.rules, sim.process, sim.scenarios.hazard_per_s[0])
     names = [str(job) for job in range(sim.scenarios.gpus.shape[1])]
-    scenarios = {name: getattr(sim.scenarios, name) for name in ("jobs", *PER_JOB)}
+    scenarios = {name: getattr(sim.scenarios, name) for name in OF_JOBS}
     return Snapshot(site, names, [()], {name: at for at, name in enumerate(names)}, scenarios, sim.state._asdict())
 
 
@@ -181,7 +181,7 @@ def measured(cases: int) -> dict[str, int]:
     """Return the counts of `watch`, from a process in which nothing is compiled."""
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     line = [sys.executable, "-m", "benchmarks.seat_twin", str(cases)]
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     counts: dict[str, int] = json.loads(done.stdout)
     return counts
 

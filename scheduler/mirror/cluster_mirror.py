@@ -11,13 +11,12 @@ from ...cluster.dispatch.order import may_wait, next_ageing_s
 from ...cluster.dispatch.placing import take_gpu, undo_picks
 from ...cluster.dispatch.turning import turn_to
 from ...cluster.files.errors import PluginError
-from ...cluster.model.scenarios import PER_JOB, PLANNED
 from ...cluster.simulator import engine, fault_changes, job_changes
 from ...cluster.simulator.live import come_back, empty_row, move_by_rank, put_before, rejoin, resume, withdraw
 from ...cluster.state.beliefs import note_faults
 from ...cluster.state.holding import claim_gpu, give_up_gpu
 from .checks import check_claim, check_gpus, check_held
-from .standing import ROW, Asked, Beliefs, Known, MirrorCall, Site, Snapshot, Standing
+from .standing import OF_JOBS, ROW, Asked, Beliefs, Known, MirrorCall, Site, Snapshot, Standing
 
 LEAST_ROOM = 16384  # jobs
 TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
@@ -317,7 +316,7 @@ class ClusterMirror:
         """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
         return Snapshot(
             self.site, [asked.job for asked in self._asked], self._types.copy(), self._slot.copy(),
-            {name: getattr(self.sim.scenarios, name).copy() for name in ("jobs", *PER_JOB, *PLANNED)},
+            {name: getattr(self.sim.scenarios, name).copy() for name in OF_JOBS},
             {name: array.copy() for name, array in self.sim.state._asdict().items()},
         )  # fmt: skip
 

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.model.needs import with_classes
-from ...cluster.model.scenarios import PLANNED, FaultProcess, Rules
+from ...cluster.model.scenarios import PER_JOB, PLANNED, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 from ...cluster.state.state import Simulation
 
+OF_JOBS = ("jobs", *PER_JOB, *PLANNED)  # the arrays of scenarios that a snapshot has
 ROW = 0  # of the simulation that holds the cluster
 
 

@@ -104,7 +104,7 @@ def test_memory_that_cannot_be_given_back_stays(tmp_path: Path) -> None:
     address, size = ctypes.c_void_p(tensors[0].data_ptr()), ctypes.c_size_t(1_000_000)
     library = ctypes.CDLL(None)
     if library.mlock(address, size):
-        pytest.skip("memory may not be locked here")
+        pytest.skip("memory may not be locked here: that takes root, or a higher RLIMIT_MEMLOCK")
     mover.leave([tensors[0].untyped_storage()], FAR_S)
     mover.need()
     library.munlock(address, size)
