@@ -55,6 +55,7 @@ def test_a_slow_member_gets_a_backup_on_another_node_until_it_is_well(trial: Rin
     ("nodes", "most", "why"),
     [({"a": 3}, None, "no free GPU suits it"), ({"a": 2, "b": 1}, 2, "its owner has 2 of 2 GPUs")],
 )
+@pytest.mark.faults
 def test_a_slow_member_gets_no_backup_on_its_node_or_beyond_what_its_owner_may_have(
     nodes: dict[str, int], most: int | None, why: str, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_slow_member_gets_no_backup_on_its_node_or_beyond_what_its_owner_may_h
         end_all(tmp_path)
 
 
+@pytest.mark.faults
 def test_a_job_that_asked_for_none_gets_none(tmp_path: Path) -> None:
     trial = RingTrial(tmp_path, {"a": 2, "b": 2})
     try:

@@ -26,7 +26,7 @@ def why_not() -> str:
 SET = [pytest.param(it, marks=pytest.mark.faults) for it in SETS_BY_S]  # the node's clock, by an hour
 
 
-@pytest.mark.parametrize("mode", ["link", "agent", *SET])
+@pytest.mark.parametrize("mode", ["link", pytest.param("agent", marks=pytest.mark.faults), *SET])
 def test_what_runs_on_a_node_that_is_cut_off_ends_before_the_scheduler_takes_it_for_gone(
     mode: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from tests.scheduler.cut_off_node import NAMESPACES
 from tests.scheduler.test_cut_off_node import ROOT, why_not
 
 
+@pytest.mark.faults
 def test_a_node_is_unreachable_if_only_its_link_to_the_scheduler_is_cut_and_dead_if_all_links_are(
     tmp_path: Path,
 ) -> None:

@@ -161,6 +161,7 @@ def test_an_agent_without_a_port_is_unreachable_when_it_is_gone(watched: Watched
     assert (page["verdict"], page["witnesses"]) == ("", [])
 
 
+@pytest.mark.faults
 def test_of_many_that_die_at_once_none_is_declared_and_the_words_say_so(watched: Watched) -> None:
     watched.start_agents(A, B, C)
     before = {node: len(watched.events(node)) for node in (A, B)}
