@@ -37,6 +37,7 @@ def hearing(name: str) -> None:
     def heard(rounds: Rounds, *given: Any) -> None:
         hear(rounds, *given)
         (message,) = [it for it in given if isinstance(it, wire.Message)]
+        (FOLDER / f"heard-{type(message).__name__}").touch()
         passed(f"heard {type(message).__name__}", rounds.durable.generation)
 
     setattr(Rounds, name, heard)
