@@ -32,7 +32,7 @@ def main() -> None:
                 x, y = batch(shard, ring.seats, step)
                 loss = torch.nn.functional.mse_loss(model(x), y)
                 loss.backward()
-            if ring.step(before=lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
+            if ring.step(before=lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), loss=loss):
                 schedule.step()
                 if step % 100 == 99:
                     ring.save()

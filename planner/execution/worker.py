@@ -119,12 +119,12 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
             member.share(_turn(given.ranks_per_device))
         if member.has_loss and not script.has_data:
             _say("the file has no function data(first, samples): the example batch is trained on again and again")
-        times = RankTimes(seat.stage, [], [], [], [])
+        times, loss = RankTimes(seat.stage, [], [], [], []), None
         dist.barrier()
         reports, every = Steps(), _steps_between_reports(plan)
         for step in range(given.steps):
             if step % every == 0:
-                reports.begin(step, computed_s=_computed_s(times, every))
+                reports.begin(step, computed_s=_computed_s(times, every), loss=loss if member.has_loss else None)
             began_s = time.perf_counter()
             loss, seconds = member.step(step)
             times.step_s.append(time.perf_counter() - began_s)

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from ..api.views.waiting import WAITS, waiting_pages
 from ..model.job import JobRow
 from ..model.states import FINAL, AttemptState
-from ..model.stored_spec import UnreadableSpecError, stored_job
+from ..model.stored_spec import UnreadableSpecError, stored_job, stored_or_usual
 from ..service.service import Service
 from ..store.queries import checkpoint_events, last_decisions, last_events
 from ..store.rows.attempts import AttemptRow, attempts_of
@@ -29,6 +29,7 @@ class JobView(NamedTuple):
 
     job: JobRow
     command: str
+    model: str
     attempts: list[AttemptRow]
     events: list[EventRow]  # all but those of checkpoints
     told: list[FoldedEvent]  # all, the last first
@@ -53,6 +54,7 @@ def job_view(tx: Connection, row: JobRow, service: Service) -> JobView:
     return JobView(
         row,
         _command(row.spec),
+        stored_or_usual(row.spec).model,
         attempts_of(tx, row.id),
         events,
         with_checkpoints(events, checkpoint_events(tx, row.id)),

@@ -25,6 +25,7 @@ class Begun(NamedTuple):
     step: int
     at_s: float  # Unix time, by the clock of the rank
     computed_s: float | None  # of the step that ended, without what it waited for; None if it was not told
+    loss: float | None = None  # of the step that ended, not always finite; None if it was not told
 
 
 class Saved(NamedTuple):
@@ -37,7 +38,11 @@ class Saved(NamedTuple):
 
 
 _TIME = rb"(\d{1,11}(?:\.\d{1,9})?)"
-_STEP = re.compile(rb"^(train|checkpoint|evaluate|other|done) (\d{1,15}) %b(?: %b)?$" % (_TIME, _TIME), re.MULTILINE)
+_LOSS = rb"(-?\d{1,30}(?:\.\d{1,30})?(?:e[+-]?\d{1,3})?|nan|-?inf)"
+_STEP = re.compile(
+    rb"^(train|checkpoint|evaluate|other|done) (\d{1,15}) %b(?: (?:%b|-)(?: %b)?)?$" % (_TIME, _TIME, _LOSS),
+    re.MULTILINE,
+)
 _SAVED = re.compile(rb"^(\d{1,15}) %b (-|[0-9a-f]{8,128}) ([^\x00-\x1f\x7f]{1,1024})$" % _TIME, re.MULTILINE)
 _KINDS = {kind.value.encode(): kind for kind in StepKind}
 
@@ -45,8 +50,8 @@ _KINDS = {kind.value.encode(): kind for kind in StepKind}
 def steps_in(lines: bytes) -> list[Begun]:
     """Return the steps that lines tell of, in their order."""
     return [
-        Begun(_KINDS[kind], int(step), float(at), float(computed) if computed else None)
-        for kind, step, at, computed in _STEP.findall(lines)
+        Begun(_KINDS[kind], int(step), float(at), float(computed) if computed else None, float(loss) if loss else None)
+        for kind, step, at, computed, loss in _STEP.findall(lines)
     ]
 
 

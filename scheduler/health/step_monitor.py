@@ -103,6 +103,7 @@ class Figures(NamedTuple):
     average: Average | None = None  # of its iterations, None before the first that counts
     slowest: str = ""  # node that the average is of, "" without one
     computed_s: tuple[float | None, ...] = ()  # mean of the last computing times of each rank, None where none was told
+    loss: float | None = None  # the last that was told, not always finite
 
 
 class _Followed:
@@ -301,7 +302,7 @@ def _figures(one: _Followed) -> Figures:
     average = average_of(one.watch.times)
     slowest = "" if average is None else one.nodes[average.rank]
     computed_s = tuple(it.compute_s for it in one.watch.times)
-    return Figures(one.watch.step, one.watch.present_s(), average, slowest, computed_s)
+    return Figures(one.watch.step, one.watch.present_s(), average, slowest, computed_s, one.watch.loss)
 
 
 def _detector_of(attempt: str, wanted: str) -> Detector | None:

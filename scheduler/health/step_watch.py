@@ -49,7 +49,7 @@ class Slowness(NamedTuple):
 class _Rank:
     """What a rank has told."""
 
-    __slots__ = ("began_s", "compute", "has_ended", "last", "look", "times")
+    __slots__ = ("began_s", "compute", "has_ended", "last", "look", "loss", "times")
 
     def __init__(self) -> None:
         self.last: Begun | None = None  # the step that it is at
@@ -58,6 +58,7 @@ class _Rank:
         self.compute: Cusum | None = None  # of its own computing, once it tells of it
         self.has_ended = False
         self.times = RankTimes()
+        self.loss: tuple[int, float] | None = None  # its last step that it told the loss of, and that
 
     @property
     def goes_on(self) -> bool:
@@ -122,6 +123,12 @@ class StepWatch:
     def times(self) -> Sequence[RankTimes]:
         """The iterations of each rank."""
         return [rank.times for rank in self._ranks]
+
+    @property
+    def loss(self) -> float | None:
+        """Loss of the last step that any rank told it of; where several did, of the lowest. Not always finite."""
+        told = [(-rank.loss[0], number, rank.loss[1]) for number, rank in enumerate(self._ranks) if rank.loss]
+        return min(told)[2] if told else None
 
     @property
     def going(self) -> list[int]:
@@ -207,7 +214,9 @@ class StepWatch:
         return Slowness(self._calm_s, self._usual_s, self.present_s() or 0.0, slow, self._checks)
 
     def _end(self, rank: _Rank, was: Begun, begun: Begun) -> None:
-        """Take in how long a step of a rank took."""
+        """Take in how a step of a rank was."""
+        if was.kind is StepKind.TRAIN and begun.loss is not None:
+            rank.loss = was.step, begun.loss
         took_s = begun.at_s - was.at_s
         if took_s <= 0.0 or was.kind is StepKind.DONE:
             return  # a clock was set back

@@ -33,6 +33,7 @@ Text = Annotated[  # what a process can be given
 ]
 Secret = Annotated[Text, Field(json_schema_extra={"writeOnly": True})]
 NAME_WORDS = "1 to 40 small letters, digits and -, the first and the last no -."
+MODEL_WORDS = "Text of at most 200 characters of ASCII that can be printed."
 IMAGE_WORDS = "Text of at most 512 characters, none of them zero."
 MOST_GPUS = 1_000_000
 PLAN_VARIABLE = "LONGSHORE_PLAN"  # by which ranks get it
@@ -42,6 +43,8 @@ Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
 Dtype = Literal["fp32", "bf16", "fp16"]  # that a job computes in
 Collectives = Literal["gloo", "nccl"]  # library by which its ranks exchange
+Attachment = Literal["host", "nic", "nvlink"]  # by which GPUs are reached
+ALL_ATTACHMENTS: tuple[Attachment, ...] = ("host", "nic", "nvlink")
 OFF = "off"  # in place of a detector: slow steps are not looked for
 OLD_DETECTORS = {"source_mean": "patent_mean", "source_literal": "patent_literal"}
 DetectorName = Annotated[str, RegisteredName("detectors", (OFF,), OLD_DETECTORS)]
@@ -141,6 +144,8 @@ class JobFile(_Section):
     priority: Priority = 0  # higher goes first
     compute_s: float = Field(1.0, ge=LEAST_COMPUTE_S, le=MOST_COMPUTE_S)  # of an iteration on a reference GPU
     parameter_bytes: float = Field(0.0, ge=0.0, le=MOST_PARAMETER_BYTES)  # volume of one all-reduce
+    # Its name, for people
+    model: str = Field("", max_length=200, pattern=r"^[ -~]*$", description=MODEL_WORDS, exclude_if=lambda it: not it)
     iteration_flops: float | None = Field(None, gt=0.0, le=1e30, exclude_if=_is_none)  # of one iteration on one GPU
     # What a fault does: the whole job is tried again, or the others of its ring go on (docs/failover.md)
     failover: Literal["restart", "switch"] = Field("restart", exclude_if=lambda it: it == "restart")
@@ -152,6 +157,10 @@ class JobFile(_Section):
     dtype: Dtype = Field("fp32", exclude_if=lambda it: it == "fp32")  # that it computes in, and its GPUs are checked in
     # By which its ranks exchange, and its links are checked
     collectives: Collectives = Field("gloo", exclude_if=lambda it: it == "gloo")
+    # What its ranks use of their nodes, and is checked: the way through the host, network ports, links between GPUs
+    attachments: tuple[Attachment, ...] = Field(
+        ALL_ATTACHMENTS, min_length=1, max_length=3, exclude_if=lambda it: it == ALL_ATTACHMENTS
+    )
     plan: PlanFile | None = Field(None, exclude_if=_is_none)  # what each rank does (docs/planner.md)
     retry: Retry = Retry()
     health: Health = Health()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...cluster.files.errors import InputError, LongshoreError
+from ..model.job_spec import ALL_ATTACHMENTS
 from .catalogue import chosen_checks
 from .check import Check, Result, Stage
 from .context import Chosen, Group, Place
@@ -50,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--level", type=int, choices=(0, 1), default=1, help="0 looks at the state alone")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="that the job computes in")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="of its collectives")
+    parser.add_argument(
+        "--attachments", nargs="+", choices=ALL_ATTACHMENTS, default=ALL_ATTACHMENTS, help="what the job uses of a node"
+    )
     parser.add_argument("--slots", action="store_true", help="slots stand for GPUs here")
     parser.add_argument(
         "--references", type=Path, help="folder of stored references; kept for this job alone if left out"
@@ -62,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("command", nargs="+", help="what to run then, behind --")
     given = parser.parse_args(arguments)
     try:
-        workload = Workload(dtype=given.dtype, backend=given.backend)
+        workload = Workload(dtype=given.dtype, backend=given.backend, attachments=tuple(given.attachments))
         report = check_rank(rank_of(os.environ), workload, given.level, given.references, slots=given.slots)
     except LongshoreError as error:
         parser.exit(2, f"longshore: {error}\n")
@@ -82,7 +86,7 @@ def wrapped(command: Sequence[str], workload: Workload, *, slots: bool) -> tuple
         workload: Of the job.
         slots: Whether slots stand for GPUs there.
     """
-    of_job = ("--dtype", workload.dtype, "--backend", workload.backend)
+    of_job = ("--dtype", workload.dtype, "--backend", workload.backend, "--attachments", *workload.attachments)
     options = ("--again", *of_job, *(("--slots",) if slots else ()))
     return ("python", "-m", "longshore.preflight", *options, "--", *command)
 

@@ -3,17 +3,15 @@
 Source: SPEC C1, C8.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..model.job_spec import Collectives, JobFile
+from ..model.job_spec import ALL_ATTACHMENTS, Attachment, Collectives, JobFile
 from ..model.job_spec import Dtype as Dtype
 
-Attachment = Literal["host", "nic", "nvlink"]
 Word = Annotated[str, Field(max_length=200)]
 Amount = Annotated[float, Field(ge=0.0, le=1e18)]
-ALL_ATTACHMENTS: tuple[Attachment, ...] = ("host", "nic", "nvlink")
 
 
 class Workload(BaseModel):
@@ -42,6 +40,7 @@ def workload_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> Workload:
     return Workload(
         dtype=job.dtype,
         backend=job.collectives,
+        attachments=job.attachments,
         gpu_type=types[0] if len(types) == 1 else "",
         gpu_memory_bytes=job.wants.gpu_memory_bytes,
         link_bytes_per_s=link_bytes_per_s,

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from contextlib import suppress
+from typing import SupportsFloat
 
 
 class Steps:
@@ -25,7 +26,9 @@ class Steps:
         self._steps = _open(os.environ.get("LONGSHORE_STEPS"))
         self._saved = _open(os.environ.get("LONGSHORE_SAVED"))
 
-    def begin(self, step: int, kind: str = "train", *, computed_s: float | None = None) -> None:
+    def begin(
+        self, step: int, kind: str = "train", *, computed_s: float | None = None, loss: SupportsFloat | None = None
+    ) -> None:
         """Tell that a step begins, and with it that the one before is over.
 
         Tell only of every N-th where steps are shorter than 0.1 s: N from the step numbers, so that all ranks tell of
@@ -36,8 +39,13 @@ class Steps:
             kind: train, checkpoint, evaluate, or other.
             computed_s: What the step that is over took without waiting for other ranks or for data, in seconds. By
                 that the slow one of several nodes is known.
+            loss: Of the step that is over; it may be infinite or no number.
         """
-        tail = "" if computed_s is None or not math.isfinite(computed_s) else f" {max(computed_s, 0.0):.6f}"
+        is_told = computed_s is not None and math.isfinite(computed_s)
+        tail = f" {max(computed_s, 0.0):.6f}" if computed_s is not None and is_told else ""
+        value = None if loss is None else _number(loss)
+        if value is not None:
+            tail = f"{tail or ' -'} {value:.9g}"
         _append(self._steps, f"{kind} {step} {time.time():.6f}{tail}\n")
 
     def done(self) -> None:
@@ -60,6 +68,14 @@ def _open(path: str | None) -> int | None:
         with suppress(OSError):
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     return None
+
+
+def _number(loss: SupportsFloat) -> float | None:
+    """Return a loss as a number, None of what is none, such as a tensor of several."""
+    try:
+        return float(loss)
+    except Exception:  # no training is to end because it cannot tell how it does
+        return None
 
 
 def _append(file: int | None, line: str) -> None:

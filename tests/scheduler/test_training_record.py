@@ -39,9 +39,10 @@ def training(case: StepsCase, job: str) -> dict[str, object]:
 
 
 def test_the_iterations_of_a_job_are_told_while_it_runs_and_recorded_beyond_its_end(case: StepsCase) -> None:
-    job = case.submit(gpus=2, iteration_flops=3e12, parameter_bytes=1e9)
+    job = case.submit(gpus=2, iteration_flops=3e12, parameter_bytes=1e9, model="gpt 1.3b")
     before = training(case, job)
     assert (before["average_iteration_s"], before["computed"], before["step"]) == (None, [], None)
+    assert (before["model"], before["loss"]) == ("gpt 1.3b", None)
     assert (before["iteration_flops"], before["parameter_bytes"]) == (3e12, 1e9)
 
     tell(case, job, range(50), [0.5, 1.5])
@@ -70,6 +71,37 @@ def test_the_iterations_of_a_job_are_told_while_it_runs_and_recorded_beyond_its_
     case.store.write(lambda tx: delete_jobs(tx, [job], case.now_s + 1.0))
     with case.store.read() as tx:
         assert records_of(tx, job) == []
+
+
+def test_the_loss_is_that_of_the_last_step_by_the_lowest_rank_that_told_it(case: StepsCase) -> None:
+    job = case.submit(gpus=2)
+    step = 0
+
+    def told(*losses: str) -> object:
+        nonlocal step
+        for rank, loss in enumerate(losses):
+            case.tell(job, f"train {step} {case.now_s:.6f}{loss}\n", rank)
+        step += 1
+        case.pass_time(10.0)
+        return training(case, job)["loss"]
+
+    assert told("", "") is None
+    assert told(" 0.5 2.5", " - 3.5") == 2.5
+    assert told(" 0.5", " - 3.25") == 3.25
+    assert told(" - -1e-3", "") == -1e-3
+    assert told("", "") == -1e-3
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf", "-inf", "1e999"])
+def test_a_loss_that_is_not_finite_is_told_by_its_word(case: StepsCase, loss: str) -> None:
+    job = case.submit(gpus=1)
+    for step in (0, 1):
+        case.tell(job, f"train {step} {case.now_s:.6f} - {loss}\n", 0)
+        case.pass_time(10.0)
+    word = loss.replace("1e999", "inf")
+    assert training(case, job)["loss"] == word
+    with client_of(create_app(case.service)) as api:
+        assert f"<dt>Loss</dt><dd>{word}</dd>" in api.get(f"/jobs/{job}").text
 
 
 def test_one_member_that_is_ten_times_slower_is_told_of_as_slow_and_is_no_fault(case: StepsCase) -> None:

@@ -3,6 +3,9 @@
 Source: SPEC F2, F3.
 """
 
+import math
+from typing import Literal
+
 from fastapi import APIRouter
 from pydantic import BaseModel
 
@@ -37,10 +40,12 @@ class SeatPage(BaseModel):
 class TrainingPage(BaseModel):
     """What is known of a job's iterations."""
 
+    model: str  # its name, by the job file
     iteration_flops: float | None  # of one iteration on one GPU, by the job file
     parameter_bytes: float  # volume of one all-reduce
     ring: tuple[SeatPage, ...]  # of its last attempt
     step: int | None  # that it is at; none of one that does not run or tell
+    loss: float | Literal["nan", "inf", "-inf"] | None  # of the last step that it was told of
     average_iteration_s: float | None  # over the last steps of its slowest node
     steps: int  # that this is the mean of
     slowest: str | None  # that node
@@ -56,12 +61,13 @@ def training(row: Found, service: Serving) -> TrainingPage:
     average = None if figures is None else figures.average
     ring = places_of(attempts[-1]) if attempts else []
     return TrainingPage(
-        iteration_flops=spec.iteration_flops, parameter_bytes=spec.parameter_bytes,
+        model=spec.model, iteration_flops=spec.iteration_flops, parameter_bytes=spec.parameter_bytes,
         ring=tuple(
             SeatPage(rank=rank, node=node, gpu=gpu, type=service.node_types.get(node, ""))
             for rank, (node, gpu) in enumerate(ring)
         ),
         step=None if figures is None else figures.step,
+        loss=None if figures is None else in_json(figures.loss),
         average_iteration_s=None if average is None else average.iteration_s,
         steps=0 if average is None else average.steps,
         slowest=None if figures is None or average is None else figures.slowest,
@@ -69,3 +75,10 @@ def training(row: Found, service: Serving) -> TrainingPage:
             ComputedPage(type=it.kind, iterations=it.iterations, mean_s=it.mean_s, last_s=it.last_s) for it in records
         ),
     )  # fmt: skip
+
+
+def in_json(loss: float | None) -> float | Literal["nan", "inf", "-inf"] | None:
+    """Return a loss as JSON can say it: one that is not finite as a word."""
+    if loss is None or math.isfinite(loss):
+        return loss
+    return "nan" if math.isnan(loss) else "inf" if loss > 0.0 else "-inf"

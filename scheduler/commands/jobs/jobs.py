@@ -61,7 +61,9 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
 
 def _training(training: dict[str, Any]) -> dict[str, str]:
     """Return how long iterations take, and how long they computed on each type of node; nothing without any."""
-    facts = {}
+    facts = {"model": training["model"]} if training["model"] else {}
+    if (loss := training["loss"]) is not None:
+        facts["loss"] = f"{float(loss):.6g}"
     if (mean_s := training["average_iteration_s"]) is not None:
         last = f"the last {training['steps']} steps of {training['slowest']}, its slowest node"
         facts["iteration"] = f"{mean_s:.3g} s, by {last}"

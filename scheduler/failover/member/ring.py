@@ -77,6 +77,7 @@ class Ring:
         self._formation = Formation(model, optimizer, self._folder, collectives)
         self._control = self._formation.control
         self._began_s = self._computed_s = 0.0
+        self._loss: torch.Tensor | float | None = None
         self._steps = Steps()
         self._is_first, self._is_relieved = True, False
         try:
@@ -133,17 +134,20 @@ class Ring:
         except FinishedError:
             return
 
-    def step(self, before: Callable[[], object] | None = None) -> bool:
+    def step(self, before: Callable[[], object] | None = None, *, loss: "torch.Tensor | float | None" = None) -> bool:
         """Apply the mean of all members' gradients.
 
         Args:
             before: Called with the mean gradients in place, before the optimizer: to clip them, for example.
+            loss: Of this member's part of the batch, to be shown to people. It is read only at steps that are told of,
+                as reading it waits for a GPU.
 
         Returns:
             Whether this member applied the step. If not, nothing is to be done for the step any more: it will come
             again, or it is in the state that was taken over from a member that had applied it.
         """
         self._computed_s = time.monotonic() - self._began_s
+        self._loss = loss if loss is None or isinstance(loss, float | int) else loss.detach()
         if self._is_relieved:
             return self._try()
         number, gradients = self._control.step, self._formation.gradients()
@@ -236,7 +240,8 @@ class Ring:
         pulse = self._control.pulse
         pulse.compute_s, pulse.step_s = self._computed_s, now_s - self._began_s if self._began_s else 0.0
         if self._control.step % every(pulse.step_s) == 0 and not self._is_relieved:
-            self._steps.begin(self._control.step, computed_s=self._computed_s if self._began_s else None)
+            computed_s = self._computed_s if self._began_s else None
+            self._steps.begin(self._control.step, computed_s=computed_s, loss=self._loss)
         self._began_s = now_s
         self._formation.begin_step()
 

@@ -107,11 +107,15 @@ def _placed(question: Question, plan: Plan, here: Cluster) -> PlacedIteration | 
 
 
 def _figures(question: Question, plan: Plan, told: PlanFile, here: Cluster) -> dict[str, Any]:
-    """Return what policies reckon with, where the job file says nothing of it: times are for GPUs of speed 1."""
+    """Return the model's name and what policies reckon with, where the job file says nothing of it.
+
+    Times are for GPUs of speed 1.
+    """
     types = {it["name"]: it["speed"] for it in here["node_types"]}
     speed = types.get(question.pool[0].name, min(types.values()))
     compute_s = (plan.step_s - plan.times.gradients_s) * speed
     found: dict[str, Any] = {
+        "model": "".join(it if " " <= it <= "~" else "?" for it in question.profile.name)[:200],
         "estimate_s": min(max(plan.total_s * speed, LEAST_S), YEAR_S),
         "compute_s": min(max(compute_s, LEAST_COMPUTE_S), MOST_COMPUTE_S),
         "parameter_bytes": min(max(max(it.ring_bytes, it.next_bytes) for it in told.stages), MOST_PARAMETER_BYTES),

@@ -83,17 +83,27 @@ def tapped(port: int) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
         with contextlib.suppress(OSError):
             other.shutdown(socket.SHUT_WR)
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with contextlib.ExitStack() as opened, socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    near, far = listening.accept()[0], socket.create_connection(("127.0.0.1", port))
-                    threading.Thread(target=carry, args=(near, far, asked), daemon=True).start()
-                    threading.Thread(target=carry, args=(far, near, answered), daemon=True).start()
+                    near = opened.enter_context(listening.accept()[0])
+                    far = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    ways = [(near, far, asked), (far, near, answered)]
+                    serving.extend(threading.Thread(target=carry, args=way) for way in ways)
+                    for thread in serving[-2:]:
+                        thread.start()
 
-        threading.Thread(target=serve, daemon=True).start()
-        yield listening.getsockname()[1], asked, answered
+        serving = [threading.Thread(target=serve)]
+        serving[0].start()
+        try:
+            yield listening.getsockname()[1], asked, answered
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            serving[0].join()
+            for thread in serving[1:]:
+                thread.join()
 
 
 def overheard(process: Process, role: str) -> tuple[bytes, bytes]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +15,10 @@ from longshore.scheduler.backends.local.step_lines import MOST_BYTES, read_news
 from longshore.scheduler.health.step_lines import Begun, StepKind, saved_in, steps_in
 from longshore.scheduler.health.step_watch import StepWatch
 
-GOOD = b"train 17 1732294800.125 0.5\n"
-WORDS = st.sampled_from([b"train", b"done", b" ", b"17", b".", b"-", b"1e9", b"\n", b"\r", b"\xff", b"\0", b"ab12cd34"])
+GOOD = b"train 17 1732294800.125 0.5 -1.5e-3\n"
+WORDS = st.sampled_from(
+    [b"train", b"done", b" ", b"17", b".", b"-", b"1e9", b"\n", b"\r", b"\xff", b"\0", b"ab12cd34", b"nan", b"e+"]
+)
 
 
 @given(st.one_of(st.binary(), st.lists(WORDS).map(b"".join)))
@@ -26,13 +29,15 @@ def test_no_bytes_are_too_odd_to_be_read(content: bytes) -> None:
     watch.hang(1e6)
     for saved in saved_in(content):
         assert saved.path.isprintable()
-    assert steps_in(content + b"\n" + GOOD)[-1] == Begun(StepKind.TRAIN, 17, 1732294800.125, 0.5)
+    assert steps_in(content + b"\n" + GOOD)[-1] == Begun(StepKind.TRAIN, 17, 1732294800.125, 0.5, -0.0015)
 
 
 @pytest.mark.parametrize(
     "line",
     [b"train 17", b"train 17 nan", b"train 1_0 5.0", b"train -1 5.0", b"train 17 5.0 -1", b" train 17 5.0",
-     b"train 17 5.0 ", b"trains 17 5.0", b"train 17 1e9", b"train  17 5.0", b"train 9999999999999999 5.0"],
+     b"train 17 5.0 ", b"trains 17 5.0", b"train 17 1e9", b"train  17 5.0", b"train 9999999999999999 5.0",
+     b"train 17 5.0 nan", b"train 17 5.0 - -", b"train 17 5.0 - NaN", b"train 17 5.0 - .5", b"train 17 5.0 - 1e",
+     b"train 17 5.0 - 1 2", b"train 17 5.0 - 1" + b"0" * 31],
 )  # fmt: skip
 def test_a_line_that_is_not_as_it_should_be_is_passed_over(line: bytes) -> None:
     assert steps_in(line + b"\n") == []
@@ -114,6 +119,26 @@ def test_a_step_is_told_though_what_it_computed_is_no_number(
     monkeypatch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps-0"))
     Steps().begin(3, computed_s=computed_s)
     assert [(it.step, it.computed_s) for it in steps_in((tmp_path / "steps-0").read_bytes())] == [(3, None)]
+
+
+@given(st.floats() | st.integers())
+def test_a_loss_is_told_whatever_number_it_is(loss: float) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LONGSHORE_STEPS", f"{folder}/steps-0")
+        Steps().begin(3, loss=loss)
+        (told,) = steps_in((Path(folder) / "steps-0").read_bytes())
+    assert told.step == 3
+    assert told.loss == pytest.approx(loss, rel=1e-8, nan_ok=True)
+
+
+@pytest.mark.parametrize("loss", ["high", [1.0, 2.0], 10**400, torch.zeros(2), torch.zeros(2, device="meta").sum()])
+def test_what_is_no_number_is_no_loss_and_ends_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: float
+) -> None:
+    monkeypatch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps-0"))
+    Steps().begin(3, computed_s=0.5, loss=loss)
+    (told,) = steps_in((tmp_path / "steps-0").read_bytes())
+    assert (told.step, told.computed_s, told.loss) == (3, 0.5, None)
 
 
 @pytest.mark.parametrize("path", [os.fsdecode(b"/ckpt/\xff"), "/ckpt/\ud800"])

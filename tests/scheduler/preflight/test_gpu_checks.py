@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.preflight.check import Finding, Outcome
+from longshore.scheduler.model.job_spec import ALL_ATTACHMENTS, Attachment, JobFile
+from longshore.scheduler.preflight.catalogue import chosen_checks
+from longshore.scheduler.preflight.check import Finding, Need, Outcome, Stage
 from longshore.scheduler.preflight.checks.answering import equal_on_all
 from longshore.scheduler.preflight.checks.dcgm import verdicts
 from longshore.scheduler.preflight.checks.products import near_median
 from longshore.scheduler.preflight.readers.gpu_reader import Clocks, Holder, NvLink, Pcie, Rows
 from longshore.scheduler.preflight.readers.scripted import ScriptedGpu
-from longshore.scheduler.preflight.workload import Workload
+from longshore.scheduler.preflight.workload import Workload, workload_of
 from tests.scheduler.preflight.gpus import ask, gpu, node, write_port
 
 PASS, WARN, FAIL, INCOMPLETE, SKIPPED = Outcome
@@ -103,6 +105,14 @@ def test_links_that_a_workload_does_not_use_are_not_looked_at(tmp_path: Path) ->
     gpus[0].nvlinks = links(active=False)
     found = ask(node(tmp_path, gpus), "nvlink.state", workload=Workload(attachments=("host",)))
     assert [it.outcome for it in found] == [SKIPPED]
+
+
+@pytest.mark.parametrize("used", [("host",), ("nic", "host"), ("nvlink",), ALL_ATTACHMENTS])
+def test_a_job_file_says_which_links_are_checked(used: tuple[Attachment, ...]) -> None:
+    job = JobFile.model_validate({"command": ("true",), "attachments": used})
+    needs = {need for stage in Stage for it in chosen_checks(stage, 3, workload_of(job)) for need in it.needs}
+    kinds = {Need.HOST: "host", Need.NIC: "nic", Need.NVLINK: "nvlink"}
+    assert {kinds[need] for need in needs & kinds.keys()} == set(used)
 
 
 WIRING = """
