@@ -1,6 +1,7 @@
 """Jobs with rings under a real scheduler: a process that is killed stops nobody else."""
 
 import os
+import re
 import signal
 import sys
 import time
@@ -24,10 +25,11 @@ with Ring(model, torch.optim.Adam(model.parameters())) as ring:
     Path(f"pid-{ring.member}").write_text(str(os.getpid()))
     for step in ring.steps(until=int(os.environ["STEPS"])):
         for shard in ring.shards:
-            model(torch.full((2, 4), 0.1 * step + shard)).square().mean().backward()
+            loss = model(torch.full((2, 4), 0.1 * step + shard)).square().mean()
+            loss.backward()
             computes_s = float(os.environ.get(f"COMPUTES_{ring.member}_S", os.environ.get("COMPUTES_S", "0.0")))
             time.sleep(computes_s * (8.0 if Path(f"slow-{ring.member}").exists() else 1.0))
-        if ring.step():
+        if ring.step(loss=loss):
             print("step", step, "seat", ring.seat, "generation", ring.generation, flush=True)
         time.sleep(0.02)
         while step == int(os.environ.get("WAITS_AT", "-1")) and not Path("go").exists():
@@ -86,7 +88,7 @@ def seats_shown(served: Served, job: str) -> tuple[list[int], set[int]]:
 
 
 def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> None:
-    job = ring_job(served, 100, waits_at=50, gpus=2, spares=1)
+    job = ring_job(served, 100, waits_at=50, gpus=2, spares=1, model="one layer")
     assert served.ask(f"/v1/jobs/{job}")["gpus"] == 3
     before = running(served, job, 10)
     assert (before["order"], before["spares"]) == ([0, 1], [2])
@@ -96,6 +98,10 @@ def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> Non
     assert set(after["gone"]) == {"1"}
     assert after["order"][0] == 0
     assert after["order"][1] >= 2
+    until(lambda: (served.ask(f"/v1/jobs/{job}/training")["loss"] or 0.0) > 0.0)
+    shown = served.call("status", job).stdout
+    assert re.search(r"model +one layer\n", shown)
+    assert re.search(r"loss +[0-9.e-]+\n", shown)
     _, pids = seats_shown(served, job)
     assert {int((served.folder / f"pid-{member}").read_text()) for member in after["order"]} <= pids
     (served.folder / "go").touch()
