@@ -13,12 +13,13 @@ from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.ring_trials import RING_PATIENCE_S, RingTrial
 from tests.scheduler.test_pool_crash_points import LATER_S, Points, killed, look_or_die
 
+PARTS = 4  # of the points at which a scheduler is killed: each is a test
 COMPUTES = {"COMPUTES_S": "0.08"}  # so long that a busy machine makes nobody slow
 
 
-@pytest.fixture(params=[False, True], ids=["unchecked", "checked"])
+@pytest.fixture(params=["unchecked", pytest.param("checked", marks=pytest.mark.faults)])
 def trial(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RingTrial]:
-    it = RingTrial(tmp_path, {"a": 3, "b": 1}, checks=request.param)
+    it = RingTrial(tmp_path, {"a": 3, "b": 1}, checks=request.param == "checked")
     yield it
     it.close()
     end_all(tmp_path)
@@ -92,17 +93,18 @@ def test_a_job_that_asked_for_none_gets_none(tmp_path: Path) -> None:
         end_all(tmp_path)
 
 
-@pytest.mark.faults  # minutes
+@pytest.mark.faults
+@pytest.mark.parametrize("first", range(1, 1 + PARTS))
 def test_wherever_a_scheduler_is_killed_a_backup_comes_once_and_is_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = RingTrial(tmp_path, {"a": 2, "b": 2})
     try:
         job = trial.submit_ring(2, variables=COMPUTES, backups=1)
         trial.until(lambda: trial.job(job).state is JobState.RUNNING and trial.is_settled(job))
-        number, passed = 0, 1
+        number, passed = first - PARTS, first
         while passed >= number:
-            number += 1
+            number += PARTS
             before = len(trial.seats_of(job))
             trial.later_s += LATER_S
             with monkeypatch.context() as patch:

@@ -124,6 +124,7 @@ def test_an_agent_that_stands_still_is_not_dead(watched: Watched) -> None:
     assert "dead" not in [now for now, _ in watched.events(A)[-3:]]
 
 
+@pytest.mark.faults
 def test_an_agent_that_is_killed_after_it_stood_still_is_dead(watched: Watched) -> None:
     watched.start_agents(A, B, C)
     watched.send(A, signal.SIGSTOP)
@@ -138,6 +139,7 @@ def test_an_agent_all_alone_is_dead_by_the_word_of_the_scheduler(watched: Watche
     watched.becomes(A, "dead", "fast: ", "the scheduler is refused, no other agent can look")
 
 
+@pytest.mark.faults
 def test_who_takes_the_port_of_an_agent_that_died_is_not_taken_for_it(watched: Watched) -> None:
     watched.start_agents(B, C)
     port = free_port()

@@ -20,7 +20,7 @@ from longshore.planner.offload.break_even import Offload
 from longshore.planner.sharing.device import Kind
 from longshore.planner.sharing.turn import Turn
 
-STEPS, SEED = 4, 3
+STEPS, SEED = 3, 3
 WAYS = ("plain", "offload", "shared", "both")
 
 

@@ -19,22 +19,17 @@ LAYERS = {
     COUNTING: ("words", "places", *(f"blocks.{i}" for i in range(5)), "head", "(outside of all layers)"),
     SKIPPING: ("first", *(f"blocks.{i}" for i in range(4)), "last", "(outside of all layers)"),
 }
-STEPS, BATCH, SEED = 4, 24, 3
+STEPS, BATCH, SEED = 3, 24, 3
 # Model, data, pipeline, micro-batch, first layers of the stages but the first, schedule.
 CASES = [
     (f"{COUNTING}:build", 1, 1, 24, (), None),
-    (f"{COUNTING}:build", 4, 1, 2, (), None),
-    (f"{COUNTING}:build", 1, 2, 4, (4,), None),
     (f"{COUNTING}:build", 1, 4, 3, (1, 2, 7), None),
     (f"{COUNTING}:build", 1, 8, 2, (1, 2, 3, 4, 5, 6, 7), None),
     (f"{COUNTING}:build", 2, 2, 3, (6,), "gpipe"),
     (f"{COUNTING}:build", 2, 3, 12, (3, 4), None),  # one micro-batch for three stages
-    (f"{COUNTING}:build", 2, 4, 1, (2, 3, 5), None),
     (f"{COUNTING}:build", 8, 1, 3, (), "gpipe"),
-    (f"{COUNTING}:tied", 1, 1, 6, (), None),
     (f"{COUNTING}:tied", 1, 3, 4, (2, 7), None),
     (f"{COUNTING}:tied", 2, 4, 2, (2, 4, 7), None),
-    (str(SKIPPING), 3, 1, 2, (), None),
     (str(SKIPPING), 1, 3, 2, (2, 4), None),
     (str(SKIPPING), 2, 4, 1, (1, 2, 4), "gpipe"),
 ]
@@ -53,7 +48,7 @@ def drawn() -> tuple[str, int, int, int, tuple[int, ...], None]:
     return target, data, pipeline, micro_batch, cuts, None
 
 
-CASES += [drawn() for _ in range(5)]
+CASES += [drawn() for _ in range(4)]
 
 
 def plan_of(target: str, data: int, pipeline: int, micro_batch: int, cuts: tuple[int, ...]) -> PlanFile:

@@ -102,13 +102,10 @@ def test_predicted_times_stand_beside_measured_ones() -> None:
         ("planner run strange.json MODEL", "Extra inputs are not permitted"),
         ("planner run tensor.json MODEL", "tensor parallelism splits layers inside"),
         ("planner run zero.json MODEL", "ZeRO-1 is not carried out"),
-        ("planner run plan.json none.py", "there is no file none.py"),
+        ("planner run single.json none.py", "there is no file none.py"),
         ("planner run plan.json MODEL --json none/x.json", "--json: none/x.json: there is no folder none"),
         ("planner run other.json MODEL", "the model has no layer 'blocks.9'"),
-        ("planner run outside.json MODEL", "the last stage has no layer"),
-        ("planner run twice.json MODEL", "layer 'blocks.1' runs several times"),
         ("planner run single.json values.py", "the model gives no single number to train by"),
-        ("planner run plan.json branches.py", "PyTorch cannot export the model"),
     ],
 )
 def test_what_cannot_be_carried_out_is_told_in_one_line(
@@ -117,8 +114,7 @@ def test_what_cannot_be_carried_out_is_told_in_one_line(
     write_hardware(folder / "few.yaml", HOST.model_copy(update={"speeds": (1.0, 1.0)}))
     made: dict[str, dict[str, object]] = {
         "uneven": {"batch": 5}, "stages": {"pipeline": 3}, "strange": {"colour": "red"}, "tensor": {"tensor": 2},
-        "zero": {"saving": "ZeRO-1"}, "other": _last(["blocks.9"]), "outside": _last(["(outside of all layers)"]),
-        "twice": _last(["blocks.1", "blocks.1"]),
+        "zero": {"saving": "ZeRO-1"}, "other": {"stages": [PLAN["stages"][0], {"layers": ["blocks.9"]}]},
         "single": {"pipeline": 1, "stages": [{"layers": ["0"]}]},
     }  # fmt: skip
     for name, changed in made.items():
@@ -128,34 +124,10 @@ def test_what_cannot_be_carried_out_is_told_in_one_line(
     (folder / "values.py").write_text(
         f"{head}def build():\n    return nn.Sequential(nn.Linear(3, 3)), torch.zeros(2, 3)\n"
     )
-    (folder / "branches.py").write_text(f"{head}{BRANCHES}")
     done = longshore(*(COUNTING if it == "MODEL" else it for it in arguments.split()))
     assert done.status == 2
     assert said in done.err
     assert sum(line.startswith("longshore: ") for line in done.err.splitlines()) == 1
-
-
-def _last(layers: list[str]) -> dict[str, object]:
-    return {"stages": [PLAN["stages"][0], {"layers": layers}]}
-
-
-BRANCHES = """
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.places = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
-        self.head = nn.Linear(3, 1)
-
-    def forward(self, x):
-        for it in (self.words, self.places, *self.blocks):
-            x = it(x) if x.sum() > 0 else -it(x)
-        return self.head(x).mean()
-
-
-def build():
-    return Branches(), torch.ones(2, 3)
-"""
 
 
 def test_a_plan_file_says_how_many_ranks_and_micro_batches_it_has() -> None:
