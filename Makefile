@@ -38,7 +38,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Rings under rarer faults: they take minutes, and `make test` leaves them out.
+# Rings, nodes and Slurm under rarer faults: they take minutes, and `make test` leaves them out.
 test-faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --max-worker-restart 0 --dist load -m faults
 

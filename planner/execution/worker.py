@@ -133,7 +133,7 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
                 times.losses.append(loss)
                 _say(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
         times.offload.extend(member.close())
-        reports.done()
+        reports.done(loss=loss if member.has_loss else None)
         if given.save is not None and seat.replica == 0:
             given.save.mkdir(parents=True, exist_ok=True)
             torch.save(member.state(), given.save / f"stage-{seat.stage}.pt")

@@ -25,7 +25,7 @@ class Begun(NamedTuple):
     step: int
     at_s: float  # Unix time, by the clock of the rank
     computed_s: float | None  # of the step that ended, without what it waited for; None if it was not told
-    loss: float | None = None  # of the step that ended, not always finite; None if it was not told
+    loss: float | None = None  # of the step that ended, not always finite; None if it was not told, or is no number
 
 
 class Saved(NamedTuple):
@@ -38,7 +38,7 @@ class Saved(NamedTuple):
 
 
 _TIME = rb"(\d{1,11}(?:\.\d{1,9})?)"
-_LOSS = rb"(-?\d{1,30}(?:\.\d{1,30})?(?:e[+-]?\d{1,3})?|nan|-?inf)"
+_LOSS = rb"([!-~]{1,400})"  # as any language writes a number: a step counts whatever it says of its loss
 _STEP = re.compile(
     rb"^(train|checkpoint|evaluate|other|done) (\d{1,15}) %b(?: (?:%b|-)(?: %b)?)?$" % (_TIME, _TIME, _LOSS),
     re.MULTILINE,
@@ -50,9 +50,16 @@ _KINDS = {kind.value.encode(): kind for kind in StepKind}
 def steps_in(lines: bytes) -> list[Begun]:
     """Return the steps that lines tell of, in their order."""
     return [
-        Begun(_KINDS[kind], int(step), float(at), float(computed) if computed else None, float(loss) if loss else None)
+        Begun(_KINDS[kind], int(step), float(at), float(computed) if computed else None, _loss_of(loss))
         for kind, step, at, computed, loss in _STEP.findall(lines)
     ]
+
+
+def _loss_of(text: bytes) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def saved_in(lines: bytes) -> list[Saved]:

@@ -215,7 +215,7 @@ class StepWatch:
 
     def _end(self, rank: _Rank, was: Begun, begun: Begun) -> None:
         """Take in how a step of a rank was."""
-        if was.kind is StepKind.TRAIN and begun.loss is not None:
+        if begun.loss is not None:
             rank.loss = was.step, begun.loss
         took_s = begun.at_s - was.at_s
         if took_s <= 0.0 or was.kind is StepKind.DONE:

@@ -210,6 +210,11 @@ class JobFile(_Section):
             raise ValueError(f"{shape} is how the option has it; write {{nodes: {nodes}, gpus_per_node: {each}}}")
         return shape
 
+    @field_validator("attachments")
+    @classmethod
+    def _in_order(cls, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
+        return tuple(it for it in ALL_ATTACHMENTS if it in attachments)
+
     @field_validator("plan")
     @classmethod
     def _is_for_its_gpus(cls, plan: PlanFile | None, told: ValidationInfo) -> PlanFile | None:

@@ -86,8 +86,10 @@ def wrapped(command: Sequence[str], workload: Workload, *, slots: bool) -> tuple
         workload: Of the job.
         slots: Whether slots stand for GPUs there.
     """
-    of_job = ("--dtype", workload.dtype, "--backend", workload.backend, "--attachments", *workload.attachments)
-    options = ("--again", *of_job, *(("--slots",) if slots else ()))
+    of_job = ("--dtype", workload.dtype, "--backend", workload.backend)
+    # Where the job runs there may be a Longshore that does not know this option.
+    used = () if workload.attachments == ALL_ATTACHMENTS else ("--attachments", *workload.attachments)
+    options = ("--again", *of_job, *used, *(("--slots",) if slots else ()))
     return ("python", "-m", "longshore.preflight", *options, "--", *command)
 
 

@@ -48,9 +48,13 @@ class Steps:
             tail = f"{tail or ' -'} {value:.9g}"
         _append(self._steps, f"{kind} {step} {time.time():.6f}{tail}\n")
 
-    def done(self) -> None:
-        """Tell that there are no more steps, and that what still comes may take as long as it likes."""
-        self.begin(0, "done")
+    def done(self, *, loss: SupportsFloat | None = None) -> None:
+        """Tell that there are no more steps, and that what still comes may take as long as it likes.
+
+        Args:
+            loss: Of the last step.
+        """
+        self.begin(0, "done", loss=loss)
 
     def saved(self, step: int, path: str, *, digest: str = "-") -> None:
         """Tell that a checkpoint is complete; the next attempt finds its path in LONGSHORE_CHECKPOINT.

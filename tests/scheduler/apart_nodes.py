@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.scheduler.cut_off_node import NAMESPACES, in_other_net, run, tell, until
+from benchmarks.namespaces import NAMESPACES
+from tests.scheduler.cut_off_node import in_other_net, run, tell, until
 from tests.scheduler.serving_apart import serve_apart
 
 NODES = ("rack0-node1", "rack0-node2")

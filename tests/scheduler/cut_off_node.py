@@ -16,13 +16,13 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.namespaces import NAMESPACES
 from tests.scheduler.serving_apart import serve_apart
 from tests.scheduler.set_clock import SetClock
 
 NODE, ATTEMPT = "rack0-node1", "ls-01m8a4f41mybhyatw0vkdn9dh0-1"
 HERE, THERE, PORT = "10.77.0.1", "10.77.0.2", 8765
 PATIENCE_S = 120.0
-NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 SETS_BY_S = {"forward": 3600, "back": -3600}  # the node's clock
 LEASES_S = 13.0  # longer than one lease lasts
 SETTINGS = f"{{folder: served, host: {HERE}, as_root: true, fencing: leases, poll_s: 1.5}}\n"

@@ -9,18 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduler.cut_off_node import NAMESPACES, SETS_BY_S
+from benchmarks.namespaces import NAMESPACES, why_not
+from tests.scheduler.cut_off_node import SETS_BY_S
 
 ROOT = Path(__file__).parents[2]
-
-
-def why_not() -> str:
-    """Return why there are no namespaces here, "" if there are."""
-    if not (shutil.which("unshare") and shutil.which("ip")):
-        return "no unshare or no ip: apt-get install util-linux iproute2"
-    add = ("ip", "link", "add", "v0", "type", "veth")
-    tried = subprocess.run([*NAMESPACES, *add], capture_output=True, text=True, check=False)
-    return f"no namespaces are allowed here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 SET = [pytest.param(it, marks=pytest.mark.faults) for it in SETS_BY_S]  # the node's clock, by an hour

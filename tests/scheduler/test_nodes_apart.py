@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduler.cut_off_node import NAMESPACES
+from benchmarks.namespaces import NAMESPACES
 from tests.scheduler.test_cut_off_node import ROOT, why_not
 
 

@@ -90,18 +90,23 @@ def test_the_loss_is_that_of_the_last_step_by_the_lowest_rank_that_told_it(case:
     assert told(" 0.5", " - 3.25") == 3.25
     assert told(" - -1e-3", "") == -1e-3
     assert told("", "") == -1e-3
+    case.tell(job, f"checkpoint {step} {case.now_s:.6f} - 0.25\n", 1)
+    case.pass_time(10.0)
+    assert training(case, job)["loss"] == 0.25
 
 
 @pytest.mark.parametrize("loss", ["nan", "inf", "-inf", "1e999"])
 def test_a_loss_that_is_not_finite_is_told_by_its_word(case: StepsCase, loss: str) -> None:
-    job = case.submit(gpus=1)
+    job = case.submit(gpus=1, model="<b>net & co</b>")
     for step in (0, 1):
         case.tell(job, f"train {step} {case.now_s:.6f} - {loss}\n", 0)
         case.pass_time(10.0)
     word = loss.replace("1e999", "inf")
     assert training(case, job)["loss"] == word
     with client_of(create_app(case.service)) as api:
-        assert f"<dt>Loss</dt><dd>{word}</dd>" in api.get(f"/jobs/{job}").text
+        page = api.get(f"/jobs/{job}").text
+    assert f"<dt>Loss</dt><dd>{word}</dd>" in page
+    assert ">&lt;b&gt;net &amp; co&lt;/b&gt;</dd>" in page
 
 
 def test_one_member_that_is_ten_times_slower_is_told_of_as_slow_and_is_no_fault(case: StepsCase) -> None:

@@ -140,14 +140,14 @@ class Ring:
         Args:
             before: Called with the mean gradients in place, before the optimizer: to clip them, for example.
             loss: Of this member's part of the batch, to be shown to people. It is read only at steps that are told of,
-                as reading it waits for a GPU.
+                as reading it waits for a GPU. What is no number is not shown.
 
         Returns:
             Whether this member applied the step. If not, nothing is to be done for the step any more: it will come
             again, or it is in the state that was taken over from a member that had applied it.
         """
         self._computed_s = time.monotonic() - self._began_s
-        self._loss = loss if loss is None or isinstance(loss, float | int) else loss.detach()
+        self._loss = loss.detach() if loss is not None and hasattr(loss, "detach") else loss
         if self._is_relieved:
             return self._try()
         number, gradients = self._control.step, self._formation.gradients()
@@ -158,6 +158,7 @@ class Ring:
                 shards = self.shards
                 self._join(error)
                 if self._is_relieved or self._control.step != number or self.shards != shards:
+                    self._loss = None  # of a step that was not taken
                     self._optimizer.zero_grad(set_to_none=True)
                     return False
                 continue
@@ -212,7 +213,7 @@ class Ring:
             for _ in self.steps(until=self._control.step):
                 pass
             self._control.close()
-            self._steps.done()
+            self._steps.done(loss=self._loss)
         else:
             self._control.leave(f"{kind.__name__}: {error}" if kind else "its script left the ring")
 

@@ -36,8 +36,8 @@ def test_no_bytes_are_too_odd_to_be_read(content: bytes) -> None:
     "line",
     [b"train 17", b"train 17 nan", b"train 1_0 5.0", b"train -1 5.0", b"train 17 5.0 -1", b" train 17 5.0",
      b"train 17 5.0 ", b"trains 17 5.0", b"train 17 1e9", b"train  17 5.0", b"train 9999999999999999 5.0",
-     b"train 17 5.0 nan", b"train 17 5.0 - -", b"train 17 5.0 - NaN", b"train 17 5.0 - .5", b"train 17 5.0 - 1e",
-     b"train 17 5.0 - 1 2", b"train 17 5.0 - 1" + b"0" * 31],
+     b"train 17 5.0 nan", b"train 17 5.0 - 1 2", b"train 17 5.0 - ", b"train 17 5.0 - \xff",
+     b"train 17 5.0 - " + b"1" * 401],
 )  # fmt: skip
 def test_a_line_that_is_not_as_it_should_be_is_passed_over(line: bytes) -> None:
     assert steps_in(line + b"\n") == []
@@ -128,7 +128,19 @@ def test_a_loss_is_told_whatever_number_it_is(loss: float) -> None:
         Steps().begin(3, loss=loss)
         (told,) = steps_in((Path(folder) / "steps-0").read_bytes())
     assert told.step == 3
-    assert told.loss == pytest.approx(loss, rel=1e-8, nan_ok=True)
+    assert told.loss == pytest.approx(loss, rel=1e-8, abs=0.0, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [("-nan", math.nan), ("NaN", math.nan), ("Infinity", math.inf), ("-inf", -math.inf), ("+1.5", 1.5), ("1E5", 1e5),
+     (f"{3.4e38:f}", 3.4e38), ("0." + "3" * 60, 1 / 3), ("1e999", math.inf), ("-", None), ("high", None),
+     ("1,5", None)],
+)  # fmt: skip
+def test_a_step_counts_however_its_loss_is_written(text: str, loss: float | None) -> None:
+    (told,) = steps_in(f"train 17 5.0 0.5 {text}\n".encode())
+    assert (told.step, told.computed_s) == (17, 0.5)
+    assert told.loss == (None if loss is None else pytest.approx(loss, nan_ok=True))
 
 
 @pytest.mark.parametrize("loss", ["high", [1.0, 2.0], 10**400, torch.zeros(2), torch.zeros(2, device="meta").sum()])

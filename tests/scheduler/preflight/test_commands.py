@@ -119,9 +119,8 @@ def test_a_rank_that_is_not_fit_asks_to_be_tried_again_where_the_scheduler_put_t
     out, err = running.communicate()
     assert (running.returncode, out) == (TEMPFAIL, "")
     assert "count.type" in err
-    fit = travelling(
-        *wrapped(("echo", "--", "here"), Workload(dtype="bf16", attachments=("host", "nic")), slots=True)[3:]
-    )
+    workload = Workload(dtype="bf16", backend="nccl", attachments=("host", "nic"))
+    fit = travelling(*wrapped(("echo", "--", "here"), workload, slots=True)[3:])
     assert fit.communicate() == ("-- here\n", "")
 
 
