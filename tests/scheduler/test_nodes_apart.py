@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.namespaces import NAMESPACES
-from tests.scheduler.test_cut_off_node import ROOT, why_not
+from benchmarks.namespaces import NAMESPACES, why_not
+from tests.scheduler.test_cut_off_node import ROOT
 
 
 @pytest.mark.faults
