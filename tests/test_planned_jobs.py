@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,13 +158,16 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     it.end()
 
 
+def variables() -> dict[str, str]:
+    """Return those of a user whose shell has Longshore installed: python is that of these tests."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+
+
 @pytest.mark.parametrize("degrees", ["1x2x1", "2x2x1"])
 def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: str) -> None:
     wish = {"model": "train.py:build", "samples": 96, "batch": 8, "hardware": "here.yaml", "degrees": degrees}
-    # As a user whose shell has Longshore installed: python is that of these tests.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {"PATH": path, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    (small.folder / "job.yaml").write_text(json.dumps({"plan": wish, "deadline": "1h", "environment": variables}))
+    (small.folder / "job.yaml").write_text(json.dumps({"plan": wish, "deadline": "1h", "environment": variables()}))
     job = small.submit("job.yaml")
     until(lambda: small.state(job) in ("running", "succeeded", "failed"))
     ranks = int(degrees[0]) * int(degrees[2])
@@ -180,4 +185,50 @@ def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: s
     assert small.ended(job) == "succeeded", small.call("logs", job).stdout
     assert "step 12 of 12: loss" in small.call("logs", job, "--rank", "all").stdout
     spec = small.ask(f"/v1/jobs/{job}")["spec"]
-    assert spec["command"] == ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "12"]
+    assert spec["command"] == [
+        "python",
+        "-m",
+        "longshore.stage",
+        "-",
+        "train.py:build",
+        "--steps",
+        "12",
+        "--checkpoints",
+        "checkpoints",
+    ]
+
+
+def test_a_planned_job_that_loses_a_rank_goes_on_from_its_last_checkpoint(small: Served) -> None:
+    wish = {"model": "train.py:build", "samples": 240, "batch": 8, "hardware": "here.yaml", "degrees": "1x2x1"}
+    command = ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "30"]
+    command += ["--checkpoints", "kept", "--checkpoint-s", "0"]
+    job_file = {"plan": wish, "command": command, "environment": variables()}
+    (small.folder / "job.yaml").write_text(json.dumps(job_file))
+    job = small.submit("job.yaml")
+
+    def saved() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = small.ask(f"/v1/jobs/{job}/checkpoints")
+        return found
+
+    until(lambda: bool(saved()) or small.state(job) == "failed")
+    os.kill(rank_of(f"{job}-1", 1), signal.SIGKILL)
+    assert small.ended(job) == "succeeded", small.call("logs", job).stdout
+    assert [it["outcome"] for it in small.ask(f"/v1/jobs/{job}/attempts")] == ["ambiguous", "success"]
+    log = small.call("logs", job, "--rank", "all").stdout
+    steps = {it["attempt"]: it["step"] for it in reversed(saved())}
+    assert f"a checkpoint has {steps[1] + 1} of 30 steps" in log
+    assert f"step {steps[1] + 2} of 30: loss" in log
+    assert f"step {steps[1] + 1} of 30: loss" not in log
+    assert sorted(it.name for it in (small.folder / "kept" / job).iterdir()) == [
+        "step-000000028-a2", "step-000000029-a2"
+    ]  # fmt: skip
+
+
+def rank_of(attempt: str, rank: int) -> int:
+    """Return the process id of a rank that trains."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            said = (process / "environ").read_bytes().split(b"\0")
+            if {f"LONGSHORE_ATTEMPT={attempt}".encode(), f"RANK={rank}".encode()} <= set(said):
+                return int(process.name)
+    raise AssertionError(f"rank {rank} of {attempt} does not run")

@@ -7,7 +7,7 @@ Source: SPEC P1.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from ...cluster.files.errors import InputError
 from ..model.playing import Schedule, Seconds
 from ..offload.offloading import Offloading, PartMeasured, Wish
 from ..profile.building import BuildError
@@ -169,8 +170,13 @@ class Member:
         """Whether this process has the loss of all samples, and no other that has it speaks of it."""
         return self._seat.stage == self._plan.pipeline - 1 and self._seat.replica == 0
 
-    def step(self, number: int) -> tuple[float, Seconds]:
-        """Train on the samples of a step; return the loss over all of them, where it is known, and the time."""
+    def step(self, number: int, applied: Callable[[], object] = lambda: None) -> tuple[float, Seconds]:
+        """Train on the samples of a step; return the loss over all of them, where it is known, and the time.
+
+        Args:
+            number: Of the step.
+            applied: Called once the step is applied, while all state is in memory.
+        """
         plan, seat = self._plan, self._seat
         each = plan.batch // plan.data
         batch, target = self._script.samples(number * plan.batch + seat.replica * each, each)
@@ -190,6 +196,7 @@ class Member:
             offloading.sync_ended()
         with nullcontext() if turn is None else turn.of(number, Kind.update):
             self._watch.timed("optimizer_s", self._update)()
+        applied()
         if offloading is not None:
             offloading.update_ended()
         return float(mean), self._watch.take()
@@ -227,6 +234,22 @@ class Member:
         found = self._offloading.measured()
         self._offloading.close()
         return found
+
+    def training_state(self) -> dict[str, Any]:
+        """Return all that training goes on from."""
+        return {"module": self.module.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Take over what another process of this stage returned for that.
+
+        Raises:
+            InputError: If it is of another model.
+        """
+        try:
+            self.module.load_state_dict(state["module"])
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+            raise InputError("the checkpoint is of another model", "name another folder to begin anew") from error
 
     def state(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the stage by the model's own names."""

@@ -10,9 +10,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,13 +27,15 @@ from ..offload.break_even import Offload
 from ..offload.offloading import Wish
 from ..profile.building import BuildError
 from ..sharing.turn import Turn
+from .checkpoints import Checkpoints, find_start
 from .comparing import print_comparison
 from .measured import RankTimes, measured
 from .plan_file import PlanFile, plan_in, read_plan
-from .script import script_of
-from .training import Member, take_seat
+from .script import Script, script_of
+from .training import Member, Seat, take_seat
 
 LEAST_REPORT_S = 0.1  # between two reports of steps: a scheduler skips what comes faster
+MOST_S = 1e9  # between two checkpoints
 OF_JOB = "-"  # in place of a file: the plan of the job that the process is of
 VARIABLE = "LONGSHORE_PLAN"  # has that plan
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -62,6 +66,12 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights (0)")
     parser.add_argument("--save", type=Path, help="folder for the weights of each stage, stage-0.pt and so on")
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        help="folder for checkpoints, on storage that all nodes share; training goes on from the newest",
+    )
+    parser.add_argument("--checkpoint-s", type=_seconds, default=600.0, help="seconds between two checkpoints (600)")
     parser.add_argument("--json", type=Path, help="file for losses and measured times")
     parser.add_argument(
         "--offload",
@@ -81,6 +91,16 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="so many neighbours take turns on a device of their node: one computes while others wait or sum (1)",
     )
     return parser.parse_args(arguments)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found <= MOST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to {MOST_S:g}")
+    return found
 
 
 def _plan_of(name: str) -> PlanFile:
@@ -107,39 +127,67 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
     script = script_of(given.model, given.seed)
     dist.init_process_group("gloo")
     try:
-        schedule = Schedule(given.schedule) if given.schedule else schedule_of(plan.micro_batches, plan.pipeline)
         seat = take_seat(plan)
         assert seat is not None  # there are as many processes as the plan has ranks
-        member = Member(plan, script, schedule, seat)
-        if given.offload is not Offload.never:
-            cores = len(os.sched_getaffinity(0))
-            here = int(os.environ.get("LOCAL_WORLD_SIZE", plan.ranks))
-            member.offload(Wish(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _say)
-        if given.ranks_per_device > 1:
-            member.share(_turn(given.ranks_per_device))
+        member = _member(plan, given, script, seat)
         if member.has_loss and not script.has_data:
             _say("the file has no function data(first, samples): the example batch is trained on again and again")
-        times, loss = RankTimes(seat.stage, [], [], [], []), None
-        dist.barrier()
-        reports, every = Steps(), _steps_between_reports(plan)
-        for step in range(given.steps):
-            if step % every == 0:
-                reports.begin(step, computed_s=_computed_s(times, every), loss=loss if member.has_loss else None)
-            began_s = time.perf_counter()
-            loss, seconds = member.step(step)
-            times.step_s.append(time.perf_counter() - began_s)
-            times.seconds.append(seconds)
-            if member.has_loss:
-                times.losses.append(loss)
-                _say(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
+        times = RankTimes(seat.stage, [], [], [], [])
+        _take_steps(plan, given, member, seat, times)
         times.offload.extend(member.close())
-        reports.done(loss=loss if member.has_loss else None)
         if given.save is not None and seat.replica == 0:
             given.save.mkdir(parents=True, exist_ok=True)
             torch.save(member.state(), given.save / f"stage-{seat.stage}.pt")
-        _tell(plan, times, given.json)
+        if times.step_s:
+            _tell(plan, times, given.json)
     finally:
         dist.destroy_process_group()
+
+
+def _member(plan: PlanFile, given: argparse.Namespace, script: Script, seat: Seat) -> Member:
+    """Return this process's side of the training, as the options have it."""
+    schedule = Schedule(given.schedule) if given.schedule else schedule_of(plan.micro_batches, plan.pipeline)
+    member = Member(plan, script, schedule, seat)
+    if given.offload is not Offload.never:
+        cores = len(os.sched_getaffinity(0))
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", plan.ranks))
+        member.offload(Wish(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _say)
+    if given.ranks_per_device > 1:
+        member.share(_turn(given.ranks_per_device))
+    return member
+
+
+def _take_steps(plan: PlanFile, given: argparse.Namespace, member: Member, seat: Seat, times: RankTimes) -> None:
+    """Take the steps that are left, behind the last checkpoint if there is one."""
+    reports, every = Steps(), _steps_between_reports(plan)
+    start = find_start(given.checkpoints, plan, seat)
+    first = 0 if start is None else start.step
+    if start is not None:
+        member.go_on_from(start.state)
+        if dist.get_rank() == 0:
+            _say(f"a checkpoint has {first} of {given.steps} steps")
+    saves = _never
+    if given.checkpoints is not None:
+        steps = range(first, given.steps)
+        saves = Checkpoints(given.checkpoints, given.checkpoint_s, steps, every, plan, seat, reports, _say).after
+    loss: float | None = None
+    dist.barrier()
+    for step in range(first, given.steps):
+        if step % every == 0:
+            reports.begin(step, computed_s=_computed_s(times, every), loss=loss)
+        began_s = time.perf_counter()
+        mean, seconds = member.step(step, partial(saves, step, member.training_state))
+        times.step_s.append(time.perf_counter() - began_s)
+        times.seconds.append(seconds)
+        if member.has_loss:
+            loss = mean
+            times.losses.append(loss)
+            _say(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
+    reports.done(loss=loss)
+
+
+def _never(step: int, state: Callable[[], Mapping[str, Any]]) -> None:
+    """Write no checkpoint."""
 
 
 def _turn(ranks_per_device: int) -> Turn:

@@ -23,6 +23,7 @@ from ..scheduler.model.job_spec import LEAST_COMPUTE_S, LEAST_S, MOST_COMPUTE_S,
 from .plan_questions import Cluster, best, questions
 from .plan_wishes import STAGE, PlanWish, wish_of
 
+CHECKPOINTS = "checkpoints"  # folder for them, in that of the job
 DECIDED = ("gpus", "shape")  # by the plan
 
 
@@ -56,7 +57,7 @@ def plan_job(
     is_plain, here = STAGE in job.command, cluster()
     question, plan, words = _chosen(file, wish, folder, here, job, is_plain=is_plain)
     if is_ours:
-        rest["command"] += ["--steps", str(plan.iterations)]
+        rest["command"] += ["--steps", str(plan.iterations), "--checkpoints", CHECKPOINTS]
     for line in (*words, *_lines(question, plan, is_plain=is_plain)):
         tell(line)
     told = file_of(question, plan).model_copy(update={"iteration": _placed(question, plan, here)})

@@ -203,6 +203,12 @@ def run(
     schedule: ScheduleOption = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the initial weights.")] = 0,
     save: Annotated[Path | None, typer.Option(help="Folder for the weights, stage-0.pt and so on.")] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints; the training goes on from the newest in it.")
+    ] = None,
+    checkpoint_s: Annotated[
+        float, typer.Option(min=0.0, max=1e9, help="Seconds between two checkpoints; the last step has one too.")
+    ] = 600.0,
     as_json: Annotated[Path | None, typer.Option("--json", help="Write losses and measured times here.")] = None,
     offload: OffloadOption = "never",
     offload_folder: Annotated[
@@ -225,6 +231,7 @@ def run(
     typer.echo(f"{ranks} processes, one thread each")
     options = {
         "--steps": steps, "--schedule": schedule, "--seed": seed, "--save": save, "--json": as_json,
+        "--checkpoints": checkpoints, "--checkpoint-s": checkpoint_s,
         "--offload": offload, "--offload-folder": offload_folder,
         "--ranks-per-device": ranks_per_device,
     }  # fmt: skip
