@@ -5,7 +5,6 @@ One pod of 2 GPUs after the other, as kube-scheduler asks; each is new, and all 
 
 import json
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
+
+from longshore.cluster.files.free_port import free_port
 
 from .harness import ROOT, Row, main, progress
 
@@ -57,9 +58,7 @@ def extender(folder: Path, nodes: int, policy: str | None) -> Iterator[httpx.Cli
     """Serve an extender in a process of its own."""
     file = folder / f"{nodes}.yaml"
     file.write_text(cluster_file(nodes), encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     line = [sys.executable, "-m", "longshore", "extender", "--cluster", str(file), "--port", str(port)]
     process = subprocess.Popen([*line, *(["--policy", policy] if policy else [])], stdout=sys.stderr)
     try:

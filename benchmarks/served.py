@@ -3,13 +3,14 @@
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 # Open, as it is measured without a look at tokens; as root only where everything is.
+from longshore.cluster.files.free_port import free_port
+
 SERVE = ["serve", "--open", *(["--as-root"] if os.geteuid() == 0 else [])]
 READY_S = 120.0  # the first start of a machine compiles
 
@@ -19,9 +20,7 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self.process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:

@@ -1,7 +1,6 @@
 """A real Slurm on this machine: its controller and some nodes with four GPUs each, which are links to /dev/null."""
 
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from longshore.cluster.files.free_port import free_port
 from longshore.scheduler.files.processes import Identity, boot_id, find, is_alive
 
 GPUS = 4
@@ -18,7 +18,6 @@ PLUGIN = Path(__file__).parents[1] / "deploy" / "slurm" / "job_submit.lua"
 INSTALL = "apt-get install --no-install-recommends slurm-wlm slurm-wlm-basic-plugins"
 
 _PATIENCE_S = 60.0
-_PORTS = range(10000, 32000)
 _CONF = """\
 ClusterName=longshore
 SlurmctldHost={host}(127.0.0.1)
@@ -96,7 +95,7 @@ class SlurmCluster:
         self._configure()
 
     def _configure(self) -> None:
-        port, *ports = _free_ports(1 + len(self.nodes))
+        port, *ports = (free_port() for _ in range(1 + len(self.nodes)))
         host, gres = socket.gethostname(), ",".join(f"gpu:i{gpu}:1" for gpu in range(GPUS))
         lines = [
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={own} CPUs=16 RealMemory=64000 Gres={gres}"
@@ -214,13 +213,3 @@ def _identity(file: Path, daemon: str) -> Identity | None:
         return None
     name = Path(f"/proc/{process.pid}/comm").read_text().strip()
     return Identity(process.pid, process.start_ticks, boot_id()) if name == daemon.partition(".")[0] else None
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens at, none of which the system gives to whoever connects meanwhile."""
-    ports: set[int] = set()
-    while len(ports) < count:
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe:
-            ports |= {port} if probe.connect_ex(("127.0.0.1", port)) else set()
-    return list(ports)

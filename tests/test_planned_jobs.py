@@ -211,7 +211,7 @@ def test_a_planned_job_that_loses_a_rank_goes_on_from_its_last_checkpoint(small:
         return found
 
     until(lambda: bool(saved()) or small.state(job) == "failed")
-    os.kill(rank_of(f"{job}-1", 1), signal.SIGKILL)
+    os.kill(rank_of(f"ls-{job}-1", 1), signal.SIGKILL)
     assert small.ended(job) == "succeeded", small.call("logs", job).stdout
     assert [it["outcome"] for it in small.ask(f"/v1/jobs/{job}/attempts")] == ["ambiguous", "success"]
     log = small.call("logs", job, "--rank", "all").stdout

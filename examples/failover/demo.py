@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from longshore.cluster.files.errors import LongshoreError
+from longshore.cluster.files.free_port import free_port
 from longshore.scheduler.client import Client
 
 HERE = Path(__file__).absolute().parent
@@ -36,9 +37,7 @@ class Scheduler:
     """
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
+        port = free_port()
         self._url, self._port, self._folder = f"http://127.0.0.1:{port}", port, folder
         self._environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "LONGSHORE_URL": self._url}
         token = folder / "state" / "longshore" / f"token-{port}"

@@ -26,6 +26,7 @@ from .training import Seat
 CHECKPOINT, ATTEMPT = "LONGSHORE_CHECKPOINT", "LONGSHORE_ATTEMPT"
 KEPT = 2  # newest ones that are not removed
 MEASURED = 3  # first steps, by which it is found out how many take as long as is asked for
+_ATTEMPT = re.compile(r"ls-(?P<job>[0-9a-zA-Z]{1,60})-(?P<number>[0-9]{1,9})")
 _NAME = re.compile(r"step-\d{9,}-a\d+")
 _DRAFT = re.compile(r"\.step-\d{9,}-a\d+\.draft")
 
@@ -40,8 +41,8 @@ class Start:
 
 def folder_of_job(folder: Path) -> tuple[Path, int]:
     """Return where this process's job has its checkpoints in a folder, and the number of its attempt; 0 without one."""
-    job, _, number = os.environ.get(ATTEMPT, "").rpartition("-")
-    return (folder / job, int(number)) if job and number.isdecimal() else (folder, 0)
+    found = _ATTEMPT.fullmatch(os.environ.get(ATTEMPT, ""))
+    return (folder, 0) if found is None else (folder / found["job"], int(found["number"]))
 
 
 def find_start(folder: Path | None, plan: PlanFile, seat: Seat) -> Start | None:

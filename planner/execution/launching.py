@@ -6,7 +6,6 @@ Source: SPEC P1.
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...cluster.files.errors import InputError
+from ...cluster.files.free_port import free_port
 
 # The system ends a process whose launcher is gone, however that ended (1 is PR_SET_PDEATHSIG).
 _RUN = """\
@@ -44,7 +44,7 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
         said = [Path(folder) / f"{rank}.err" for rank in range(ranks)]
         processes = list[subprocess.Popen[bytes]]()
         try:
-            port = _free_port()
+            port = free_port()
             for rank in range(ranks):
                 processes.append(
                     _started(rank, ranks, port, [sys.executable, "-c", _RUN, module, *arguments], said[rank])
@@ -89,9 +89,3 @@ def _problem(rank: int, status: int, said: Path) -> tuple[str, str]:
         return (problem, fix) if problem else (fix, "")
     told = [line for line in lines if ERROR.match(line)] or lines or ["nothing"]
     return f"rank {rank} ended with status {status} and said: {told[-1]}", "see that the model trains in one process"
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

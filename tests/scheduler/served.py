@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from longshore.cluster.files.free_port import free_port
 
 PATIENCE_S = 120.0  # far more than anything here takes
 LONGSHORE = [sys.executable, "-m", "longshore"]
@@ -29,9 +30,7 @@ class Served:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.options = folder, options
         self.environment = {"XDG_STATE_HOME": str(folder / "state")}  # nothing is left in the home of who tests
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -1,7 +1,6 @@
 """Real agents that are killed, stopped or shut: what the scheduler and the agents of other nodes find there."""
 
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from longshore.cluster.files.free_port import free_port
 from longshore.scheduler.health.witnessing.door import Door
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.events import events_after
@@ -180,8 +180,3 @@ def test_a_port_that_is_taken_is_one_line(watched: Watched) -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"longshore: the agent cannot listen at port {door.port}: ")
     door.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as it:
-        return int(it.getsockname()[1])

@@ -17,9 +17,9 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
+from ....cluster.files.free_port import free_port
 from ...files.durable import is_there, make_folder, open_folder, read_whole, write_first
 from ...files.processes import Process
-from ..local.supervisor.gang import free_port
 from ..local.supervisor.guard import guarded
 from ..local.supervisor.orphans import adopt_orphans
 from ..local.supervisor.spec import Part, Spec, decode

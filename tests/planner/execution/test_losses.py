@@ -1,13 +1,13 @@
 """Plans that are carried out: whatever the plan, losses and weights are those of one process."""
 
 import json
-import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from longshore.cluster.files.free_port import free_port
 from longshore.planner.execution.launching import launch
 from longshore.planner.execution.measured import Measured
 from longshore.planner.execution.plan_file import PlanFile, StagePlan, write_plan
@@ -62,17 +62,13 @@ def plan_of(target: str, data: int, pipeline: int, micro_batch: int, cuts: tuple
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what every plan gave: eight processes carry them out, one after the other."""
     folder = tmp_path_factory.mktemp("plans")
-    sockets = [socket.socket() for _ in CASES]
     lines = []
-    for at, (case, held) in enumerate(zip(CASES, sockets, strict=True)):
-        held.bind(("127.0.0.1", 0))
+    for at, case in enumerate(CASES):
         write_plan(folder / f"plan-{at}.json", plan_of(*case[:5]))
         arguments = [folder / f"plan-{at}.json", case[0], "--steps", STEPS, "--seed", SEED]
         arguments += ["--json", folder / f"{at}.json", "--save", folder / f"weights-{at}"]
         arguments += [] if case[5] is None else ["--schedule", case[5]]
-        lines.append({"arguments": list(map(str, arguments)), "port": held.getsockname()[1]})
-    for held in sockets:
-        held.close()
+        lines.append({"arguments": list(map(str, arguments)), "port": free_port()})
     (folder / "lines.json").write_text(json.dumps(lines))
     launch(8, [str(folder / "lines.json")], module="tests.planner.execution.every_plan")
     return folder

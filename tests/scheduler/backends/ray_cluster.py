@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from longshore.scheduler.backends.local.supervisor.gang import free_port
+from longshore.cluster.files.free_port import free_port
 from longshore.scheduler.backends.ray.api import DEADLINE_S
 from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.ray.names import LABEL, gpu_resource
@@ -65,7 +65,7 @@ class RayCluster:
         self.nodes, self.token = tuple(nodes), root / "token"
         self.folder = root / "longshore"  # of schedulers: each folder has a launcher of its own, which takes a while
         self.token.write_text(secrets.token_hex(32))
-        self._port = free_port("127.0.0.1")
+        self._port = free_port()
         self.address = f"http://127.0.0.1:{self._port}"
         self._log = (root / "ray.log").open("ab")
         self._temporary = mkdtemp(prefix="ray-")  # The paths of Ray's sockets must be short.

@@ -3,7 +3,6 @@
 import inspect
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
+from longshore.cluster.files.free_port import free_port
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.commands.admin.extending import DEFAULT_PORT, extender
 from longshore.scheduler.extender.app import create_app
@@ -24,9 +24,7 @@ DEPLOY = ROOT / "deploy" / "extender"
 
 
 def test_the_command_serves_ranks_until_it_is_stopped(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     line = [*LONGSHORE, "--cluster", str(by_hand(tmp_path)), "--policy", "patient", "--port", str(port)]
     line += ["--deadline", "60s"]  # what is asked here is not how fast it is
     process = subprocess.Popen(line)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import InputError
+from longshore.cluster.files.free_port import free_port
 from longshore.scheduler.preflight.travelling import NOT_FIT, rank_of, wrapped
 from longshore.scheduler.preflight.workload import Workload
 from longshore.scheduler.rules.retry_policy import TEMPFAIL
@@ -84,12 +84,6 @@ def travelling(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     line = [sys.executable, "-m", "longshore.preflight", *arguments]
     return subprocess.Popen(line, env=kept | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_ranks_check_themselves_and_each_other_and_become_the_command() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from collections import deque
 
@@ -124,15 +123,3 @@ class Gang:
         for child in children(os.getpid()):
             if child.pid not in self._ranks:
                 send(os.kill, child.pid, number)
-
-
-def free_port(address: str) -> int:
-    """Return a port that nobody listens on.
-
-    Args:
-        address: Of this machine, "" for all of them.
-    """
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Protocol
 
+from .....cluster.files.free_port import free_port
 from ....files.durable import is_there, read_whole, write_whole
 from ....files.processes import Process, boot_id, find
 from .cgroups import confine, kill_group, remove
-from .gang import Gang, free_port
+from .gang import Gang
 from .orphans import adopt_orphans, kill_children
 from .ring import gpus_of, host_command, host_environment
 from .spec import Part, Spec, decode
@@ -82,7 +83,7 @@ def supervise(folder: int, path: str, guard: Process | None) -> None:
         run_ranks(host, Part({0: gpus_of(spec)}, "127.0.0.1", 0), folder, path, wishes, confine=confine)
         return
     visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
-    run_ranks(spec, Part(visible, "127.0.0.1", free_port("127.0.0.1")), folder, path, wishes, confine=confine)
+    run_ranks(spec, Part(visible, "127.0.0.1", free_port()), folder, path, wishes, confine=confine)
 
 
 def run_ranks(

@@ -1,0 +1,40 @@
+"""A plan is carried out on every backend: ranks on two nodes find one another, train, and leave a checkpoint."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.model.run import Run
+from longshore.testing.attempts import THREE_GPUS, end_of, running
+from longshore.testing.backends import BackendTrial
+from tests.contracts.test_backends import trial
+
+__all__ = ["trial"]
+ROOT = Path(__file__).parents[2]
+MODEL = f"{ROOT / 'tests' / 'planner' / 'execution' / 'counting.py'}:build"
+BLOCKS = [f"blocks.{i}" for i in range(5)]
+STAGES = [["words", "places"], BLOCKS[:3], [*BLOCKS[3:], "head"]]
+PLAN = {"data": 1, "pipeline": 3, "micro_batch": 2, "batch": 8, "stages": [{"layers": it} for it in STAGES]}
+
+
+@pytest.mark.faults
+def test_a_plan_is_carried_out_by_ranks_on_two_nodes(trial: BackendTrial) -> None:
+    wanted = ("--json", str(trial.folder / "took.json"), "--checkpoints", str(trial.folder / "kept"))
+    variables = {
+        "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1",
+        "LONGSHORE_PLAN": json.dumps(PLAN),
+    }  # fmt: skip
+    command = (sys.executable, "-m", "longshore.stage", "-", MODEL, "--steps", "3", *wanted)
+    attempt = running(command, environment=variables)
+    trial.backend.launch(attempt, THREE_GPUS)
+    status = end_of(trial.backend, attempt)
+    assert status.run is Run.EXITED
+    told = json.loads((trial.folder / "took.json").read_text())
+    assert len(told["losses"]) == 3
+    assert told["losses"][2] < told["losses"][0]
+    (kept,) = (trial.folder / "kept" / attempt.job).iterdir()
+    assert sorted(it.name for it in kept.iterdir()) == ["stage-0.pt", "stage-1.pt", "stage-2.pt"]
+    trial.backend.forget(attempt.name)
