@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,11 @@ from .training import Seat
 
 CHECKPOINT, ATTEMPT = "LONGSHORE_CHECKPOINT", "LONGSHORE_ATTEMPT"
 KEPT = 2  # newest ones that are not removed
+ANEW = "name another folder to begin anew"
 MEASURED = 3  # first steps, by which it is found out how many take as long as is asked for
 _ATTEMPT = re.compile(r"ls-(?P<job>[0-9a-zA-Z]{1,60})-(?P<number>[0-9]{1,9})")
 _NAME = re.compile(r"step-\d{9,}-a\d+")
 _DRAFT = re.compile(r"\.step-\d{9,}-a\d+\.draft")
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a training goes on from."""
-
-    step: int  # that comes first
-    state: Mapping[str, Any]  # of this process's stage
 
 
 def folder_of_job(folder: Path) -> tuple[Path, int]:
@@ -45,20 +37,43 @@ def folder_of_job(folder: Path) -> tuple[Path, int]:
     return (folder, 0) if found is None else (folder / found["job"], int(found["number"]))
 
 
-def find_start(folder: Path | None, plan: PlanFile, seat: Seat) -> Start | None:
-    """Return what the training goes on from: what the scheduler says, else the newest of a folder, else nothing.
+def resume(folder: Path | None, plan: PlanFile, seat: Seat, take: Callable[[Mapping[str, Any]], None]) -> int:
+    """Go on from what the scheduler says, else from the newest checkpoint of a folder, else from nothing.
 
-    All processes call it, and get the same step.
+    All processes call it. If one of them cannot go on, all say why.
+
+    Args:
+        folder: Of the checkpoints.
+        plan: What is carried out.
+        seat: Of this process.
+        take: Takes over the state of this process.
+
+    Returns:
+        The step that comes first.
 
     Raises:
-        InputError: If it cannot be read, or is of another plan.
+        InputError: If the checkpoint cannot be read, or is of another plan or model.
     """
-    told: list[str | None] = [None]
+    path: list[str | None] = [None]
     if dist.get_rank() == 0:
         newest = None if folder is None else _newest(folder_of_job(folder)[0])
-        told = [os.environ.get(CHECKPOINT) or (None if newest is None else str(newest))]
-    dist.broadcast_object_list(told)
-    return None if told[0] is None else _read(Path(told[0]), plan, seat)
+        path = [os.environ.get(CHECKPOINT) or (None if newest is None else str(newest))]
+    dist.broadcast_object_list(path)
+    if path[0] is None:
+        return 0
+    problem, first = "", 0
+    try:
+        first, state = _read(Path(path[0]), plan, seat)
+        take(state)
+    except InputError as error:
+        problem = str(error)
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (problem, first))
+    if problems := [said for said, _ in told if said]:
+        raise InputError(problems[0])
+    if any(step != first for _, step in told):
+        raise InputError("its stages are of several steps", ANEW, path=Path(path[0]))
+    return first
 
 
 def _newest(folder: Path) -> Path | None:
@@ -76,7 +91,8 @@ def _order(path: Path) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", path.name)))
 
 
-def _read(path: Path, plan: PlanFile, seat: Seat) -> Start:
+def _read(path: Path, plan: PlanFile, seat: Seat) -> tuple[int, Mapping[str, Any]]:
+    """Return the step behind a checkpoint, and the state of this process's stage."""
     file = path / f"stage-{seat.stage}.pt"
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
@@ -85,10 +101,10 @@ def _read(path: Path, plan: PlanFile, seat: Seat) -> Start:
         fix = "put it on storage that all nodes share, or unset LONGSHORE_CHECKPOINT to begin anew"
         raise InputError(f"the checkpoint cannot be read: {error.strerror or error}", fix, path=file) from error
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise InputError("it is no checkpoint of a stage", "name another folder to begin anew", path=file) from error
+        raise InputError("it is no checkpoint of a stage", ANEW, path=file) from error
     if layers != [list(it.layers) for it in plan.stages]:
-        raise InputError("the checkpoint is of another plan", "name another folder to begin anew", path=path)
-    return Start(step + 1, state)
+        raise InputError("the checkpoint is of another plan", ANEW, path=path)
+    return step + 1, state
 
 
 class Checkpoints:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from ...cluster.files.errors import InputError
@@ -25,6 +26,7 @@ sys.argv[:] = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 LOOK_S = 0.05
+OTHERS_S = 2.0  # for others to end once one has failed: that may only be what follows
 PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")  # of PyTorch, before each line of a traceback
 ERROR = re.compile(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b")
 
@@ -55,8 +57,8 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        if failed is not None:
-            raise InputError(*_problem(failed, processes[failed].returncode, said[failed]))
+        if failed:
+            raise InputError(*_problem(failed, processes, said))
 
 
 def _started(rank: int, ranks: int, port: int, line: Sequence[str], said: Path) -> "subprocess.Popen[bytes]":
@@ -69,23 +71,30 @@ def _started(rank: int, ranks: int, port: int, line: Sequence[str], said: Path) 
         return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True)
 
 
-def _failed(processes: Sequence["subprocess.Popen[bytes]"]) -> int | None:
-    """Wait until all have ended well, or one has not; return which."""
-    while True:
+def _failed(processes: Sequence["subprocess.Popen[bytes]"]) -> list[int]:
+    """Wait until all have ended well, or one has not; return those that have not, the first one first."""
+    failed, until_s = list[int](), inf
+    while time.monotonic() < until_s:
         statuses = [process.poll() for process in processes]
-        bad = [rank for rank, status in enumerate(statuses) if status]
-        if bad:
-            return bad[0]
-        if all(status == 0 for status in statuses):
-            return None
+        failed += [rank for rank, status in enumerate(statuses) if status and rank not in failed]
+        if all(status is not None for status in statuses):
+            break
+        if failed and until_s == inf:
+            until_s = time.monotonic() + OTHERS_S
         time.sleep(LOOK_S)
+    return failed
 
 
-def _problem(rank: int, status: int, said: Path) -> tuple[str, str]:
-    lines = [PREFIX.sub("", line) for line in said.read_text(errors="replace").splitlines()]
-    own = [line for line in lines if line.startswith("longshore.stage: ")]
+def _problem(
+    failed: Sequence[int], processes: Sequence["subprocess.Popen[bytes]"], said: Sequence[Path]
+) -> tuple[str, str]:
+    """Return what is wrong, and what to do: by who knows it, else by the first that failed."""
+    texts = [PREFIX.sub("", line) for rank in failed for line in said[rank].read_text(errors="replace").splitlines()]
+    own = [line for line in texts if line.startswith("longshore.stage: ")]
     if own:
         problem, _, fix = own[-1].removeprefix("longshore.stage: ").rpartition("; ")
         return (problem, fix) if problem else (fix, "")
+    rank, status = failed[0], processes[failed[0]].returncode
+    lines = [PREFIX.sub("", line) for line in said[rank].read_text(errors="replace").splitlines()]
     told = [line for line in lines if ERROR.match(line)] or lines or ["nothing"]
     return f"rank {rank} ended with status {status} and said: {told[-1]}", "see that the model trains in one process"

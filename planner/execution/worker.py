@@ -27,7 +27,7 @@ from ..offload.break_even import Offload
 from ..offload.offloading import Wish
 from ..profile.building import BuildError
 from ..sharing.turn import Turn
-from .checkpoints import Checkpoints, find_start
+from .checkpoints import Checkpoints, resume
 from .comparing import print_comparison
 from .measured import RankTimes, measured
 from .plan_file import PlanFile, plan_in, read_plan
@@ -160,12 +160,9 @@ def _member(plan: PlanFile, given: argparse.Namespace, script: Script, seat: Sea
 def _take_steps(plan: PlanFile, given: argparse.Namespace, member: Member, seat: Seat, times: RankTimes) -> None:
     """Take the steps that are left, behind the last checkpoint if there is one."""
     reports, every = Steps(), _steps_between_reports(plan)
-    start = find_start(given.checkpoints, plan, seat)
-    first = 0 if start is None else start.step
-    if start is not None:
-        member.go_on_from(start.state)
-        if dist.get_rank() == 0:
-            _say(f"a checkpoint has {first} of {given.steps} steps")
+    first = resume(given.checkpoints, plan, seat, member.go_on_from)
+    if first and dist.get_rank() == 0:
+        _say(f"a checkpoint has {first} of {given.steps} steps")
     saves = _never
     if given.checkpoints is not None:
         steps = range(first, given.steps)

@@ -1,4 +1,7 @@
-"""A plan is carried out on every backend: ranks on two nodes find one another, train, and leave a checkpoint."""
+"""A plan is carried out on every backend: ranks on two nodes find one another, train, and leave a checkpoint.
+
+The double of Kubernetes runs the processes of pods, but its pods have no addresses at which others would reach them.
+"""
 
 import json
 import os
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.model.run import Run
 from longshore.testing.attempts import THREE_GPUS, end_of, running
 from longshore.testing.backends import BackendTrial
@@ -22,6 +26,8 @@ PLAN = {"data": 1, "pipeline": 3, "micro_batch": 2, "batch": 8, "stages": [{"lay
 
 @pytest.mark.faults
 def test_a_plan_is_carried_out_by_ranks_on_two_nodes(trial: BackendTrial) -> None:
+    if isinstance(trial.backend, KubernetesBackend):
+        pytest.skip("pods of the double have no addresses")
     wanted = ("--json", str(trial.folder / "took.json"), "--checkpoints", str(trial.folder / "kept"))
     variables = {
         "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.switching_twin import NODE_GPUS, NODES, compared, trace
+from benchmarks.switching_twin import NODE_GPUS, NODES, Compared, compared, trace
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.switching.replacement import RING, SOURCE
 from longshore.scheduler.backends.protocol import Attempt, Seats
@@ -19,12 +19,22 @@ NAME = "ls-0-1"
 @pytest.mark.parametrize("transient", [False, True])
 def test_a_run_with_faults_has_the_replacements_of_the_simulator(formula: int, *, transient: bool) -> None:
     it = compared(1, formula, JOBS, transient=transient)
+    assert_equal(it)
+    kinds = {(one.left >= 0, one.came >= 0) for one in it.simulated}
+    assert kinds == {(True, True), (True, False), (False, True)}  # filled, left empty, won back
 
+
+def test_a_ring_that_goes_on_short_and_stands_still_again_wins_seats_back_in_its_turn() -> None:
+    """Of the traces that `make bench-switching_twin` runs this one has many such moments."""
+    it = compared(4, SOURCE)
+    assert_equal(it)
+    assert len(it.simulated) > 200
+
+
+def assert_equal(it: Compared) -> None:
     assert it.scheduled == it.simulated
     assert it.stored == sorted((one.time_s, one.job, one.came) for one in it.simulated if one.came >= 0)
     assert it.other_events == 0
-    kinds = {(one.left >= 0, one.came >= 0) for one in it.simulated}
-    assert kinds == {(True, True), (True, False), (False, True)}  # filled, left empty, won back
 
 
 class Launched:

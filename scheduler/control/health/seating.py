@@ -273,7 +273,7 @@ class Seating:
         """
         want = ring.desk.want
         if want is None or not want.empty:
-            ring.short = 0
+            ring.short = ring.short if want is None else 0  # a ring that says nothing is as short as it was
             return
         places = ask(partial(backend.places, ring.name))
         if places is None:
