@@ -40,7 +40,7 @@ lint: $(STAMP)
 
 # Rings, nodes and Slurm under rarer faults: they take minutes, and `make test` leaves them out.
 test-faults: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --max-worker-restart 0 --dist load -m faults
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --max-worker-restart 0 --dist load -m faults
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

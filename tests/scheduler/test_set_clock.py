@@ -10,6 +10,8 @@ from .set_clock import SetClock
 from .test_pool import CLUSTER, call_faulty, events, held_by, seated
 from .test_rings import ring_job, running
 
+pytestmark = pytest.mark.faults
+
 HOUR_S = 3600
 
 

@@ -26,6 +26,8 @@ from tests.scheduler.backends.attempts import (
 )
 from tests.scheduler.backends.ray_cluster import RayCluster, backend_of, end_attempts
 
+pytestmark = pytest.mark.faults
+
 ON_A: Placement = (Share("a", (2,)),)
 ON_D: Placement = (Share("d", (1, 2)),)
 ON_A_AND_D: Placement = (Share("a", (1,)), Share("d", (1,)))

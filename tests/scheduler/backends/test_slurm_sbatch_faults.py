@@ -15,6 +15,8 @@ from longshore.scheduler.model.states import AttemptState, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, block, heal, held_gpus_of, holding_slurm
 
+pytestmark = pytest.mark.faults
+
 # Refuses any change of a request for GPUs while a file is there.
 REFUSING = """
 local modify = slurm_job_modify
