@@ -15,7 +15,7 @@ from .warm.messages import Order
 from .warm.process import Node
 
 TERM_S = 0.05  # between asking a process to end and killing it
-REAP_S = 0.10  # between killing it and calling it unkillable
+REAP_S = 0.10  # between killing it and going on without having seen it end
 LATE, DEAD = "no answer", "its process ended"
 LOOK_AT_NODE = "look at the node: run level 2 there, or restart it"
 Progress = Callable[[str, str, Outcome], None]  # node, check, and how that ended
@@ -127,7 +127,8 @@ def _see_it_end(turn: _Turn, now_s: float) -> None:
         turn.node.kill()
         turn.ending, turn.until_s = "kill", now_s + REAP_S
     elif now_s >= turn.until_s:
-        _end_list(turn, _late(late_s, "it cannot be killed: it hangs in the driver or a disk", "restart the node"))
+        how = f"it had not ended {REAP_S:g} s after SIGKILL: it hangs in the driver or a disk, or the node is busy"
+        _end_list(turn, _late(late_s, how, "look at the load of the node; if its process stays, restart the node"))
 
 
 def _late(limit_s: float, how: str, action: str = LOOK_AT_NODE) -> Finding:

@@ -71,7 +71,7 @@ def test_one_round_names_who_hangs_is_slow_wrong_or_dead_with_evidence(tmp_path:
         report = checked(nodes)
     assert report.bad_nodes == set(faults)
     assert evidence(report, "n0")[0] == "gemm.ref"
-    assert "no answer for 1 s; it was killed" in evidence(report, "n0")[1]
+    assert evidence(report, "n0")[1].startswith("no answer for 1 s; it ")  # killed, as soon as the machine gets to it
     assert evidence(report, "n1")[0] == "job.sample"
     assert evidence(report, "n2")[0] == "gemm.ref"
     assert "at [17, 23], 1 wrong in all" in evidence(report, "n2")[1]
@@ -152,7 +152,7 @@ def test_a_process_that_cannot_be_killed_is_told_and_not_waited_for(tmp_path: Pa
     nodes = {"n0": Unkillable(Place("n0", tmp_path, slots=True), faulty_nodes.hung)}
     try:
         report = checked(nodes)
-        assert "cannot be killed" in evidence(report, "n0")[1]
+        assert "it had not ended 0.1 s after SIGKILL" in evidence(report, "n0")[1]
         assert not nodes["n0"].is_gone()
     finally:
         nodes["n0"].close()
