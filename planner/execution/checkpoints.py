@@ -87,8 +87,10 @@ def _found(folder: Path, name: re.Pattern[str]) -> list[Path]:
         return []
 
 
-def _order(path: Path) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", path.name)))
+def _order(path: Path) -> tuple[int, int]:
+    """Return attempt and step: what a later attempt has written goes before what an earlier one has."""
+    step, attempt = map(int, re.findall(r"\d+", path.name))
+    return attempt, step
 
 
 def _read(path: Path, plan: PlanFile, seat: Seat) -> tuple[int, Mapping[str, Any]]:
@@ -191,8 +193,9 @@ class Checkpoints:
             shutil.rmtree(path)
         draft.rename(path)
         _sync(path.parent)
-        old = sorted(_found(path.parent, _NAME), key=_order)[:-KEPT]
-        for it in (*old, *(it for it in _found(path.parent, _DRAFT) if _order(it) < _order(path))):
+        older = sorted((it for it in _found(path.parent, _NAME) if _order(it) < _order(path)), key=_order)
+        drafts = (it for it in _found(path.parent, _DRAFT) if _order(it) < _order(path))
+        for it in (*older[: 1 - KEPT], *drafts):  # never those of a later attempt
             shutil.rmtree(it, ignore_errors=True)
 
 

@@ -237,7 +237,8 @@ class Member:
 
     def training_state(self) -> dict[str, Any]:
         """Return all that training goes on from."""
-        return {"module": self.module.state_dict(), "optimizer": self._optimizer.state_dict()}
+        optimizer, random = self._optimizer.state_dict(), torch.get_rng_state()
+        return {"module": self.module.state_dict(), "optimizer": optimizer, "random": random}
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
         """Take over what another process of this stage returned for that.
@@ -248,6 +249,7 @@ class Member:
         try:
             self.module.load_state_dict(state["module"])
             self._optimizer.load_state_dict(state["optimizer"])
+            torch.set_rng_state(state["random"])  # replicas of a stage draw alike
         except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
             raise InputError("the checkpoint is of another model", "name another folder to begin anew") from error
 

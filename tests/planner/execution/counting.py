@@ -8,21 +8,22 @@ WORDS, SEQUENCE, WIDTH = 31, 8, 16
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropped: float) -> None:
         super().__init__()
+        self.drop = nn.Dropout(dropped)
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + 0.1 * x.cumsum(1)
-        added: Tensor = self.down(functional.gelu(self.up(self.norm(x))))
+        added: Tensor = self.drop(self.down(functional.gelu(self.up(self.norm(x)))))
         return x + added
 
 
 class Decoder(nn.Module):
-    def __init__(self, *, tied: bool) -> None:
+    def __init__(self, *, tied: bool = False, dropped: float = 0.0) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(5))
+        self.blocks = nn.ModuleList(Block(dropped) for _ in range(5))
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         if tied:
             self.head.weight = self.words.weight
@@ -46,11 +47,15 @@ def data(first: int, samples: int) -> tuple[Tensor, Tensor]:
 
 
 def build() -> tuple[nn.Module, Tensor, object, Tensor]:
-    return Decoder(tied=False), *_example()
+    return Decoder(), *_example()
 
 
 def tied() -> tuple[nn.Module, Tensor, object, Tensor]:
     return Decoder(tied=True), *_example()
+
+
+def dropping() -> tuple[nn.Module, Tensor, object, Tensor]:
+    return Decoder(dropped=0.1), *_example()
 
 
 def _example() -> tuple[Tensor, object, Tensor]:

@@ -15,7 +15,7 @@ from longshore.planner.execution.measured import Measured
 from tests.command_line import Command
 
 HERE = Path(__file__).parent
-COUNTING = f"{HERE / 'counting.py'}:build"
+COUNTING = f"{HERE / 'counting.py'}:dropping"  # random numbers are part of what goes on
 BLOCKS = [f"blocks.{i}" for i in range(5)]
 STAGES = [{"layers": ["words", "places", *BLOCKS[:2]]}, {"layers": [*BLOCKS[2:], "head"]}]
 PLAN: dict[str, Any] = {"data": 2, "pipeline": 2, "micro_batch": 2, "batch": 8, "stages": STAGES}
@@ -30,8 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def losses(longshore: Command, steps: int, *options: object) -> tuple[float, ...]:
-    done = longshore("planner", "run", "plan.json", COUNTING, "--steps", steps, "--json", "took.json", *options)
+def losses(longshore: Command, steps: int, *options: object, plan: str = "plan.json") -> tuple[float, ...]:
+    done = longshore("planner", "run", plan, COUNTING, "--steps", steps, "--json", "took.json", *options)
     assert done.status == 0, done.err
     return Measured.model_validate_json(Path("took.json").read_text()).losses
 
@@ -92,3 +92,14 @@ def test_a_checkpoint_that_cannot_be_written_stops_nobody(folder: Path) -> None:
     )
     assert "no checkpoint of step 2: " in done.stdout
     assert "step 2 of 2: loss" in done.stdout
+
+
+def test_an_attempt_that_has_been_followed_by_another_takes_nothing_from_it(
+    longshore: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    for attempt, steps in (("ls-job-2", 2), ("ls-job-1", 6), ("ls-job-3", 3)):
+        monkeypatch.setenv("LONGSHORE_ATTEMPT", attempt)
+        taken.append(len(losses(longshore, steps, "--checkpoints", "kept", "--checkpoint-s", 0, plan="two.json")))
+    assert taken == [2, 4, 1]  # the last goes on from what the second attempt has written
+    assert names(folder / "kept" / "job") == ["step-000000001-a2", "step-000000002-a3"]
