@@ -56,6 +56,7 @@ def test_a_training_that_goes_on_is_bit_equal_to_one_that_never_ended(longshore:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.faults
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_in_one_line(
     longshore: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_nobody(folder: Path) -> None:
     assert "step 2 of 2: loss" in done.stdout
 
 
+@pytest.mark.faults
 def test_an_attempt_that_has_been_followed_by_another_takes_nothing_from_it(
     longshore: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
