@@ -1,5 +1,6 @@
 """A real scheduler in the network namespace of the test."""
 
+import os
 import subprocess
 import sys
 import time
@@ -24,7 +25,8 @@ def serve_apart(
     """
     (folder / "longshore.yaml").write_text(settings)
     serve = [sys.executable, "-m", "longshore", "serve", "--config", str(folder / "longshore.yaml")]
-    process = subprocess.Popen(serve, cwd=folder, stdout=log, stderr=log)
+    environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}  # nothing is left in the home of who tests
+    process = subprocess.Popen(serve, cwd=folder, env=environment, stdout=log, stderr=log)
     token, until_s = folder / "served" / "token", time.monotonic() + WITHIN_S
     while not (token.exists() and token.read_text().strip()):
         assert time.monotonic() < until_s, "no token"

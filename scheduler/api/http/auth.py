@@ -47,6 +47,10 @@ async def who_asks(request: Request, service: Serving, known: Knowing) -> Caller
     scheme, _, secret = header.partition(" ")
     if scheme.lower() != "bearer" or not secret:
         raise ProblemError("unauthorized", "only `Authorization: Bearer TOKEN` is known")
+    if service.is_open and not await _has_tokens(service, known):
+        # The token is of another scheduler, as of one that was at this port before. It is worth what none is worth.
+        await _without_token(request, service, known)
+        return NOBODY_ELSE
     return await caller_with(secret, service, known)
 
 
@@ -72,13 +76,15 @@ async def _without_token(request: Request, service: Service, known: Known) -> No
     A page of some website must not submit jobs through the browser of whoever looks at it: not under a name of its own
     that it lets point to this machine, and not from its own origin, which may be another port of this machine.
     """
-    guards = known.guards() if service.is_open else True
-    if guards is None:
-        guards = await run_in_threadpool(known.read_guards, service)
-    if guards:
+    if not service.is_open or await _has_tokens(service, known):
         raise ProblemError("unauthorized", "this scheduler asks for a token: send `Authorization: Bearer TOKEN`")
     if not is_loopback(_host_of(request)) or not has_own_origin(request):
         raise ProblemError("wrong-host", "without tokens, only pages and programs of this address are served")
+
+
+async def _has_tokens(service: Service, known: Known) -> bool:
+    guards = known.guards()
+    return await run_in_threadpool(known.read_guards, service) if guards is None else guards
 
 
 def _host_of(request: Request) -> str:
