@@ -24,7 +24,7 @@ from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.problems import LOAD, Regime, window_problem
 from longshore.cluster.presets.streams import Stream, stream
 from longshore.cluster.traces.detect import read_trace
-from longshore.cluster.workloads.estimates import with_scenario_estimates
+from longshore.cluster.workloads.estimates import EstimateKind, with_scenario_estimates
 from longshore.eval.run import run_all
 from longshore.eval.setting import WINDOWS
 from longshore.training.asked import SIGMA, TRAINED_PART, VALIDATED_PART
@@ -89,13 +89,16 @@ def everywhere(run: Callable[[Path, float], Figures]) -> Everywhere:
     }
 
 
-def problem_of(path: Path, regime: Regime, load: float, part: tuple[float, float], seed: int) -> Problem:
+def problem_of(
+    path: Path, regime: Regime, load: float, part: tuple[float, float], seed: int,
+    estimates: EstimateKind = "log-normal",
+) -> Problem:  # fmt: skip
     """Return windows of a part of a trace, DRAWS draws of each."""
     problem = window_problem(
         workload_of(path), regime, windows=WINDOWS, runs=DRAWS, part=part, seed=seed, load=load, disjoint=True
     )
     rng = stream(seed, Stream.ESTIMATES)
-    scenarios = with_scenario_estimates(problem.scenarios, "log-normal", sigma=SIGMA, rng=rng)
+    scenarios = with_scenario_estimates(problem.scenarios, estimates, sigma=SIGMA, rng=rng)
     return problem._replace(scenarios=scenarios)
 
 
