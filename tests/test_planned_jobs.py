@@ -198,6 +198,7 @@ def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: s
     ]
 
 
+@pytest.mark.faults
 def test_a_planned_job_that_loses_a_rank_goes_on_from_its_last_checkpoint(small: Served) -> None:
     wish = {"model": "train.py:build", "samples": 240, "batch": 8, "hardware": "here.yaml", "degrees": "1x2x1"}
     command = ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "30"]

@@ -74,6 +74,7 @@ def test_a_gpu_that_fails_is_struck_off_and_the_next_takes_the_seat(served: Chec
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
 
 
+@pytest.mark.faults
 def test_a_scheduler_that_is_killed_while_it_holds_a_gpu_for_a_seat_fills_it_once(served: Checked) -> None:
     """A process that is really killed, by SIGKILL, with a GPU that is reserved and not given yet."""
     served.say("b", "hang")

@@ -39,6 +39,7 @@ def play(case: str, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.faults
 def test_the_gpu_behind_the_slower_link_does_not_take_the_seat(tmp_path: Path) -> None:
     came = play("slow", tmp_path)
     links = {it["node"]: it for it in came["candidates"]}

@@ -153,6 +153,7 @@ def test_who_takes_the_port_of_an_agent_that_died_is_not_taken_for_it(watched: W
     watched.becomes(A, "dead", "fast: ")
 
 
+@pytest.mark.faults
 def test_an_agent_without_a_port_is_unreachable_when_it_is_gone(watched: Watched) -> None:
     watched.start_agents(B, C)
     watched.agent(A, "--port", "-1")
