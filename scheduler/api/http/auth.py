@@ -47,11 +47,14 @@ async def who_asks(request: Request, service: Serving, known: Knowing) -> Caller
     scheme, _, secret = header.partition(" ")
     if scheme.lower() != "bearer" or not secret:
         raise ProblemError("unauthorized", "only `Authorization: Bearer TOKEN` is known")
-    if service.is_open and not await _has_tokens(service, known):
-        # The token is of another scheduler, as of one that was at this port before. It is worth what none is worth.
-        await _without_token(request, service, known)
-        return NOBODY_ELSE
-    return await caller_with(secret, service, known)
+    try:
+        return await caller_with(secret, service, known)
+    except ProblemError:
+        if not service.is_open or await _has_tokens(service, known):
+            raise
+    # The token is of another scheduler, as of one that was at this port before. It is worth what none is worth.
+    await _without_token(request, service, known)
+    return NOBODY_ELSE
 
 
 async def caller_with(secret: str, service: Service, known: Known) -> Caller:
