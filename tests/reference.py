@@ -14,6 +14,7 @@ from longshore.cluster.model.scenarios import PLANNED, FaultProcess, Rules, Scen
 from longshore.cluster.model.topology import Cluster
 from tests.reference_faults import random_outages
 from tests.reference_queue import aged_s, bounded, leader, may_wait, offered, passes
+from tests.reference_slow import end_piece, first_pace, note, note_slow_nodes, paced, turn_paces
 from tests.reference_state import (
     Job,
     Plan,
@@ -26,7 +27,7 @@ from tests.reference_state import (
     suiting,
     usable_by,
 )
-from tests.reference_switching import POOL, end_piece, fill_pool, heed, holds_on, leave, note, strike, win_back
+from tests.reference_switching import POOL, fill_pool, heed, holds_on, leave, strike, win_back
 
 ROUNDING = 1e-9  # of a checkpoint interval
 
@@ -61,6 +62,7 @@ def simulate(
         if all(not math.isnan(job.finish_s) for job in state.jobs):
             break
         turn_sources(state)
+        turn_paces(state)
         if holds_on(state.rules):
             end_runs(state)
             win_back(state)
@@ -99,6 +101,8 @@ def first_state(
     state.kinds = [frozenset(np.flatnonzero(suited).tolist()) for suited in cluster.suits]
     if rules.switching:
         fill_pool(state)
+    if rules.slow_per_s > 0:
+        state.paces = [first_pace(rules, state.seed, len(state.sources) + node) for node in range(len(state.speed))]
     return state
 
 
@@ -151,6 +155,7 @@ def next_moment(state: ReferenceState) -> float:
     """Return the time of the next finish, turn of a fault source or submission, or when the next job has aged."""
     times = [job.end_s for job in state.jobs]
     times += [source.outage[1] if source.down else source.outage[0] for source in state.sources]
+    times += [pace.next_s for pace in state.paces]
     times += [job.submit_s for job in state.jobs[state.submitted :]]
     times += [aged_s(state, job) for job in bounded(state) if state.now_s < aged_s(state, job)]
     if min(times) == math.inf:
@@ -168,6 +173,7 @@ def end_runs(state: ReferenceState) -> None:
         note(state, "finish", ended[0], job.placement)
         state.overhead_gpu_s += len(job.placement) * job.overhead_s
         job.finish_s = state.now_s
+        state.busy_gpu_s += len(job.placement) * (state.now_s - job.start_s)
         vacate(state, job)
 
 
@@ -215,7 +221,6 @@ def repair(state: ReferenceState, index: int) -> None:
 def stop(state: ReferenceState, index: int) -> None:
     job = state.jobs[index]
     note(state, "stop", index, job.placement)
-    renew_estimate(state, job)
     end_piece(state, job)
     kept_s = 0.0
     useful_s = sum(piece[0] for piece in job.pieces)
@@ -227,7 +232,7 @@ def stop(state: ReferenceState, index: int) -> None:
         kept_s -= saved_s
         job.saved_s += saved_s / factor
         job.lost_s += (piece_s - saved_s) * gpus / job.gpus
-    job.pieces, job.struck_s = [], math.nan
+    job.pieces, job.struck_s, job.slowed_s = [], math.nan, math.nan
     job.stops += 1
     while job.estimate_s <= job.saved_s:
         job.estimate_s *= 2
@@ -238,7 +243,6 @@ def stop(state: ReferenceState, index: int) -> None:
 
 def vacate(state: ReferenceState, job: Job) -> None:
     """Take a job off its GPUs."""
-    state.busy_gpu_s += len(job.placement) * (state.now_s - job.start_s)
     for gpu in job.placement:
         leave(state, gpu)
     job.placement, job.end_s, job.pieces = [], math.inf, []
@@ -288,12 +292,13 @@ def start(state: ReferenceState, index: int, gpus: list[int]) -> None:
     state.queue.remove(index)
     job.wait_s += state.now_s - job.entered_s
     job.placement, job.start_s = gpus, state.now_s
-    job.slowdown, job.overhead_s = slowdown(state, index, gpus), overhead_s(state, index)
+    job.slowdown, job.overhead_s = paced(state, index, gpus), overhead_s(state, index)
     job.end_s = state.now_s + (job.overhead_s + (job.work_s - job.saved_s) * job.slowdown)
     if math.isnan(job.first_start_s):
         job.first_start_s = state.now_s
     for gpu in gpus:
         state.gpu_job[gpu] = index
+    note_slow_nodes(state, job)
     note(state, "start", index, gpus)
 
 
@@ -319,4 +324,5 @@ def outcome(state: ReferenceState, columns: int) -> Outcome:
         job_events=np.array([sum(event.job >= 0 for event in state.events)], dtype=np.int64),
         decisions=np.array([state.decisions], dtype=np.int64),
         switches=np.array([state.switches], dtype=np.int64),
+        slowed=np.array([state.slowed], dtype=np.int64),
     )

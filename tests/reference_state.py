@@ -45,6 +45,7 @@ class Job:
     stops: int = 0
     lost_s: float = 0.0
     struck_s: float = math.nan  # when a fault hit it on which nobody has acted yet
+    slowed_s: float = math.nan  # since when it has had GPUs on slow nodes
     pieces: list[tuple[float, float, int]] = field(default_factory=list)  # of this run before its last switch
 
 
@@ -56,6 +57,15 @@ class Source:
     outages: Iterator[tuple[float, float]]
     outage: tuple[float, float]  # (start, end) of the present outage if down, else of the next
     down: bool = False
+
+
+@dataclass
+class Pace:
+    """When a node becomes slow and well again."""
+
+    turns: Iterator[float]
+    next_s: float
+    slow: bool = False
 
 
 @dataclass
@@ -91,6 +101,8 @@ class ReferenceState:
     spares: set[int] = field(default_factory=set)  # GPUs of the pool, idle or not
     dead: set[int] = field(default_factory=set)  # GPUs that failed under a job, and nobody has acted on that yet
     switches: int = 0
+    paces: list[Pace] = field(default_factory=list)  # of each node; none where none becomes slow
+    slowed: int = 0  # how often a running job has met slow nodes
     events: list[Event] = field(default_factory=list)
 
 

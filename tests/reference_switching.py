@@ -8,20 +8,16 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.scenarios import Rules
 from longshore.cluster.switching.replacement import SOURCE, TYPICAL_EFFICIENCY
-from tests.reference_state import Job, ReferenceState, renew_estimate, running, slowdown, switched_work_s
+from tests.reference_slow import end_piece, note, paced, run_from_here, slow_nodes
+from tests.reference_state import Job, ReferenceState, running
 
 POOL = -1  # holds idle spares down, besides the fault sources
 
 
 def holds_on(rules: Rules) -> bool:
-    return rules.switching or rules.detection_s > 0
-
-
-def note(state: ReferenceState, kind: str, job: int, gpus: list[int]) -> None:
-    state.events.append(Event(state.now_s, kind, job, tuple(gpus)))
+    return rules.switching or rules.detection_s > 0 or rules.slow_per_s > 0
 
 
 def fill_pool(state: ReferenceState) -> None:
@@ -75,8 +71,6 @@ def heed(state: ReferenceState, index: int) -> bool:
     job = state.jobs[index]
     if not state.rules.switching or set(job.placement) <= state.dead:
         return False
-    renew_estimate(state, job)
-    state.busy_gpu_s += len(job.placement) * (state.now_s - job.start_s)
     end_piece(state, job)
     before = Before(ring_s(state, job, len(job.placement), job.placement), records_of(state, job))
     for gpu in [gpu for gpu in job.placement if gpu in state.dead]:
@@ -103,20 +97,10 @@ def alike(state: ReferenceState, gpu: int, other: int) -> bool:
     return state.node_type[nodes[0]] == state.node_type[nodes[1]] and same_jobs
 
 
-def end_piece(state: ReferenceState, job: Job) -> None:
-    """Keep what a job did since its last start or switch, and count the rest of that time as lost."""
-    until_s = state.now_s if math.isnan(job.struck_s) else job.struck_s
-    useful_s = max(0.0, until_s - job.start_s - job.overhead_s)
-    job.lost_s += (state.now_s - job.start_s - useful_s) * len(job.placement) / job.gpus
-    job.pieces.append((useful_s, job.slowdown, len(job.placement)))
-
-
 def go_on(state: ReferenceState, index: int) -> None:
     job = state.jobs[index]
-    left_s = max(0.0, job.work_s - (job.saved_s + switched_work_s(job)))
-    job.struck_s, job.start_s, job.overhead_s = math.nan, state.now_s, state.rules.switch_s
-    job.slowdown = slowdown(state, index, job.placement)
-    job.end_s = state.now_s + (job.overhead_s + left_s * job.slowdown)
+    job.struck_s = math.nan
+    run_from_here(state, index, state.rules.switch_s)
     state.switches += 1
     note(state, "switch", index, job.placement)
 
@@ -132,14 +116,12 @@ def win_back(state: ReferenceState) -> None:
             found = newcomer(state, index, job.placement, None, Before(present_s, records))
             if found is None:
                 break
-            if not state.rules.ring and slowdown(state, index, sorted([*job.placement, found])) >= factor:
+            if not state.rules.ring and paced(state, index, sorted([*job.placement, found])) >= factor:
                 break
             take(state, index, found)
-            factor = slowdown(state, index, job.placement)
+            factor = paced(state, index, job.placement)
         if job.placement != before:
             won, job.placement = job.placement, before
-            renew_estimate(state, job)
-            state.busy_gpu_s += len(before) * (state.now_s - job.start_s)
             end_piece(state, job)
             job.placement = won
             go_on(state, index)
@@ -198,7 +180,8 @@ def ordered(others: list[int], first: int) -> list[int]:
 
 def idle(state: ReferenceState, job: Job) -> list[int]:
     """Return the idle GPUs on which a job could go on; those of the pool last."""
-    suiting = [gpu for gpu, of in enumerate(state.gpu_job) if of < 0 and state.gpu_node[gpu] in job.nodes]
+    well = job.nodes - slow_nodes(state)
+    suiting = [gpu for gpu, of in enumerate(state.gpu_job) if of < 0 and state.gpu_node[gpu] in well]
     free = [gpu for gpu in suiting if not state.held_down_by[gpu]]
     return free + [gpu for gpu in suiting if state.held_down_by[gpu] == {POOL}]
 

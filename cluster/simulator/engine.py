@@ -16,12 +16,15 @@ from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.heap import push
 from ..state.holding import begin_run, holds_on
+from ..state.slowness import may_slow
 from ..state.state import Simulation
 from ..state.usable import has_classes, show_class
 from .event_log import START, SUBMIT, begin_event, log_placement
 from .fault_changes import change_source
 from .handling.detection import end_held
 from .handling.growth import win_back
+from .handling.pace import change_paces, next_change_s
+from .handling.progress import note_slow_nodes, present_slowdown
 from .job_changes import dequeue, enqueue_last, finish
 from .limits import (
     FAILING_AT_ONCE,
@@ -46,6 +49,8 @@ def next_time_s(sim: Simulation, row: int) -> float:
         time_s = min(time_s, state.source_s[row, state.source_heap[row, 0]])
     if state.submitted[row] < sim.scenarios.jobs[state.scenario[row]]:
         time_s = min(time_s, sim.scenarios.submit_s[state.scenario[row], state.submitted[row]])
+    if may_slow(sim):
+        time_s = min(time_s, next_change_s(sim, row))
     return time_s
 
 
@@ -77,7 +82,7 @@ def submit(sim: Simulation, row: int) -> None:
 
 @kernel
 def live_through(sim: Simulation, row: int, time_s: float) -> None:
-    """Let everything happen that happens at one moment: finishes, faults and repairs, submissions."""
+    """Let everything happen that happens at one moment: finishes, faults and repairs, slow nodes, submissions."""
     state = sim.state
     begin_moment(sim, row, time_s)
     holding = holds_on(sim)
@@ -89,6 +94,8 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
     if state.finished[row] == sim.scenarios.jobs[state.scenario[row]]:
         return
     change_sources(sim, row)
+    if may_slow(sim):
+        change_paces(sim, row)
     if holding:
         end_held(sim, row)  # faults of this very moment, if they are detected at once
         win_back(sim, row)
@@ -202,6 +209,10 @@ def start(sim: Simulation, row: int) -> bool:
     overhead_s = start_overhead_s(sim, row, job)
     if holds_on(sim):
         begin_run(sim, row, job)
+    if may_slow(sim):
+        note_slow_nodes(sim, row, job)
+        if state.slowed_s[row, job] >= 0.0:
+            slowdown = present_slowdown(sim, row, job)
     work_s = sim.scenarios.work_s[state.scenario[row], job] - state.saved_s[row, job]
     state.overhead_s[row, job] = overhead_s
     state.slowdown[row, job] = slowdown

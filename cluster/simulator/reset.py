@@ -9,7 +9,7 @@ from ..state.beliefs import begin_beliefs
 from ..state.holding import begin_run, fill_pool, holds_on
 from ..state.state import Simulation
 from ..state.usable import reset_usable
-from .fault_process import next_fault_s
+from .fault_process import next_fault_s, next_pace_s
 from .limits import (
     NO_ROW,
 )
@@ -58,6 +58,10 @@ def _reset_holding(sim: Simulation, row: int) -> None:
         state.spare[row, gpu] = 0
     for job in range(state.short.shape[1]):
         begin_run(sim, row, job)
+    for node in range(state.node_slow.shape[1]):
+        state.node_slow[row, node] = 0
+        state.pace_k[row, node] = 0
+        state.pace_s[row, node] = next_pace_s(sim, row, node)
     if sim.rules.switching and sim.rules.spares > 0.0:
         fill_pool(sim, row)
 
@@ -116,6 +120,7 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.decisions[row] = 0
     state.switches[row] = 0
     state.shrunk[row] = 0
+    state.slowed[row] = 0
     _reset_gpus(sim, row)
     begin_beliefs(sim, row)
     _reset_jobs(sim, row, scenario)

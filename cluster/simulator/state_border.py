@@ -24,6 +24,7 @@ BOUNDED = (
     "now_s", "estimates_s", "queued_gpu_s", "picked_hazard", "busy_gpu_s", "down_gpu_s", "job_time_s",
     "overhead_gpu_s", "source_since_s", "saved_s", "start_s", "end_s", "overhead_s", "entered_s", "wait_s", "queued_s",
     "first_start_s", "finish_s", "lost_s", "struck_s", "fresh_s", "fresh_gpu_s", "since_s",
+    "slowed_s",
 )  # fmt: skip
 
 
@@ -213,8 +214,11 @@ def _check_held(sim: Simulation, state: State) -> None:
     for name in ("fresh_s", "fresh_gpu_s", "since_s"):
         values = getattr(state, name)
         refuse(f"state.{name}", values, (values >= 0.0) & (runs | (values == 0.0)), "at least 0, 0 if it does not run")
-    fits = (state.struck_s == -1.0) | (runs & (state.struck_s >= 0.0) & (state.struck_s <= state.now_s[:, None]))
-    refuse("state.struck_s", state.struck_s, fits, "-1, or up to the present for a job that runs")
+    for name in ("struck_s", "slowed_s"):
+        since_s = getattr(state, name)
+        fits = (since_s == -1.0) | (runs & (since_s >= 0.0) & (since_s <= state.now_s[:, None]))
+        refuse(f"state.{name}", since_s, fits, "-1, or up to the present for a job that runs")
+    refuse("state.pace_s", state.pace_s, state.pace_s >= state.now_s[:, None], "no time before the present")
     refuse("state.died", state.died, (state.died == 0) | (state.gpu_job >= 0), "0 for a GPU that no job holds")
     spares = np.zeros_like(state.spare)
     if sim.rules.switching and sim.rules.spares > 0.0:

@@ -22,7 +22,7 @@ ROUNDING = 1e-9  # of a number of GPUs: 7 % of 100 are 7, not 8
 @kernel
 def holds_on(sim: Simulation) -> bool:
     """Say whether a job may hold its GPUs beyond a fault; the same as `holds_on_by` of its rules."""
-    return bool(sim.rules.switching or sim.rules.detection_s > 0.0)
+    return bool(sim.rules.switching or sim.rules.detection_s > 0.0 or sim.rules.slow_per_s > 0.0)
 
 
 @kernel
@@ -49,6 +49,7 @@ def begin_run(sim: Simulation, row: int, job: int) -> None:
     """Let a job run on all the GPUs that it asks for, well, and with no work done since its last checkpoint."""
     state = sim.state
     state.struck_s[row, job] = -1.0
+    state.slowed_s[row, job] = -1.0
     state.short[row, job] = 0
     state.fresh_s[row, job] = 0.0
     state.fresh_gpu_s[row, job] = 0.0

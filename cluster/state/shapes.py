@@ -54,7 +54,9 @@ ANY = 2**63 - 1
 # its kind, one in the plural how many there are.
 RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (0, "scenario"): ("scenario",),
-    (0, "one"): ("aged", "base_waits", "base_refused", "source_failed", "ends_kept", "lemon", "spare", "died"),
+    (0, "one"): (
+        "aged", "base_waits", "base_refused", "source_failed", "ends_kept", "lemon", "spare", "died", "node_slow",
+    ),
     (0, "two"): ("index_stage",),
     (-1, "job"): (
         "head", "tail", "gpu_job", "next_job", "previous_job", "run_place", "index_best", "index_oldest",
@@ -86,7 +88,7 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (-1, "any"): ("moment", "passed", "reserved_moment", "index_moment"),
     (0, "any"): (
         "quiet", "unlooked", "estimated", "job_events", "decisions", "candidate_hole", "gpu_down", "source_k",
-        "stops", "index_from", "switches",
+        "stops", "index_from", "switches", "slowed", "pace_k",
     ),
     (-ANY - 1, "any"): ("candidate_sign", "index_place"),
 }  # fmt: skip

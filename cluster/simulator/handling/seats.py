@@ -10,6 +10,7 @@ from ...dispatch.placing import safest_gpu
 from ...kernels.compiled import kernel
 from ...kernels.selection import kth_smallest
 from ...state.holding import held_gpus, is_idle_spare
+from ...state.slowness import is_slow
 from ...state.state import Simulation
 from ...state.usable import class_of, usable_on
 from ...switching.links import link_bytes_per_s
@@ -74,17 +75,18 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s:
 def _list_idle(sim: Simulation, row: int, job: int) -> int:
     """List the idle GPUs on which a job could go on, the safest of each node; those of the pool last.
 
-    The other GPUs of a node are no better. So equal candidates are taken from outside the pool first.
+    The other GPUs of a node are no better. So equal candidates are taken from outside the pool first. Who is given a
+    seat is tried out before, and found out if it is slow.
     """
     suits, listed, count = sim.cluster.suits[class_of(sim, row, job)], sim.scratch.seat_gpu, 0
     for node in range(suits.size):
-        if suits[node] == 1 and usable_on(sim, row, node) > 0:
+        if suits[node] == 1 and usable_on(sim, row, node) > 0 and not is_slow(sim, row, node):
             listed[row, count] = safest_gpu(sim, row, node)
             count += 1
     if sim.rules.spares > 0.0:
         for node in range(suits.size):
             gpu = _safest_spare(sim, row, node) if suits[node] == 1 else NOBODY
-            if gpu != NOBODY:
+            if gpu != NOBODY and not is_slow(sim, row, node):
                 listed[row, count] = gpu
                 count += 1
     return count
@@ -108,7 +110,7 @@ def _share(sim: Simulation, row: int, job: int, seats: int) -> float:
 
 @kernel
 def compute_s(sim: Simulation, row: int, job: int, gpu: int) -> float:
-    """Return the true compute time of a job in an iteration on a GPU, where no seat is empty."""
+    """Return the true compute time of a job in an iteration on a GPU of a node that is well, where no seat is empty."""
     scenario, node = sim.state.scenario[row], sim.cluster.gpu_node[gpu]
     return float(sim.scenarios.compute_s[scenario, job] / sim.scenarios.speed[scenario, node])
 
