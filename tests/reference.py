@@ -12,9 +12,10 @@ import numpy as np
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.scenarios import PLANNED, FaultProcess, Rules, Scenarios, fault_sources
 from longshore.cluster.model.topology import Cluster
+from tests.reference_backups import back_up, reliefs_s
 from tests.reference_faults import random_outages
 from tests.reference_queue import aged_s, bounded, leader, may_wait, offered, passes
-from tests.reference_slow import end_piece, first_pace, note, note_slow_nodes, paced, turn_paces
+from tests.reference_slow import end_piece, first_pace, kept_by, note, note_slow_nodes, paced, turn_paces
 from tests.reference_state import (
     Job,
     Plan,
@@ -27,7 +28,7 @@ from tests.reference_state import (
     suiting,
     usable_by,
 )
-from tests.reference_switching import POOL, fill_pool, heed, holds_on, leave, strike, win_back
+from tests.reference_switching import KEPT, POOL, fill_pool, heed, holds_on, leave, release, strike, win_back
 
 ROUNDING = 1e-9  # of a checkpoint interval
 
@@ -66,6 +67,7 @@ def simulate(
         if holds_on(state.rules):
             end_runs(state)
             win_back(state)
+            back_up(state)
         submit_jobs(state)
         renew_estimates(state)
         state.passed_over.clear()
@@ -156,6 +158,7 @@ def next_moment(state: ReferenceState) -> float:
     times = [job.end_s for job in state.jobs]
     times += [source.outage[1] if source.down else source.outage[0] for source in state.sources]
     times += [pace.next_s for pace in state.paces]
+    times += reliefs_s(state)
     times += [job.submit_s for job in state.jobs[state.submitted :]]
     times += [aged_s(state, job) for job in bounded(state) if state.now_s < aged_s(state, job)]
     if min(times) == math.inf:
@@ -189,7 +192,7 @@ def turn_sources(state: ReferenceState) -> None:
 def fail(state: ReferenceState, index: int) -> None:
     source = state.sources[index]
     source.down = True
-    gone = [gpu for gpu in source.gpus if state.held_down_by[gpu] <= {POOL}]
+    gone = [gpu for gpu in source.gpus if state.held_down_by[gpu] <= {POOL, KEPT}]
     for gpu in source.gpus:
         if not state.held_down_by[gpu]:
             state.down_since_s[gpu] = state.now_s
@@ -209,7 +212,7 @@ def repair(state: ReferenceState, index: int) -> None:
     source.outage = next(source.outages, (math.inf, math.inf))
     for gpu in source.gpus:
         state.held_down_by[gpu].remove(index)
-    back = [gpu for gpu in source.gpus if state.held_down_by[gpu] <= {POOL}]
+    back = [gpu for gpu in source.gpus if state.held_down_by[gpu] <= {POOL, KEPT}]
     for gpu in back:
         if not state.held_down_by[gpu]:
             state.down_gpu_s += state.now_s - state.down_since_s[gpu]
@@ -232,7 +235,7 @@ def stop(state: ReferenceState, index: int) -> None:
         kept_s -= saved_s
         job.saved_s += saved_s / factor
         job.lost_s += (piece_s - saved_s) * gpus / job.gpus
-    job.pieces, job.struck_s, job.slowed_s = [], math.nan, math.nan
+    job.pieces, job.struck_s = [], math.nan
     job.stops += 1
     while job.estimate_s <= job.saved_s:
         job.estimate_s *= 2
@@ -242,7 +245,10 @@ def stop(state: ReferenceState, index: int) -> None:
 
 
 def vacate(state: ReferenceState, job: Job) -> None:
-    """Take a job off its GPUs."""
+    """Take a job off its GPUs, and off those that it keeps."""
+    for gpu in kept_by(state, state.jobs.index(job)):
+        release(state, gpu)
+    job.slowed_s = math.nan
     for gpu in job.placement:
         leave(state, gpu)
     job.placement, job.end_s, job.pieces = [], math.inf, []
@@ -298,7 +304,7 @@ def start(state: ReferenceState, index: int, gpus: list[int]) -> None:
         job.first_start_s = state.now_s
     for gpu in gpus:
         state.gpu_job[gpu] = index
-    note_slow_nodes(state, job)
+    note_slow_nodes(state, index)
     note(state, "start", index, gpus)
 
 
@@ -325,4 +331,6 @@ def outcome(state: ReferenceState, columns: int) -> Outcome:
         decisions=np.array([state.decisions], dtype=np.int64),
         switches=np.array([state.switches], dtype=np.int64),
         slowed=np.array([state.slowed], dtype=np.int64),
+        backups=np.array([state.backups], dtype=np.int64),
+        backup_gpu_s=np.array([state.backup_gpu_s]),
     )

@@ -56,16 +56,22 @@ def change_pace(state: ReferenceState, index: int) -> None:
     job = state.jobs[index]
     if not math.isnan(job.struck_s):
         return
-    note_slow_nodes(state, job)
+    note_slow_nodes(state, index)
     if paced(state, index, job.placement) != job.slowdown:
         pause_s = max(0.0, job.start_s + job.overhead_s - state.now_s)
         end_piece(state, job)
         run_from_here(state, index, pause_s)
 
 
-def note_slow_nodes(state: ReferenceState, job: Job) -> None:
-    """Note whether a running job has GPUs on slow nodes, and since when."""
-    meets = bool({state.gpu_node[gpu] for gpu in job.placement} & slow_nodes(state))
+def kept_by(state: ReferenceState, index: int) -> list[int]:
+    """Return the relieved GPUs that a job keeps, ascending."""
+    return sorted(gpu for gpu, kept in state.kept.items() if kept.job == index)
+
+
+def note_slow_nodes(state: ReferenceState, index: int) -> None:
+    """Note whether a running job has GPUs on slow nodes, relieved or not, and since when."""
+    job = state.jobs[index]
+    meets = bool(kept_by(state, index)) or bool({state.gpu_node[gpu] for gpu in job.placement} & slow_nodes(state))
     if meets and math.isnan(job.slowed_s):
         job.slowed_s = state.now_s
         state.slowed += 1
@@ -89,4 +95,4 @@ def run_from_here(state: ReferenceState, index: int, pause_s: float) -> None:
     job.start_s, job.overhead_s = state.now_s, pause_s
     job.slowdown = paced(state, index, job.placement)
     job.end_s = state.now_s + (pause_s + left_s * job.slowdown)
-    note_slow_nodes(state, job)
+    note_slow_nodes(state, index)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.scenarios import Rules
@@ -68,6 +69,14 @@ class Pace:
     slow: bool = False
 
 
+class Kept(NamedTuple):
+    """A slow GPU that a job keeps beside its ring."""
+
+    job: int
+    backup: int  # the GPU that has its seat
+    since_s: float
+
+
 @dataclass
 class ReferenceState:
     """A simulation at one moment. GPUs, nodes, racks, jobs and sources are indices into plain lists."""
@@ -103,6 +112,9 @@ class ReferenceState:
     switches: int = 0
     paces: list[Pace] = field(default_factory=list)  # of each node; none where none becomes slow
     slowed: int = 0  # how often a running job has met slow nodes
+    kept: dict[int, Kept] = field(default_factory=dict)  # relieved GPUs
+    backups: int = 0  # how often a GPU has taken the seat of a slow one
+    backup_gpu_s: float = 0.0
     events: list[Event] = field(default_factory=list)
 
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from longshore.cluster.model.scenarios import Rules
 from longshore.cluster.switching.replacement import SOURCE, TYPICAL_EFFICIENCY
-from tests.reference_slow import end_piece, note, paced, run_from_here, slow_nodes
-from tests.reference_state import Job, ReferenceState, running
+from tests.reference_slow import end_piece, kept_by, note, paced, run_from_here, slow_nodes
+from tests.reference_state import Job, Kept, ReferenceState, running
 
-POOL = -1  # holds idle spares down, besides the fault sources
+POOL, KEPT = -1, -2  # hold idle spares down, and GPUs that jobs keep, besides the fault sources
 
 
 def holds_on(rules: Rules) -> bool:
@@ -30,10 +30,57 @@ def fill_pool(state: ReferenceState) -> None:
             hold_down(state, gpu)
 
 
-def hold_down(state: ReferenceState, gpu: int) -> None:
+def hold_down(state: ReferenceState, gpu: int, by: int = POOL) -> None:
     if not state.held_down_by[gpu]:
         state.down_since_s[gpu] = state.now_s
-    state.held_down_by[gpu].add(POOL)
+    state.held_down_by[gpu].add(by)
+
+
+def let_up(state: ReferenceState, gpu: int, by: set[int]) -> None:
+    if state.held_down_by[gpu] and state.held_down_by[gpu] <= by:
+        state.down_gpu_s += state.now_s - state.down_since_s[gpu]
+        state.down_since_s[gpu] = math.nan
+    state.held_down_by[gpu] -= by
+
+
+def relieve(state: ReferenceState, index: int, gpu: int, backup: int) -> None:
+    """Take a slow GPU off the ring of a job, which keeps it."""
+    state.jobs[index].placement.remove(gpu)
+    leave(state, gpu)
+    hold_down(state, gpu, KEPT)
+    state.kept[gpu] = Kept(index, backup, state.now_s)
+
+
+def take_back(state: ReferenceState, index: int, gpu: int) -> None:
+    """Give a relieved GPU its seat back; its backup leaves."""
+    backup = state.kept[gpu].backup
+    release(state, gpu)
+    take(state, index, gpu)
+    state.jobs[index].placement.remove(backup)
+    leave(state, backup)
+
+
+def release(state: ReferenceState, gpu: int) -> None:
+    """Keep a relieved GPU no longer."""
+    state.backup_gpu_s += state.now_s - state.kept.pop(gpu).since_s
+    let_up(state, gpu, {KEPT})
+
+
+def drop_failed(state: ReferenceState, index: int) -> None:
+    """Let the backups of relieved GPUs that have failed stay for good."""
+    for gpu in kept_by(state, index):
+        if state.held_down_by[gpu] - {POOL, KEPT}:
+            swap_roles(state, state.kept[gpu].backup, gpu)
+            release(state, gpu)
+
+
+def swap_roles(state: ReferenceState, gpu: int, failed: int) -> None:
+    """Let a GPU that failed be a spare in place of the one that took its seat."""
+    if gpu in state.spares and failed not in state.spares and alike(state, gpu, failed):
+        state.spares.remove(gpu)
+        state.spares.add(failed)
+        if state.gpu_job[failed] < 0:
+            hold_down(state, failed)
 
 
 def leave(state: ReferenceState, gpu: int) -> None:
@@ -46,10 +93,7 @@ def leave(state: ReferenceState, gpu: int) -> None:
 
 def take(state: ReferenceState, index: int, gpu: int) -> None:
     """Give a running job one GPU more."""
-    if gpu in state.spares:
-        state.held_down_by[gpu].remove(POOL)
-        state.down_gpu_s += state.now_s - state.down_since_s[gpu]
-        state.down_since_s[gpu] = math.nan
+    let_up(state, gpu, {POOL})
     state.gpu_job[gpu] = index
     state.jobs[index].placement = sorted([*state.jobs[index].placement, gpu])
 
@@ -71,19 +115,22 @@ def heed(state: ReferenceState, index: int) -> bool:
     job = state.jobs[index]
     if not state.rules.switching or set(job.placement) <= state.dead:
         return False
+    drop_failed(state, index)
     end_piece(state, job)
     before = Before(ring_s(state, job, len(job.placement), job.placement), records_of(state, job))
     for gpu in [gpu for gpu in job.placement if gpu in state.dead]:
         state.dead.remove(gpu)
         if not state.held_down_by[gpu]:
             continue
+        slow = [it for it in kept_by(state, index) if state.kept[it].backup == gpu]
+        if slow:
+            take_back(state, index, slow[0])
+            continue
         others = [other for other in job.placement if other != gpu and not state.held_down_by[other]]
         found = newcomer(state, index, others, gpu, before)
         if found is not None:
             take(state, index, found)
-            if found in state.spares and gpu not in state.spares and alike(state, found, gpu):
-                state.spares.remove(found)
-                state.spares.add(gpu)
+            swap_roles(state, found, gpu)
         job.placement.remove(gpu)
         leave(state, gpu)
     go_on(state, index)
@@ -153,9 +200,9 @@ def newcomer(state: ReferenceState, index: int, others: list[int], failed: int |
     """Return the idle GPU that takes the seat of one that failed, or a new one behind all; None if there is none."""
     job, place = state.jobs[index], failed if failed is not None else len(state.gpu_job)
     seats = len(job.placement) + (failed is None)
-    before = max([gpu for gpu in others if gpu < place] or others)
-    after = min([gpu for gpu in others if gpu > place] or others)
-    ring = ordered(others, after)
+    before = max([gpu for gpu in others if gpu < place] or others or [place])
+    after = min([gpu for gpu in others if gpu > place] or others or [place])
+    ring = ordered(others, after) if others else []
     ranked = []
     candidates = idle(state, job)
     if failed is None and state.rules.ring:
@@ -251,6 +298,6 @@ def iteration_s(
     ends = [link_bytes_per_s(state, before, gpu), link_bytes_per_s(state, gpu, after)]
     if state.rules.replacement == SOURCE:
         return max(sent_bytes(state, job) / link for link in ends) + own_s
-    slowest_s = max(own_s, *(compute_s(state, job, seats, it) for it in ring))
+    slowest_s = max([own_s, *(compute_s(state, job, seats, it) for it in ring)])
     links = ends + [link_bytes_per_s(state, one, other) for one, other in pairwise(ring)]
     return slowest_s + 2 * (seats - 1) / seats * sent_bytes(state, job) / min(links)

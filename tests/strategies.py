@@ -122,6 +122,7 @@ SLOW: dict[str, st.SearchStrategy[Any]] = {
     "slow_per_s": st.sampled_from((2.0**-5, 2.0**-7, 2.0**-9)),
     "slow_factor": st.sampled_from(SLOW_FACTORS),
     "slow_mean_s": st.sampled_from((4.0, 30.0, 120.0)),
+    "backups": st.sampled_from((0, 1, 3, 8)),
 }
 PROCESS: dict[str, st.SearchStrategy[Any]] = {
     "shape": st.sampled_from((1.0, 0.75, 1.5)),
@@ -223,8 +224,8 @@ def switching_cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def slow_cases(draw: st.DrawFn) -> Case:
-    """Cases in which nodes are slow for a while, of all kinds of jobs and with all handlings of faults."""
-    case = draw(cases() | switching_cases())
+    """Cases in which nodes are slow for a while, some with backups, of all jobs and with all handlings of faults."""
+    case = draw(cases() | switching_cases() | switching_cases())
     # A slow run meets more faults: still few enough that every job ends.
     rates_per_s = case.scenarios.source_rate_per_s / max(SLOW_FACTORS)
     slow = each(draw, SLOW)

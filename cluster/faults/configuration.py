@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..model.scenarios import MOST_RESTART_S, MOST_SLOW_FACTOR, FaultProcess, fault_sources
 from ..model.topology import Cluster
@@ -51,6 +51,15 @@ class FaultConfiguration(BaseModel):
     spares: Annotated[float, Field(ge=0, le=0.5)] = 0.0  # share of each type's GPUs that wait for a seat, with `switch`
     replacement: Literal["ring", "source"] = "ring"  # how long an iteration with a candidate takes, with `switch`
     slow: SlowNodes | None = None  # nodes never are if left out
+    backups: Annotated[int, Field(ge=0, le=100)] = 0  # GPUs of a job that may have one at a time, with `switch`
+
+    @model_validator(mode="after")
+    def _backups_are_for_slow_nodes_of_jobs_that_switch(self) -> Self:
+        if self.backups and self.slow is None:
+            raise ValueError("backups are for GPUs of slow nodes; add slow, or leave them out")
+        if self.backups and self.handling != "switch":
+            raise ValueError("backups join rings that are formed anew; write handling: switch, or leave them out")
+        return self
 
 
 class FaultModel(NamedTuple):

@@ -42,6 +42,8 @@ class Outcome(NamedTuple):
     decisions: NDArray[np.int64]  # (scenarios,) placements and waits that the policy chose
     switches: NDArray[np.int64]  # (scenarios,) how often a ring was formed anew: seats filled, given up or won back
     slowed: NDArray[np.int64]  # (scenarios,) how often a running job has met slow nodes
+    backups: NDArray[np.int64]  # (scenarios,) how often a GPU has taken the seat of a slow one
+    backup_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time that jobs held slow GPUs beside their backups
 
 
 class Metrics(NamedTuple):

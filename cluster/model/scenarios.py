@@ -85,6 +85,7 @@ class Rules(NamedTuple):
     slow_per_s: float = 0.0  # how often a node that is well becomes slow, 0 for never
     slow_factor: float = 1.0  # its GPUs compute so many times as long meanwhile
     slow_mean_s: float = 0.0  # how long that lasts
+    backups: int = 0  # GPUs of a job that may have a backup at a time, if `switching`
 
 
 def stopping(rules: Rules) -> Rules:

@@ -292,6 +292,7 @@ def _handled(rules: Rules, faults: FaultConfiguration) -> Rules:
     return rules._replace(
         switching=faults.handling == "switch", detection_s=faults.detection_s, preflight_s=faults.preflight_s,
         switch_s=faults.switch_s, spares=faults.spares, replacement=FORMULAS[faults.replacement],
+        backups=faults.backups,
     )  # fmt: skip
 
 

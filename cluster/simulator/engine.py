@@ -21,6 +21,7 @@ from ..state.state import Simulation
 from ..state.usable import has_classes, show_class
 from .event_log import START, SUBMIT, begin_event, log_placement
 from .fault_changes import change_source
+from .handling.backups import back_up, gives_backups, next_relief_s
 from .handling.detection import end_held
 from .handling.growth import win_back
 from .handling.pace import change_paces, next_change_s
@@ -51,6 +52,8 @@ def next_time_s(sim: Simulation, row: int) -> float:
         time_s = min(time_s, sim.scenarios.submit_s[state.scenario[row], state.submitted[row]])
     if may_slow(sim):
         time_s = min(time_s, next_change_s(sim, row))
+    if gives_backups(sim):
+        time_s = min(time_s, next_relief_s(sim, row))
     return time_s
 
 
@@ -61,6 +64,7 @@ def begin_moment(sim: Simulation, row: int, time_s: float) -> None:
     passed_s = time_s - state.now_s[row]
     state.busy_gpu_s[row] += state.busy[row] * passed_s
     state.down_gpu_s[row] += state.down[row] * passed_s
+    state.backup_gpu_s[row] += state.relieved[row] * passed_s
     state.job_time_s[row] += (state.submitted[row] - state.finished[row]) * passed_s
     state.now_s[row] = time_s
     state.moment[row] += 1
@@ -99,6 +103,8 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
     if holding:
         end_held(sim, row)  # faults of this very moment, if they are detected at once
         win_back(sim, row)
+    if gives_backups(sim):
+        back_up(sim, row)
     submit_due(sim, row)
 
 

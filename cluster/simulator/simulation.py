@@ -70,6 +70,8 @@ def outcome_of(sim: Simulation, rows: NDArray[np.int64] | slice = slice(None)) -
         decisions=state.decisions[rows].copy(),
         switches=state.switches[rows].copy(),
         slowed=state.slowed[rows].copy(),
+        backups=state.backups[rows].copy(),
+        backup_gpu_s=state.backup_gpu_s[rows].copy(),
     )
 
 

@@ -215,7 +215,7 @@ _RANGES = {
     "backfill_depth": _Range(0, math.inf), "preflight_s": _Range(0.0, MOST_RESTART_S),
     "detection_s": _Range(0.0, MOST_RESTART_S), "switch_s": _Range(0.0, MOST_RESTART_S), "spares": _Range(0.0, 1.0),
     "replacement": _Range(0, 1), "slow_per_s": _Range(0.0, 1.0), "slow_factor": _Range(1.0, MOST_SLOW_FACTOR),
-    "slow_mean_s": _Range(0.0, MOST_RESTART_S),
+    "slow_mean_s": _Range(0.0, MOST_RESTART_S), "backups": _Range(0, math.inf),
 }  # fmt: skip
 
 

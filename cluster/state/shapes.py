@@ -60,7 +60,7 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (0, "two"): ("index_stage",),
     (-1, "job"): (
         "head", "tail", "gpu_job", "next_job", "previous_job", "run_place", "index_best", "index_oldest",
-        "index_young_place",
+        "index_young_place", "kept_for",
     ),
     (0, "job"): (
         "current", "candidate_job", "run_heap", "ends_job", "index_leaf", "index_job", "index_hidden_job",
@@ -70,11 +70,11 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
         "finished", "submitted", "queued", "running", "reserved_for", "index_first", "index_hidden",
         "index_young_count", "shrunk",
     ),
-    (-1, "gpu"): ("gpu_next", "first_gpu"),
+    (-1, "gpu"): ("gpu_next", "first_gpu", "backup_of"),
     (0, "gpus"): (
         "usable", "busy", "down", "extra", "need", "free", "taken",
         "reserved_usable", "reserved_extra", "hidden", "class_usable", "class_in_service",
-        "short",
+        "short", "relieved", "relieved_of",
     ),
     (0, "class"): ("shown_class", "reserved_class"),
     (0, "node"): ("candidate_node",),
@@ -88,7 +88,7 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (-1, "any"): ("moment", "passed", "reserved_moment", "index_moment"),
     (0, "any"): (
         "quiet", "unlooked", "estimated", "job_events", "decisions", "candidate_hole", "gpu_down", "source_k",
-        "stops", "index_from", "switches", "slowed", "pace_k",
+        "stops", "index_from", "switches", "slowed", "pace_k", "backups",
     ),
     (-ANY - 1, "any"): ("candidate_sign", "index_place"),
 }  # fmt: skip

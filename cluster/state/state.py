@@ -135,6 +135,13 @@ class State(NamedTuple):
     pace_s: Annotated[Floats, "rows", "nodes if holding"]  # when it becomes slow or well next, inf for never
     pace_k: Annotated[Ints, "rows", "nodes if holding"]  # how often it has been slow before
     slowed_s: Annotated[Floats, "rows", "jobs if holding"]  # since when a running job has had slow nodes, -1 if not
+    # Backups (holding.py): a GPU that is relieved is of no ring; its job keeps it, and it is held out of service
+    relieved: Annotated[Ints, "rows"]  # such GPUs
+    relieved_of: Annotated[Ints, "rows", "jobs if holding"]  # those of each job
+    kept_for: Annotated[Ints, "rows", "gpus if holding"]  # job that keeps a relieved GPU, -1 for none
+    backup_of: Annotated[Ints, "rows", "gpus if holding"]  # GPU that has its seat
+    backups: Annotated[Longs, "rows"]  # how often a GPU has taken the seat of a slow one
+    backup_gpu_s: Annotated[Floats, "rows"]  # time that GPUs were relieved
     # The reservation as it was last found; it holds at that moment with so many GPUs usable
     reserved_for: Annotated[Ints, "rows"]  # 1 + its holder, 0 when jobs have started or left since
     reserved_moment: Annotated[Ints, "rows"]

@@ -72,11 +72,11 @@ def run_from_here(sim: Simulation, row: int, job: int, pause_s: float) -> None:
 
 @kernel
 def note_slow_nodes(sim: Simulation, row: int, job: int) -> None:
-    """Note whether a running job has GPUs on slow nodes, and since when."""
+    """Note whether a running job has GPUs on slow nodes, relieved or not, and since when."""
     state, gpu = sim.state, sim.state.first_gpu[row, job]
     while gpu >= 0 and not is_slow(sim, row, sim.cluster.gpu_node[gpu]):
         gpu = state.gpu_next[row, gpu]
-    if gpu < 0:
+    if gpu < 0 and state.relieved_of[row, job] == 0:
         state.slowed_s[row, job] = -1.0
     elif state.slowed_s[row, job] < 0.0:
         state.slowed_s[row, job] = state.now_s[row]

@@ -44,7 +44,8 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s:
         sim: The simulation.
         row: Its row.
         job: The job.
-        place: The GPU that failed on the seat, which the job still holds; or the number of GPUs for one seat more.
+        place: The GPU that failed on the seat or is slow, which the job still holds; or the number of GPUs for one
+            seat more.
         average_s: The iteration time of its ring before the fault, or before it has a seat more.
         types: What `note_records` returned then.
     """
@@ -133,7 +134,7 @@ def _gap(sim: Simulation, row: int, job: int, place: int) -> Gap:
     state = sim.state
     first, last, before, after, longest_s, link = -1, -1, -1, -1, 0.0, math.inf
     for gpu in range(sim.cluster.gpu_node.size):
-        if state.gpu_job[row, gpu] != job or state.gpu_down[row, gpu] > 0:
+        if state.gpu_job[row, gpu] != job or state.gpu_down[row, gpu] > 0 or gpu == place:
             continue
         longest_s = max(longest_s, compute_s(sim, row, job, gpu))
         if last >= 0 and not last < place < gpu:
@@ -145,6 +146,8 @@ def _gap(sim: Simulation, row: int, job: int, place: int) -> Gap:
         elif after < 0:
             after = gpu
         last = gpu
+    if last < 0:  # a slow GPU is the only member; whoever relieves it gets the state from it
+        return Gap(place, place, 0.0, math.inf)
     if before >= 0 and after >= 0:  # else the seat lies between the last and the first
         link = min(link, _link_bytes_per_s(sim, last, first))
     return Gap(before if before >= 0 else last, after if after >= 0 else first, longest_s, link)
