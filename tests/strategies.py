@@ -234,6 +234,14 @@ def slow_cases(draw: st.DrawFn) -> Case:
     )
 
 
+@st.composite
+def backed_cases(draw: st.DrawFn) -> Case:
+    """Cases of jobs that switch, on nodes that are often slow, with backups and with faults as frequent as ever."""
+    case = draw(switching_cases())
+    slow = each(draw, SLOW | {"backups": st.sampled_from((1, 3, 8, 8))})
+    return case._replace(rules=case.rules._replace(**slow | {"switching": True}))
+
+
 def with_needs(case: Case, needs: NDArray[np.int64], kinds: NDArray[np.int64]) -> Case:
     """Return a case whose jobs are of classes of needs, but for those that find no room then.
 

@@ -92,6 +92,16 @@ def test_nodes_become_slow_if_the_file_says_how_often_by_how_much_and_for_how_lo
     assert stopping(told).slow_per_s == 0.0
 
 
+def test_backups_need_slow_nodes_and_jobs_that_switch(tmp_path: Path) -> None:
+    slow = "slow: {a_node_day: 0.05, factor: 4, lasts_s: 7200}"
+    told = read(GOOD.replace("  model: lemon", f"  {{model: lemon, handling: switch, {slow}, backups: 2}}"), tmp_path)
+    assert told.rules.backups == 2
+    with pytest.raises(InputError, match=r"c\.yaml:\d+:faults: backups are for GPUs of slow nodes; add slow"):
+        read(GOOD.replace("  model: lemon", "  {model: lemon, handling: switch, backups: 2}"), tmp_path)
+    with pytest.raises(InputError, match=r"c\.yaml:\d+:faults: backups join rings .* write handling: switch"):
+        read(GOOD.replace("  model: lemon", f"  {{model: lemon, {slow}, backups: 2}}"), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("place", "slow"),
     [
