@@ -17,7 +17,7 @@ from tests.reference_slow import turns_of
 from tests.test_reference import Jobs
 
 FOUND_S, SWITCH_S = 5.0, 3.0
-RULES = {"switching": True, "switch_s": SWITCH_S, "detection_s": FOUND_S, "backups": 2}
+RULES: dict[str, Any] = {"switching": True, "switch_s": SWITCH_S, "detection_s": FOUND_S, "backups": 2}
 LONG_S = 1e6
 
 
