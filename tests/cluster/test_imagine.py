@@ -72,7 +72,7 @@ def test_trying_candidates_out_leaves_the_real_simulation_untouched_to_the_byte(
 
 
 def hide(sim: Simulation, rng: np.random.Generator) -> None:
-    """Change what nobody can know: true work and ends, what faults and slow nodes come, and jobs that are not submitted."""
+    """Change what nobody can know: true work and ends, faults and slow nodes to come, and later jobs."""
     scenarios, state, scenario = sim.scenarios, sim.state, int(sim.state.scenario[0])
     scenarios.work_s[:] *= rng.uniform(0.1, 10.0, scenarios.work_s.shape)
     scenarios.fault_seed[:] = rng.integers(0, 2**32, scenarios.fault_seed.shape)
