@@ -1,5 +1,6 @@
 """Backups worked by hand: one node is slow for a while, and no other."""
 
+import math
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -7,12 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from longshore.cluster.dispatch.placing import take_gpu
 from longshore.cluster.model.outcome import Outcome
 from longshore.cluster.model.scenarios import fault_sources
 from longshore.cluster.model.topology import Cluster, grid_cluster
+from longshore.cluster.simulator.engine import advance, reset, start
+from longshore.cluster.simulator.state_border import sound_state
+from longshore.cluster.state.state import Simulation
 from tests.cluster.test_slow_by_hand import case_of
 from tests.cluster.test_switching_by_hand import Outages
-from tests.compiled_runs import run_heuristic
+from tests.compiled_runs import compiled, run_heuristic
 from tests.reference_slow import turns_of
 from tests.test_reference import Jobs
 
@@ -148,3 +153,35 @@ def test_all_gpus_on_the_slow_node_have_a_backup_or_none_has() -> None:
         switches = [event for event in events if event.kind == "switch"]
         assert (outcome.backups[0] > 0) == (given > 0)
         assert [event.gpus for event in switches[:1]] == [(2, 3)][: given // 2]
+
+
+def with_a_backup() -> Simulation:
+    """Return a simulation of four nodes at a decision, in which GPU 2 sits in for GPU 0."""
+    seed, slow_s, _ = lone_spell(4)
+    case = case_of(grid_cluster(4, 1), [(2, 1000.0, 0.0), (1, 1.0, slow_s + FOUND_S + 1.0)], **RULES)
+    sim = compiled(case._replace(scenarios=case.scenarios._replace(fault_seed=np.array([seed]))))
+    reset(sim, 0, 0)
+    assert advance(sim, 0)
+    for gpu in (0, 1):
+        take_gpu(sim, 0, gpu)
+    assert start(sim, 0)
+    assert advance(sim, 0)
+    assert (sim.state.kept_for[0].tolist(), sim.state.backup_of[0, 0]) == ([0, -1, -1, -1], 2)
+    sound_state(sim, sim.state)
+    return sim
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [
+        ("kept_for", 0, -1), ("kept_for", 0, 1), ("kept_for", 3, 0), ("backup_of", 0, -1), ("backup_of", 0, 3),
+        ("backup_of", 1, 2), ("relieved_of", 0, 0), ("relieved_of", 1, 1), ("relieved", 0, 0), ("slowed_s", 0, -1.0),
+        ("slowed_s", 0, 1e9), ("pace_s", 1, 0.0), ("pace_s", 1, math.nan), ("node_slow", 1, 2),
+    ],
+)  # fmt: skip
+def test_a_kept_state_in_which_backups_do_not_hold_together_is_refused(name: str, at: int, value: float) -> None:
+    sim = with_a_backup()
+    spoiled = getattr(sim.state, name).copy()
+    spoiled.reshape(-1)[at] = value
+    with pytest.raises(ValueError, match=r"state\.\w+"):
+        sound_state(sim, sim.state._replace(**{name: spoiled}))
