@@ -143,6 +143,17 @@ def test_a_spare_may_be_a_backup_and_goes_back_to_the_pool() -> None:
     assert outcome.down_gpu_s[0] == pytest.approx(outcome.makespan_s[0])  # one GPU is always idle, the spare or GPU 0
 
 
+def test_a_slow_gpu_that_fails_takes_the_place_in_the_pool_of_the_spare_that_was_its_backup() -> None:
+    fault_s, work_s = GIVEN_S + 20.0, SLOW_S + FOUND_S / 4.0 + 200.0
+    outages: Outages = {0: [(fault_s, fault_s + 30.0)]}
+    events, outcome = run([(2, work_s, 0.0), (2, 1.0, 1.0)], THREE, outages, spares=0.3)
+    assert [event[1:] for event in events] == [
+        ("start", 0, (0, 1)), ("switch", 0, (1, 2)), ("finish", 0, (1, 2)), ("start", 1, (1, 2)),
+        ("finish", 1, (1, 2)),
+    ]  # fmt: skip
+    assert outcome.down_gpu_s[0] == pytest.approx(outcome.makespan_s[0])
+
+
 def test_all_gpus_on_the_slow_node_have_a_backup_or_none_has() -> None:
     """Two GPUs of a job are on node 0 of a cluster whose nodes have two; they need two backups."""
     cluster = grid_cluster(2, 2)
