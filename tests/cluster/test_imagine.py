@@ -91,8 +91,13 @@ def hide(sim: Simulation, rng: np.random.Generator) -> None:
     scenarios.submit_s[scenario, later] += rng.uniform(0.0, 1e6)
 
 
-@settings(max_examples=25)
-@given(cases() | backed_cases(), st.integers(0, 15), st.integers(0, 2**32 - 1))
+def has_no_plans(case: Case) -> bool:
+    """Say whether `hide` may exchange the GPUs of jobs."""
+    return case.scenarios.pipeline.size == 0
+
+
+@settings(max_examples=40)
+@given(cases() | backed_cases().filter(has_no_plans), st.integers(0, 15), st.integers(0, 2**32 - 1))
 def test_nothing_of_the_true_future_is_in_an_imagined_one(case: Case, decisions: int, seed: int) -> None:
     plain, disturbed = (at_decision(deepcopy(case), decisions) for _ in range(2))
     if plain is None or disturbed is None:
