@@ -19,7 +19,7 @@ from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import Scenarios, same_jobs
 from ..cluster.presets.problems import Regime
 from .advice.ageing import other_bounds
-from .advice.asides import Aside, planning_aside, switching_aside
+from .advice.asides import Aside, backup_aside, planning_aside, switching_aside
 from .advice.choice import Advice, advice_of
 from .advice.document import document_of
 from .advice.grid import every_order, run_grid
@@ -151,8 +151,8 @@ def _run_every_order(request: EvaluationRequest, setting: Setting, policies: lis
 def _asides(request: EvaluationRequest, setting: Setting, run: Run, comparison: Comparison, tell: Tell) -> list[Aside]:
     """Return what else is answered under the best policy."""
     policy = next(policy for policy in run.policies if policy.name == comparison.policies[0])
-    switching = request.cluster is not None
-    asides = switching_aside(run.problem, policy, run.outcomes[policy.name], tell) if switching else []
+    known = run.problem, policy, run.outcomes[policy.name], tell
+    asides = [*switching_aside(*known), *backup_aside(*known)] if request.cluster is not None else []
     return [*asides, *planning_aside(setting.layouts, run.regime, policy, tell)]
 
 

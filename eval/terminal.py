@@ -33,6 +33,9 @@ def print_run(
         "restarts": f"{figures.restarts[0]:.0f}",
         "longest wait": f"{figures.longest_wait_s[0] * scale:.2f} {unit}",
     }
+    if outcome.slowed[0]:
+        rows["slow nodes met by running jobs"] = f"{outcome.slowed[0]}"
+        rows["backups"] = f"{outcome.backups[0]} ({outcome.backup_gpu_s[0] / 3600:.1f} GPU-hours)"
     if ageing_s < math.inf:
         # 1e-9: a job that starts when it reaches the bound may by rounding have waited a little more.
         longer = int((outcome.wait_s[0] > ageing_s * (1 + 1e-9)).sum())

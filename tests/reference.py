@@ -12,8 +12,10 @@ import numpy as np
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.scenarios import PLANNED, FaultProcess, Rules, Scenarios, fault_sources
 from longshore.cluster.model.topology import Cluster
+from tests.reference_backups import back_up, reliefs_s
 from tests.reference_faults import random_outages
 from tests.reference_queue import aged_s, bounded, leader, may_wait, offered, passes
+from tests.reference_slow import end_piece, first_pace, kept_by, note, note_slow_nodes, paced, turn_paces
 from tests.reference_state import (
     Job,
     Plan,
@@ -26,7 +28,7 @@ from tests.reference_state import (
     suiting,
     usable_by,
 )
-from tests.reference_switching import POOL, end_piece, fill_pool, heed, holds_on, leave, note, strike, win_back
+from tests.reference_switching import KEPT, POOL, fill_pool, heed, holds_on, leave, release, strike, win_back
 
 ROUNDING = 1e-9  # of a checkpoint interval
 
@@ -61,9 +63,11 @@ def simulate(
         if all(not math.isnan(job.finish_s) for job in state.jobs):
             break
         turn_sources(state)
+        turn_paces(state)
         if holds_on(state.rules):
             end_runs(state)
             win_back(state)
+            back_up(state)
         submit_jobs(state)
         renew_estimates(state)
         state.passed_over.clear()
@@ -99,6 +103,8 @@ def first_state(
     state.kinds = [frozenset(np.flatnonzero(suited).tolist()) for suited in cluster.suits]
     if rules.switching:
         fill_pool(state)
+    if rules.slow_per_s > 0:
+        state.paces = [first_pace(rules, state.seed, len(state.sources) + node) for node in range(len(state.speed))]
     return state
 
 
@@ -151,6 +157,8 @@ def next_moment(state: ReferenceState) -> float:
     """Return the time of the next finish, turn of a fault source or submission, or when the next job has aged."""
     times = [job.end_s for job in state.jobs]
     times += [source.outage[1] if source.down else source.outage[0] for source in state.sources]
+    times += [pace.next_s for pace in state.paces]
+    times += reliefs_s(state)
     times += [job.submit_s for job in state.jobs[state.submitted :]]
     times += [aged_s(state, job) for job in bounded(state) if state.now_s < aged_s(state, job)]
     if min(times) == math.inf:
@@ -168,6 +176,7 @@ def end_runs(state: ReferenceState) -> None:
         note(state, "finish", ended[0], job.placement)
         state.overhead_gpu_s += len(job.placement) * job.overhead_s
         job.finish_s = state.now_s
+        state.busy_gpu_s += len(job.placement) * (state.now_s - job.start_s)
         vacate(state, job)
 
 
@@ -183,7 +192,7 @@ def turn_sources(state: ReferenceState) -> None:
 def fail(state: ReferenceState, index: int) -> None:
     source = state.sources[index]
     source.down = True
-    gone = [gpu for gpu in source.gpus if state.held_down_by[gpu] <= {POOL}]
+    gone = [gpu for gpu in source.gpus if state.held_down_by[gpu] <= {POOL, KEPT}]
     for gpu in source.gpus:
         if not state.held_down_by[gpu]:
             state.down_since_s[gpu] = state.now_s
@@ -203,7 +212,7 @@ def repair(state: ReferenceState, index: int) -> None:
     source.outage = next(source.outages, (math.inf, math.inf))
     for gpu in source.gpus:
         state.held_down_by[gpu].remove(index)
-    back = [gpu for gpu in source.gpus if state.held_down_by[gpu] <= {POOL}]
+    back = [gpu for gpu in source.gpus if state.held_down_by[gpu] <= {POOL, KEPT}]
     for gpu in back:
         if not state.held_down_by[gpu]:
             state.down_gpu_s += state.now_s - state.down_since_s[gpu]
@@ -215,7 +224,6 @@ def repair(state: ReferenceState, index: int) -> None:
 def stop(state: ReferenceState, index: int) -> None:
     job = state.jobs[index]
     note(state, "stop", index, job.placement)
-    renew_estimate(state, job)
     end_piece(state, job)
     kept_s = 0.0
     useful_s = sum(piece[0] for piece in job.pieces)
@@ -237,8 +245,10 @@ def stop(state: ReferenceState, index: int) -> None:
 
 
 def vacate(state: ReferenceState, job: Job) -> None:
-    """Take a job off its GPUs."""
-    state.busy_gpu_s += len(job.placement) * (state.now_s - job.start_s)
+    """Take a job off its GPUs, and off those that it keeps."""
+    for gpu in kept_by(state, state.jobs.index(job)):
+        release(state, gpu)
+    job.slowed_s = math.nan
     for gpu in job.placement:
         leave(state, gpu)
     job.placement, job.end_s, job.pieces = [], math.inf, []
@@ -288,12 +298,13 @@ def start(state: ReferenceState, index: int, gpus: list[int]) -> None:
     state.queue.remove(index)
     job.wait_s += state.now_s - job.entered_s
     job.placement, job.start_s = gpus, state.now_s
-    job.slowdown, job.overhead_s = slowdown(state, index, gpus), overhead_s(state, index)
+    job.slowdown, job.overhead_s = paced(state, index, gpus), overhead_s(state, index)
     job.end_s = state.now_s + (job.overhead_s + (job.work_s - job.saved_s) * job.slowdown)
     if math.isnan(job.first_start_s):
         job.first_start_s = state.now_s
     for gpu in gpus:
         state.gpu_job[gpu] = index
+    note_slow_nodes(state, index)
     note(state, "start", index, gpus)
 
 
@@ -319,4 +330,7 @@ def outcome(state: ReferenceState, columns: int) -> Outcome:
         job_events=np.array([sum(event.job >= 0 for event in state.events)], dtype=np.int64),
         decisions=np.array([state.decisions], dtype=np.int64),
         switches=np.array([state.switches], dtype=np.int64),
+        slowed=np.array([state.slowed], dtype=np.int64),
+        backups=np.array([state.backups], dtype=np.int64),
+        backup_gpu_s=np.array([state.backup_gpu_s]),
     )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.scenarios import Rules
@@ -45,6 +46,7 @@ class Job:
     stops: int = 0
     lost_s: float = 0.0
     struck_s: float = math.nan  # when a fault hit it on which nobody has acted yet
+    slowed_s: float = math.nan  # since when it has had GPUs on slow nodes
     pieces: list[tuple[float, float, int]] = field(default_factory=list)  # of this run before its last switch
 
 
@@ -56,6 +58,23 @@ class Source:
     outages: Iterator[tuple[float, float]]
     outage: tuple[float, float]  # (start, end) of the present outage if down, else of the next
     down: bool = False
+
+
+@dataclass
+class Pace:
+    """When a node becomes slow and well again."""
+
+    turns: Iterator[float]
+    next_s: float
+    slow: bool = False
+
+
+class Kept(NamedTuple):
+    """A slow GPU that a job keeps beside its ring."""
+
+    job: int
+    backup: int  # the GPU that has its seat
+    since_s: float
 
 
 @dataclass
@@ -91,6 +110,11 @@ class ReferenceState:
     spares: set[int] = field(default_factory=set)  # GPUs of the pool, idle or not
     dead: set[int] = field(default_factory=set)  # GPUs that failed under a job, and nobody has acted on that yet
     switches: int = 0
+    paces: list[Pace] = field(default_factory=list)  # of each node; none where none becomes slow
+    slowed: int = 0  # how often a running job has met slow nodes
+    kept: dict[int, Kept] = field(default_factory=dict)  # relieved GPUs
+    backups: int = 0  # how often a GPU has taken the seat of a slow one
+    backup_gpu_s: float = 0.0
     events: list[Event] = field(default_factory=list)
 
 

@@ -8,20 +8,16 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.scenarios import Rules
 from longshore.cluster.switching.replacement import SOURCE, TYPICAL_EFFICIENCY
-from tests.reference_state import Job, ReferenceState, renew_estimate, running, slowdown, switched_work_s
+from tests.reference_slow import end_piece, kept_by, note, paced, run_from_here, slow_nodes
+from tests.reference_state import Job, Kept, ReferenceState, running
 
-POOL = -1  # holds idle spares down, besides the fault sources
+POOL, KEPT = -1, -2  # hold idle spares down, and GPUs that jobs keep, besides the fault sources
 
 
 def holds_on(rules: Rules) -> bool:
-    return rules.switching or rules.detection_s > 0
-
-
-def note(state: ReferenceState, kind: str, job: int, gpus: list[int]) -> None:
-    state.events.append(Event(state.now_s, kind, job, tuple(gpus)))
+    return rules.switching or rules.detection_s > 0 or rules.slow_per_s > 0
 
 
 def fill_pool(state: ReferenceState) -> None:
@@ -34,10 +30,57 @@ def fill_pool(state: ReferenceState) -> None:
             hold_down(state, gpu)
 
 
-def hold_down(state: ReferenceState, gpu: int) -> None:
+def hold_down(state: ReferenceState, gpu: int, by: int = POOL) -> None:
     if not state.held_down_by[gpu]:
         state.down_since_s[gpu] = state.now_s
-    state.held_down_by[gpu].add(POOL)
+    state.held_down_by[gpu].add(by)
+
+
+def let_up(state: ReferenceState, gpu: int, by: set[int]) -> None:
+    if state.held_down_by[gpu] and state.held_down_by[gpu] <= by:
+        state.down_gpu_s += state.now_s - state.down_since_s[gpu]
+        state.down_since_s[gpu] = math.nan
+    state.held_down_by[gpu] -= by
+
+
+def relieve(state: ReferenceState, index: int, gpu: int, backup: int) -> None:
+    """Take a slow GPU off the ring of a job, which keeps it."""
+    state.jobs[index].placement.remove(gpu)
+    leave(state, gpu)
+    hold_down(state, gpu, KEPT)
+    state.kept[gpu] = Kept(index, backup, state.now_s)
+
+
+def take_back(state: ReferenceState, index: int, gpu: int) -> None:
+    """Give a relieved GPU its seat back; its backup leaves."""
+    backup = state.kept[gpu].backup
+    release(state, gpu)
+    take(state, index, gpu)
+    state.jobs[index].placement.remove(backup)
+    leave(state, backup)
+
+
+def release(state: ReferenceState, gpu: int) -> None:
+    """Keep a relieved GPU no longer."""
+    state.backup_gpu_s += state.now_s - state.kept.pop(gpu).since_s
+    let_up(state, gpu, {KEPT})
+
+
+def drop_failed(state: ReferenceState, index: int) -> None:
+    """Let the backups of relieved GPUs that have failed stay for good."""
+    for gpu in kept_by(state, index):
+        if state.held_down_by[gpu] - {POOL, KEPT}:
+            swap_roles(state, state.kept[gpu].backup, gpu)
+            release(state, gpu)
+
+
+def swap_roles(state: ReferenceState, gpu: int, failed: int) -> None:
+    """Let a GPU that failed be a spare in place of the one that took its seat."""
+    if gpu in state.spares and failed not in state.spares and alike(state, gpu, failed):
+        state.spares.remove(gpu)
+        state.spares.add(failed)
+        if state.gpu_job[failed] < 0:
+            hold_down(state, failed)
 
 
 def leave(state: ReferenceState, gpu: int) -> None:
@@ -50,10 +93,7 @@ def leave(state: ReferenceState, gpu: int) -> None:
 
 def take(state: ReferenceState, index: int, gpu: int) -> None:
     """Give a running job one GPU more."""
-    if gpu in state.spares:
-        state.held_down_by[gpu].remove(POOL)
-        state.down_gpu_s += state.now_s - state.down_since_s[gpu]
-        state.down_since_s[gpu] = math.nan
+    let_up(state, gpu, {POOL})
     state.gpu_job[gpu] = index
     state.jobs[index].placement = sorted([*state.jobs[index].placement, gpu])
 
@@ -75,21 +115,22 @@ def heed(state: ReferenceState, index: int) -> bool:
     job = state.jobs[index]
     if not state.rules.switching or set(job.placement) <= state.dead:
         return False
-    renew_estimate(state, job)
-    state.busy_gpu_s += len(job.placement) * (state.now_s - job.start_s)
+    drop_failed(state, index)
     end_piece(state, job)
     before = Before(ring_s(state, job, len(job.placement), job.placement), records_of(state, job))
     for gpu in [gpu for gpu in job.placement if gpu in state.dead]:
         state.dead.remove(gpu)
         if not state.held_down_by[gpu]:
             continue
+        slow = [it for it in kept_by(state, index) if state.kept[it].backup == gpu]
+        if slow:
+            take_back(state, index, slow[0])
+            continue
         others = [other for other in job.placement if other != gpu and not state.held_down_by[other]]
         found = newcomer(state, index, others, gpu, before)
         if found is not None:
             take(state, index, found)
-            if found in state.spares and gpu not in state.spares and alike(state, found, gpu):
-                state.spares.remove(found)
-                state.spares.add(gpu)
+            swap_roles(state, found, gpu)
         job.placement.remove(gpu)
         leave(state, gpu)
     go_on(state, index)
@@ -103,20 +144,10 @@ def alike(state: ReferenceState, gpu: int, other: int) -> bool:
     return state.node_type[nodes[0]] == state.node_type[nodes[1]] and same_jobs
 
 
-def end_piece(state: ReferenceState, job: Job) -> None:
-    """Keep what a job did since its last start or switch, and count the rest of that time as lost."""
-    until_s = state.now_s if math.isnan(job.struck_s) else job.struck_s
-    useful_s = max(0.0, until_s - job.start_s - job.overhead_s)
-    job.lost_s += (state.now_s - job.start_s - useful_s) * len(job.placement) / job.gpus
-    job.pieces.append((useful_s, job.slowdown, len(job.placement)))
-
-
 def go_on(state: ReferenceState, index: int) -> None:
     job = state.jobs[index]
-    left_s = max(0.0, job.work_s - (job.saved_s + switched_work_s(job)))
-    job.struck_s, job.start_s, job.overhead_s = math.nan, state.now_s, state.rules.switch_s
-    job.slowdown = slowdown(state, index, job.placement)
-    job.end_s = state.now_s + (job.overhead_s + left_s * job.slowdown)
+    job.struck_s = math.nan
+    run_from_here(state, index, state.rules.switch_s)
     state.switches += 1
     note(state, "switch", index, job.placement)
 
@@ -132,14 +163,12 @@ def win_back(state: ReferenceState) -> None:
             found = newcomer(state, index, job.placement, None, Before(present_s, records))
             if found is None:
                 break
-            if not state.rules.ring and slowdown(state, index, sorted([*job.placement, found])) >= factor:
+            if not state.rules.ring and paced(state, index, sorted([*job.placement, found])) >= factor:
                 break
             take(state, index, found)
-            factor = slowdown(state, index, job.placement)
+            factor = paced(state, index, job.placement)
         if job.placement != before:
             won, job.placement = job.placement, before
-            renew_estimate(state, job)
-            state.busy_gpu_s += len(before) * (state.now_s - job.start_s)
             end_piece(state, job)
             job.placement = won
             go_on(state, index)
@@ -171,9 +200,9 @@ def newcomer(state: ReferenceState, index: int, others: list[int], failed: int |
     """Return the idle GPU that takes the seat of one that failed, or a new one behind all; None if there is none."""
     job, place = state.jobs[index], failed if failed is not None else len(state.gpu_job)
     seats = len(job.placement) + (failed is None)
-    before = max([gpu for gpu in others if gpu < place] or others)
-    after = min([gpu for gpu in others if gpu > place] or others)
-    ring = ordered(others, after)
+    before = max([gpu for gpu in others if gpu < place] or others or [place])
+    after = min([gpu for gpu in others if gpu > place] or others or [place])
+    ring = ordered(others, after) if others else []
     ranked = []
     candidates = idle(state, job)
     if failed is None and state.rules.ring:
@@ -198,7 +227,8 @@ def ordered(others: list[int], first: int) -> list[int]:
 
 def idle(state: ReferenceState, job: Job) -> list[int]:
     """Return the idle GPUs on which a job could go on; those of the pool last."""
-    suiting = [gpu for gpu, of in enumerate(state.gpu_job) if of < 0 and state.gpu_node[gpu] in job.nodes]
+    well = job.nodes - slow_nodes(state)
+    suiting = [gpu for gpu, of in enumerate(state.gpu_job) if of < 0 and state.gpu_node[gpu] in well]
     free = [gpu for gpu in suiting if not state.held_down_by[gpu]]
     return free + [gpu for gpu in suiting if state.held_down_by[gpu] == {POOL}]
 
@@ -268,6 +298,6 @@ def iteration_s(
     ends = [link_bytes_per_s(state, before, gpu), link_bytes_per_s(state, gpu, after)]
     if state.rules.replacement == SOURCE:
         return max(sent_bytes(state, job) / link for link in ends) + own_s
-    slowest_s = max(own_s, *(compute_s(state, job, seats, it) for it in ring))
+    slowest_s = max([own_s, *(compute_s(state, job, seats, it) for it in ring)])
     links = ends + [link_bytes_per_s(state, one, other) for one, other in pairwise(ring)]
     return slowest_s + 2 * (seats - 1) / seats * sent_bytes(state, job) / min(links)

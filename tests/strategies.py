@@ -117,6 +117,13 @@ HANDLING: dict[str, st.SearchStrategy[Any]] = {
     "spares": st.sampled_from((0.0, 0.125, 0.25)),
     "replacement": st.sampled_from((0, 1)),
 }
+SLOW_FACTORS = (1.5, 2.0, 4.0)
+SLOW: dict[str, st.SearchStrategy[Any]] = {
+    "slow_per_s": st.sampled_from((2.0**-5, 2.0**-7, 2.0**-9)),
+    "slow_factor": st.sampled_from(SLOW_FACTORS),
+    "slow_mean_s": st.sampled_from((4.0, 30.0, 120.0)),
+    "backups": st.sampled_from((0, 1, 3, 8)),
+}
 PROCESS: dict[str, st.SearchStrategy[Any]] = {
     "shape": st.sampled_from((1.0, 0.75, 1.5)),
     "repair_mean_s": st.sampled_from((4.0, 30.0, 120.0)),
@@ -213,6 +220,26 @@ def switching_cases(draw: st.DrawFn) -> Case:
     if (asked > room[case.scenarios.needs]).any():
         rules = rules._replace(spares=0.0)
     return case._replace(rules=rules)
+
+
+@st.composite
+def slow_cases(draw: st.DrawFn) -> Case:
+    """Cases in which nodes are slow for a while, some with backups, of all jobs and with all handlings of faults."""
+    case = draw(cases() | switching_cases() | switching_cases())
+    # A slow run meets more faults: still few enough that every job ends.
+    rates_per_s = case.scenarios.source_rate_per_s / max(SLOW_FACTORS)
+    slow = each(draw, SLOW)
+    return case._replace(
+        scenarios=case.scenarios._replace(source_rate_per_s=rates_per_s), rules=case.rules._replace(**slow)
+    )
+
+
+@st.composite
+def backed_cases(draw: st.DrawFn) -> Case:
+    """Cases of jobs that switch, on nodes that are often slow, with backups and with faults as frequent as ever."""
+    case = draw(switching_cases())
+    slow = each(draw, SLOW | {"backups": st.sampled_from((1, 3, 8, 8))})
+    return case._replace(rules=case.rules._replace(**slow | {"switching": True}))
 
 
 def with_needs(case: Case, needs: NDArray[np.int64], kinds: NDArray[np.int64]) -> Case:

@@ -32,6 +32,8 @@ MOST_GRADIENT = 100.0  # learners cut gradients to length 1
 YOUNGER = (
     "quiet", "unlooked", "shown_class", "reserved_class", "hidden", "class_usable", "class_in_service", "switches",
     "shrunk", "spare", "died", "struck_s", "short", "fresh_s", "fresh_gpu_s", "since_s",
+    "slowed", "node_slow", "pace_s", "pace_k", "slowed_s", "relieved", "relieved_of",
+    "kept_for", "backup_of", "backups", "backup_gpu_s",
 )  # fmt: skip
 
 Arrays = dict[str, NDArray[Any]]

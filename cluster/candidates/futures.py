@@ -54,7 +54,7 @@ def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
 
     Estimates take the place of what is not known: of the work of jobs, and of the ends of those that run. Jobs that are
     not submitted yet do not exist. Faults are those of single GPUs, at the rates that policies know at this moment,
-    and policies know the same rates in all futures.
+    and policies know the same rates in all futures. Nodes that are slow stay so, and no others become slow.
     """
     scenario = int(sim.state.scenario[row])
     _copy(sim.scenarios, scenario, imagined.scenarios, 0)
@@ -65,6 +65,7 @@ def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
     rates = imagined.scenarios.source_rate_per_s[0]
     gpus = sim.cluster.gpu_node.size
     rates[:gpus], rates[gpus:] = imagined.state.gpu_hazard_per_s[PRESENT], 0.0
+    imagined.state.pace_s[PRESENT] = math.inf
     _estimate(imagined)
 
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..model.scenarios import MOST_RESTART_S, FaultProcess, fault_sources
+from ..model.scenarios import MOST_RESTART_S, MOST_SLOW_FACTOR, FaultProcess, fault_sources
 from ..model.topology import Cluster
 
 # The defaults of this package are measured on 584 faults of 400 nodes with 8 GPUs in 348 days
@@ -21,6 +21,16 @@ PauseS = Annotated[float, Field(ge=0, le=MOST_RESTART_S)]
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 
 FaultDraw = tuple[NDArray[np.float64], FaultProcess]  # rates of the fault sources, shape (sources,), and the process
+
+
+class SlowNodes(BaseModel):
+    """Nodes that become slow for a while; both times between changes are exponential."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    a_node_day: Annotated[float, Field(gt=0, le=1000)]  # how often a node that is well becomes slow
+    factor: Annotated[float, Field(gt=1, le=MOST_SLOW_FACTOR)]  # its GPUs compute so many times as long
+    lasts_s: Annotated[float, Field(ge=1, le=MOST_RESTART_S)]  # in the mean
 
 
 class FaultConfiguration(BaseModel):
@@ -40,6 +50,16 @@ class FaultConfiguration(BaseModel):
     switch_s: PauseS = 30.0
     spares: Annotated[float, Field(ge=0, le=0.5)] = 0.0  # share of each type's GPUs that wait for a seat, with `switch`
     replacement: Literal["ring", "source"] = "ring"  # how long an iteration with a candidate takes, with `switch`
+    slow: SlowNodes | None = None  # nodes never are if left out
+    backups: Annotated[int, Field(ge=0, le=100)] = 0  # GPUs of a job that may have one at a time, with `switch`
+
+    @model_validator(mode="after")
+    def _backups_are_for_slow_nodes_of_jobs_that_switch(self) -> Self:
+        if self.backups and self.slow is None:
+            raise ValueError("backups are for GPUs of slow nodes; add slow, or leave them out")
+        if self.backups and self.handling != "switch":
+            raise ValueError("backups join rings that are formed anew; write handling: switch, or leave them out")
+        return self
 
 
 class FaultModel(NamedTuple):

@@ -9,7 +9,7 @@ from .scenarios import Scenarios
 
 OVERLOADED_SHARE = 0.25  # of the GPU-time of all jobs; at a load of 4/3 so much waits at the last submission
 SLOWDOWN_S = 600.0  # shorter jobs count as so long: those of a few seconds would alone make the mean slowdown
-EVENT_KINDS = ("submit", "start", "stop", "finish", "fault", "repair", "switch")
+EVENT_KINDS = ("submit", "start", "stop", "finish", "fault", "repair", "switch", "slow", "well")
 
 
 class Event(NamedTuple):
@@ -18,7 +18,9 @@ class Event(NamedTuple):
     time_s: float
     kind: str  # one of EVENT_KINDS
     job: int  # index of the job, -1 for none
-    gpus: tuple[int, ...]  # GPUs that the job takes, leaves or goes on with, or that fail or come back
+    gpus: tuple[
+        int, ...
+    ]  # GPUs that the job takes, leaves or goes on with, or that fail, come back or change their pace
 
 
 class Outcome(NamedTuple):
@@ -39,6 +41,9 @@ class Outcome(NamedTuple):
     job_events: NDArray[np.int64]  # (scenarios,) submissions, starts, stops, switches and finishes
     decisions: NDArray[np.int64]  # (scenarios,) placements and waits that the policy chose
     switches: NDArray[np.int64]  # (scenarios,) how often a ring was formed anew: seats filled, given up or won back
+    slowed: NDArray[np.int64]  # (scenarios,) how often a running job has met slow nodes
+    backups: NDArray[np.int64]  # (scenarios,) how often a GPU has taken the seat of a slow one
+    backup_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time that jobs held slow GPUs beside their backups
 
 
 class Metrics(NamedTuple):

@@ -14,6 +14,7 @@ from .workload import Workload
 
 EVERY_JOB = 2**31 - 1
 MOST_RESTART_S = 31_536_000.0  # a year
+MOST_SLOW_FACTOR = 1000.0
 # Of one GPU: 4.2 faults in 1,000 days of a node of 8, as in InfiniteHBD's trace (400 nodes, 348 days).
 DEFAULT_HAZARD_PER_S = 4.2 / 1000 / 86400 / 8
 
@@ -81,14 +82,18 @@ class Rules(NamedTuple):
     switch_s: float = 30.0  # how long a job stands still when its ring is formed anew
     spares: float = 0.0  # share of the GPUs of each node type on which no job starts, if `switching`
     replacement: int = 1  # formula of a candidate's iteration time, of FORMULAS (cluster/switching/replacement.py)
+    slow_per_s: float = 0.0  # how often a node that is well becomes slow, 0 for never
+    slow_factor: float = 1.0  # its GPUs compute so many times as long meanwhile
+    slow_mean_s: float = 0.0  # how long that lasts
+    backups: int = 0  # GPUs of a job that may have a backup at a time, if `switching`
 
 
 def stopping(rules: Rules) -> Rules:
-    """Return rules by which every fault stops a job at once, and no start is checked.
+    """Return rules by which every fault stops a job at once, no start is checked, and no node is slow for a while.
 
     Where a real cluster says when jobs stop and go on, no rule may say otherwise.
     """
-    return rules._replace(switching=False, detection_s=0.0, preflight_s=0.0)
+    return rules._replace(switching=False, detection_s=0.0, preflight_s=0.0, slow_per_s=0.0)
 
 
 OLDER_RULES = {  # what rules are by that were stored when there were fewer of them

@@ -24,6 +24,7 @@ MAX_GPUS = 1_000_000
 # Far beyond any hardware, and close enough that sums and quotients of run times stay finite.
 LEAST_SPEED, MOST_SPEED = 1e-6, 1e6
 LEAST_CHECKPOINT_S, MOST_CHECKPOINT_S = 1e-3, 1e30
+DAY_S = 86_400.0
 
 Count = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
@@ -284,10 +285,14 @@ def _rules(content: ClusterFile, reference: NodeType) -> Rules:
 
 
 def _handled(rules: Rules, faults: FaultConfiguration) -> Rules:
-    """Return rules with what follows a fault."""
+    """Return rules with what follows a fault, and with nodes that become slow."""
+    if faults.slow is not None:
+        slow = faults.slow
+        rules = rules._replace(slow_per_s=slow.a_node_day / DAY_S, slow_factor=slow.factor, slow_mean_s=slow.lasts_s)
     return rules._replace(
         switching=faults.handling == "switch", detection_s=faults.detection_s, preflight_s=faults.preflight_s,
         switch_s=faults.switch_s, spares=faults.spares, replacement=FORMULAS[faults.replacement],
+        backups=faults.backups,
     )  # fmt: skip
 
 

@@ -338,7 +338,7 @@ def check_size(scenarios: int, jobs: int, gpus: int, nodes: int) -> None:
 def until_overload(cluster: Cluster, scenarios: Scenarios, rules: Rules) -> Rules:
     """Return rules that cut a simulation off when it would not end: long after all work could have been done."""
     work = (scenarios.work_s * scenarios.gpus).sum(axis=1).max(initial=0.0)
-    slowest = float(scenarios.speed.min())
+    slowest = float(scenarios.speed.min()) / rules.slow_factor
     last_s = float(scenarios.submit_s.max(initial=0.0))
     longest_s = float(scenarios.work_s.max(initial=0.0)) / slowest
     return rules._replace(limit_s=last_s + 50.0 * work / slowest / cluster.gpu_node.size + 1000.0 * longest_s)

@@ -16,12 +16,16 @@ from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.heap import push
 from ..state.holding import begin_run, holds_on
+from ..state.slowness import may_slow
 from ..state.state import Simulation
 from ..state.usable import has_classes, show_class
 from .event_log import START, SUBMIT, begin_event, log_placement
 from .fault_changes import change_source
+from .handling.backups import back_up, gives_backups, next_relief_s
 from .handling.detection import end_held
 from .handling.growth import win_back
+from .handling.pace import change_paces, next_change_s
+from .handling.progress import note_slow_nodes, present_slowdown
 from .job_changes import dequeue, enqueue_last, finish
 from .limits import (
     FAILING_AT_ONCE,
@@ -46,6 +50,10 @@ def next_time_s(sim: Simulation, row: int) -> float:
         time_s = min(time_s, state.source_s[row, state.source_heap[row, 0]])
     if state.submitted[row] < sim.scenarios.jobs[state.scenario[row]]:
         time_s = min(time_s, sim.scenarios.submit_s[state.scenario[row], state.submitted[row]])
+    if may_slow(sim):
+        time_s = min(time_s, next_change_s(sim, row))
+    if gives_backups(sim):
+        time_s = min(time_s, next_relief_s(sim, row))
     return time_s
 
 
@@ -56,6 +64,7 @@ def begin_moment(sim: Simulation, row: int, time_s: float) -> None:
     passed_s = time_s - state.now_s[row]
     state.busy_gpu_s[row] += state.busy[row] * passed_s
     state.down_gpu_s[row] += state.down[row] * passed_s
+    state.backup_gpu_s[row] += state.relieved[row] * passed_s
     state.job_time_s[row] += (state.submitted[row] - state.finished[row]) * passed_s
     state.now_s[row] = time_s
     state.moment[row] += 1
@@ -77,7 +86,7 @@ def submit(sim: Simulation, row: int) -> None:
 
 @kernel
 def live_through(sim: Simulation, row: int, time_s: float) -> None:
-    """Let everything happen that happens at one moment: finishes, faults and repairs, submissions."""
+    """Let everything happen that happens at one moment: finishes, faults and repairs, slow nodes, submissions."""
     state = sim.state
     begin_moment(sim, row, time_s)
     holding = holds_on(sim)
@@ -89,9 +98,13 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
     if state.finished[row] == sim.scenarios.jobs[state.scenario[row]]:
         return
     change_sources(sim, row)
+    if may_slow(sim):
+        change_paces(sim, row)
     if holding:
         end_held(sim, row)  # faults of this very moment, if they are detected at once
         win_back(sim, row)
+    if gives_backups(sim):
+        back_up(sim, row)
     submit_due(sim, row)
 
 
@@ -202,6 +215,10 @@ def start(sim: Simulation, row: int) -> bool:
     overhead_s = start_overhead_s(sim, row, job)
     if holds_on(sim):
         begin_run(sim, row, job)
+    if may_slow(sim):
+        note_slow_nodes(sim, row, job)
+        if state.slowed_s[row, job] >= 0.0:
+            slowdown = present_slowdown(sim, row, job)
     work_s = sim.scenarios.work_s[state.scenario[row], job] - state.saved_s[row, job]
     state.overhead_s[row, job] = overhead_s
     state.slowdown[row, job] = slowdown

@@ -4,7 +4,7 @@ from ..kernels.compiled import kernel
 from ..model.outcome import EVENT_KINDS, Event
 from ..state.state import Log, Simulation
 
-SUBMIT, START, STOP, FINISH, FAULT, REPAIR, SWITCH = range(7)  # indices of EVENT_KINDS
+SUBMIT, START, STOP, FINISH, FAULT, REPAIR, SWITCH, SLOW, WELL = range(9)  # indices of EVENT_KINDS
 
 
 @kernel

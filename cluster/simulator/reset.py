@@ -9,7 +9,7 @@ from ..state.beliefs import begin_beliefs
 from ..state.holding import begin_run, fill_pool, holds_on
 from ..state.state import Simulation
 from ..state.usable import reset_usable
-from .fault_process import next_fault_s
+from .fault_process import next_fault_s, next_pace_s
 from .limits import (
     NO_ROW,
 )
@@ -56,8 +56,14 @@ def _reset_holding(sim: Simulation, row: int) -> None:
     for gpu in range(state.died.shape[1]):
         state.died[row, gpu] = 0
         state.spare[row, gpu] = 0
+        state.kept_for[row, gpu], state.backup_of[row, gpu] = -1, -1
     for job in range(state.short.shape[1]):
         begin_run(sim, row, job)
+        state.relieved_of[row, job] = 0
+    for node in range(state.node_slow.shape[1]):
+        state.node_slow[row, node] = 0
+        state.pace_k[row, node] = 0
+        state.pace_s[row, node] = next_pace_s(sim, row, node)
     if sim.rules.switching and sim.rules.spares > 0.0:
         fill_pool(sim, row)
 
@@ -116,6 +122,10 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.decisions[row] = 0
     state.switches[row] = 0
     state.shrunk[row] = 0
+    state.slowed[row] = 0
+    state.relieved[row] = 0
+    state.backups[row] = 0
+    state.backup_gpu_s[row] = 0.0
     _reset_gpus(sim, row)
     begin_beliefs(sim, row)
     _reset_jobs(sim, row, scenario)

@@ -69,6 +69,9 @@ def outcome_of(sim: Simulation, rows: NDArray[np.int64] | slice = slice(None)) -
         job_events=state.job_events[rows].copy(),
         decisions=state.decisions[rows].copy(),
         switches=state.switches[rows].copy(),
+        slowed=state.slowed[rows].copy(),
+        backups=state.backups[rows].copy(),
+        backup_gpu_s=state.backup_gpu_s[rows].copy(),
     )
 
 

@@ -23,7 +23,7 @@ LARGEST = 1e28
 BOUNDED = (
     "now_s", "estimates_s", "queued_gpu_s", "picked_hazard", "busy_gpu_s", "down_gpu_s", "job_time_s",
     "overhead_gpu_s", "source_since_s", "saved_s", "start_s", "end_s", "overhead_s", "entered_s", "wait_s", "queued_s",
-    "first_start_s", "finish_s", "lost_s", "struck_s", "fresh_s", "fresh_gpu_s", "since_s",
+    "first_start_s", "finish_s", "lost_s", "struck_s", "fresh_s", "fresh_gpu_s", "since_s", "slowed_s", "backup_gpu_s",
 )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def _check_sources(sim: Simulation, state: State) -> None:
     failed = state.source_failed
     gpus, nodes = node.size, sim.cluster.node_rack.size
     of_gpu, of_node, of_rack = failed[:, :gpus], failed[:, gpus : gpus + nodes], failed[:, gpus + nodes :]
-    pooled = (state.spare == 1) & (state.gpu_job < 0) if state.spare.size else 0
+    pooled = ((state.spare == 1) | (state.kept_for >= 0)) & (state.gpu_job < 0) if state.spare.size else 0
     held_down = of_gpu + of_node[:, node] + of_rack[:, sim.cluster.node_rack[node]] + pooled
     _same("gpu_down", state.gpu_down, held_down)
 
@@ -213,8 +213,12 @@ def _check_held(sim: Simulation, state: State) -> None:
     for name in ("fresh_s", "fresh_gpu_s", "since_s"):
         values = getattr(state, name)
         refuse(f"state.{name}", values, (values >= 0.0) & (runs | (values == 0.0)), "at least 0, 0 if it does not run")
-    fits = (state.struck_s == -1.0) | (runs & (state.struck_s >= 0.0) & (state.struck_s <= state.now_s[:, None]))
-    refuse("state.struck_s", state.struck_s, fits, "-1, or up to the present for a job that runs")
+    for name in ("struck_s", "slowed_s"):
+        since_s = getattr(state, name)
+        fits = (since_s == -1.0) | (runs & (since_s >= 0.0) & (since_s <= state.now_s[:, None]))
+        refuse(f"state.{name}", since_s, fits, "-1, or up to the present for a job that runs")
+    refuse("state.pace_s", state.pace_s, state.pace_s >= state.now_s[:, None], "no time before the present")
+    _check_relieved(sim, state)
     refuse("state.died", state.died, (state.died == 0) | (state.gpu_job >= 0), "0 for a GPU that no job holds")
     spares = np.zeros_like(state.spare)
     if sim.rules.switching and sim.rules.spares > 0.0:
@@ -225,6 +229,22 @@ def _check_held(sim: Simulation, state: State) -> None:
         these = of_type == number
         fits = state.spare[:, these].sum(axis=1) == spares[:, these].sum(axis=1)
         refuse("state.spare", state.spare, fits[:, None], "as many of each type as the rules say")
+
+
+def _check_relieved(sim: Simulation, state: State) -> None:
+    """Refuse relieved GPUs that no running job keeps, or whose seat no GPU of that job has."""
+    is_kept, job = state.kept_for >= 0, np.maximum(state.kept_for, 0)
+    fits = ~is_kept | (np.take_along_axis(state.run_place, job, axis=1) >= 0) & (state.gpu_job < 0)
+    refuse("state.kept_for", state.kept_for, fits, "a running job, for a GPU that none holds")
+    of, row = np.zeros_like(state.relieved_of), np.nonzero(is_kept)[0]
+    np.add.at(of, (row, state.kept_for[is_kept]), 1)
+    _same("relieved_of", state.relieved_of, of)
+    _same("relieved", state.relieved, is_kept.sum(axis=1))
+    holder = np.take_along_axis(state.gpu_job, np.maximum(state.backup_of, 0), axis=1)
+    fits = np.where(is_kept, (state.backup_of >= 0) & (holder == job), state.backup_of == -1)
+    refuse("state.backup_of", state.backup_of, fits, "a GPU of the job that it is kept for, -1 if it is not")
+    fits = (state.slowed_s >= 0.0) | (state.relieved_of == 0)
+    refuse("state.slowed_s", state.slowed_s, fits, "a time for a job with relieved GPUs")
 
 
 def _check_gpus(sim: Simulation, state: State) -> None:

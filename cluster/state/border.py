@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.scenarios import MOST_RESTART_S, ORDERS, PER_JOB, PLANNED, FaultProcess, Rules, Scenarios
+from ..model.scenarios import MOST_RESTART_S, MOST_SLOW_FACTOR, ORDERS, PER_JOB, PLANNED, FaultProcess, Rules, Scenarios
 from ..model.topology import Cluster
 from .holding import startable_gpus
 from .shapes import Declared, declared
@@ -214,7 +214,8 @@ _RANGES = {
     "order": _Range(0, len(ORDERS) - 1), "ageing_s": _Range(0.0, math.inf), "limit_s": _Range(-math.inf, math.inf),
     "backfill_depth": _Range(0, math.inf), "preflight_s": _Range(0.0, MOST_RESTART_S),
     "detection_s": _Range(0.0, MOST_RESTART_S), "switch_s": _Range(0.0, MOST_RESTART_S), "spares": _Range(0.0, 1.0),
-    "replacement": _Range(0, 1),
+    "replacement": _Range(0, 1), "slow_per_s": _Range(0.0, 1.0), "slow_factor": _Range(1.0, MOST_SLOW_FACTOR),
+    "slow_mean_s": _Range(0.0, MOST_RESTART_S), "backups": _Range(0, math.inf),
 }  # fmt: skip
 
 

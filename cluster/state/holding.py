@@ -22,7 +22,7 @@ ROUNDING = 1e-9  # of a number of GPUs: 7 % of 100 are 7, not 8
 @kernel
 def holds_on(sim: Simulation) -> bool:
     """Say whether a job may hold its GPUs beyond a fault; the same as `holds_on_by` of its rules."""
-    return bool(sim.rules.switching or sim.rules.detection_s > 0.0)
+    return bool(sim.rules.switching or sim.rules.detection_s > 0.0 or sim.rules.slow_per_s > 0.0)
 
 
 @kernel
@@ -49,6 +49,7 @@ def begin_run(sim: Simulation, row: int, job: int) -> None:
     """Let a job run on all the GPUs that it asks for, well, and with no work done since its last checkpoint."""
     state = sim.state
     state.struck_s[row, job] = -1.0
+    state.slowed_s[row, job] = -1.0
     state.short[row, job] = 0
     state.fresh_s[row, job] = 0.0
     state.fresh_gpu_s[row, job] = 0.0
@@ -97,17 +98,24 @@ def startable_gpus(cluster: Cluster, share: float) -> NDArray[np.int64]:
 
 @kernel
 def pool_holds(sim: Simulation, row: int, gpu: int) -> int:
-    """Return 1 for a GPU that the pool holds out of service, whether a fault does so too or not; else 0.
+    """Return 1 for a GPU that the pool or a job holds out of service, whether a fault does so too or not; else 0.
 
     To be called only where jobs hold on to their GPUs.
     """
-    return 1 if sim.state.spare[row, gpu] == 1 and sim.state.gpu_job[row, gpu] < 0 else 0
+    return 1 if _is_set_aside(sim, row, gpu) and sim.state.gpu_job[row, gpu] < 0 else 0
+
+
+@kernel
+def _is_set_aside(sim: Simulation, row: int, gpu: int) -> bool:
+    """Say whether a GPU is held out of service while it is idle: as a spare, or for the job that it is relieved of."""
+    return bool(sim.state.spare[row, gpu] == 1 or sim.state.kept_for[row, gpu] >= 0)
 
 
 @kernel
 def is_idle_spare(sim: Simulation, row: int, gpu: int) -> bool:
     """Say whether a GPU stands ready in the pool."""
-    return pool_holds(sim, row, gpu) == 1 and sim.state.gpu_down[row, gpu] == 1
+    is_kept = sim.state.kept_for[row, gpu] >= 0
+    return not is_kept and pool_holds(sim, row, gpu) == 1 and sim.state.gpu_down[row, gpu] == 1
 
 
 @kernel
@@ -130,8 +138,8 @@ def _count_up(sim: Simulation, row: int, node: int, gpus: int) -> None:
 
 
 @kernel
-def _hold_in_pool(sim: Simulation, row: int, gpu: int) -> None:
-    """Hold an idle GPU of the pool out of service, whether a fault does so too or not."""
+def _hold_back(sim: Simulation, row: int, gpu: int) -> None:
+    """Hold an idle GPU out of service, whether a fault does so too or not."""
     if sim.state.gpu_down[row, gpu] == 0:
         _count_up(sim, row, sim.cluster.gpu_node[gpu], -1)
     sim.state.gpu_down[row, gpu] += 1
@@ -144,17 +152,17 @@ def fill_pool(sim: Simulation, row: int) -> None:
     for gpu in range(sim.cluster.gpu_node.size):
         if sim.state.spare[row, gpu] == 1:
             _count_free(sim, row, sim.cluster.gpu_node[gpu], -1)
-            _hold_in_pool(sim, row, gpu)
+            _hold_back(sim, row, gpu)
 
 
 @kernel
 def claim_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
-    """Give a running job an idle GPU more, of the pool or not.
+    """Give a running job an idle GPU more, of the pool or not, or one that it is kept for.
 
     A real cluster, whose jobs hold on to GPUs by no rule of the simulation, has no pool.
     """
     state, node = sim.state, sim.cluster.gpu_node[gpu]
-    if holds_on(sim) and state.spare[row, gpu] == 1:
+    if holds_on(sim) and _is_set_aside(sim, row, gpu):
         _count_up(sim, row, node, 1)
         state.gpu_down[row, gpu] -= 1
     else:
@@ -182,13 +190,13 @@ def give_up_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
 
 @kernel
 def vacate_gpu(sim: Simulation, row: int, gpu: int) -> None:
-    """Let a GPU serve no job: it is free unless a fault holds it down, or goes back to the pool."""
+    """Let a GPU serve no job: it is free unless a fault holds it down, or it is set aside."""
     state = sim.state
     state.gpu_job[row, gpu] = -1
     if holds_on(sim):
         state.died[row, gpu] = 0
-    if holds_on(sim) and state.spare[row, gpu] == 1:
-        _hold_in_pool(sim, row, gpu)
+    if holds_on(sim) and _is_set_aside(sim, row, gpu):
+        _hold_back(sim, row, gpu)
     elif state.gpu_down[row, gpu] == 0:
         _count_free(sim, row, sim.cluster.gpu_node[gpu], 1)
 
@@ -214,3 +222,44 @@ def swap_roles(sim: Simulation, row: int, gpu: int, failed: int) -> None:
     if spare[row, gpu] == 1 and spare[row, failed] == 0 and _suit_the_same(sim, node[gpu], node[failed]):
         spare[row, gpu] = 0
         spare[row, failed] = 1
+
+
+@kernel
+def relieve_gpu(sim: Simulation, row: int, job: int, gpu: int, backup: int) -> None:
+    """Take a slow GPU off the ring of a running job, which keeps it; another GPU that the job has takes its seat."""
+    state = sim.state
+    state.kept_for[row, gpu], state.backup_of[row, gpu] = job, backup
+    state.relieved_of[row, job] += 1
+    state.relieved[row] += 1
+    give_up_gpu(sim, row, job, gpu)
+
+
+@kernel
+def take_back_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
+    """Give a relieved GPU, which no fault holds down, its seat back; its backup leaves the job."""
+    backup = sim.state.backup_of[row, gpu]
+    claim_gpu(sim, row, job, gpu)
+    _forget_kept(sim, row, job, gpu)
+    give_up_gpu(sim, row, job, backup)
+
+
+@kernel
+def release_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
+    """Let a job no longer keep a relieved GPU: it is free unless a fault holds it down, or goes back to the pool."""
+    state, node = sim.state, sim.cluster.gpu_node[gpu]
+    _forget_kept(sim, row, job, gpu)
+    if state.spare[row, gpu] == 1:
+        return
+    if state.gpu_down[row, gpu] == 1:
+        _count_up(sim, row, node, 1)
+    state.gpu_down[row, gpu] -= 1
+    if state.gpu_down[row, gpu] == 0:
+        _count_free(sim, row, node, 1)
+
+
+@kernel
+def _forget_kept(sim: Simulation, row: int, job: int, gpu: int) -> None:
+    state = sim.state
+    state.kept_for[row, gpu], state.backup_of[row, gpu] = -1, -1
+    state.relieved_of[row, job] -= 1
+    state.relieved[row] -= 1

@@ -44,6 +44,7 @@ class Scratch(NamedTuple):
     record_gpus: Annotated[Ints, "rows", "nodes if holding"]  # its GPUs there
     record_s: Annotated[Floats, "rows", "nodes if holding"]  # their compute times in an iteration, their sum first
     record_flops: Annotated[Floats, "rows", "nodes if holding"]  # FLOPs of that time at the type's peak
+    tried_gpu: Annotated[Ints, "rows", "gpus if holding"]  # slow GPUs that are relieved for a try
     class_beside: Annotated[Ints, "rows", "classes"]  # usable GPUs that suit it, and not who holds the reservation
     other_job: Annotated[Ints, "rows", "others"]  # jobs that the policy may turn to
     ahead_start_s: Annotated[Floats, "rows", "ahead"]  # start, inf if never

@@ -54,11 +54,13 @@ ANY = 2**63 - 1
 # its kind, one in the plural how many there are.
 RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (0, "scenario"): ("scenario",),
-    (0, "one"): ("aged", "base_waits", "base_refused", "source_failed", "ends_kept", "lemon", "spare", "died"),
+    (0, "one"): (
+        "aged", "base_waits", "base_refused", "source_failed", "ends_kept", "lemon", "spare", "died", "node_slow",
+    ),
     (0, "two"): ("index_stage",),
     (-1, "job"): (
         "head", "tail", "gpu_job", "next_job", "previous_job", "run_place", "index_best", "index_oldest",
-        "index_young_place",
+        "index_young_place", "kept_for",
     ),
     (0, "job"): (
         "current", "candidate_job", "run_heap", "ends_job", "index_leaf", "index_job", "index_hidden_job",
@@ -68,11 +70,11 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
         "finished", "submitted", "queued", "running", "reserved_for", "index_first", "index_hidden",
         "index_young_count", "shrunk",
     ),
-    (-1, "gpu"): ("gpu_next", "first_gpu"),
+    (-1, "gpu"): ("gpu_next", "first_gpu", "backup_of"),
     (0, "gpus"): (
         "usable", "busy", "down", "extra", "need", "free", "taken",
         "reserved_usable", "reserved_extra", "hidden", "class_usable", "class_in_service",
-        "short",
+        "short", "relieved", "relieved_of",
     ),
     (0, "class"): ("shown_class", "reserved_class"),
     (0, "node"): ("candidate_node",),
@@ -86,7 +88,7 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (-1, "any"): ("moment", "passed", "reserved_moment", "index_moment"),
     (0, "any"): (
         "quiet", "unlooked", "estimated", "job_events", "decisions", "candidate_hole", "gpu_down", "source_k",
-        "stops", "index_from", "switches",
+        "stops", "index_from", "switches", "slowed", "pace_k", "backups",
     ),
     (-ANY - 1, "any"): ("candidate_sign", "index_place"),
 }  # fmt: skip

@@ -129,6 +129,19 @@ class State(NamedTuple):
     fresh_s: Annotated[Floats, "rows", "jobs if holding"]  # work before the last switch that no checkpoint holds
     fresh_gpu_s: Annotated[Floats, "rows", "jobs if holding"]  # GPU-time of that work
     since_s: Annotated[Floats, "rows", "jobs if holding"]  # time of that work, which counts to the next checkpoint
+    # Nodes that are slow for a while (slowness.py)
+    slowed: Annotated[Longs, "rows"]  # how often a running job has met slow nodes
+    node_slow: Annotated[Ints, "rows", "nodes if holding"]  # 1 while it is slow
+    pace_s: Annotated[Floats, "rows", "nodes if holding"]  # when it becomes slow or well next, inf for never
+    pace_k: Annotated[Ints, "rows", "nodes if holding"]  # how often it has been slow before
+    slowed_s: Annotated[Floats, "rows", "jobs if holding"]  # since when a running job has had slow nodes, -1 if not
+    # Backups (holding.py): a GPU that is relieved is of no ring; its job keeps it, and it is held out of service
+    relieved: Annotated[Ints, "rows"]  # such GPUs
+    relieved_of: Annotated[Ints, "rows", "jobs if holding"]  # those of each job
+    kept_for: Annotated[Ints, "rows", "gpus if holding"]  # job that keeps a relieved GPU, -1 for none
+    backup_of: Annotated[Ints, "rows", "gpus if holding"]  # GPU that has its seat
+    backups: Annotated[Longs, "rows"]  # how often a GPU has taken the seat of a slow one
+    backup_gpu_s: Annotated[Floats, "rows"]  # time that GPUs were relieved
     # The reservation as it was last found; it holds at that moment with so many GPUs usable
     reserved_for: Annotated[Ints, "rows"]  # 1 + its holder, 0 when jobs have started or left since
     reserved_moment: Annotated[Ints, "rows"]
@@ -272,8 +285,8 @@ SHOWN = 7  # of which so many are shown one by one
 
 
 def holds_on_by(rules: Rules) -> bool:
-    """Say whether a job may hold its GPUs beyond a fault: until somebody acts on it, or because it switches."""
-    return rules.switching or rules.detection_s > 0.0
+    """Say whether a run is kept piece by piece: jobs may hold their GPUs beyond a fault, or nodes become slow."""
+    return rules.switching or rules.detection_s > 0.0 or rules.slow_per_s > 0.0
 
 
 def _extents(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int, *, holding: bool) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What else an evaluation answers under its best policy: whether jobs should switch, and what their plans save."""
+"""What else an evaluation answers under its best policy: whether jobs should switch, what backups and plans save."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -38,6 +38,18 @@ def switching_aside(problem: Problem, policy: Policy, outcome: Outcome, tell: Te
     tell(f"running {policy.name} with restarts and with switching")
     found = handling.compare_handlings(problem, policy)
     return [Aside("restart or switch", handling.words_of(found), handling.document_of(found))]
+
+
+def backup_aside(problem: Problem, policy: Policy, outcome: Outcome, tell: Tell) -> list[Aside]:
+    """Return what backups save; nothing where there are none, or no job met a slow node.
+
+    The arguments are those of `switching_aside`.
+    """
+    if problem.rules.backups == 0 or not outcome.slowed.any():
+        return []
+    tell(f"running {policy.name} without backups and with them")
+    found = handling.compare_backups(problem, policy)
+    return [Aside("what backups save", handling.backups_in_words(found), handling.backups_document(found))]
 
 
 def planning_aside(layouts: Mapping[str, Problem], regime: Regime, policy: Policy, tell: Tell) -> list[Aside]:

@@ -83,6 +83,41 @@ def test_a_fault_stops_a_job_at_once_unless_the_file_says_otherwise(tmp_path: Pa
     assert stopping(told)._replace(switch_s=30.0, spares=0.0, replacement=usual.replacement) == usual
 
 
+def test_nodes_become_slow_if_the_file_says_how_often_by_how_much_and_for_how_long(tmp_path: Path) -> None:
+    usual = read(GOOD, tmp_path).rules
+    assert usual.slow_per_s == 0.0
+    slow = "{model: lemon, slow: {a_node_day: 0.05, factor: 4, lasts_s: 7200}}"
+    told = read(GOOD.replace("  model: lemon", f"  {slow}"), tmp_path).rules
+    assert told == usual._replace(slow_per_s=0.05 / 86400, slow_factor=4.0, slow_mean_s=7200.0)
+    assert stopping(told).slow_per_s == 0.0
+
+
+def test_backups_need_slow_nodes_and_jobs_that_switch(tmp_path: Path) -> None:
+    slow = "slow: {a_node_day: 0.05, factor: 4, lasts_s: 7200}"
+    told = read(GOOD.replace("  model: lemon", f"  {{model: lemon, handling: switch, {slow}, backups: 2}}"), tmp_path)
+    assert told.rules.backups == 2
+    with pytest.raises(InputError, match=r"c\.yaml:\d+:faults: backups are for GPUs of slow nodes; add slow"):
+        read(GOOD.replace("  model: lemon", "  {model: lemon, handling: switch, backups: 2}"), tmp_path)
+    with pytest.raises(InputError, match=r"c\.yaml:\d+:faults: backups join rings .* write handling: switch"):
+        read(GOOD.replace("  model: lemon", f"  {{model: lemon, {slow}, backups: 2}}"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "slow"),
+    [
+        ("factor", "{a_node_day: 0.05, lasts_s: 7200}"), ("a_node_day", "{factor: 4, lasts_s: 7200}"),
+        ("lasts_s", "{a_node_day: 0.05, factor: 4}"), ("factor", "{a_node_day: 0.05, factor: 1, lasts_s: 7200}"),
+        ("factor", "{a_node_day: 0.05, factor: .nan, lasts_s: 7200}"),
+        ("a_node_day", "{a_node_day: 0, factor: 4, lasts_s: 7200}"),
+        ("lasts_s", "{a_node_day: 0.05, factor: 4, lasts_s: 2h}"),
+        ("lasts", "{a_node_day: 0.05, factor: 4, lasts_s: 9, lasts: 9}"),
+    ],
+)  # fmt: skip
+def test_slow_nodes_that_cannot_be_drawn_are_refused_by_their_key(place: str, slow: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"c\.yaml:\d+:faults\.slow\.{place}: "):
+        read(GOOD.replace("  model: lemon", f"  {{model: lemon, slow: {slow}}}"), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

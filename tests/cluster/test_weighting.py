@@ -87,7 +87,8 @@ def test_the_slowdown_is_over_the_work_or_ten_minutes() -> None:
         finish_s=np.array([[1500.0, 4000.0, 0.0]]), first_start_s=none, stops=none.astype(np.int32), lost_s=none,
         wait_s=none, makespan_s=np.array([4000.0]), busy_gpu_s=np.zeros(1), down_gpu_s=np.zeros(1),
         overhead_gpu_s=np.zeros(1), finished=np.full(1, 2, np.int32), job_events=np.ones(1, np.int64),
-        decisions=np.ones(1, np.int64), switches=np.zeros(1, np.int64),
+        decisions=np.ones(1, np.int64), switches=np.zeros(1, np.int64), slowed=np.zeros(1, np.int64),
+        backups=np.zeros(1, np.int64), backup_gpu_s=np.zeros(1),
     )  # fmt: skip
     work_s = np.array([[6.0, 1000.0, 0.0]])
     known = (outcome, np.array([2], np.int32), np.ones((1, 3), np.int32), np.array([[300.0, 0.0, 0.0]]), 4)

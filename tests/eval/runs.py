@@ -66,6 +66,9 @@ def outcome(finish_s: NDArray[np.float64], *, stops: int = 0, lost_s: float = 0.
         job_events=np.full(count, 12),
         decisions=np.full(count, 4),
         switches=np.zeros(count, dtype=np.int64),
+        slowed=np.zeros(count, dtype=np.int64),
+        backups=np.zeros(count, dtype=np.int64),
+        backup_gpu_s=none,
     )
 
 

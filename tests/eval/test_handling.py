@@ -53,3 +53,27 @@ def test_a_cluster_on_which_nothing_fails_is_told_nothing(tmp_path: Path) -> Non
     assert read_cluster(tmp_path / "c.yaml").rules.switching
     request = replace(ASKED, cluster=tmp_path / "c.yaml", policies=("pack",), heuristics=False)
     assert "restart or switch" not in answer(request)
+
+
+SLOW = FILE.replace("2e-6", "0").replace(
+    "HANDLING", "handling: switch, slow: {a_node_day: 2, factor: 4, lasts_s: 14400}, backups: BACKUPS"
+)
+
+
+def test_a_cluster_whose_nodes_become_slow_is_told_what_backups_save(tmp_path: Path) -> None:
+    cluster, out = tmp_path / "c.yaml", tmp_path / "o.json"
+    cluster.write_text(SLOW.replace("BACKUPS", "2"))
+    said = answer(replace(ASKED, cluster=cluster, policies=("pack",), heuristics=False, json_out=out))
+    told = json.loads(out.read_text())["what_backups_save"]
+    assert "what backups save: under pack, backups for up to 2 GPUs of a job change the mean JCT by -" in said
+    assert told["jct_change_percent"][0] < 0.0
+    assert told["jct_change_percent"][0] == pytest.approx(
+        100.0 * (told["mean_jct_s"]["with"] / told["mean_jct_s"]["without"] - 1.0)
+    )
+    assert told["backups"] > 0.0 < told["backup_gpu_hours"]
+
+
+def test_a_cluster_without_backups_is_told_nothing_of_them(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(SLOW.replace("BACKUPS", "0"))
+    request = replace(ASKED, cluster=tmp_path / "c.yaml", policies=("pack",), heuristics=False)
+    assert "backups" not in answer(request)

@@ -2,8 +2,9 @@
 
 from ...kernels.compiled import kernel
 from ...kernels.heap import push, remove
-from ...state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck, swap_roles
+from ...state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck, swap_roles, take_back_gpu
 from ...state.state import Simulation
+from .backups import drop_failed, relieved_by
 from .ending import finish_held, stop_after_fault
 from .progress import go_on, settle
 from .seats import NOBODY, average_s, find_replacement, note_records
@@ -49,6 +50,7 @@ def heed(sim: Simulation, row: int, job: int) -> None:
     if not sim.rules.switching or not has_living(sim, row, job):
         stop_after_fault(sim, row, job)
         return
+    drop_failed(sim, row, job)
     before_s, types = average_s(sim, row, job), note_records(sim, row, job)
     settle(sim, row, job, sim.state.struck_s[row, job], held_gpus(sim, row, job))
     for gpu in range(sim.cluster.gpu_node.size):
@@ -70,10 +72,17 @@ def has_living(sim: Simulation, row: int, job: int) -> bool:
 
 @kernel
 def _mend(sim: Simulation, row: int, job: int, gpu: int, before_s: float, types: int) -> None:
-    """Fill the seat of a member that died: on its own GPU if that is back, else on another; or give the seat up."""
+    """Fill the seat of a member that died: on its own GPU if that is back, else on another; or give the seat up.
+
+    The seat of a backup is that of the slow GPU once more.
+    """
     state = sim.state
     state.died[row, gpu] = 0
     if state.gpu_down[row, gpu] == 0:
+        return
+    slow = relieved_by(sim, row, job, gpu)
+    if slow >= 0:
+        take_back_gpu(sim, row, job, slow)
         return
     found = find_replacement(sim, row, job, gpu, before_s, types)
     if found != NOBODY:

@@ -5,7 +5,7 @@ import math
 from ...dispatch.expected import note_leave, revise_end_s
 from ...kernels.compiled import kernel
 from ...kernels.heap import remove
-from ...state.holding import begin_run, give_up_gpu, held_gpus
+from ...state.holding import begin_run, give_up_gpu, held_gpus, release_gpu
 from ...state.state import Simulation
 from ..event_log import FINISH, STOP, log_placement
 from ..job_changes import come_back
@@ -18,6 +18,10 @@ def _leave_held(sim: Simulation, row: int, job: int) -> None:
     if state.short[row, job] > 0:
         state.shrunk[row] -= 1
     begin_run(sim, row, job)
+    if state.relieved_of[row, job] > 0:
+        for gpu in range(sim.cluster.gpu_node.size):
+            if state.kept_for[row, gpu] == job:
+                release_gpu(sim, row, job, gpu)
     while state.first_gpu[row, job] >= 0:
         give_up_gpu(sim, row, job, state.first_gpu[row, job])
     remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)

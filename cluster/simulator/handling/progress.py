@@ -7,6 +7,7 @@ from ...dispatch.placing import NO_RACK, SEVERAL_RACKS, shrunk_slowdown, slowdow
 from ...dispatch.planned import common_divisor
 from ...kernels.compiled import kernel
 from ...kernels.heap import push, remove
+from ...state.slowness import is_slow, may_slow, present_speed
 from ...state.state import Simulation
 from ..event_log import SWITCH, log_placement
 from .ending import last_checkpoint_s, useful_run_s
@@ -44,21 +45,42 @@ def go_on(sim: Simulation, row: int, job: int) -> None:
 
     Source: SPEC F8, F9.
     """
+    run_from_here(sim, row, job, sim.rules.switch_s)
+    sim.state.switches[row] += 1
+    sim.state.job_events[row] += 1
+    log_placement(sim, row, SWITCH, job)
+
+
+@kernel
+def run_from_here(sim: Simulation, row: int, job: int, pause_s: float) -> None:
+    """Let a job whose past is settled run on as fast as its GPUs are now, after a pause."""
     state = sim.state
     remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)
     note_leave(sim, row, job)
     done_s = state.saved_s[row, job] + state.fresh_s[row, job]
     work_s = max(0.0, sim.scenarios.work_s[state.scenario[row], job] - done_s)
     state.struck_s[row, job] = -1.0
-    state.overhead_s[row, job] = sim.rules.switch_s
+    state.overhead_s[row, job] = pause_s
     state.slowdown[row, job] = present_slowdown(sim, row, job)
     state.start_s[row, job] = state.now_s[row]
-    state.end_s[row, job] = state.now_s[row] + (sim.rules.switch_s + work_s * state.slowdown[row, job])
+    state.end_s[row, job] = state.now_s[row] + (pause_s + work_s * state.slowdown[row, job])
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
     note_start(sim, row, job)
-    state.switches[row] += 1
-    state.job_events[row] += 1
-    log_placement(sim, row, SWITCH, job)
+    if may_slow(sim):
+        note_slow_nodes(sim, row, job)
+
+
+@kernel
+def note_slow_nodes(sim: Simulation, row: int, job: int) -> None:
+    """Note whether a running job has GPUs on slow nodes, relieved or not, and since when."""
+    state, gpu = sim.state, sim.state.first_gpu[row, job]
+    while gpu >= 0 and not is_slow(sim, row, sim.cluster.gpu_node[gpu]):
+        gpu = state.gpu_next[row, gpu]
+    if gpu < 0 and state.relieved_of[row, job] == 0:
+        state.slowed_s[row, job] = -1.0
+    elif state.slowed_s[row, job] < 0.0:
+        state.slowed_s[row, job] = state.now_s[row]
+        state.slowed[row] += 1
 
 
 @kernel
@@ -80,7 +102,7 @@ def present_slowdown(sim: Simulation, row: int, job: int) -> float:
         grain = common_divisor(grain, before)
         last = node
         nodes += 1
-        speed = min(speed, sim.scenarios.speed[scenario, node])
+        speed = min(speed, present_speed(sim, row, node))
         nic = min(nic, cluster.nic_bytes_per_s[node])
         uplink = min(uplink, cluster.uplink_bytes_per_s[cluster.node_rack[node]])
         if rack == NO_RACK:

@@ -10,6 +10,7 @@ from ...dispatch.placing import safest_gpu
 from ...kernels.compiled import kernel
 from ...kernels.selection import kth_smallest
 from ...state.holding import held_gpus, is_idle_spare
+from ...state.slowness import is_slow
 from ...state.state import Simulation
 from ...state.usable import class_of, usable_on
 from ...switching.links import link_bytes_per_s
@@ -43,7 +44,8 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s:
         sim: The simulation.
         row: Its row.
         job: The job.
-        place: The GPU that failed on the seat, which the job still holds; or the number of GPUs for one seat more.
+        place: The GPU that failed on the seat or is slow, which the job still holds; or the number of GPUs for one
+            seat more.
         average_s: The iteration time of its ring before the fault, or before it has a seat more.
         types: What `note_records` returned then.
     """
@@ -74,17 +76,18 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s:
 def _list_idle(sim: Simulation, row: int, job: int) -> int:
     """List the idle GPUs on which a job could go on, the safest of each node; those of the pool last.
 
-    The other GPUs of a node are no better. So equal candidates are taken from outside the pool first.
+    The other GPUs of a node are no better. So equal candidates are taken from outside the pool first. Who is given a
+    seat is tried out before, and found out if it is slow.
     """
     suits, listed, count = sim.cluster.suits[class_of(sim, row, job)], sim.scratch.seat_gpu, 0
     for node in range(suits.size):
-        if suits[node] == 1 and usable_on(sim, row, node) > 0:
+        if suits[node] == 1 and usable_on(sim, row, node) > 0 and not is_slow(sim, row, node):
             listed[row, count] = safest_gpu(sim, row, node)
             count += 1
     if sim.rules.spares > 0.0:
         for node in range(suits.size):
             gpu = _safest_spare(sim, row, node) if suits[node] == 1 else NOBODY
-            if gpu != NOBODY:
+            if gpu != NOBODY and not is_slow(sim, row, node):
                 listed[row, count] = gpu
                 count += 1
     return count
@@ -108,7 +111,7 @@ def _share(sim: Simulation, row: int, job: int, seats: int) -> float:
 
 @kernel
 def compute_s(sim: Simulation, row: int, job: int, gpu: int) -> float:
-    """Return the true compute time of a job in an iteration on a GPU, where no seat is empty."""
+    """Return the true compute time of a job in an iteration on a GPU of a node that is well, where no seat is empty."""
     scenario, node = sim.state.scenario[row], sim.cluster.gpu_node[gpu]
     return float(sim.scenarios.compute_s[scenario, job] / sim.scenarios.speed[scenario, node])
 
@@ -131,7 +134,7 @@ def _gap(sim: Simulation, row: int, job: int, place: int) -> Gap:
     state = sim.state
     first, last, before, after, longest_s, link = -1, -1, -1, -1, 0.0, math.inf
     for gpu in range(sim.cluster.gpu_node.size):
-        if state.gpu_job[row, gpu] != job or state.gpu_down[row, gpu] > 0:
+        if state.gpu_job[row, gpu] != job or state.gpu_down[row, gpu] > 0 or gpu == place:
             continue
         longest_s = max(longest_s, compute_s(sim, row, job, gpu))
         if last >= 0 and not last < place < gpu:
@@ -143,6 +146,8 @@ def _gap(sim: Simulation, row: int, job: int, place: int) -> Gap:
         elif after < 0:
             after = gpu
         last = gpu
+    if last < 0:  # a slow GPU is the only member; whoever relieves it gets the state from it
+        return Gap(place, place, 0.0, math.inf)
     if before >= 0 and after >= 0:  # else the seat lies between the last and the first
         link = min(link, _link_bytes_per_s(sim, last, first))
     return Gap(before if before >= 0 else last, after if after >= 0 else first, longest_s, link)

@@ -1,0 +1,100 @@
+"""Nodes that are slow for a while: against the plain reference, and what holds for every run."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.model.outcome import Event, Outcome
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.simulator.simulation import outcome_of
+from longshore.cluster.simulator.state_border import sound_state
+from longshore.cluster.state.state import INDEX_FROM
+from tests.cluster.test_engine import agree
+from tests.compiled_runs import compiled, run_heuristic, run_script
+from tests.reference import first_state, simulate
+from tests.reference_policies import POLICIES, scripted
+from tests.reference_state import slowdown
+from tests.strategies import Case, slow_cases
+
+SEEDS = st.integers(0, 2**32 - 1)
+NAMES = st.sampled_from(sorted(HEURISTICS))
+
+
+@settings(deadline=None, max_examples=300)
+@given(slow_cases(), SEEDS, st.sampled_from((0.0, 0.3)), st.sampled_from((1, INDEX_FROM)))
+def test_any_decisions_lead_to_the_events_of_the_reference(
+    case: Case, seed: int, wait_share: float, index_from: int
+) -> None:
+    agree(run_script(case, seed, wait_share, index_from), simulate(*case, scripted(seed, wait_share)))
+
+
+@pytest.mark.parametrize("name", ["first-fit", "pack-hazard", "eft-hazard", "patient"])
+@settings(deadline=None, max_examples=60)
+@given(case=slow_cases())
+def test_a_heuristic_leads_to_the_events_of_its_plain_version(case: Case, name: str) -> None:
+    agree(run_heuristic(case, name), simulate(*case, POLICIES[name]))
+
+
+@settings(deadline=None, max_examples=100)
+@given(slow_cases(), NAMES)
+def test_a_job_that_is_never_stopped_does_its_work_and_no_more(case: Case, name: str) -> None:
+    """By the events alone: from each to the next a job works at the speed of its slowest GPU."""
+    events, outcome = run_heuristic(case, name)
+    speed = first_state(*case).speed
+    for job in np.flatnonzero(outcome.stops[0, : case.scenarios.jobs[case.row]] == 0):
+        done_s = work_by_events(case, int(job), events, speed)
+        assert done_s == pytest.approx(case.scenarios.work_s[case.row, job], rel=1e-6, abs=1e-6)
+
+
+def work_by_events(case: Case, job: int, events: list[Event], speed: list[float]) -> float:
+    """Return the work of a job that is never stopped, second by second of its run."""
+    fresh, gpu_node, slow = first_state(*case), case.cluster.gpu_node, set[int]()
+    done_s, since_s, held, paused_s, still = 0.0, 0.0, tuple[int, ...](), 0.0, False
+    for event in events:
+        if held and not still:
+            paces = [it / case.rules.slow_factor if node in slow else it for node, it in enumerate(speed)]
+            useful_s = max(0.0, event.time_s - max(since_s, paused_s))
+            done_s += useful_s / slowdown(replace(fresh, speed=paces), job, list(held))
+        since_s = event.time_s
+        if event.kind in ("slow", "well"):
+            slow ^= {int(gpu_node[event.gpus[0]])}
+        elif event.kind == "fault":
+            still = still or bool(set(held) & set(event.gpus))
+        elif event.job == job and event.kind != "submit":
+            held = event.gpus if event.kind != "finish" else ()
+            paused_s = since_s + (case.rules.preflight_s if event.kind == "start" else case.rules.switch_s)
+            still = False
+    return done_s
+
+
+@settings(deadline=None, max_examples=60)
+@given(slow_cases(), NAMES, NAMES)
+def test_nodes_turn_slow_at_the_same_times_whoever_decides(case: Case, name: str, other: str) -> None:
+    turns = [
+        [event for event in run_heuristic(case, each)[0] if event.kind in ("slow", "well")] for each in (name, other)
+    ]
+    both = min(map(len, turns))
+    assert turns[0][:both] == turns[1][:both]
+
+
+@settings(max_examples=80)
+@given(slow_cases(), st.sampled_from(("pack", "patient", "random")), st.integers(0, 30))
+def test_every_state_at_a_decision_passes_and_is_run_on_the_same(case: Case, policy: str, stop_at: int) -> None:
+    sim, twin = (compiled(case) for _ in range(2))
+    for each in (sim, twin):
+        reset(each, 0, case.row)
+        for decision in range(300):
+            if not advance(each, 0):
+                break
+            if each is sim:
+                found = sound_state(sim, sim.state)
+                if decision == stop_at:
+                    for mine, theirs in zip(sim.state, found, strict=True):
+                        mine[...] = theirs  # type: ignore[index]
+            (start if HEURISTICS[policy].place(each, 0) else wait)(each, 0)
+    ends: list[Outcome] = [outcome_of(each) for each in (sim, twin)]
+    assert all(np.array_equal(*both) for both in zip(*ends, strict=True))
