@@ -18,9 +18,7 @@ class Event(NamedTuple):
     time_s: float
     kind: str  # one of EVENT_KINDS
     job: int  # index of the job, -1 for none
-    gpus: tuple[
-        int, ...
-    ]  # GPUs that the job takes, leaves or goes on with, or that fail, come back or change their pace
+    gpus: tuple[int, ...]  # that the job takes, leaves or goes on with, or that fail, come back or change their pace
 
 
 class Outcome(NamedTuple):
