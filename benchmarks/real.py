@@ -70,6 +70,11 @@ Against `patient`, its factor tuned on each trace's past, on the last 30 % of th
 | --- | --- | --- | --- |
 {rows}
 
+On traces that it never saw: trained by the same recipe without a trace, it comes to -2.8 %, -5.7 %, -4.4 % and -0.8 % \
+on that trace, in the order of the table (`make bench-left_out`, 2026-11-27). It loses there on itp_cluster06 under \
+strict FIFO (+1.0 %), on itp_cluster08 under both kinds of EASY (+1.3 and +1.6 %), and on philly_vc_2869ce under the \
+last order (+3.7 %).
+
 Weights alone never run code: the zip holds a JSON schema and NumPy arrays.
 
 The traces are {traces}. On a trace of your own, compare it first: `longshore evaluate --trace ... --policy {name}.zip`.
