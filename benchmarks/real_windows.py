@@ -91,11 +91,11 @@ def everywhere(run: Callable[[Path, float], Figures]) -> Everywhere:
 
 def problem_of(
     path: Path, regime: Regime, load: float, part: tuple[float, float], seed: int,
-    estimates: EstimateKind = "log-normal",
+    estimates: EstimateKind = "log-normal", draws: int = DRAWS,
 ) -> Problem:  # fmt: skip
-    """Return windows of a part of a trace, DRAWS draws of each."""
+    """Return windows of a part of a trace, so many draws of each."""
     problem = window_problem(
-        workload_of(path), regime, windows=WINDOWS, runs=DRAWS, part=part, seed=seed, load=load, disjoint=True
+        workload_of(path), regime, windows=WINDOWS, runs=draws, part=part, seed=seed, load=load, disjoint=True
     )
     rng = stream(seed, Stream.ESTIMATES)
     scenarios = with_scenario_estimates(problem.scenarios, estimates, sigma=SIGMA, rng=rng)
@@ -131,15 +131,15 @@ def _first_job(workload: Workload, work_s: NDArray[np.float64]) -> int:
     return int(found[0])
 
 
-def figures_of(problem: Problem, policy: Policy) -> Figures:
-    """Return how a policy does on the windows of a problem, to a tenth of a second."""
+def figures_of(problem: Problem, policy: Policy, draws: int = DRAWS) -> Figures:
+    """Return how a policy does on the windows of a problem with so many draws of each, to a tenth of a second."""
     outcome, scenarios = run_all(problem, [policy])[policy.name], problem.scenarios
     found = metrics(
         outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size, scenarios.work_s
     )
 
     def over_draws(values: NDArray[np.float64]) -> list[float]:
-        means: list[float] = values.reshape(-1, DRAWS).mean(axis=1).round(1).tolist()
+        means: list[float] = values.reshape(-1, draws).mean(axis=1).round(1).tolist()
         return means
 
     return Figures(
