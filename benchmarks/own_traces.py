@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from math import isnan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ def measure() -> Iterator[Row]:
     for name, it in found.items():
         yield Row(f"{name}: training", it.minutes, "min", most=MOST_MINUTES)
         yield Row(f"{name}: mean JCT of later jobs against `patient`", it.percent, "%")
-        yield Row(f"{name}: mean JCT, lower end", it.low, "%", most=0.0)
+        yield Row(f"{name}: mean JCT, lower end", it.low, "%", most=None if isnan(it.low) else 0.0)
         yield Row(f"{name}: mean JCT, upper end", it.high, "%")
 
 
