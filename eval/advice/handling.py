@@ -6,15 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...agents.protocol import Policy
-from ...cluster.model.intervals import Estimates, ratio_estimates, unit_sums
+from ...cluster.model.intervals import Estimates
 from ...cluster.model.outcome import Outcome, metrics
 from ...cluster.model.problem import Problem
 from ...cluster.model.scenarios import same_jobs
 from ..run import run_all
-from .intervals import ends, with_interval
+from .intervals import ends, in_percent, ratios_by_unit, with_interval
 
 HOUR_S = 3600.0
-CONFIDENCE = 0.95
 RESTART, SWITCH = "restart", "switch"
 
 
@@ -68,12 +67,9 @@ def held_of(problem: Problem, outcome: Outcome) -> Held:
 def handlings_of(policy: str, held: dict[str, Held], unit: NDArray[np.intp]) -> Handlings:
     """Return both handlings compared, given the unit of each scenario, shape (scenarios,)."""
     switch, restart = held[SWITCH], held[RESTART]
-    mine = unit_sums(np.array([switch.lost_gpu_s, switch.jct_s]), unit)
-    other = unit_sums(np.array([restart.lost_gpu_s, restart.jct_s]), unit)
-    ratios = ratio_estimates(mine, other, confidence=CONFIDENCE)
-    lost, jct = (Estimates(*(end[[row]] for end in ratios)) for row in (0, 1))
-    percent = Estimates(*(100.0 * (end - 1.0) for end in jct))
-    return Handlings(policy, held, lost, percent, mine.shape[1])
+    mine, other = (np.array([it.lost_gpu_s, it.jct_s]) for it in (switch, restart))
+    lost, jct = ratios_by_unit(mine, other, unit)
+    return Handlings(policy, held, lost, in_percent(jct), int(np.unique(unit).size))
 
 
 def words_of(handlings: Handlings) -> str:
@@ -134,9 +130,7 @@ def compare_backups(problem: Problem, policy: Policy) -> Backed:
         both.append(np.array([held_of(problem, outcome).jct_s, held_gpu_s]))
     without, backed = both
     unit = same_jobs(problem.scenarios)
-    mine = unit_sums(backed, unit)
-    ratios = ratio_estimates(mine, unit_sums(without, unit), confidence=CONFIDENCE)
-    jct, held = (Estimates(*(100.0 * (end[[row]] - 1.0) for end in ratios)) for row in (0, 1))
+    jct, held = map(in_percent, ratios_by_unit(backed, without, unit))
     return Backed(
         policy=policy.name,
         most=problem.rules.backups,
@@ -146,7 +140,7 @@ def compare_backups(problem: Problem, policy: Policy) -> Backed:
         slowed=float(outcome.slowed.mean()),
         backups=float(outcome.backups.mean()),
         backup_gpu_s=float(outcome.backup_gpu_s.mean()),
-        units=mine.shape[1],
+        units=int(np.unique(unit).size),
     )
 
 

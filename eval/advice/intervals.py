@@ -1,8 +1,31 @@
-"""How an estimate with its interval is told, in words and in JSON."""
+"""How two ways to run the same scenarios compare, and how an estimate is told, in words and in JSON."""
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...cluster.model.intervals import Estimates
+from ...cluster.model.intervals import Estimates, ratio_estimates, unit_sums
+
+CONFIDENCE = 0.95
+
+
+def ratios_by_unit(mine: NDArray[np.float64], other: NDArray[np.float64], unit: NDArray[np.intp]) -> list[Estimates]:
+    """Return the ratio of each figure over all units, by a paired bootstrap over units.
+
+    Args:
+        mine: The figures of one way, shape (figures, scenarios).
+        other: Those of the other way, of the same shape.
+        unit: Unit of each scenario, shape (scenarios,).
+
+    Returns:
+        An estimate of shape (1,) for each figure.
+    """
+    ratios = ratio_estimates(unit_sums(mine, unit), unit_sums(other, unit), confidence=CONFIDENCE)
+    return [Estimates(*(end[[row]] for end in ratios)) for row in range(len(mine))]
+
+
+def in_percent(ratio: Estimates) -> Estimates:
+    """Return a ratio as a change in per cent."""
+    return Estimates(*(100.0 * (end - 1.0) for end in ratio))
 
 
 def with_interval(estimates: Estimates, form: str, unit: str) -> str:

@@ -7,15 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...agents.protocol import Policy
-from ...cluster.model.intervals import Estimates, ratio_estimates, unit_sums
+from ...cluster.model.intervals import Estimates
 from ...cluster.model.outcome import Outcome
 from ...cluster.model.problem import Problem
 from ...cluster.model.scenarios import Scenarios, same_jobs
 from ..run import run_all
-from .intervals import ends, with_interval
+from .intervals import ends, in_percent, ratios_by_unit, with_interval
 
 HOUR_S = 3600.0
-CONFIDENCE = 0.95
 FIXED, BEST = "fixed", "best"
 FIGURES = ("mean_jct_s", "held_gpu_s", "planned_gpu_s")
 
@@ -81,11 +80,8 @@ def counts_of(fixed: Scenarios, best: Scenarios) -> Counts:
 
 def savings_of(policy: str, layouts: dict[str, Planned], counts: Counts, unit: NDArray[np.intp]) -> Savings:
     """Return both layouts compared, given the unit of each scenario, shape (scenarios,)."""
-    mine, other = (
-        unit_sums(np.array([getattr(layouts[name], figure) for figure in FIGURES]), unit) for name in (BEST, FIXED)
-    )
-    ratios = ratio_estimates(mine, other, confidence=CONFIDENCE)
-    percent = {it: Estimates(*(100.0 * (end[[row]] - 1.0) for end in ratios)) for row, it in enumerate(FIGURES)}
+    mine, other = (np.array([getattr(layouts[name], figure) for figure in FIGURES]) for name in (BEST, FIXED))
+    percent = dict(zip(FIGURES, map(in_percent, ratios_by_unit(mine, other, unit)), strict=True))
     return Savings(policy, layouts, percent, counts, unit)
 
 

@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.cluster.model.outcome import Event, Outcome
-from longshore.cluster.simulator.engine import advance, reset, start, wait
-from longshore.cluster.simulator.simulation import outcome_of
-from longshore.cluster.simulator.state_border import sound_state
+from longshore.cluster.model.outcome import Event
 from longshore.cluster.state.state import INDEX_FROM
 from tests.cluster.test_engine import agree_but_for_ties
-from tests.compiled_runs import compiled, run_heuristic, run_script
+from tests.cluster.test_sound_state import check_every_state
+from tests.compiled_runs import run_heuristic, run_script
 from tests.reference import first_state, simulate
 from tests.reference_policies import POLICIES, scripted
 from tests.reference_state import slowdown
@@ -84,17 +82,4 @@ def test_nodes_turn_slow_at_the_same_times_whoever_decides(case: Case, name: str
 @settings(max_examples=80)
 @given(slow_cases(), st.sampled_from(("pack", "patient", "random")), st.integers(0, 30))
 def test_every_state_at_a_decision_passes_and_is_run_on_the_same(case: Case, policy: str, stop_at: int) -> None:
-    sim, twin = (compiled(case) for _ in range(2))
-    for each in (sim, twin):
-        reset(each, 0, case.row)
-        for decision in range(300):
-            if not advance(each, 0):
-                break
-            if each is sim:
-                found = sound_state(sim, sim.state)
-                if decision == stop_at:
-                    for mine, theirs in zip(sim.state, found, strict=True):
-                        mine[...] = theirs  # type: ignore[index]
-            (start if HEURISTICS[policy].place(each, 0) else wait)(each, 0)
-    ends: list[Outcome] = [outcome_of(each) for each in (sim, twin)]
-    assert all(np.array_equal(*both) for both in zip(*ends, strict=True))
+    check_every_state(case, policy, stop_at)

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.cluster.model.outcome import Event, Outcome
+from longshore.cluster.model.outcome import Event
 from longshore.cluster.simulator.engine import advance, reset, start, wait
-from longshore.cluster.simulator.simulation import outcome_of
-from longshore.cluster.simulator.state_border import sound_state
 from longshore.cluster.state.holding import mark_spares
 from longshore.cluster.state.state import INDEX_FROM
 from tests.cluster.test_engine import agree
+from tests.cluster.test_sound_state import check_every_state
 from tests.compiled_runs import compiled, run_heuristic, run_script
 from tests.reference import first_state, simulate
 from tests.reference_policies import POLICIES, scripted
@@ -137,20 +136,7 @@ def test_no_start_takes_a_spare_and_the_pool_keeps_its_size(case: Case, name: st
 @settings(max_examples=80)
 @given(switching_cases(), st.sampled_from(("pack", "patient", "random")), st.integers(0, 30))
 def test_every_state_at_a_decision_passes_and_is_run_on_the_same(case: Case, policy: str, stop_at: int) -> None:
-    sim, twin = (compiled(case) for _ in range(2))
-    for each in (sim, twin):
-        reset(each, 0, case.row)
-        for decision in range(300):
-            if not advance(each, 0):
-                break
-            if each is sim:
-                found = sound_state(sim, sim.state)
-                if decision == stop_at:
-                    for mine, theirs in zip(sim.state, found, strict=True):
-                        mine[...] = theirs  # type: ignore[index]
-            (start if HEURISTICS[policy].place(each, 0) else wait)(each, 0)
-    ends: list[Outcome] = [outcome_of(each) for each in (sim, twin)]
-    assert all(np.array_equal(*both) for both in zip(*ends, strict=True))
+    check_every_state(case, policy, stop_at)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8)), min_size=1, max_size=12), st.floats(0.0, 1.0))
