@@ -131,8 +131,8 @@ def be_rank(kind: str, folder: Path, how: str) -> None:
 def _member(plan: PlanFile, folder: Path, how: str) -> Any:
     from longshore.planner.execution.script import script_of
     from longshore.planner.execution.training import Member, take_seat
+    from longshore.planner.model.break_even import Offload
     from longshore.planner.model.playing import schedule_of
-    from longshore.planner.offload.break_even import Offload
     from longshore.planner.offload.offloading import Wish
 
     seat = take_seat(plan)

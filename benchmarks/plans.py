@@ -3,8 +3,9 @@
 Windows of 96 jobs that share none, at a load of 0.85, on examples/small.yaml: 64 GPUs of two types in two racks, with
 its faults. Traces do not tell of models. Each job gets one of examples/plan/models.yaml, and takes as long as its trace
 says when it is trained data parallel on the GPUs that it asks for (`longshore trace plan`). With the best plan it has
-the fewest GPUs that end as soon and cost no more GPU-time. Both meet the same arrivals and faults, under EASY with
-`pack` and exact estimates. Intervals are by a bootstrap of windows. Rows of single traces are for information.
+the fewest GPUs that end as soon and cost no more GPU-time; with offload that may be a plan that puts state away. All
+meet the same arrivals and faults, under EASY with `pack` and exact estimates. Intervals are by a bootstrap of windows.
+Rows of single traces are for information.
 """
 
 from collections.abc import Iterator
@@ -14,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.cluster.model.layouts import laid_out
+from longshore.cluster.model.layouts import BEST, FIXED, OFFLOAD, laid_out
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster
 from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, windows_of
 from longshore.cluster.presets.streams import evaluation_key
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workloads.windows import with_gpus_cut
-from longshore.eval.advice.planning import BEST, FIXED, Counts, Planned, Savings, compare_layouts, savings_of
+from longshore.eval.advice.planning import Counts, Planned, Savings, compare_layouts, savings_of
 from longshore.planner.jobs.attaching import attach
 from longshore.planner.jobs.decoders import read_models
 from longshore.planner.jobs.tables import Tables
@@ -56,8 +57,10 @@ def planned(path: Path, seed: int = SEED) -> Workload:
     return attach(jobs, read_models(MODELS), tables(most), seed).workload
 
 
-def compare(workload: Workload, *, runs: int = RUNS, windows: int = WINDOWS) -> Savings:
-    """Return what the best plans of the jobs of a trace save."""
+def compare(
+    workload: Workload, before: str = FIXED, after: str = BEST, *, runs: int = RUNS, windows: int = WINDOWS
+) -> Savings:
+    """Return what one layout of the jobs of a trace saves against another."""
     cluster, key = setup().cluster, evaluation_key(SEED)
     cut = windows_of(
         workload, windows, part=(0.0, 1.0), seed=key, load=LOAD, max_gpus=cluster.gpu_node.size,
@@ -67,9 +70,9 @@ def compare(workload: Workload, *, runs: int = RUNS, windows: int = WINDOWS) -> 
         layout: cluster_problem(
             setup(), [laid_out(it, layout) for it in cut], Regime(order="easy"), runs=runs, seed=key
         )
-        for layout in (FIXED, BEST)
+        for layout in (before, after)
     }
-    found = compare_layouts(problems, HEURISTICS[POLICY])
+    found = compare_layouts(problems, HEURISTICS[POLICY], before, after)
     assert found is not None, "jobs had not ended at the cut"
     return found
 
@@ -78,7 +81,7 @@ def pooled(parts: list[Savings]) -> Savings:
     """Return what is saved on all traces, of which each window is a unit."""
     layouts = {
         name: Planned(*map(np.concatenate, zip(*(part.layouts[name] for part in parts), strict=True)))
-        for name in (FIXED, BEST)
+        for name in parts[0].layouts
     }
     units = [np.unique(part.unit).size for part in parts]
     first = np.cumsum([0, *units[:-1]])
@@ -92,12 +95,15 @@ def measure() -> Iterator[Row]:
     if not DATA.is_dir():
         progress("the traces in ../shared/data/traces are absent: nothing is measured")
         return
-    parts = []
+    parts, putting_away = [], []
     for name in TRACES:
         progress(f"planning and running {name}")
-        parts.append(compare(planned(DATA / f"{name}.csv")))
+        jobs = planned(DATA / f"{name}.csv")
+        parts.append(compare(jobs))
+        putting_away.append(compare(jobs, BEST, OFFLOAD))
         yield from rows(name.removesuffix(".muri"), parts[-1], most=None)
     yield from rows("all", pooled(parts), most=0.0)
+    yield from rows("all, with offload against without", pooled(putting_away), most=None)
     changes = []
     for seed in range(SEED + 1, SEED + 1 + DRAWS):
         progress(f"models drawn with seed {seed}")

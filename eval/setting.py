@@ -2,12 +2,13 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ..cluster.faults.recorded import read_fault_trace
-from ..cluster.model.layouts import LAYOUTS, laid_out
+from ..cluster.model.layouts import BEST, FIXED, LAYOUTS, laid_out
 from ..cluster.model.problem import Problem
 from ..cluster.model.weighting import Weighting
 from ..cluster.model.workload import Workload
@@ -67,7 +68,7 @@ class EvaluationRequest:
     command: str
     date: str
     objective: Weighting | None = None  # None: what is usual for the jobs
-    plans: str = "fixed"  # by which of its plans each job runs, one of LAYOUTS
+    plans: str = FIXED  # by which of its plans each job runs, one of LAYOUTS
     part: tuple[float, float] | None = None  # of the trace; None: what no policy may have been trained or tuned on
     every_order: bool = False  # all order regimes side by side, with the ageing and the waiting of `regime`
 
@@ -151,12 +152,20 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
         name: cluster_problem(
             setup, [laid_out(it, name) for it in workloads], request.regime, runs=runs, seed=request.seed, faults=faults
         )
-        for name in (LAYOUTS if any(any(it.plans or ()) for it in workloads) else (request.plans,))
+        for name in _layouts(workloads, request.plans)
     }
     if len(problems) == 1:
         return Setting(problems[request.plans], what, facts)
     facts["plans of jobs"] = request.plans
     return Setting(problems[request.plans], what, facts, problems)
+
+
+def _layouts(workloads: Sequence[Workload], asked: str) -> tuple[str, ...]:
+    """Return the layouts that differ: one where no job has plans, two where no plan puts state away."""
+    plans = [plan for it in workloads for of_job in it.plans or () for plan in of_job]
+    if not plans:
+        return (asked,)
+    return tuple(it for it in LAYOUTS if it in (asked, FIXED, BEST) or any(plan.away_bytes for plan in plans))
 
 
 def _generated(request: EvaluationRequest, setup: ClusterSetup, largest: int) -> tuple[list[Workload], dict[str, str]]:

@@ -5,6 +5,7 @@ Source: SPEC P1.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from .needs import ANYTHING, Needs
 from .plans import Iteration, Plan, best_plan, reference_iteration_s
@@ -19,13 +20,19 @@ def first_plan(plans: Sequence[Plan]) -> Plan:
     return plans[0]
 
 
-LAYOUTS: dict[str, Callable[[Sequence[Plan]], Plan]] = {"fixed": first_plan, "best": best_plan}
+FIXED, BEST, OFFLOAD = "fixed", "best", "offload"
+LAYOUTS: dict[str, Callable[[Sequence[Plan]], Plan]] = {
+    FIXED: first_plan,
+    BEST: best_plan,
+    OFFLOAD: partial(best_plan, offload=True),
+}
 
 
 def laid_out(workload: Workload, layout: str) -> Workload:
     """Return a workload whose jobs run by one of their plans, which then stands first; others stay as they are.
 
-    Estimates keep their ratio to the work. A job then needs the GPU memory of its plan, if that tells any.
+    Estimates keep their ratio to the work. A job then needs the GPU memory of its plan, if that tells any,
+    and room in host memory for what the plan puts away.
 
     Args:
         workload: The jobs.
@@ -44,14 +51,17 @@ def laid_out(workload: Workload, layout: str) -> Workload:
         did = chosen.iteration
         columns["gpus"][job], columns["work_s"][job] = chosen.gpus, chosen.work_s
         columns["compute_s"][job], columns["parameter_bytes"][job] = did.compute_s, did.gradient_bytes
-        needs[job] = _with_memory(needs[job], chosen.memory_bytes)
+        needs[job] = _with_memory(needs[job], chosen)
         ordered[job] = (chosen, *(it for it in plans if it is not chosen))
     told = tuple(needs) if any(it != ANYTHING for it in needs) else workload.needs
     return replace(workload, plans=tuple(ordered), needs=told, **columns)
 
 
-def _with_memory(needs: Needs, memory_bytes: float) -> Needs:
-    return needs._replace(gpu_memory_bytes=memory_bytes) if memory_bytes > 0.0 else needs
+def _with_memory(needs: Needs, plan: Plan) -> Needs:
+    host_bytes = max(needs.host_memory_bytes_per_gpu, plan.away_bytes)
+    return needs._replace(
+        gpu_memory_bytes=plan.memory_bytes or needs.gpu_memory_bytes, host_memory_bytes_per_gpu=host_bytes
+    )
 
 
 def reference_s(iteration: Iteration, rules: Rules) -> float:

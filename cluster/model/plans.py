@@ -32,6 +32,7 @@ class Plan(NamedTuple):
     iteration: Iteration
     work_s: float  # fault-free run time of the whole job on the reference placement
     memory_bytes: float = 0.0  # that each GPU needs
+    away_bytes: float = 0.0  # of each GPU's state, in host memory while nothing needs it; 0 without offload
 
     @property
     def gpus(self) -> int:
@@ -87,8 +88,14 @@ def reference_iteration_s(
     return iteration_s(it, 1.0, 1.0, intra_bytes_per_s, min(intra_bytes_per_s, nic_bytes_per_s), full)
 
 
-def best_plan(plans: Sequence[Plan]) -> Plan:
-    """Return the plan of the fewest GPUs that ends no later than the first, at no more GPU-time; then the fastest."""
+def best_plan(plans: Sequence[Plan], *, offload: bool = False) -> Plan:
+    """Return the plan of the fewest GPUs that ends no later than the first, at no more GPU-time; then the fastest.
+
+    Args:
+        plans: Of a job. The first may always be taken.
+        offload: Whether others may put state away, too.
+    """
     fixed = plans[0]
-    fits = [it for it in plans if it.work_s <= fixed.work_s and it.gpu_s <= fixed.gpu_s]
+    allowed = [fixed, *(it for it in plans[1:] if offload or not it.away_bytes)]
+    fits = [it for it in allowed if it.work_s <= fixed.work_s and it.gpu_s <= fixed.gpu_s]
     return min(fits, key=lambda it: (it.gpus, it.work_s))

@@ -59,6 +59,7 @@ class NodeType(_Section):
     hazard_per_s: NotNegative = DEFAULT_HAZARD_PER_S  # faults of one GPU
     cpus: Count | None = None  # of the node; left out, it has enough for any job
     host_memory_bytes: Bytes | None = None  # of the node, in the same way
+    host_bytes_per_s: BytesPerS | None = None  # between a GPU and host memory; left out, no plan puts state there
 
     def offer(self, name: str) -> Offer:
         """Return what a node of this type offers to each of its GPUs."""
@@ -127,6 +128,7 @@ class ClusterSetup:
     rules: Rules  # strict FIFO without ageing and waiting; `_replace` changes that
     node_names: tuple[str, ...]
     offers: tuple[Offer, ...]  # of the node types; `cluster.node_type` counts in them
+    host_bytes_per_s: tuple[float, ...]  # of the node types, between a GPU and host memory; 0 where nobody told
     hazard_per_s: NDArray[np.float64]  # (gpus,) fault rate of each GPU before the fault model
     faults: FaultConfiguration
 
@@ -167,6 +169,7 @@ def read_cluster(path: Path) -> ClusterSetup:
         rules=_handled(_rules(content, reference), faults),
         node_names=_node_names(file, racks),
         offers=tuple(kind.offer(name) for name, kind in content.node_types.items()),
+        host_bytes_per_s=tuple(kind.host_bytes_per_s or 0.0 for kind in content.node_types.values()),
         hazard_per_s=hazard_per_s,
         faults=faults,
     )

@@ -18,9 +18,11 @@ BOUNDS = {  # least and most of each figure; those without a default must stand 
     "edge_bytes": (0.0, MOST_BYTES),
     "tensor_bytes": (0.0, MOST_BYTES),
     "memory_bytes": (0.0, MOST_BYTES),
+    "away_bytes": (0.0, MOST_BYTES),
 }
 REQUIRED = ("work_s", "compute_s")
 OF_ITERATION = tuple(name for name in BOUNDS if name in Iteration._fields)
+OF_PLAN = ("memory_bytes", "away_bytes")
 
 
 def cell_of(plans: Iterable[Plan]) -> str:
@@ -30,7 +32,7 @@ def cell_of(plans: Iterable[Plan]) -> str:
 
 def _text(plan: Plan) -> str:
     figures = {"work_s": plan.work_s, **{name: getattr(plan.iteration, name) for name in OF_ITERATION}}
-    figures["memory_bytes"] = plan.memory_bytes
+    figures |= {name: getattr(plan, name) for name in OF_PLAN}
     told = (f"{name}={value!r}" for name, value in figures.items() if value > 0.0)
     return " ".join((plan.degrees, *told))
 
@@ -60,7 +62,7 @@ def _plan(text: str) -> Plan:
             raise ValueError(f"has in the plan {degrees} {name}={value:g}, not between {least:g} and {most:g}")
         figures[name] = value
     did = Iteration(data, pipeline, tensor, **{name: figures[name] for name in OF_ITERATION})
-    return Plan(did, figures["work_s"], figures["memory_bytes"])
+    return Plan(did, figures["work_s"], **{name: figures[name] for name in OF_PLAN})
 
 
 def _figures(degrees: str, words: list[str]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...agents.protocol import Policy
+from ...cluster.model.layouts import BEST, OFFLOAD
 from ...cluster.model.outcome import Outcome
 from ...cluster.model.problem import Problem
 from ...cluster.presets.problems import Regime
@@ -53,7 +54,7 @@ def backup_aside(problem: Problem, policy: Policy, outcome: Outcome, tell: Tell)
 
 
 def planning_aside(layouts: Mapping[str, Problem], regime: Regime, policy: Policy, tell: Tell) -> list[Aside]:
-    """Return what plans save; nothing where no job has one.
+    """Return what plans save, and what offload adds to that where plans know of it; nothing where no job has a plan.
 
     Args:
         layouts: The problem by each layout of its jobs; empty without plans.
@@ -65,7 +66,14 @@ def planning_aside(layouts: Mapping[str, Problem], regime: Regime, policy: Polic
         return []
     tell(f"running {policy.name} with fixed layouts and with plans")
     ruled = {name: it._replace(rules=regime.over(it.rules)) for name, it in layouts.items()}
-    found = planning.compare_layouts(ruled, policy)
+    asides = [_planned("what planning saves", planning.compare_layouts(ruled, policy))]
+    if OFFLOAD in ruled:
+        tell(f"running {policy.name} with plans that may put state away")
+        asides.append(_planned("what offload saves", planning.compare_layouts(ruled, policy, BEST, OFFLOAD)))
+    return asides
+
+
+def _planned(title: str, found: planning.Savings | None) -> Aside:
     if found is None:
-        return [Aside("what planning saves", "not told: with one of the layouts jobs had not ended at the cut", {})]
-    return [Aside("what planning saves", planning.words_of(found), planning.document_of(found))]
+        return Aside(title, "not told: with one of the layouts jobs had not ended at the cut", {})
+    return Aside(title, planning.words_of(found), planning.document_of(found))

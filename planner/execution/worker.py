@@ -22,8 +22,8 @@ from rich.console import Console
 
 from ...cluster.files.errors import InputError, LongshoreError
 from ...reporting import Steps
+from ..model.break_even import Offload
 from ..model.playing import Schedule, schedule_of
-from ..offload.break_even import Offload
 from ..offload.offloading import Wish
 from ..profile.building import BuildError
 from ..sharing.turn import Turn

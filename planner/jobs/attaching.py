@@ -17,8 +17,9 @@ import numpy as np
 from ...cluster.model.layouts import laid_out, reference_s
 from ...cluster.model.plans import Plan
 from ...cluster.model.workload import Workload
+from ..search.plan import Plan as Found
 from .decoders import Decoder
-from .tables import Tables, iteration_of
+from .tables import Choices, Tables, iteration_of
 
 LEAST_ITERATIONS = 20  # that a job does: of less, nobody would make a plan
 
@@ -57,7 +58,7 @@ def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[Pla
     """Return the plans of a job of one iteration, none if so many GPUs cannot train the model data parallel.
 
     The first is data parallel. The others have as many GPUs, or fewer that share a node or fill nodes, and each has
-    fewer than all that are as fast.
+    fewer than all that are as fast. Those that put state away come last: each is faster than all with no more GPUs.
     """
     choices = tables.choices(decoder, gpus)
     if choices is None:
@@ -65,17 +66,22 @@ def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[Pla
     each = choices.gpu_type.gpus_per_node
     counts = [it for it in range(1, gpus + 1) if it == gpus or each % it == 0 or it % each == 0]
     asked = [choices.data_parallel[gpus], *(choices.any_layout[it] for it in counts if it in choices.any_layout)]
-    found = []
-    for it in asked:
-        did = iteration_of(it, choices.gpu_type, choices.speed)
-        found.append(Plan(did, reference_s(did, tables.setup.rules), max(stage.memory_bytes for stage in it.stages)))
-    fixed, others = found[0], sorted(found[1:], key=lambda it: (it.gpus, it.work_s))
-    kept, least_s = [fixed], np.inf
-    for other in others:
-        if other.work_s < least_s and other != fixed:
-            kept.append(other)
-        least_s = min(least_s, other.work_s)
-    return tuple(kept)
+    asked += [it for count in counts if (it := choices.offload.get(count)) is not None and it.away_bytes]
+    fixed, *others = [_plan_of(it, choices, tables) for it in asked]
+    order = sorted(others, key=lambda it: (it.away_bytes > 0.0, it.gpus, it.work_s))
+    faster = [it for it in order if all(it.work_s < other.work_s for other in others if _comes_before(other, it))]
+    return (fixed, *(it for it in faster if it != fixed))
+
+
+def _plan_of(found: Found, choices: Choices, tables: Tables) -> Plan:
+    did = iteration_of(found, choices.gpu_type, choices.speed)
+    memory_bytes = max(stage.memory_bytes for stage in found.stages)
+    return Plan(did, reference_s(did, tables.setup.rules), memory_bytes, found.away_bytes)
+
+
+def _comes_before(other: Plan, it: Plan) -> bool:
+    """Say whether of two plans that are as fast the other one would be taken."""
+    return other is not it and other.gpus <= it.gpus and (other.away_bytes > 0.0) <= (it.away_bytes > 0.0)
 
 
 def enough(first: Plan, work_s: float) -> bool:

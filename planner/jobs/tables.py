@@ -3,7 +3,7 @@
 Source: SPEC P1, P2.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...cluster.model.plans import Iteration
 from ...cluster.presets.cluster_file import ClusterSetup
@@ -23,6 +23,7 @@ class Choices:
     gpu_type: GpuType
     data_parallel: dict[int, Plan]
     any_layout: dict[int, Plan]
+    offload: dict[int, Plan]  # the same where state may be put away; the same plans where that saves no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,12 @@ class Tables:
         asked = question(
             decoder.profile, self.hardware, (mine,), batch=decoder.batch, samples=decoder.batch, deadline_s=None
         )
+        putting_away = replace(asked, offload=gpu_type.host_bytes_per_s > 0.0)
         cluster, number = self.setup.cluster, self.setup.type_names.index(gpu_type.name)
         speed = float(cluster.speed[cluster.node_type == number][0])
-        ways = (fastest_by_gpus(asked, mine, data_parallel=only) for only in (True, False))
-        return Choices(speed, mine, *ways)
+        data_parallel, any_layout = (fastest_by_gpus(asked, mine, data_parallel=only) for only in (True, False))
+        offload = fastest_by_gpus(putting_away, mine) if putting_away.offload else any_layout
+        return Choices(speed, mine, data_parallel, any_layout, offload)
 
 
 def _by_memory(pool: Pool) -> Pool:
@@ -81,7 +84,7 @@ def iteration_of(plan: Plan, it: GpuType, speed: float) -> Iteration:
         pipeline=p,
         tensor=layout.tensor,
         compute_s=times.compute_s * steps * speed,
-        fixed_s=times.fixed_s * steps + times.optimizer_s + times.iteration_s,
+        fixed_s=times.fixed_s * steps + times.optimizer_s + times.iteration_s + times.offload_s,
         gradient_bytes=times.gradients_s * link * d / (2.0 * (d - 1)) if d > 1 else 0.0,
         edge_bytes=2.0 * (p - 1) * max(stage.next_bytes for stage in plan.stages) * sharing,
         tensor_bytes=times.tensor_s * steps * it.intra_bytes_per_s,

@@ -20,6 +20,11 @@ def state_bytes(saving: Saving, data: int) -> float:
     return STATE_BYTES
 
 
+def optimizer_state_bytes(saving: Saving, data: int) -> float:
+    """Return the bytes of optimizer that one parameter takes on each of so many data-parallel members."""
+    return OPTIMIZER_STATE_BYTES / (data if saving.zero else 1)
+
+
 def kept_share(tensor: int) -> float:
     """Return which share of what a layer keeps is on each of so many tensor-parallel members.
 

@@ -3,6 +3,7 @@
 Source: SPEC P1.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ class GpuType(NamedTuple):
     gpus_per_node: int
     intra_bytes_per_s: float  # between two GPUs of a node
     nic_bytes_per_s: float  # between nodes, the slowest link on the way
+    host_bytes_per_s: float = 0.0  # between a GPU and host memory; 0 where nobody told
+    host_room_bytes: float = math.inf  # of host memory, for each GPU
 
 
 Pool = tuple[GpuType, ...]  # fastest first
@@ -34,7 +37,12 @@ def pool_of(setup: ClusterSetup) -> Pool:
     """Return the GPUs of a cluster file by type, fastest first."""
     cluster = setup.cluster
     counts = np.diff(cluster.first_gpu)
-    found = [_gpu_type(cluster, number, name, counts) for number, name in enumerate(setup.type_names)]
+    found = [
+        _gpu_type(cluster, number, offer.gpu_type, counts)._replace(
+            host_bytes_per_s=host_bytes_per_s, host_room_bytes=offer.host_memory_bytes_per_gpu
+        )
+        for number, (offer, host_bytes_per_s) in enumerate(zip(setup.offers, setup.host_bytes_per_s, strict=True))
+    ]
     return tuple(sorted((it for it in found if it.gpus), key=lambda it: (-it.peak_flops, it.name)))
 
 

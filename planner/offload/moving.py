@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from ...cluster.files.errors import CheckpointError
-from .break_even import Copies
+from ..model.break_even import Copies
 from .places import Place, Storages
 
 LOOK_S = 0.01  # between looks for room

@@ -16,8 +16,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
+from ..model.break_even import Offload, back_at_s, pays, reason, unhidden_s
 from . import heap
-from .break_even import Offload, back_at_s, pays, reason, unhidden_s
 from .moving import Mover
 from .pinned import PinnedPlace
 from .places import FilePlace, Place, Storages

@@ -9,9 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 from ..search.choosing import Choice
-from ..search.plan import Misfit, Plan
+from ..search.plan import Misfit, Plan, Stage, Times
 from ..search.question import Question
 from .terminal import binding, ordered
+
+OF_TRACES = ("offload_s", "away_bytes")  # 0 but in plans for jobs of a trace
 
 
 def choice_json(asked: Question, choice: Choice, table: Sequence[Plan | Misfit] | None) -> str:
@@ -47,9 +49,13 @@ def _plan(plan: Plan | None) -> dict[str, Any] | None:
         return None
     return {
         **_row(plan), "micro_batches": plan.micro_batches, "kind": plan.kind, "gpu_hours": plan.gpu_hours,
-        "times": asdict(plan.times),
-        "sub_tasks": [{**asdict(stage), "seconds": stage.seconds._asdict()} for stage in plan.stages],
+        "times": _figures(plan.times),
+        "sub_tasks": [{**_figures(stage), "seconds": stage.seconds._asdict()} for stage in plan.stages],
     }  # fmt: skip
+
+
+def _figures(of: Times | Stage) -> dict[str, Any]:
+    return {name: value for name, value in asdict(of).items() if name not in OF_TRACES}
 
 
 def _row(plan: Plan) -> dict[str, Any]:

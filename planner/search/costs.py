@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from ..model.host import NUMBER_BYTES as HOST_BYTES
-from ..model.memory import Saving, kept_share, state_bytes
+from ..model.memory import Saving, kept_share, optimizer_state_bytes, state_bytes
 from ..model.step_time import NUMBER_BYTES, Array, Pieces, all_reduce_bytes
 from ..profile.layers import ModelProfile
 
@@ -76,6 +76,7 @@ class MemoryCosts:
     """What the layers take on a GPU, arrays of shape (layers,)."""
 
     state_bytes: Array  # weights, gradients and optimizer
+    optimizer_bytes: Array  # of these, the optimizer's
     kept_bytes: Array  # for each micro-batch that is on its way
     working_bytes: float  # for the layer at work, whichever it is
 
@@ -100,6 +101,7 @@ def memory(layers: Layers, saving: Saving, data: int, tensor: int, micro_batch: 
         working += 3.0 * NUMBER_BYTES * float(layers.parameters.max())
     return MemoryCosts(
         state_bytes=parameters / tensor * state_bytes(saving, data),
+        optimizer_bytes=parameters / tensor * optimizer_state_bytes(saving, data),
         kept_bytes=np.where(again > 0, inputs, saved),
         working_bytes=working,
     )

@@ -3,7 +3,7 @@
 Source: SPEC P1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -24,6 +24,7 @@ from ..model.step_time import (
     micro_batch_s,
     synchronisation_s,
 )
+from .copies import with_copies
 from .costs import MemoryCosts, memory, pieces
 from .layouts import Layout
 from .on_host import evaluate_on_host
@@ -43,6 +44,7 @@ class _Case:
     work: Pieces  # (layers,)
     needs: MemoryCosts
     costs: list[StageCosts]  # of each stage
+    is_away: bool = False  # whether the optimizer's state is in host memory during the passes
 
 
 def evaluate(asked: Question, chain: Chain, layout: Layout) -> Plan | Misfit:
@@ -57,11 +59,25 @@ def evaluate(asked: Question, chain: Chain, layout: Layout) -> Plan | Misfit:
         return evaluate_on_host(asked, asked.hardware, chain[0], layout)
     case = _case(asked, chain, layout)
     cuts = partition(case.costs)
-    if cuts is None:
-        return _misfit(case)
+    if cuts is not None:
+        return _plan(case, cuts)
+    plan = _with_state_away(case) if asked.offload else None
+    return _misfit(case) if plan is None else plan
+
+
+def _plan(case: _Case, cuts: Cuts) -> Plan:
+    asked, layout = case.asked, case.layout
     stages = tuple(_stage(case, cuts, k) for k in range(layout.pipeline))
     times = _times(case, stages)
     return Plan(layout, case.micro_batches, stages, times, asked.iterations, asked.hardware.accuracy.bound_factor)
+
+
+def _with_state_away(case: _Case) -> Plan | None:
+    """Return the plan with the optimizer's state in host memory during the passes; None if that does not fit or pay."""
+    away = replace(case, is_away=True, costs=[])
+    away.costs.extend(_costs(away))
+    cuts = partition(away.costs)
+    return None if cuts is None else with_copies(_plan(away, cuts), case.types)
 
 
 def _case(asked: Question, chain: Chain, layout: Layout) -> _Case:
@@ -92,7 +108,11 @@ def _costs(case: _Case) -> list[StageCosts]:
 def _layer_bytes(case: _Case, stage: int) -> Array:
     """Return the memory of each layer on a stage, shape (layers,): early stages hold more micro-batches (1F1B)."""
     held = min(case.layout.pipeline - stage, case.micro_batches)
-    needed: Array = case.needs.state_bytes + held * case.needs.kept_bytes
+    state, kept = case.needs.state_bytes, held * case.needs.kept_bytes
+    if not case.is_away:
+        return state + kept
+    # In the passes nothing of the optimizer is there, and in the update all state and nothing that layers kept.
+    needed: Array = np.maximum(state - case.needs.optimizer_bytes + kept, state)
     return needed
 
 
@@ -129,6 +149,7 @@ def _stage(case: _Case, cuts: Cuts, k: int) -> Stage:
         parameters=parameters, memory_bytes=_needed_bytes(case, cuts, k), gpu_memory_bytes=it.memory_bytes,
         tensor_bytes=float(part.tensor_bytes.sum()), next_bytes=float(sends), ring_bytes=gradients,
         seconds=_seconds(case, held, it),
+        away_bytes=float(case.needs.optimizer_bytes[held].sum()) if case.is_away else 0.0,
     )  # fmt: skip
 
 

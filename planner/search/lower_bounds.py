@@ -90,7 +90,11 @@ def may_fit(asked: Question, chain: Chain, found: Layouts) -> NDArray[np.bool_]:
     share = _kept_share(found)
     again = RECOMPUTES[found.saving] > 0
     per_sample = np.where(again, _kept_by_recomputing(layers, share), layers.saved_bytes.sum() * share)
-    needed = layers.parameters.sum() / found.tensor * state + per_sample * found.micro_batch
+    states, activations = layers.parameters.sum() / found.tensor * state, per_sample * found.micro_batch
+    needed = states + activations
+    if asked.offload:
+        optimizer = OPTIMIZER_STATE_BYTES / STATE_BYTES * np.where(zero == 1, 1 / data / state * STATE_BYTES, 1.0)
+        needed = np.maximum(states * (1.0 - optimizer) + activations, states)
     fits: NDArray[np.bool_] = needed <= usable * found.pipeline * (1.0 + 1e-9)
     return fits
 

@@ -28,6 +28,7 @@ class Stage:
     next_bytes: float  # to the next stage for a micro-batch, and as much back
     ring_bytes: float  # that each GPU sends for an iteration, to sum gradients
     seconds: Seconds  # of an iteration, on each GPU; the rest of it the stage waits
+    away_bytes: float = 0.0  # of optimizer state, in host memory during the passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,14 @@ class Times:
     gradients_s: float  # sum of gradients, with what ZeRO-3 gathers
     optimizer_s: float
     iteration_s: float  # fixed cost
+    offload_s: float = 0.0  # copies of state that nothing hides
 
     @property
     def total_s(self) -> float:
         """The whole iteration."""
         return (
             self.compute_s + self.tensor_s + self.fixed_s + self.bubble_s + self.gradients_s + self.optimizer_s
-            + self.iteration_s
+            + self.iteration_s + self.offload_s
         )  # fmt: skip
 
 
@@ -91,6 +93,11 @@ class Plan:
     def gpu_hours(self) -> float:
         """What it costs."""
         return self.gpus * self.total_s / 3600.0
+
+    @property
+    def away_bytes(self) -> float:
+        """Optimizer state that a GPU has in host memory during the passes, on the stage that has most."""
+        return max(stage.away_bytes for stage in self.stages)
 
     @property
     def kind(self) -> str:

@@ -31,6 +31,7 @@ class Question:
         deadline_s: Time for all of them; None for as soon as possible.
         degrees: Data, pipeline and tensor degree of all plans that count; None for any.
         is_plain: Whether only plans count that `longshore.stage` carries out.
+        offload: Whether a plan that does not fit otherwise may put its optimizer state into host memory.
     """
 
     profile: ModelProfile
@@ -42,6 +43,7 @@ class Question:
     deadline_s: float | None
     degrees: tuple[int, int, int] | None = None
     is_plain: bool = False
+    offload: bool = False
 
     @property
     def most_step_s(self) -> float:

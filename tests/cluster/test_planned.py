@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.dispatch.placing import slowdown_of
-from longshore.cluster.model.layouts import laid_out
+from longshore.cluster.model.layouts import LAYOUTS, laid_out
+from longshore.cluster.model.needs import ANYTHING
 from longshore.cluster.model.plans import Iteration, Plan, best_plan, iteration_s
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.state.state import Simulation
@@ -79,6 +80,10 @@ def test_the_best_plan_is_of_the_fewest_gpus_that_cost_no_time() -> None:
     assert best_plan((fixed, late, larger)) == fixed
     assert best_plan((fixed, late, smaller, larger)) == smaller
     assert best_plan((fixed, plan(8, 90.0), larger)).work_s == 90.0
+    away = plan(4, 95.0)._replace(away_bytes=1e9)
+    assert best_plan((fixed, smaller, away)) == smaller
+    assert best_plan((fixed, smaller, away), offload=True) == away
+    assert best_plan((away, plan(4, 96.0))) == away  # the first may always be taken
 
 
 def test_a_job_that_runs_by_another_plan_has_its_gpus_time_and_memory_and_the_same_error_of_its_estimate() -> None:
@@ -98,3 +103,14 @@ def test_a_job_that_runs_by_another_plan_has_its_gpus_time_and_memory_and_the_sa
     assert [it.gpu_memory_bytes for it in found.needs] == [30e9, 0.0]
     assert found.plans == ((other, fixed), ())
     assert laid_out(jobs, "fixed").estimate_s.tolist() == [50.0, 5.0]
+
+
+def test_a_job_that_puts_state_away_needs_room_for_it_in_host_memory() -> None:
+    fixed = Plan(Iteration(8, 1, 1, 1.0, 0.0, 4e9, 0.0, 0.0), 100.0, 32e9)
+    away = Plan(Iteration(4, 1, 1, 1.0, 0.0, 4e9, 0.0, 0.0), 100.0, 30e9, away_bytes=12e9)
+    ids, gpus, work_s, submit_s = ("a", "b"), np.array([8, 8], np.int32), np.full(2, 100.0), np.zeros(2)
+    needs = (ANYTHING, ANYTHING._replace(host_memory_bytes_per_gpu=64e9))
+    jobs = workload_of(ids, gpus, work_s, submit_s, plans=((fixed, away),) * 2, needs=needs)
+    found = {layout: laid_out(jobs, layout).needs for layout in LAYOUTS}
+    rooms = {name: [it.host_memory_bytes_per_gpu for it in of or ()] for name, of in found.items()}
+    assert rooms == {"fixed": [0.0, 64e9], "best": [0.0, 64e9], "offload": [12e9, 64e9]}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.eval.advice.planning import BEST, FIXED, Counts, Planned, savings_of, words_of
+from longshore.cluster.model.layouts import BEST, FIXED
+from longshore.eval.advice.planning import Counts, Planned, savings_of, words_of
 from longshore.eval.setting import setting_of
 from tests.eval.test_command import ASKED, answer
 
@@ -66,6 +67,24 @@ def test_a_trace_with_plans_is_told_what_they_save(tmp_path: Path) -> None:
     change = 100.0 * (told["best"]["mean_jct_s"] / told["fixed"]["mean_jct_s"] - 1.0)
     assert told["jct_change_percent"][0] == pytest.approx(change)
     assert told["changed"] == told["planned"] > 0
+
+
+def test_a_trace_with_plans_that_put_state_away_is_told_what_that_saves(tmp_path: Path) -> None:
+    out = tmp_path / "o.json"
+    cell = SLOW + "|1x4x1 work_s=3600 compute_s=2 edge_bytes=1e8 away_bytes=1e10"
+    trace, cluster = planned_trace(tmp_path, cell=cell), cluster_file(tmp_path)
+    said = answer(replace(REQUEST, trace=trace, cluster=cluster, json_out=out))
+    told = json.loads(out.read_text())
+    planning, offload = told["what_planning_saves"], told["what_offload_saves"]
+    assert (
+        "what offload saves: under pack, with the best plan of each job, which may put state away, in place of" in said
+    )
+    assert offload["best"] == planning["best"]
+    assert offload["offload"]["gpu_hours_planned"] < offload["best"]["gpu_hours_planned"]
+    assert offload["changed"] == planning["changed"]
+    setting = setting_of(replace(REQUEST, trace=trace, cluster=cluster, plans="offload"))
+    assert set(setting.layouts) == {"fixed", "best", "offload"}
+    assert setting.problem.scenarios.gpus.max() == 4
 
 
 def test_both_layouts_meet_the_same_arrivals_faults_and_errors_of_estimates(tmp_path: Path) -> None:

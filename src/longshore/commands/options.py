@@ -49,6 +49,7 @@ class Plans(StrEnum):
 
     fixed = "fixed"
     best = "best"
+    offload = "offload"
 
 
 class Arrivals(StrEnum):
@@ -109,7 +110,7 @@ PlansOption = Annotated[
     Plans,
     typer.Option(
         help="By which plan a job runs that has some: the first one of the trace (fixed), or the one of the fewest "
-        "GPUs that ends as soon and costs no more GPU-time (best)."
+        "GPUs that ends as soon and costs no more GPU-time (best), also if it puts state into host memory (offload)."
     ),
 ]
 SigmaOption = Annotated[float, typer.Option(min=0.0, max=5.0, callback=number, help="Spread of log-normal estimates.")]

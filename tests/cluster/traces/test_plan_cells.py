@@ -17,7 +17,7 @@ ITERATIONS = st.builds(
     Iteration, st.integers(1, 64), st.integers(1, 64), st.integers(1, 8), st.floats(1e-6, 1e6),
     st.just(0.0) | st.floats(1e-9, 1e6), BYTES, BYTES, BYTES,
 )  # fmt: skip
-PLANS = st.lists(st.builds(Plan, ITERATIONS, st.floats(1e-6, 1e9), BYTES), max_size=5).map(tuple)
+PLANS = st.lists(st.builds(Plan, ITERATIONS, st.floats(1e-6, 1e9), BYTES, BYTES), max_size=5).map(tuple)
 HEAD = "id,gpus,work_s,submit_s,plans\n"
 
 
@@ -58,6 +58,7 @@ def test_a_trace_with_plans_is_read_back(tmp_path: Path) -> None:
         ("8x1x1 work_s=100 compute_s=1 colour=3", "write one of"),
         ("8x1x1 work_s=100 compute_s=nan", "write one of"),
         ("8x1x1 work_s=100 compute_s=1 gradient_bytes=-1", "not between"),
+        ("8x1x1 work_s=100 compute_s=1 away_bytes=-1", "not between"),
         ("8x1x1 work_s=100 compute_s=1 gradient_bytes=1e999", "not between"),
         ("8x1x1 work_s=100 compute_s=1|", "not with data x pipeline x tensor"),
         ("4x1x1 work_s=100 compute_s=1", "unlike gpus and work_s"),

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from longshore.planner.execution.plan_file import PlanFile, read_plan
 from longshore.planner.execution.script import script_of
 from longshore.planner.execution.training import Member, take_seat
+from longshore.planner.model.break_even import Offload
 from longshore.planner.model.playing import schedule_of
 from longshore.planner.offload import offloading
-from longshore.planner.offload.break_even import Offload
 from longshore.planner.sharing.device import Kind
 from longshore.planner.sharing.turn import Turn
 

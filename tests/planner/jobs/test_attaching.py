@@ -1,6 +1,7 @@
 """Models and plans that are attached to the jobs of a trace."""
 
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -82,6 +83,32 @@ def test_the_best_plans_cost_no_job_time_or_gpu_time() -> None:
     assert (best.work_s <= fixed.work_s).all()
     assert (best.gpus < fixed.gpus).any()
     assert ((best.gpus == fixed.gpus) & (best.work_s < fixed.work_s)).any()
+
+
+def test_plans_that_put_state_away_come_last_and_each_saves_time() -> None:
+    known = tables().setup
+    without = Tables(replace(known, host_bytes_per_s=(0.0,) * len(known.offers)), DEFAULT, 48)
+    found = 0
+    for model in MODELS:
+        for gpus in SIZES:
+            plans, others = plans_of_iteration(model, gpus, tables()), plans_of_iteration(model, gpus, without)
+            assert plans[: len(others)] == others
+            assert all(it.away_bytes == 0.0 for it in others)
+            for number in range(len(others), len(plans)):
+                it = plans[number]
+                assert it.away_bytes > 0.0
+                assert all(it.work_s < other.work_s for other in plans[1:number] if other.gpus <= it.gpus)
+                found += 1
+    assert found > 20
+
+
+def test_offload_makes_no_job_later_and_costs_no_gpu_time() -> None:
+    fixed = attach(jobs(), MODELS, tables(), seed=1).workload
+    best, offload = laid_out(fixed, "best"), laid_out(fixed, "offload")
+    assert (offload.gpus <= best.gpus).all()
+    assert (offload.work_s <= fixed.work_s).all()
+    assert (offload.gpus * offload.work_s <= fixed.gpus * fixed.work_s * (1 + 1e-12)).all()
+    assert ((offload.gpus == best.gpus) & (offload.work_s < 0.95 * best.work_s)).any()
 
 
 def test_the_same_seed_gives_the_same_plans_and_another_one_others() -> None:

@@ -1,0 +1,126 @@
+"""Plans whose optimizer state is in host memory during the passes."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.planner.model.break_even import MARGIN_S
+from longshore.planner.model.hardware import DEFAULT
+from longshore.planner.model.memory import CONTEXT_BYTES, FRAGMENTATION, Saving
+from longshore.planner.model.pool import GpuType
+from longshore.planner.profile.layers import ModelProfile
+from longshore.planner.search import choosing
+from longshore.planner.search.evaluating import evaluate
+from longshore.planner.search.layouts import Layout
+from longshore.planner.search.lower_bounds import least_step_s, may_fit
+from longshore.planner.search.plan import Misfit, Plan
+from longshore.planner.search.question import Question, question
+from tests.planner.models import a100, any_model, layer
+
+LINK = 25e9  # bytes/s
+
+
+def asked(model: ModelProfile, gpu: GpuType, *, offload: bool = True) -> Question:
+    found = question(model, DEFAULT, (gpu,), batch=8, samples=8.0, deadline_s=None)
+    return replace(found, offload=offload)
+
+
+def blocks(count: int = 4, parameters: float = 1e8, saved: float = 1e9) -> ModelProfile:
+    """Return layers that are all alike."""
+    found = tuple(layer(f"l{i}", 1e13, parameters, saved, 1e6, 2e6) for i in range(count))
+    return ModelProfile(name="alike", rung="drawn", tokens_per_sample=1.0, layers=found)
+
+
+def gpu(memory_bytes: float, link: float = LINK, room: float = math.inf) -> GpuType:
+    return a100(8, memory_bytes)._replace(host_bytes_per_s=link, host_room_bytes=room)
+
+
+def one_gpu(memory_bytes: float, link: float = LINK, room: float = math.inf, *, offload: bool = True) -> Plan | Misfit:
+    it = gpu(memory_bytes, link, room)
+    return evaluate(asked(blocks(), it, offload=offload), (it,), Layout(1, 1, 1, 1, Saving.none))
+
+
+def with_overhead(asked_for: float) -> float:
+    return asked_for * FRAGMENTATION + CONTEXT_BYTES
+
+
+# Four layers of 1e8 parameters: 6.4 GB of state, of which 4.8 are the optimizer's, and 4 GB that they keep.
+WHOLE, PASSES, UPDATE = 10.4e9, 5.6e9, 6.4e9
+
+
+def test_a_layout_that_fits_anyway_puts_nothing_away() -> None:
+    memory_bytes = with_overhead(WHOLE) * 1.0001
+    assert one_gpu(memory_bytes) == one_gpu(memory_bytes, offload=False)
+    assert isinstance(one_gpu(with_overhead(WHOLE) * 0.9999, offload=False), Misfit)
+
+
+def test_without_the_optimizers_state_the_larger_of_passes_and_update_is_needed() -> None:
+    found = one_gpu(with_overhead(WHOLE) * 0.9999)
+    assert isinstance(found, Plan)
+    assert found.away_bytes == pytest.approx(4.8e9)
+    assert found.stages[0].memory_bytes == pytest.approx(with_overhead(max(PASSES, UPDATE)))
+    assert isinstance(one_gpu(with_overhead(UPDATE) * 1.0001), Plan)
+    assert isinstance(one_gpu(with_overhead(UPDATE) * 0.9999), Misfit)
+
+
+def test_an_iteration_is_longer_by_what_neither_going_forward_nor_summing_hides() -> None:
+    """One replica has no sum, so it waits for the copy back, and for what is not out once all is kept."""
+    memory_bytes = with_overhead(WHOLE) * 0.9999
+    fast, slow = one_gpu(memory_bytes, link=1e12), one_gpu(memory_bytes, link=2e10)
+    whole = one_gpu(with_overhead(WHOLE) * 1.0001)
+    assert isinstance(fast, Plan)
+    assert isinstance(slow, Plan)
+    assert isinstance(whole, Plan)
+    forward_s = slow.stages[0].seconds.forward_s / slow.micro_batches
+    assert 4.8e9 / 1e12 < forward_s < 4.8e9 / 2e10
+    assert fast.step_s == pytest.approx(whole.step_s + 4.8e9 / 1e12)
+    assert slow.step_s == pytest.approx(whole.step_s + 4.8e9 / 2e10 + (4.8e9 / 2e10 - forward_s))
+
+
+def test_what_is_summed_hides_the_copy_back() -> None:
+    layout = Layout(8, 1, 1, 1, Saving.none)
+    it = gpu(with_overhead(WHOLE) * 0.9999, link=1e12)
+    found = evaluate(asked(blocks(), it), (it,), layout)
+    assert isinstance(found, Plan)
+    back_s = found.away_bytes / 1e12
+    assert found.times.offload_s == pytest.approx(max(0.0, back_s - found.times.gradients_s))
+
+
+def test_copies_that_take_longer_than_the_passes_do_not_pay() -> None:
+    memory_bytes = with_overhead(WHOLE) * 0.9999
+    whole = one_gpu(with_overhead(WHOLE) * 1.0001)
+    assert isinstance(whole, Plan)
+    passes_s = whole.step_s - whole.times.optimizer_s
+    link = 2 * 4.8e9 / (passes_s - MARGIN_S)  # at which both copies take as long
+    assert isinstance(one_gpu(memory_bytes, link=link * 1.0001), Plan)
+    assert isinstance(one_gpu(memory_bytes, link=link * 0.9999), Misfit)
+
+
+@pytest.mark.parametrize(("link", "room"), [(0.0, math.inf), (LINK, 4.79e9)])
+def test_nothing_goes_away_without_a_link_or_room(link: float, room: float) -> None:
+    assert isinstance(one_gpu(with_overhead(WHOLE) * 0.9999, link, room), Misfit)
+    assert isinstance(one_gpu(with_overhead(WHOLE) * 0.9999, LINK, 4.81e9), Plan)
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.sampled_from([2e9, 3e9, 5e9, 10e9]), st.sampled_from([1e9, 1e11]))
+def test_no_layout_is_worse_off_and_bounds_hold(seed: int, gpus: int, memory_bytes: float, link: float) -> None:
+    it = a100(gpus, memory_bytes)._replace(host_bytes_per_s=link)
+    with_it = asked(any_model(np.random.default_rng(seed)), it)
+    rows, _ = choosing.fitting_layouts(with_it, (it,))
+    least_s, may = least_step_s(with_it, (it,), rows), may_fit(with_it, (it,), rows)
+    for row in range(rows.data.size):
+        layout = rows.one(row)
+        without = evaluate(replace(with_it, offload=False), (it,), layout)
+        found = evaluate(with_it, (it,), layout)
+        if isinstance(without, Plan):
+            assert found == without
+        if isinstance(found, Plan):
+            assert may[row]
+            assert least_s[row] <= found.step_s
+            assert (found.away_bytes > 0.0) == isinstance(without, Misfit)
+            assert all(stage.memory_bytes <= stage.gpu_memory_bytes for stage in found.stages)
