@@ -108,6 +108,11 @@ class PlanFile(_Section):
         return self.data * self.pipeline * self.tensor
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether all of its ranks do the same, so that any may take another's place."""
+        return self.pipeline == 1 and self.tensor == 1 and self.saving.zero == 0
+
+    @property
     def micro_batches(self) -> int:
         """Of each data-parallel member, in an iteration."""
         return self.batch // (self.data * self.micro_batch)

@@ -53,6 +53,17 @@ class Script:
             )
         return batch, target
 
+    def loss_of(self, output: Any, target: Tensor | None) -> Tensor:
+        """Return the loss of what the model gave for some samples.
+
+        Raises:
+            BuildError: If it is no single number.
+        """
+        found = self.made.loss_of(output, None if self.made.target is None else target)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            raise BuildError("the model gives no single number to train by; let build return a loss as well")
+        return found.reshape(())
+
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the file's optimizer for some of the parameters; AdamW if it says nothing."""
         make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = getattr(self.module, "optimizer", adamw)

@@ -20,7 +20,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from ...cluster.files.errors import InputError
 from ..model.playing import Schedule, Seconds
 from ..offload.offloading import Offloading, PartMeasured, Wish
-from ..profile.building import BuildError
 from ..sharing.device import Kind
 from ..sharing.turn import Turn
 from .cutting import Cut, cut, parameter_of, state_of
@@ -107,7 +106,7 @@ class Member:
         backward = self._watch.timed("backward_s", self._stage.backward_one_chunk)
         watched.forward_one_chunk = self._in_turn(Kind.forward, forward)
         watched.backward_one_chunk = self._in_turn(Kind.backward, backward)
-        loss = self._watch.timed("forward_s", self._loss)
+        loss = self._watch.timed("forward_s", script.loss_of)
         self._passes = SCHEDULES[schedule](self._stage, plan.micro_batches, loss)
 
     def _in_turn(self, kind: Kind, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
@@ -141,12 +140,6 @@ class Member:
                 if replica == self._seat.replica and self._seat.stage in it.stages:
                     mine.append((parameter_of(module, it.names), group))
         return mine
-
-    def _loss(self, output: Any, target: Tensor) -> Tensor:
-        found = self._script.made.loss_of(output, None if self._script.made.target is None else target)
-        if not isinstance(found, Tensor) or found.numel() != 1:
-            raise BuildError("the model gives no single number to train by; let build return a loss as well")
-        return found.reshape(())
 
     def offload(self, wish: Wish, say: Callable[[str], None]) -> None:
         """Put state away from the first update on, where that pays."""

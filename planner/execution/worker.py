@@ -1,6 +1,7 @@
 """The command of each process that carries out a plan: `python -m longshore.stage plan.json train.py:build`.
 
-It finds the others by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which all back ends set.
+It finds the others by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which all back ends set; as a member of a ring, by
+that.
 
 Source: SPEC P1.
 """
@@ -29,6 +30,7 @@ from ..profile.building import BuildError
 from ..sharing.turn import Turn
 from .checkpoints import Checkpoints, resume
 from .comparing import print_comparison
+from .in_ring import MakeRing, train_in_ring
 from .measured import RankTimes, measured
 from .plan_file import PlanFile, plan_in, read_plan
 from .script import Script, script_of
@@ -41,11 +43,19 @@ VARIABLE = "LONGSHORE_PLAN"  # has that plan
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out one process's part of a plan; return the exit status."""
+def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -> int:
+    """Carry out one process's part of a plan; return the exit status.
+
+    Args:
+        arguments: In place of the command line's.
+        ring: Makes the ring of which this process is a member, None if it is of none.
+    """
     given = _parsed(arguments)
     try:
         plan = _plan_of(given.plan)
+        if ring is not None:
+            train_in_ring(plan, given, script_of(given.model, given.seed), ring, _say)
+            return 0
         _check_environment(plan)
         _train(plan, given)
     except (BuildError, LongshoreError) as error:

@@ -132,6 +132,9 @@ def _of_host(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
 def _with_degrees(asked: Question, found: Layouts) -> Layouts:
     if asked.is_plain:
         found = _kept(found, (found.tensor == 1) & (found.saving == SAVINGS.index(Saving.none)))
+    if asked.is_replicated:
+        whole = np.array([it.zero == 0 for it in SAVINGS])[found.saving]
+        found = _kept(found, (found.pipeline == 1) & (found.tensor == 1) & whole)
     if asked.degrees is None:
         return found
     return _kept(found, np.all(np.stack(found[:3]) == np.array(asked.degrees)[:, None], axis=0))

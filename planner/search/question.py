@@ -31,6 +31,7 @@ class Question:
         deadline_s: Time for all of them; None for as soon as possible.
         degrees: Data, pipeline and tensor degree of all plans that count; None for any.
         is_plain: Whether only plans count that `longshore.stage` carries out.
+        is_replicated: Whether only plans count whose ranks all do the same, so that any may take another's place.
         offload: Whether a plan that does not fit otherwise may put its optimizer state into host memory.
     """
 
@@ -43,6 +44,7 @@ class Question:
     deadline_s: float | None
     degrees: tuple[int, int, int] | None = None
     is_plain: bool = False
+    is_replicated: bool = False
     offload: bool = False
 
     @property

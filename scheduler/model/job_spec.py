@@ -223,8 +223,8 @@ class JobFile(_Section):
         gpus = told.data.get("gpus")
         if gpus is not None and gpus != plan.ranks:
             raise ValueError(f"the plan is for {plan.ranks} GPUs, not for the {gpus} of `gpus`; leave `gpus` out")
-        if told.data.get("failover") == "switch":
-            raise ValueError("ranks of a plan cannot change their seats; use `failover: restart`")
+        if told.data.get("failover") == "switch" and not plan.is_replicated:
+            raise ValueError("only ranks of a data-parallel plan can change their seats; use `failover: restart`")
         size = len(plan_text(plan).encode())
         if size > MOST_PLAN_BYTES:
             raise ValueError(f"the plan takes {size} bytes of {MOST_PLAN_BYTES}; give its layers shorter names")

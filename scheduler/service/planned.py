@@ -3,12 +3,21 @@
 Source: SPEC P1, P2.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...cluster.model.training_plan import PlanFile
 from ..health.step_monitor import Figures
 from ..store.rows.attempts import AttemptRow
 from .sub_tasks import SubTask, sub_tasks, waited_for
+
+
+class Sitting(NamedTuple):
+    """Who has a seat of a ring now."""
+
+    node: str
+    gpu: int
+    rank: int  # by which its steps are known
 
 
 class PlacedTask(NamedTuple):
@@ -31,7 +40,9 @@ class Planned(NamedTuple):
     ends_s: float | None  # Unix time at which it will have done all its iterations
 
 
-def planned(plan: PlanFile, attempts: list[AttemptRow], figures: Figures | None, now_s: float) -> Planned:
+def planned(
+    plan: PlanFile, attempts: list[AttemptRow], figures: Figures | None, now_s: float, seats: Mapping[int, Sitting]
+) -> Planned:
     """Return how a job with a plan stands.
 
     Args:
@@ -39,12 +50,18 @@ def planned(plan: PlanFile, attempts: list[AttemptRow], figures: Figures | None,
         attempts: Of the job; it stands as the last one does.
         figures: Of its steps; none of one that does not run or tell.
         now_s: The present.
+        seats: Who has which seat of the job's ring, each of which has a sub-task; empty for other jobs.
     """
     tasks = sub_tasks(plan)
     places = [(share.node, gpu) for share in attempts[-1].placement for gpu in share.gpus] if attempts else []
-    placed: list[tuple[str, int | None]] = [*places[: len(tasks)], *[("", None)] * (len(tasks) - len(places))]
-    computed = list(figures.computed_s if figures else ())[: len(tasks)]
-    computed += [None] * (len(tasks) - len(computed))
+    sitting = seats or {rank: Sitting(*place, rank) for rank, place in enumerate(places)}
+    told = figures.computed_s if figures else ()
+    placed: list[tuple[str, int | None]] = []
+    computed: list[float | None] = []
+    for task in tasks:
+        it = sitting.get(task.rank)
+        placed.append(("", None) if it is None else (it.node, it.gpu))
+        computed.append(None if it is None or it.rank >= len(told) else told[it.rank])
     found = zip(tasks, placed, waited_for(tasks), computed, strict=True)
     average = None if figures is None else figures.average
     step_s = None if average is None else average.iteration_s

@@ -1,6 +1,10 @@
 """One process of a plan that is carried out: `python -m longshore.stage plan.json train.py:build` (docs/planner.md)."""
 
+import os
+
 from .planner.execution.worker import main
+from .ring import Ring
+from .scheduler.failover.wire import ADDRESS
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(ring=Ring if ADDRESS in os.environ else None))

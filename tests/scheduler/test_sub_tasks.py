@@ -13,7 +13,7 @@ from longshore.planner.execution.plan_file import plan_in
 from longshore.scheduler.health.monitoring.iteration_times import Average
 from longshore.scheduler.health.step_monitor import Figures
 from longshore.scheduler.model.job_spec import MOST_PLAN_BYTES, JobFile, plan_text
-from longshore.scheduler.service.planned import planned
+from longshore.scheduler.service.planned import Sitting, planned
 from longshore.scheduler.service.sub_tasks import sub_tasks, waited_for
 
 DEGREES = st.integers(1, 4)
@@ -81,10 +81,16 @@ def test_activations_go_on_and_their_gradients_come_back() -> None:
 def test_a_job_is_done_when_its_steps_go_on_as_they_do() -> None:
     plan = plan_of(2, 1, 1, iterations=100, step_s=1.0)
     figures = Figures(step=40, step_s=2.0, average=Average(2.0, 0, 30), slowest="n", computed_s=(0.5,))
-    found = planned(plan, [], figures, now_s=1000.0)
+    found = planned(plan, [], figures, now_s=1000.0, seats={})
     assert found.ends_s == 1000.0 + 60 * 2.0
-    assert [it.computed_s for it in found.tasks] == [0.5, None]
-    assert planned(plan, [], None, now_s=1000.0).ends_s is None
+    assert planned(plan, [], None, now_s=1000.0, seats={}).ends_s is None
+
+
+def test_in_a_ring_a_sub_task_is_where_its_seat_is_and_takes_what_the_rank_there_takes() -> None:
+    figures = Figures(step=40, step_s=2.0, computed_s=(0.5, 0.6, 0.7))
+    seats = {0: Sitting("a", 3, 2), 1: Sitting("b", 1, 0)}
+    found = planned(plan_of(3, 1, 1), [], figures, now_s=1000.0, seats=seats).tasks
+    assert [(it.node, it.gpu, it.computed_s) for it in found] == [("a", 3, 0.7), ("b", 1, 0.5), ("", None, None)]
 
 
 def test_ranks_get_the_plan_that_the_job_has() -> None:
@@ -96,7 +102,7 @@ def test_ranks_get_the_plan_that_the_job_has() -> None:
     ("fields", "says"),
     [
         ({"gpus": 3}, "the plan is for 4 GPUs, not for the 3"),
-        ({"failover": "switch"}, "cannot change their seats"),
+        ({"failover": "switch"}, "only ranks of a data-parallel plan can change their seats"),
         ({"plan": "auto"}, "valid dictionary"),
         ({"plan": {**plan_of(2, 2, 1).model_dump(), "pipeline": 3}}, "there are 2 stages"),
         ({"plan": {**plan_of(2, 2, 1).model_dump(), "batch": 5}}, "cannot share a batch of 5"),

@@ -12,6 +12,8 @@ from ...backends.protocol import MemberPlace, Seats
 from ...control.attempt_driver import attempt_name
 from ...failover.wire import Recovery, Report
 from ...files.typed_json import from_json
+from ...service.planned import Sitting
+from ...service.service import Service
 from ...store.monitoring.replacements import ReplacementRow, replacements_of
 from ...store.monitoring.ring_ends import ENDED, ring_ends
 from ...store.rows.attempts import attempts_of
@@ -100,14 +102,19 @@ def ring(row: Found, service: Serving) -> RingPage | None:
 
     That is how the ring of the last attempt stands, or stood last; none where nobody knows. Source: SPEC F6, F7.
     """
+    return ring_page(row.id, service)
+
+
+def ring_page(job: str, service: Service) -> RingPage | None:
+    """Return what is shown of the ring of a job."""
     with service.store.read() as tx:
-        attempts = attempts_of(tx, row.id)
+        attempts = attempts_of(tx, job)
         if not attempts:
             return None
         last = attempts[-1]
-        given = replacements_of(tx, row.id, last.number)
-        held = [(it.node, it.gpu) for it in held_gpus(tx) if it.job_id == row.id and it.number == last.number]
-        kept = ring_ends(tx, row.id).get(last.number)
+        given = replacements_of(tx, job, last.number)
+        held = [(it.node, it.gpu) for it in held_gpus(tx) if it.job_id == job and it.number == last.number]
+        kept = ring_ends(tx, job).get(last.number)
     if kept is not None:
         return _kept_page(kept, given)
     if not isinstance(service.backend, Seats):
@@ -117,6 +124,13 @@ def ring(row: Found, service: Serving) -> RingPage | None:
         return None
     places = ask(partial(service.backend.places, attempt_name(last))) or ()
     return _page(report, places, held, given)
+
+
+def seats_of(job: str, service: Service) -> dict[int, Sitting]:
+    """Return who has which seat of the ring of a job; nobody where that is not known."""
+    page = ring_page(job, service)
+    members = () if page is None else page.members
+    return {it.seat: Sitting(it.node, it.gpu, it.rank) for it in members if it.seat is not None}
 
 
 def _kept_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> RingPage | None:

@@ -5,12 +5,15 @@ Source: SPEC P1, P2.
 
 from fastapi import APIRouter
 
+from ...model.job import JobRow
 from ...model.stored_spec import stored_or_usual
 from ...service.planned import PlacedTask, Planned, planned
-from ...store.rows.attempts import attempts_of
+from ...service.service import Service
+from ...store.rows.attempts import AttemptRow, attempts_of
 from ..http.auth import Serving
 from ..views.lookup import NO_JOB, Found
 from ..views.models import Page
+from .rings import seats_of
 
 router = APIRouter()
 
@@ -26,7 +29,7 @@ class EdgePage(Page):
 class SubTaskPage(Page):
     """What one rank does; figures are of an iteration."""
 
-    rank: int
+    rank: int  # in a ring, the seat
     stage: int
     replica: int
     member: int  # of its tensor-parallel group
@@ -66,13 +69,20 @@ class SubTasksPage(Page):
 @router.get("/v1/jobs/{job}/sub-tasks", responses=NO_JOB)
 def sub_tasks(row: Found, service: Serving) -> SubTasksPage | None:
     """Show the sub-tasks of a job; null for one without a plan. Of its steps the leading scheduler knows."""
-    plan = stored_or_usual(row.spec).plan
-    if plan is None:
-        return None
     with service.store.read() as tx:
         attempts = attempts_of(tx, row.id)
+    found = planned_job(row, attempts, service)
+    return None if found is None else sub_tasks_page(found)
+
+
+def planned_job(row: JobRow, attempts: list[AttemptRow], service: Service) -> Planned | None:
+    """Return how a job with a plan stands, None for one without."""
+    spec = stored_or_usual(row.spec)
+    if spec.plan is None:
+        return None
     figures = service.control.step_figures().get(row.id)
-    return sub_tasks_page(planned(plan, attempts, figures, service.now_s()))
+    seats = seats_of(row.id, service) if spec.seats else {}
+    return planned(spec.plan, attempts, figures, service.now_s(), seats)
 
 
 def sub_tasks_page(it: Planned) -> SubTasksPage:

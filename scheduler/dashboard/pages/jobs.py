@@ -6,13 +6,12 @@ from fastapi import APIRouter, Query, Response
 from sqlalchemy import Connection
 
 from ....cluster.files.errors import BackendError
+from ...api.monitoring.sub_tasks import planned_job
 from ...backends.protocol import NoLogError
 from ...control.attempt_driver import attempt_name
 from ...model.job import JobRow
 from ...model.job_id import is_job_id
 from ...model.states import FINAL, JobState
-from ...model.stored_spec import stored_or_usual
-from ...service.planned import Planned, planned
 from ...service.service import Service
 from ...store.queries import last_event_of
 from ...store.rows.attempts import AttemptRow, attempts_of
@@ -74,7 +73,7 @@ def _add_job(router: APIRouter, service: Service) -> None:
         return {
             "view": view, "gantt": gantt(view.events, now_s), "seen": seen,
             "steps": control.step_figures().get(view.job.id), "chart": step_chart(times_s),
-            "actions": actions_of(view.job), "planned": _planned(view, service),
+            "actions": actions_of(view.job), "planned": planned_job(view.job, view.attempts, service),
         }  # fmt: skip
 
     @router.get("/jobs/{job}")
@@ -111,13 +110,6 @@ def _add_job(router: APIRouter, service: Service) -> None:
                 return nothing_new()
             view = job_view(tx, row, service)
         return draw(service, "jobs", "job_poll.html", **values_of(view, now))
-
-
-def _planned(view: JobView, service: Service) -> Planned | None:
-    """Return how the plan of a job stands, None of one without."""
-    plan = stored_or_usual(view.job.spec).plan
-    figures = service.control.step_figures().get(view.job.id)
-    return None if plan is None else planned(plan, view.attempts, figures, service.now_s())
 
 
 def _is_starting(row: AttemptRow) -> bool:

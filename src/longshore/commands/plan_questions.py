@@ -23,7 +23,7 @@ Cluster = Mapping[str, Any]  # what the API answers
 
 
 def questions(
-    wish: PlanWish, folder: Path, here: Cluster, accepted: Collection[str], *, is_plain: bool
+    wish: PlanWish, folder: Path, here: Cluster, accepted: Collection[str], *, is_plain: bool, is_replicated: bool
 ) -> list[Question]:
     """Return what is asked of each type of GPUs alone: of several, a job would get any, in any order.
 
@@ -33,6 +33,7 @@ def questions(
         here: The cluster.
         accepted: Types that the job accepts; all if there are none.
         is_plain: Whether only plans count that the module of ours carries out.
+        is_replicated: Whether only plans count whose ranks all do the same.
 
     Raises:
         InputError: If the model cannot be profiled, or there is no GPU for it.
@@ -54,7 +55,7 @@ def questions(
                 profile, hardware, (it._replace(gpus=min(it.gpus, wish.gpus or it.gpus)),), batch=wish.batch,
                 samples=samples, deadline_s=wish.deadline_s, degrees=wish.wanted,
             ),
-            is_plain=is_plain,
+            is_plain=is_plain, is_replicated=is_replicated,
         )
         for it in pool
         if it.gpus

@@ -74,7 +74,8 @@ def _chosen(
         InputError: If the model cannot be planned, or no plan fulfils the wish.
     """
     try:
-        asked = questions(wish, folder, here, job.wants.gpu_types, is_plain=is_plain)
+        types, switches = job.wants.gpu_types, job.failover == "switch"
+        asked = questions(wish, folder, here, types, is_plain=is_plain, is_replicated=switches)
         question, choice = best(asked)
     except InputError as error:
         if not error.field.startswith("--"):

@@ -1,0 +1,119 @@
+"""A data-parallel plan whose replicas have the seats of a ring: it trains as ever, also where one is killed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longshore.planner.execution.in_ring import MakeRing
+from longshore.planner.execution.worker import main
+from tests.command_line import Command
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+STEPS = 12
+PLAN: dict[str, Any] = {
+    "data": 2, "pipeline": 1, "micro_batch": 2, "batch": 8, "step_s": 0.5,
+    "stages": [{"layers": ["words", "places", *(f"blocks.{i}" for i in range(5)), "head"]}],
+}  # fmt: skip
+# The first process that computes shard 1 of step 5 kills itself.
+KILLED = """\
+import os, signal
+from pathlib import Path
+from tests.planner.execution.counting import build as made
+from tests.planner.execution.counting import data as counted
+
+build = made
+
+def data(first, samples):
+    if first == 5 * 8 + 4:
+        try:
+            Path("killed").touch(exist_ok=False)
+        except FileExistsError:
+            return counted(first, samples)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return counted(first, samples)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    (tmp_path / "killed.py").write_text(KILLED)
+    return tmp_path
+
+
+def in_ring(*options: str, model: str = "killed.py") -> str:
+    command = [sys.executable, "-m", "longshore.ring", *options, "--"]
+    command += [sys.executable, "-m", "longshore.stage", "plan.json", model, "--steps", str(STEPS)]
+    command += ["--save", "ring", "--checkpoints", "kept", "--checkpoint-s", "0"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("spares", ["1", "0"])
+def test_a_replica_that_is_killed_changes_no_bit(longshore: Command, folder: Path, spares: str) -> None:
+    """With a spare that takes its seat; and without one, when the other one computes both shards."""
+    done = longshore("planner", "run", "plan.json", f"{HERE / 'counting.py'}:build", "--steps", STEPS, "--save", "all")
+    assert done.status == 0, done.err
+    said = in_ring("--seats", "2", "--spares", spares)
+    assert (folder / "killed").exists()
+    assert f"step {STEPS} of {STEPS}: loss of this replica" in said
+    assert "in the median; predicted 0.500 s" in said
+    all_ranks, ring = (torch.load(folder / name / "stage-0.pt", weights_only=True) for name in ("all", "ring"))
+    assert all_ranks.keys() == ring.keys()
+    for name, tensor in all_ranks.items():
+        torch.testing.assert_close(ring[name], tensor, rtol=0.0 if spares == "1" else 1e-5, atol=1e-7)
+    assert [it.name[:14] for it in sorted((folder / "kept").iterdir())][-1] == f"step-{STEPS:09d}"
+
+
+def test_the_same_command_goes_on_from_the_newest_checkpoint(folder: Path) -> None:
+    (folder / "killed").touch()
+    in_ring("--seats", "2")
+    assert "step " not in in_ring("--seats", "2")
+
+
+def unused(*_: object, **__: object) -> Any:
+    raise AssertionError("no ring is made")
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "says"),
+    [
+        ({}, ("--offload", "auto"), "--offload: this is not done in a ring"),
+        ({}, ("--ranks-per-device", "2"), "--ranks-per-device: this is not done in a ring"),
+        ({}, ("--schedule", "gpipe"), "--schedule: this is not done in a ring"),
+        ({}, ("--json", "x.json"), "--json: this is not done in a ring"),
+        (
+            {"pipeline": 2, "stages": [{"layers": ["words"]}, {"layers": ["head"]}]}, (),
+            "only the replicas of a data-parallel plan have seats",
+        ),
+        ({"saving": "recompute"}, (), "recompute is not carried out"),
+    ],
+)  # fmt: skip
+def test_what_no_ring_does_is_refused_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], plan: dict[str, Any], options: tuple[str, ...], says: str
+) -> None:
+    (folder / "plan.json").write_text(json.dumps({**PLAN, **plan}))
+    make: MakeRing = unused
+    assert main(["plan.json", str(HERE / "counting.py"), *options], ring=make) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
+
+
+def test_a_ring_of_other_seats_than_the_plan_has_replicas_is_refused(folder: Path) -> None:
+    command = [sys.executable, "-m", "longshore.ring", "--seats", "1", "--"]
+    command += [sys.executable, "-m", "longshore.stage", "plan.json", str(HERE / "counting.py")]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "the ring has 1 seats, and the plan is for 2" in done.stdout + done.stderr
