@@ -230,3 +230,64 @@ def rank_of(attempt: str, rank: int) -> int:
             if {f"LONGSHORE_ATTEMPT={attempt}".encode(), f"RANK={rank}".encode()} <= set(said):
                 return int(process.name)
     raise AssertionError(f"rank {rank} of {attempt} does not run")
+
+
+SLOW = """\
+import os, time
+from pathlib import Path
+import counting
+
+build = counting.build
+
+def data(first, samples):
+    time.sleep(0.6 if Path(f"slow-{os.environ.get('LONGSHORE_RING_MEMBER')}").exists() else 0.08)
+    return counting.data(first, samples)
+"""
+
+
+@pytest.mark.faults
+def test_a_replica_of_a_plan_gets_a_backup_and_its_sub_task_is_where_that_computes(small: Served) -> None:
+    (small.folder / "counting.py").write_text((ROOT / "tests/planner/execution/counting.py").read_text())
+    (small.folder / "slow.py").write_text(SLOW)
+    wish = {"model": "slow.py:build", "samples": 8e6, "batch": 8, "hardware": "here.yaml", "degrees": "2x1x1"}
+    job_file = {"plan": wish, "failover": "switch", "backups": 1, "environment": variables()}
+    (small.folder / "job.yaml").write_text(json.dumps(job_file))
+    job = small.submit("job.yaml")
+
+    def places() -> list[tuple[str, int]]:
+        return [(it["node"], it["gpu"]) for it in small.ask(f"/v1/jobs/{job}/sub-tasks")["tasks"]]
+
+    def relieved() -> list[int]:
+        ring = small.ask(f"/v1/jobs/{job}/ring")
+        return ring["relieved"] if ring and ring["phase"] == "running" else [-1]
+
+    until(lambda: relieved() == [])
+    before = places()
+    (small.folder / "slow-1").touch()
+    until(lambda: relieved() == [1])
+    until(lambda: places()[0] == before[0] and places()[1] != before[1])
+    assert places()[1][0] != before[1][0]  # another node
+    (small.folder / "slow-1").unlink()
+    until(lambda: relieved() == [] and places() == before)
+    until(lambda: all(it["computed_s"] for it in small.ask(f"/v1/jobs/{job}/sub-tasks")["tasks"]))
+    small.cancel(job)
+    assert small.ended(job) == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ({"degrees": "1x2x1"}, "all ranks do the same, and those of 1x2x1 do not; write Dx1x1"),
+        ({"degrees": "2x1x1"}, ""),
+    ],
+)
+def test_only_data_parallel_plans_are_looked_at_for_a_ring(small: Served, wish: dict[str, Any], says: str) -> None:
+    whole = {"model": "train.py:build", "samples": 96, "batch": 8, "hardware": "here.yaml", **wish}
+    (small.folder / "job.yaml").write_text(json.dumps({"plan": whole, "failover": "switch", "spares": 1}))
+    done = small.call("submit", "job.yaml", "--dry-run", "--json", check=False)
+    assert says in done.stderr
+    if says:
+        assert done.returncode == 2
+    else:
+        spec = json.loads(done.stdout)["spec"]
+        assert (spec["plan"]["data"], spec["plan"]["pipeline"], spec["gpus"]) == (2, 1, 2)

@@ -73,8 +73,11 @@ def _chosen(
     Raises:
         InputError: If the model cannot be planned, or no plan fulfils the wish.
     """
+    types, switches = job.wants.gpu_types, job.failover == "switch"
+    if switches and wish.wanted is not None and wish.wanted[1:] != (1, 1):
+        problem = f"with `failover: switch` all ranks do the same, and those of {wish.degrees} do not"
+        raise file.error(("plan", "degrees"), problem, "write Dx1x1, or use `failover: restart`")
     try:
-        types, switches = job.wants.gpu_types, job.failover == "switch"
         asked = questions(wish, folder, here, types, is_plain=is_plain, is_replicated=switches)
         question, choice = best(asked)
     except InputError as error:
