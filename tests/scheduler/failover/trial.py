@@ -20,6 +20,8 @@ from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import Limits, make_ring
 
+from .cutting import Cutter, Loses
+
 ROOT = Path(__file__).absolute().parents[3]
 TRAINER = Path(__file__).with_name("trainer.py")
 LIMIT_S = 120.0  # for anything at all to happen, on a busy machine
@@ -77,6 +79,7 @@ class Trial:
     environment: dict[str, str]
     again: int = 0  # members that are started for those that die
     network: Network | None = None  # each member runs on the node of its number
+    cutter: Cutter | None = None  # between the coordinator and all others
     next: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -132,7 +135,8 @@ class Trial:
             await asyncio.sleep(0.02)
 
     async def report(self) -> wire.Report:
-        host, _, port = self.launcher.address().rpartition(":")
+        address = self.launcher.address() if self.cutter is None else self.cutter.address()
+        host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=wire_lines.MOST_BYTES)
         secret = json.loads((self.folder / "ring.json").read_text())["secret"]
         await greet(reader, writer, secret, wire.Hello("status"))
@@ -172,6 +176,7 @@ def run_ring(
     network: Network | None = None,
     away: Iterable[int] = (),
     backups: int = 0,
+    loses: Loses | None = None,
     **environment: str,
 ) -> Outcome:
     """Run a ring to its end."""
@@ -187,12 +192,18 @@ def run_ring(
             trial = Trial(folder, launcher, elsewhere, frozenset(away), command, variables, again, network)
             launcher.on_exit = trial.exited
             await launcher.start_coordinator()
+            if loses is not None:
+                trial.cutter = Cutter(launcher.address, loses)
+                between = await trial.cutter.start()
+                setattr(launcher, "address", lambda: between)  # noqa: B010  # of what the launcher itself has no need
             await launcher.connect()
             for _ in range(seats + spares):
                 trial.start()
             await during(trial)
             end = await launcher.ended()
             await trial.until(lambda: not elsewhere.running)
+            if trial.cutter is not None:
+                await trial.cutter.close()
             report = json.loads((folder / "state.json").read_text())
             return Outcome(end, launcher.exits | elsewhere.exits, launcher.declared, trial.lines(), report)
 
