@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -196,6 +197,26 @@ def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: s
         "--checkpoints",
         "checkpoints",
     ]
+
+
+def test_what_is_put_away_of_a_planned_job_is_told(small: Served) -> None:
+    wish = {"model": "train.py:build", "samples": 240, "batch": 8, "hardware": "here.yaml", "degrees": "2x1x1"}
+    command = ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "30", "--offload", "auto"]
+    job_file = {"plan": wish, "command": command, "environment": variables()}
+    (small.folder / "job.yaml").write_text(json.dumps(job_file))
+    job = small.submit("job.yaml")
+
+    def away() -> list[int | None]:
+        return [it["away_bytes"] for it in small.ask(f"/v1/jobs/{job}/sub-tasks")["tasks"]]
+
+    until(lambda: all(away()))
+    # Two moments of Adam for each of 5.8 million parameters; these may be away, too.
+    assert all(46e6 <= it <= 70e6 for it in away() if it)
+    said = small.call("status", job).stdout
+    assert "AWAY" in said
+    assert re.search(r" (46|69)\.\d MB", said), said
+    small.cancel(job)
+    assert small.ended(job) == "cancelled"
 
 
 @pytest.mark.faults

@@ -159,6 +159,11 @@ class Member:
             self._early = EarlySums(self._parameters, self._seat.replicas, self._plan.data, micro_batches, late)
 
     @property
+    def away_bytes(self) -> int | None:
+        """State that is put away in a step, None where that is not done."""
+        return None if self._offloading is None else self._offloading.away_bytes
+
+    @property
     def has_loss(self) -> bool:
         """Whether this process has the loss of all samples, and no other that has it speaks of it."""
         return self._seat.stage == self._plan.pipeline - 1 and self._seat.replica == 0

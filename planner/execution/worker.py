@@ -181,7 +181,7 @@ def _take_steps(plan: PlanFile, given: argparse.Namespace, member: Member, seat:
     dist.barrier()
     for step in range(first, given.steps):
         if step % every == 0:
-            reports.begin(step, computed_s=_computed_s(times, every), loss=loss)
+            reports.begin(step, computed_s=_computed_s(times, every), loss=loss, away_bytes=member.away_bytes)
         began_s = time.perf_counter()
         mean, seconds = member.step(step, partial(saves, step, member.training_state))
         times.step_s.append(time.perf_counter() - began_s)

@@ -86,6 +86,7 @@ class _Part:
         self._say: Callable[[str], object] = lambda text: say(f"rank {rank}: {text}")
         self._mover: Mover | None = None
         self._size_bytes, self._waited_s, self._told = 0, 0.0, set[bool]()
+        self.away_bytes = 0  # while nothing needs it
 
     def reserve(self, storages: Storages, device: torch.device) -> None:
         """Reserve room; without it the state stays in memory."""
@@ -113,6 +114,7 @@ class _Part:
         if goes not in self._told:
             self._told.add(goes)
             self._say(reason(self._what, self._size_bytes, idle_s, copies, how))
+        self.away_bytes = self._size_bytes if goes else 0
         if goes:
             self._mover.leave(storages, inf)
 
@@ -143,7 +145,7 @@ class _Part:
 
     def close(self) -> None:
         """Give up the room elsewhere; the state stays in memory."""
-        mover, self._mover = self._mover, None
+        mover, self._mover, self.away_bytes = self._mover, None, 0
         if mover is not None:
             mover.close()
 
@@ -219,6 +221,11 @@ class Offloading:
             self._weights.reserve(of_parameters(self._parameters), device)
         self._idle_since_s = time.perf_counter()
         self._state.leave(of_optimizer(self._optimizer), self._idle.seconds)
+
+    @property
+    def away_bytes(self) -> int:
+        """State that is put away in a step."""
+        return self._state.away_bytes + self._weights.away_bytes
 
     def measured(self) -> list[PartMeasured]:
         """Return what became of each part."""

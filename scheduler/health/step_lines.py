@@ -26,6 +26,7 @@ class Begun(NamedTuple):
     at_s: float  # Unix time, by the clock of the rank
     computed_s: float | None  # of the step that ended, without what it waited for; None if it was not told
     loss: float | None = None  # of the step that ended, not always finite; None if it was not told, or is no number
+    away_bytes: int | None = None  # of state that is put away; None if it was not told
 
 
 class Saved(NamedTuple):
@@ -40,7 +41,8 @@ class Saved(NamedTuple):
 _TIME = rb"(\d{1,11}(?:\.\d{1,9})?)"
 _LOSS = rb"([!-~]{1,400})"  # as any language writes a number: a step counts whatever it says of its loss
 _STEP = re.compile(
-    rb"^(train|checkpoint|evaluate|other|done) (\d{1,15}) %b(?: (?:%b|-)(?: %b)?)?$" % (_TIME, _TIME, _LOSS),
+    rb"^(train|checkpoint|evaluate|other|done) (\d{1,15}) %b(?: (?:%b|-)(?: %b(?: (\d{1,18}))?)?)?$"
+    % (_TIME, _TIME, _LOSS),
     re.MULTILINE,
 )
 _SAVED = re.compile(rb"^(\d{1,15}) %b (-|[0-9a-f]{8,128}) ([^\x00-\x1f\x7f]{1,1024})$" % _TIME, re.MULTILINE)
@@ -50,8 +52,15 @@ _KINDS = {kind.value.encode(): kind for kind in StepKind}
 def steps_in(lines: bytes) -> list[Begun]:
     """Return the steps that lines tell of, in their order."""
     return [
-        Begun(_KINDS[kind], int(step), float(at), float(computed) if computed else None, _loss_of(loss))
-        for kind, step, at, computed, loss in _STEP.findall(lines)
+        Begun(
+            _KINDS[kind],
+            int(step),
+            float(at),
+            float(computed) if computed else None,
+            _loss_of(loss),
+            int(away) if away else None,
+        )
+        for kind, step, at, computed, loss, away in _STEP.findall(lines)
     ]
 
 

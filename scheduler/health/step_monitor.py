@@ -104,6 +104,7 @@ class Figures(NamedTuple):
     slowest: str = ""  # node that the average is of, "" without one
     computed_s: tuple[float | None, ...] = ()  # mean of the last computing times of each rank, None where none was told
     loss: float | None = None  # the last that was told, not always finite
+    away_bytes: tuple[int | None, ...] = ()  # state of each rank that is put away, None where none was told
 
 
 class _Followed:
@@ -302,7 +303,8 @@ def _figures(one: _Followed) -> Figures:
     average = average_of(one.watch.times)
     slowest = "" if average is None else one.nodes[average.rank]
     computed_s = tuple(it.compute_s for it in one.watch.times)
-    return Figures(one.watch.step, one.watch.present_s(), average, slowest, computed_s, one.watch.loss)
+    away_bytes = tuple(one.watch.away_bytes)
+    return Figures(one.watch.step, one.watch.present_s(), average, slowest, computed_s, one.watch.loss, away_bytes)
 
 
 def _detector_of(attempt: str, wanted: str) -> Detector | None:

@@ -49,7 +49,7 @@ class Slowness(NamedTuple):
 class _Rank:
     """What a rank has told."""
 
-    __slots__ = ("began_s", "compute", "has_ended", "last", "look", "loss", "times")
+    __slots__ = ("away_bytes", "began_s", "compute", "has_ended", "last", "look", "loss", "times")
 
     def __init__(self) -> None:
         self.last: Begun | None = None  # the step that it is at
@@ -59,6 +59,7 @@ class _Rank:
         self.has_ended = False
         self.times = RankTimes()
         self.loss: tuple[int, float] | None = None  # its last step that it told the loss of, and that
+        self.away_bytes: int | None = None  # of its state that is put away, as it told last
 
     @property
     def goes_on(self) -> bool:
@@ -129,6 +130,11 @@ class StepWatch:
         """Loss of the last step that any rank told it of; where several did, of the lowest. Not always finite."""
         told = [(-rank.loss[0], number, rank.loss[1]) for number, rank in enumerate(self._ranks) if rank.loss]
         return min(told)[2] if told else None
+
+    @property
+    def away_bytes(self) -> list[int | None]:
+        """State of each rank that is put away, None of those that tell of none."""
+        return [rank.away_bytes for rank in self._ranks]
 
     @property
     def going(self) -> list[int]:
@@ -215,6 +221,7 @@ class StepWatch:
 
     def _end(self, rank: _Rank, was: Begun, begun: Begun) -> None:
         """Take in how a step of a rank was."""
+        rank.away_bytes = begun.away_bytes
         if begun.loss is not None:
             rank.loss = was.step, begun.loss
         took_s = begun.at_s - was.at_s

@@ -4,12 +4,14 @@ Source: SPEC P1, P2.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ...cluster.model.training_plan import PlanFile
 from ..health.step_monitor import Figures
 from ..store.rows.attempts import AttemptRow
 from .sub_tasks import SubTask, sub_tasks, waited_for
+
+Figure = TypeVar("Figure", float, int)
 
 
 class Sitting(NamedTuple):
@@ -28,6 +30,7 @@ class PlacedTask(NamedTuple):
     gpu: int | None  # index on the node
     waits_for: tuple[int, ...]  # ranks
     computed_s: float | None  # measured, of an iteration; none before any was told
+    away_bytes: int | None  # of its state that is put away; none of one that tells of none
 
 
 class Planned(NamedTuple):
@@ -54,24 +57,26 @@ def planned(
     """
     tasks = sub_tasks(plan)
     places = [(share.node, gpu) for share in attempts[-1].placement for gpu in share.gpus] if attempts else []
+    computed_s, away_bytes = (figures.computed_s, figures.away_bytes) if figures else ((), ())
     sitting = seats or {rank: Sitting(*place, rank) for rank, place in enumerate(places)}
-    told = figures.computed_s if figures else ()
-    placed: list[tuple[str, int | None]] = []
-    computed: list[float | None] = []
-    for task in tasks:
+    found = []
+    for task, waits in zip(tasks, waited_for(tasks), strict=True):
         it = sitting.get(task.rank)
-        placed.append(("", None) if it is None else (it.node, it.gpu))
-        computed.append(None if it is None or it.rank >= len(told) else told[it.rank])
-    found = zip(tasks, placed, waited_for(tasks), computed, strict=True)
+        node, gpu, rank = ("", None, -1) if it is None else it
+        found.append(PlacedTask(task, node, gpu, waits, _told(computed_s, rank), _told(away_bytes, rank)))
     average = None if figures is None else figures.average
     step_s = None if average is None else average.iteration_s
     return Planned(
         plan,
-        tuple(PlacedTask(task, *place, waits, took_s) for task, place, waits, took_s in found),
+        tuple(found),
         None if figures is None else figures.step,
         step_s,
         None if figures is None else _ends_s(plan, figures.step, step_s or plan.step_s, now_s),
     )
+
+
+def _told(figures: tuple[Figure | None, ...], rank: int) -> Figure | None:
+    return figures[rank] if 0 <= rank < len(figures) else None
 
 
 def _ends_s(plan: PlanFile, step: int, step_s: float, now_s: float) -> float | None:

@@ -27,8 +27,9 @@ class Steps:
         self._saved = _open(os.environ.get("LONGSHORE_SAVED"))
 
     def begin(
-        self, step: int, kind: str = "train", *, computed_s: float | None = None, loss: SupportsFloat | None = None
-    ) -> None:
+        self, step: int, kind: str = "train", *, computed_s: float | None = None, loss: SupportsFloat | None = None,
+        away_bytes: int | None = None,
+    ) -> None:  # fmt: skip
         """Tell that a step begins, and with it that the one before is over.
 
         Tell only of every N-th where steps are shorter than 0.1 s: N from the step numbers, so that all ranks tell of
@@ -40,12 +41,15 @@ class Steps:
             computed_s: What the step that is over took without waiting for other ranks or for data, in seconds. By
                 that the slow one of several nodes is known.
             loss: Of the step that is over; it may be infinite or no number.
+            away_bytes: Of state that is put away while the step needs none of it.
         """
         is_told = computed_s is not None and math.isfinite(computed_s)
         tail = f" {max(computed_s, 0.0):.6f}" if computed_s is not None and is_told else ""
         value = None if loss is None else _number(loss)
         if value is not None:
             tail = f"{tail or ' -'} {value:.9g}"
+        if away_bytes is not None:
+            tail = f"{tail or ' -'}{' -' if value is None else ''} {max(away_bytes, 0)}"
         _append(self._steps, f"{kind} {step} {time.time():.6f}{tail}\n")
 
     def done(self, *, loss: SupportsFloat | None = None) -> None:

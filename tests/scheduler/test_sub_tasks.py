@@ -87,10 +87,11 @@ def test_a_job_is_done_when_its_steps_go_on_as_they_do() -> None:
 
 
 def test_in_a_ring_a_sub_task_is_where_its_seat_is_and_takes_what_the_rank_there_takes() -> None:
-    figures = Figures(step=40, step_s=2.0, computed_s=(0.5, 0.6, 0.7))
+    figures = Figures(step=40, step_s=2.0, computed_s=(0.5, 0.6, 0.7), away_bytes=(None, None, 5))
     seats = {0: Sitting("a", 3, 2), 1: Sitting("b", 1, 0)}
     found = planned(plan_of(3, 1, 1), [], figures, now_s=1000.0, seats=seats).tasks
     assert [(it.node, it.gpu, it.computed_s) for it in found] == [("a", 3, 0.7), ("b", 1, 0.5), ("", None, None)]
+    assert [it.away_bytes for it in found] == [5, None, None]
 
 
 def test_ranks_get_the_plan_that_the_job_has() -> None:

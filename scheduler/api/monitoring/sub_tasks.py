@@ -40,6 +40,7 @@ class SubTaskPage(Page):
     memory_bytes: float
     predicted_s: float  # without what it waits for other stages
     computed_s: float | None  # measured, without the sum of gradients; none before any was told
+    away_bytes: int | None  # of its state that is put away at present; none of one that tells of none
     edges: tuple[EdgePage, ...]
     waits_for: tuple[int, ...]  # ranks
 
@@ -103,6 +104,6 @@ def _task_page(it: PlacedTask) -> SubTaskPage:
         rank=task.rank, stage=task.stage, replica=task.replica, member=task.member,
         layers=(layers[0],) if len(layers) == 1 else (layers[0], layers[-1]), node=it.node, gpu=it.gpu,
         flops=task.work.flops, memory_bytes=task.work.memory_bytes, predicted_s=task.work.busy_s,
-        computed_s=it.computed_s, edges=tuple(EdgePage(**edge._asdict()) for edge in task.edges),
-        waits_for=it.waits_for,
+        computed_s=it.computed_s, away_bytes=it.away_bytes,
+        edges=tuple(EdgePage(**edge._asdict()) for edge in task.edges), waits_for=it.waits_for,
     )  # fmt: skip

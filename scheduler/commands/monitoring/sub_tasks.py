@@ -12,6 +12,7 @@ COLUMNS = (
     Column("LAYERS", gives=True), Column("PREDICTED", right=True), Column("MEASURED", right=True),
     Column("WAITS FOR", gives=True),
 )  # fmt: skip
+AWAY = Column("AWAY", right=True)  # where state is put away
 MOST_SHOWN = 64  # ranks; --json has all
 
 
@@ -38,7 +39,12 @@ def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
 def print_sub_tasks(found: Mapping[str, Any]) -> None:
     """Print what each rank does, where, how long that takes, and for whom it waits."""
     tasks = found["tasks"]
-    print_table(COLUMNS, [_row(it) for it in tasks[:MOST_SHOWN]] + list(_left_out(len(tasks) - MOST_SHOWN)))
+    rows = [_row(it) for it in tasks[:MOST_SHOWN]] + list(_left_out(len(tasks) - MOST_SHOWN))
+    if all(it["away_bytes"] is None for it in tasks):
+        print_table(COLUMNS, rows)
+        return
+    away = [*(_size(it["away_bytes"]) for it in tasks[:MOST_SHOWN]), ""]
+    print_table((*COLUMNS, AWAY), [(*row, size) for row, size in zip(rows, away, strict=False)])
 
 
 def _row(it: Mapping[str, Any]) -> tuple[str, ...]:
@@ -58,6 +64,10 @@ def _at(found: Mapping[str, Any]) -> str:
     if found["step"] is None:
         return ""
     return f"{found['step']} of {found['iterations']}; " if found["iterations"] else f"{found['step']}; "
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else f"{size_bytes / 1e6:.1f} MB"
 
 
 def _time(seconds: float) -> str:

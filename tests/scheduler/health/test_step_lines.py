@@ -36,7 +36,8 @@ def test_no_bytes_are_too_odd_to_be_read(content: bytes) -> None:
     "line",
     [b"train 17", b"train 17 nan", b"train 1_0 5.0", b"train -1 5.0", b"train 17 5.0 -1", b" train 17 5.0",
      b"train 17 5.0 ", b"trains 17 5.0", b"train 17 1e9", b"train  17 5.0", b"train 9999999999999999 5.0",
-     b"train 17 5.0 nan", b"train 17 5.0 - 1 2", b"train 17 5.0 - ", b"train 17 5.0 - \xff",
+     b"train 17 5.0 nan", b"train 17 5.0 - 1 x", b"train 17 5.0 - 1 2 3",
+     b"train 17 5.0 - 1 -2", b"train 17 5.0 - ", b"train 17 5.0 - \xff",
      b"train 17 5.0 - " + b"1" * 401],
 )  # fmt: skip
 def test_a_line_that_is_not_as_it_should_be_is_passed_over(line: bytes) -> None:
@@ -151,6 +152,18 @@ def test_what_is_no_number_is_no_loss_and_ends_no_program(
     Steps().begin(3, computed_s=0.5, loss=loss)
     (told,) = steps_in((tmp_path / "steps-0").read_bytes())
     assert (told.step, told.computed_s, told.loss) == (3, 0.5, None)
+
+
+def test_what_is_told_in_one_line_is_read_whatever_else_is_not_told(tmp_path: Path) -> None:
+    figures = [
+        (c, loss, away) for c in (None, 0.5) for loss in (None, -1.5, math.inf) for away in (None, 0, 2 * 10**11)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps"))
+        for computed_s, loss, away_bytes in figures:
+            Steps().begin(3, computed_s=computed_s, loss=loss, away_bytes=away_bytes)
+    told = steps_in((tmp_path / "steps").read_bytes())
+    assert [(it.computed_s, it.loss, it.away_bytes) for it in told] == figures
 
 
 @pytest.mark.parametrize("path", [os.fsdecode(b"/ckpt/\xff"), "/ckpt/\ud800"])
