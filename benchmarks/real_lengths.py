@@ -38,7 +38,7 @@ def jct_by_group(problem: Problem, policy: Policy) -> NDArray[np.float64]:
     jct_s = run_all(problem, [policy])[policy.name].finish_s - scenarios.submit_s
     jobs = scenarios.jobs[:, None]
     work_s = np.where(np.arange(jct_s.shape[1]) < jobs, scenarios.work_s, np.inf)
-    share = np.argsort(np.argsort(work_s, axis=1, kind="stable"), axis=1) / jobs
+    share = (np.argsort(np.argsort(work_s, axis=1, kind="stable"), axis=1) + 0.5) / jobs
     sums = [np.where((share >= low) & (share < high), jct_s, 0.0).sum(axis=1) for low, high in GROUPS.values()]
     return np.array([it.reshape(-1, DRAWS).mean(axis=1) for it in sums])
 

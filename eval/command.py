@@ -153,7 +153,7 @@ def _asides(request: EvaluationRequest, setting: Setting, run: Run, comparison: 
     policy = next(policy for policy in run.policies if policy.name == comparison.policies[0])
     known = run.problem, policy, run.outcomes[policy.name], tell
     asides = [*switching_aside(*known), *backup_aside(*known)] if request.cluster is not None else []
-    return [*asides, *planning_aside(setting.layouts, run.regime, policy, tell)]
+    return [*asides, *planning_aside(setting.layouts, setting.compared, run.regime, policy, tell)]
 
 
 def _with_objective(setting: Setting, request: EvaluationRequest) -> Setting:

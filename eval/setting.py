@@ -3,12 +3,14 @@
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ..cluster.faults.recorded import read_fault_trace
-from ..cluster.model.layouts import BEST, FIXED, LAYOUTS, laid_out
+from ..cluster.files.errors import InputError
+from ..cluster.model.layouts import BEST, FIXED, OFFLOAD, laid_out
 from ..cluster.model.problem import Problem
 from ..cluster.model.weighting import Weighting
 from ..cluster.model.workload import Workload
@@ -79,7 +81,8 @@ class Setting(NamedTuple):
     problem: Problem
     what: str  # to call it
     facts: dict[str, str]  # what is not run as it was recorded or drawn
-    layouts: dict[str, Problem] = {}  # noqa: RUF012  # the same jobs by each layout of LAYOUTS; empty without plans
+    layouts: dict[str, Problem] = {}  # noqa: RUF012  # the same jobs by each layout that fits; empty without plans
+    compared: tuple[str, ...] = ()  # layouts that are to be compared, fit or not
 
 
 def setting_of(request: EvaluationRequest) -> Setting:
@@ -148,24 +151,28 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
         facts |= _load_fact(request, trace, capacity_of(setup.cluster))
         runs, what = request.runs or enough_runs(len(workloads)), f"windows of {request.trace.name} on {setup.name}"
     faults = read_fault_trace(request.faults) if request.faults else None
-    problems = {
-        name: cluster_problem(
-            setup, [laid_out(it, name) for it in workloads], request.regime, runs=runs, seed=request.seed, faults=faults
-        )
-        for name in _layouts(workloads, request.plans)
-    }
-    if len(problems) == 1:
-        return Setting(problems[request.plans], what, facts)
+
+    def by(layout: str) -> Problem:
+        laid = [laid_out(it, layout) for it in workloads]
+        return cluster_problem(setup, laid, request.regime, runs=runs, seed=request.seed, faults=faults)
+
+    problem, compared = by(request.plans), _compared(workloads)
+    if not compared:
+        return Setting(problem, what, facts)
     facts["plans of jobs"] = request.plans
-    return Setting(problems[request.plans], what, facts, problems)
+    layouts = {request.plans: problem}
+    for name in compared:
+        with suppress(InputError):  # nobody asked for it, and no node has room for one of its plans
+            layouts[name] = layouts.get(name) or by(name)
+    return Setting(problem, what, facts, layouts, compared)
 
 
-def _layouts(workloads: Sequence[Workload], asked: str) -> tuple[str, ...]:
-    """Return the layouts that differ: one where no job has plans, two where no plan puts state away."""
+def _compared(workloads: Sequence[Workload]) -> tuple[str, ...]:
+    """Return the layouts that are to be compared: none where no job has plans, two where no plan puts state away."""
     plans = [plan for it in workloads for of_job in it.plans or () for plan in of_job]
     if not plans:
-        return (asked,)
-    return tuple(it for it in LAYOUTS if it in (asked, FIXED, BEST) or any(plan.away_bytes for plan in plans))
+        return ()
+    return (FIXED, BEST, OFFLOAD) if any(plan.away_bytes for plan in plans) else (FIXED, BEST)
 
 
 def _generated(request: EvaluationRequest, setup: ClusterSetup, largest: int) -> tuple[list[Workload], dict[str, str]]:

@@ -200,8 +200,8 @@ def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: s
 
 
 def test_what_is_put_away_of_a_planned_job_is_told(small: Served) -> None:
-    wish = {"model": "train.py:build", "samples": 240, "batch": 8, "hardware": "here.yaml", "degrees": "2x1x1"}
-    command = ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "30", "--offload", "auto"]
+    wish = {"model": "train.py:build", "samples": 24000, "batch": 8, "hardware": "here.yaml", "degrees": "2x1x1"}
+    command = ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "3000", "--offload", "auto"]
     job_file = {"plan": wish, "command": command, "environment": variables()}
     (small.folder / "job.yaml").write_text(json.dumps(job_file))
     job = small.submit("job.yaml")
@@ -312,3 +312,25 @@ def test_only_data_parallel_plans_are_looked_at_for_a_ring(small: Served, wish: 
     else:
         spec = json.loads(done.stdout)["spec"]
         assert (spec["plan"]["data"], spec["plan"]["pipeline"], spec["gpus"]) == (2, 1, 2)
+
+
+def test_a_plan_leaves_gpus_for_spares(small: Served) -> None:
+    gpus = small.ask("/v1/cluster")["node_types"][0]["gpus_in_service"]
+    wish = {"model": "train.py:build", "samples": 96, "batch": 8, "hardware": "here.yaml"}
+    for spares, says in ((gpus - 2, ""), (gpus, f"no GPU beside {gpus} spares is in service")):
+        job_file = {"plan": wish, "failover": "switch", "spares": spares}
+        (small.folder / "job.yaml").write_text(json.dumps(job_file))
+        done = small.call("submit", "job.yaml", "--dry-run", "--json", check=False)
+        if says:
+            assert done.returncode == 2
+            assert says in done.stderr
+        else:
+            assert json.loads(done.stdout)["spec"]["gpus"] <= 2
+
+
+def test_it_is_said_that_other_plans_may_fit_without_a_ring(large: Served, folder: Path) -> None:
+    (folder / "layers.csv").write_text(LAYERS.replace("200e6", "2000e6"))
+    (folder / "job.yaml").write_text(LONG + "failover: switch\n")
+    done = large.call("submit", str(folder / "job.yaml"), check=False)
+    assert done.returncode == 2
+    assert "With `failover: switch` only data-parallel plans without ZeRO are looked at" in done.stderr

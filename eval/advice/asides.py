@@ -1,15 +1,17 @@
 """What else an evaluation answers under its best policy: whether jobs should switch, what backups and plans save."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ...agents.protocol import Policy
-from ...cluster.model.layouts import BEST, OFFLOAD
+from ...cluster.model.layouts import BEST, FIXED, OFFLOAD
 from ...cluster.model.outcome import Outcome
 from ...cluster.model.problem import Problem
 from ...cluster.presets.problems import Regime
 from ..terminal import Tell
 from . import handling, planning
+
+PAIRS = (("what planning saves", FIXED, BEST), ("what offload saves", BEST, OFFLOAD))
 
 
 class Aside(NamedTuple):
@@ -53,27 +55,30 @@ def backup_aside(problem: Problem, policy: Policy, outcome: Outcome, tell: Tell)
     return [Aside("what backups save", handling.backups_in_words(found), handling.backups_document(found))]
 
 
-def planning_aside(layouts: Mapping[str, Problem], regime: Regime, policy: Policy, tell: Tell) -> list[Aside]:
+def planning_aside(
+    layouts: Mapping[str, Problem], compared: Collection[str], regime: Regime, policy: Policy, tell: Tell
+) -> list[Aside]:
     """Return what plans save, and what offload adds to that where plans know of it; nothing where no job has a plan.
 
     Args:
-        layouts: The problem by each layout of its jobs; empty without plans.
+        layouts: The problem by each layout of its jobs that fits the cluster.
+        compared: Layouts that are to be compared; none without plans.
         regime: Under which the policy runs.
         policy: The best one.
         tell: Told what is done.
     """
-    if not layouts:
-        return []
-    tell(f"running {policy.name} with fixed layouts and with plans")
     ruled = {name: it._replace(rules=regime.over(it.rules)) for name, it in layouts.items()}
-    asides = [_planned("what planning saves", planning.compare_layouts(ruled, policy))]
-    if OFFLOAD in ruled:
-        tell(f"running {policy.name} with plans that may put state away")
-        asides.append(_planned("what offload saves", planning.compare_layouts(ruled, policy, BEST, OFFLOAD)))
+    asides = []
+    for title, before, after in PAIRS:
+        if after not in compared:
+            continue
+        tell(f"running {policy.name} with the plans of two layouts: {before} and {after}")
+        if before in ruled and after in ruled:
+            found = planning.compare_layouts(ruled, policy, before, after)
+            words = "not told: with one of the layouts jobs had not ended at the cut"
+        else:
+            found, words = None, "not told: the nodes of this cluster have no room for some of the plans"
+        if found is not None:
+            words = planning.words_of(found)
+        asides.append(Aside(title, words, {} if found is None else planning.document_of(found)))
     return asides
-
-
-def _planned(title: str, found: planning.Savings | None) -> Aside:
-    if found is None:
-        return Aside(title, "not told: with one of the layouts jobs had not ended at the cut", {})
-    return Aside(title, planning.words_of(found), planning.document_of(found))

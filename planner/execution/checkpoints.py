@@ -37,6 +37,11 @@ def folder_of_job(folder: Path) -> tuple[Path, int]:
     return (folder, 0) if found is None else (folder / found["job"], int(found["number"]))
 
 
+def is_of_a_plan(folder: Path) -> bool:
+    """Say whether a folder has checkpoints of processes without a ring."""
+    return bool(_found(folder, _NAME))
+
+
 def resume(folder: Path | None, plan: PlanFile, seat: Seat, take: Callable[[Mapping[str, Any]], None]) -> int:
     """Go on from what the scheduler says, else from the newest checkpoint of a folder, else from nothing.
 

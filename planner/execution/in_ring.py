@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from ...cluster.files.errors import InputError
 from ..model.break_even import Offload
-from .checkpoints import folder_of_job
+from .checkpoints import ANEW, folder_of_job, is_of_a_plan
 from .cutting import state_of
 from .plan_file import PlanFile
 from .script import Script, arguments
@@ -72,8 +72,11 @@ def train_in_ring(
     """
     _check(plan, given)
     model = script.made.model
-    optimizer = script.optimizer([it for it in model.parameters() if it.requires_grad])
+    trained = [it for it in model.parameters() if it.requires_grad]
+    optimizer = script.optimizer(trained)
     folder = None if given.checkpoints is None else folder_of_job(given.checkpoints)[0]
+    if folder is not None and is_of_a_plan(folder):
+        raise InputError("its checkpoints are of a training without a ring", ANEW, path=folder)
     taken_s: list[float] = []
     with make(model, optimizer, checkpoints=folder) as ring:
         if ring.seats != plan.data:
@@ -82,6 +85,9 @@ def train_in_ring(
         for step in ring.steps(until=given.steps):
             began_s = time.monotonic()
             loss = torch.stack([_shard(plan, script, step, shard) for shard in ring.shards]).mean()
+            for it in trained:
+                if it.grad is not None:
+                    it.grad.div_(plan.micro_batches)  # once, as schedules of pipelines do: so bits are the same
             if not ring.step(loss=loss):
                 continue
             now_s = time.monotonic()
@@ -89,10 +95,18 @@ def train_in_ring(
             if ring.seat == 0:
                 say(f"step {step + 1} of {given.steps}: loss of this replica {loss:.6f}, {taken_s[-1]:.3f} s")
             if folder is not None and (now_s - saved_s >= given.checkpoint_s or step + 1 == given.steps):
-                ring.save()
+                _save(ring, step, say)
                 saved_s = now_s
         if ring.seat == 0:
             _end(plan, given, model, taken_s, say)
+
+
+def _save(ring: Ring, step: int, say: Callable[[str], None]) -> None:
+    try:
+        ring.save()
+    except (OSError, RuntimeError) as error:  # the latter is what PyTorch says of a full disk
+        problem = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        say(f"no checkpoint of step {step + 1}: {problem}; training goes on")
 
 
 def _check(plan: PlanFile, given: argparse.Namespace) -> None:
@@ -107,14 +121,14 @@ def _check(plan: PlanFile, given: argparse.Namespace) -> None:
 
 
 def _shard(plan: PlanFile, script: Script, step: int, shard: int) -> Tensor:
-    """Add the mean gradients of a shard of the batch, by micro-batches; return the mean loss."""
+    """Add the gradients of all micro-batches of a shard of the batch; return the mean loss."""
     each, size = plan.batch // plan.data, plan.micro_batch
     batch, target = script.samples(step * plan.batch + shard * each, each)
     losses = []
     for first in range(0, each, size):
         args, kwargs = arguments(_part(batch, first, size))
         loss = script.loss_of(script.made.model(*args, **kwargs), _part(target, first, size))
-        torch.autograd.backward(loss / plan.micro_batches)
+        torch.autograd.backward(loss)
         losses.append(loss.detach())
     return torch.stack(losses).mean()
 

@@ -22,7 +22,8 @@ def with_copies(plan: Plan, types: Sequence[GpuType]) -> Plan | None:
         plan: Whose stages put state away.
         types: GPUs of each stage.
     """
-    idle_s = plan.step_s - plan.times.gradients_s - plan.times.optimizer_s
+    sum_s = _sum_at_the_end_s(plan)
+    idle_s = plan.step_s - sum_s - plan.times.optimizer_s
     late_s = 0.0
     for k, (stage, it) in enumerate(zip(plan.stages, types, strict=True)):
         if it.host_bytes_per_s <= 0.0 or stage.away_bytes > it.host_room_bytes:
@@ -31,9 +32,19 @@ def with_copies(plan: Plan, types: Sequence[GpuType]) -> Plan | None:
         copies = Copies(each_s, each_s)
         if not pays(idle_s, copies, Offload.auto):
             return None
-        back_s = unhidden_s(plan.times.gradients_s, copies, both_in_wait=False, has_own_core=True)
+        back_s = unhidden_s(sum_s, copies, both_in_wait=False, has_own_core=True)
         late_s = max(late_s, back_s + max(0.0, copies.out_s - _filling_s(plan, stage, k)))
     return replace(plan, times=replace(plan.times, offload_s=late_s))
+
+
+def _sum_at_the_end_s(plan: Plan) -> float:
+    """Return how long gradients are summed once all passes are done.
+
+    With ZeRO-3 each micro-batch gathers weights twice and sums gradients once, and only the last of these is behind it.
+    """
+    if plan.layout.saving.zero == 3:
+        return plan.times.gradients_s / (3.0 * plan.micro_batches)
+    return plan.times.gradients_s
 
 
 def _filling_s(plan: Plan, stage: Stage, k: int) -> float:

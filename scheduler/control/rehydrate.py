@@ -42,13 +42,13 @@ def asked_of(row: JobRow, layout: Layout) -> Asked:
     asked = Asked(
         row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes, types
     )  # fmt: skip
-    return asked if spec.plan is None else _by_plan(asked, spec.plan)
+    return asked if spec.plan is None or spec.plan.ranks != spec.gpus else _by_plan(asked, spec.plan)
 
 
 def _by_plan(asked: Asked, plan: PlanFile) -> Asked:
     """Return what a job with a plan asks for: placements are scored by what an iteration does by it."""
     did = plan.iteration
-    if did is None or plan.ranks != asked.gpus:
+    if did is None:
         return asked
     spread = Spread(plan.pipeline, plan.tensor, did.fixed_s, did.edge_bytes, did.tensor_bytes)
     return replace(asked, compute_s=did.compute_s, parameter_bytes=did.gradient_bytes, spread=spread)

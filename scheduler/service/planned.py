@@ -26,6 +26,7 @@ class PlacedTask(NamedTuple):
     """A sub-task where it runs."""
 
     task: SubTask
+    runs_as: int | None  # rank by which its log is known; none before the first attempt
     node: str  # "" before the first attempt
     gpu: int | None  # index on the node
     waits_for: tuple[int, ...]  # ranks
@@ -62,8 +63,8 @@ def planned(
     found = []
     for task, waits in zip(tasks, waited_for(tasks), strict=True):
         it = sitting.get(task.rank)
-        node, gpu, rank = ("", None, -1) if it is None else it
-        found.append(PlacedTask(task, node, gpu, waits, _told(computed_s, rank), _told(away_bytes, rank)))
+        node, gpu, rank = ("", None, None) if it is None else it
+        found.append(PlacedTask(task, rank, node, gpu, waits, _told(computed_s, rank), _told(away_bytes, rank)))
     average = None if figures is None else figures.average
     step_s = None if average is None else average.iteration_s
     return Planned(
@@ -75,8 +76,8 @@ def planned(
     )
 
 
-def _told(figures: tuple[Figure | None, ...], rank: int) -> Figure | None:
-    return figures[rank] if 0 <= rank < len(figures) else None
+def _told(figures: tuple[Figure | None, ...], rank: int | None) -> Figure | None:
+    return figures[rank] if rank is not None and rank < len(figures) else None
 
 
 def _ends_s(plan: PlanFile, step: int, step_s: float, now_s: float) -> float | None:

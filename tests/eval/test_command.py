@@ -163,7 +163,7 @@ def test_estimates_change_what_policies_know_and_nothing_else() -> None:
 
 def test_the_runs_of_a_window_share_its_estimates(tmp_path: Path) -> None:
     request = replace(ASKED, trace=short_trace(tmp_path), cluster=HETERO64, runs=3, estimates="log-normal")
-    problem, _, facts, _ = setting_of(request)
+    problem, _, facts, *_ = setting_of(request)
     assert np.ptp(problem.scenarios.estimate_s, axis=0).max() == 0.0
     assert facts["estimates"] == "log-normal, sigma 0.5"
 
@@ -176,7 +176,7 @@ def test_history_knows_the_users_and_the_jobs_before_a_window(cluster: Path | No
     known = dict(zip(trace.work_s.tolist(), trace.estimate_s.tolist(), strict=True))
 
     request = replace(ASKED, trace=tmp_path / "users.csv", cluster=cluster, workloads=2, runs=2, estimates="history")
-    problem, _, facts, _ = setting_of(request)
+    problem, _, facts, *_ = setting_of(request)
 
     drawn = problem.scenarios
     for work_s, estimate_s in zip(drawn.work_s.ravel().tolist(), drawn.estimate_s.ravel().tolist(), strict=True):

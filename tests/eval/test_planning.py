@@ -87,6 +87,25 @@ def test_a_trace_with_plans_that_put_state_away_is_told_what_that_saves(tmp_path
     assert setting.problem.scenarios.gpus.max() == 4
 
 
+def test_plans_that_no_node_has_room_for_stop_no_evaluation_by_others(tmp_path: Path) -> None:
+    out = tmp_path / "o.json"
+    trace = planned_trace(tmp_path, cell=SLOW + "|1x4x1 work_s=3600 compute_s=2 edge_bytes=1e8 away_bytes=1e10")
+    cluster = cluster_file(tmp_path, FILE.replace("hazard_per_s", "host_memory_bytes: 16e9, hazard_per_s"))
+    said = answer(replace(REQUEST, trace=trace, cluster=cluster, json_out=out))
+    assert "what planning saves: under pack" in said
+    assert "what offload saves: not told: the nodes of this cluster have no room for some of the plans" in said
+    assert json.loads(out.read_text())["what_offload_saves"] == {}
+    with pytest.raises(InputError, match="of host memory each, and the cluster has 0 of these"):
+        setting_of(replace(REQUEST, trace=trace, cluster=cluster, plans="offload"))
+
+
+def test_offload_is_not_told_of_where_no_plan_puts_state_away(tmp_path: Path) -> None:
+    request = replace(REQUEST, trace=planned_trace(tmp_path), cluster=cluster_file(tmp_path), plans="offload")
+    said = answer(request)
+    assert "what planning saves" in said
+    assert "offload saves" not in said
+
+
 def test_both_layouts_meet_the_same_arrivals_faults_and_errors_of_estimates(tmp_path: Path) -> None:
     request = replace(
         REQUEST, trace=planned_trace(tmp_path), cluster=cluster_file(tmp_path), estimates="log-normal", plans="best"

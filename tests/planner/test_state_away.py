@@ -14,6 +14,7 @@ from longshore.planner.model.memory import CONTEXT_BYTES, FRAGMENTATION, Saving
 from longshore.planner.model.pool import GpuType
 from longshore.planner.profile.layers import ModelProfile
 from longshore.planner.search import choosing
+from longshore.planner.search.copies import with_copies
 from longshore.planner.search.evaluating import evaluate
 from longshore.planner.search.layouts import Layout
 from longshore.planner.search.lower_bounds import least_step_s, may_fit
@@ -88,6 +89,19 @@ def test_what_is_summed_hides_the_copy_back() -> None:
     assert isinstance(found, Plan)
     back_s = found.away_bytes / 1e12
     assert found.times.offload_s == pytest.approx(max(0.0, back_s - found.times.gradients_s))
+
+
+def test_of_zero_3_the_last_sum_alone_hides_the_copy_back() -> None:
+    it = gpu(80e9, link=1e12)
+    found = evaluate(asked(blocks(), it), (it,), Layout(2, 1, 1, 1, Saving.zero3))
+    assert isinstance(found, Plan)
+    stage = replace(found.stages[0], away_bytes=1e12)  # a second each way
+    times = replace(found.times, compute_s=30.0, gradients_s=1.2)
+    seconds = stage.seconds._replace(forward_s=4.0 * 2.0)
+    slow = replace(found, stages=(replace(stage, seconds=seconds),), times=times, micro_batches=4)
+    made = with_copies(slow, [it])
+    assert made is not None
+    assert made.times.offload_s == pytest.approx(1.0 - 1.2 / 12)  # and going forward, two seconds, hides the copy out
 
 
 def test_copies_that_take_longer_than_the_passes_do_not_pay() -> None:

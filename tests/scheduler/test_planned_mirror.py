@@ -76,7 +76,7 @@ def asked_of_file(content: dict[str, Any]) -> Asked:
     """Return what a job file asks for on a cluster of five nodes of two GPUs."""
     job = JobFile.model_validate(content)
     row = dict.fromkeys(JobRow._fields) | {
-        "id": "job", "spec": job.model_dump(mode="json"), "gpus": job.gpus, "estimate_s": 60.0, "submitted_s": 0.0,
+        "id": "job", "spec": job.model_dump(mode="json"), "gpus": job.all_gpus, "estimate_s": 60.0, "submitted_s": 0.0,
         "priority": 0,
     }  # fmt: skip
     return asked_of(JobRow(**row), Layout([f"n{it}" for it in range(5)], [2] * 5))  # type: ignore[arg-type]
@@ -100,6 +100,15 @@ def test_a_placement_of_a_job_file_is_scored_by_its_plan(gpus: tuple[int, ...], 
     assert mirror.standing("job").slowdown == pytest.approx(
         taken_s / reference_iteration_s(did, rules.reference_gpus, *links), rel=1e-9
     )
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_spares_do_not_change_by_what_placements_are_scored(spares: int) -> None:
+    plan = {**PLAN, "data": 4, "pipeline": 1, "stages": [{"layers": ["a", "b"]}]}
+    asked = asked_of_file({"command": ["train"], "plan": plan, "failover": "switch", "spares": spares})
+    assert asked.gpus == 4 + spares
+    assert asked.spread == Spread(1, 1, 0.125, 2e9, 0.0)
+    assert asked.parameter_bytes == 1e9
 
 
 def test_a_plan_that_says_nothing_of_its_placement_is_a_ring() -> None:

@@ -29,7 +29,8 @@ class EdgePage(Page):
 class SubTaskPage(Page):
     """What one rank does; figures are of an iteration."""
 
-    rank: int  # in a ring, the seat
+    rank: int  # by the plan; in a ring, the seat
+    runs_as: int | None  # rank by which its log is known, in a ring another one; none before the first attempt
     stage: int
     replica: int
     member: int  # of its tensor-parallel group
@@ -101,7 +102,7 @@ def sub_tasks_page(it: Planned) -> SubTasksPage:
 def _task_page(it: PlacedTask) -> SubTaskPage:
     task, layers = it.task, it.task.work.layers
     return SubTaskPage(
-        rank=task.rank, stage=task.stage, replica=task.replica, member=task.member,
+        rank=task.rank, runs_as=it.runs_as, stage=task.stage, replica=task.replica, member=task.member,
         layers=(layers[0],) if len(layers) == 1 else (layers[0], layers[-1]), node=it.node, gpu=it.gpu,
         flops=task.work.flops, memory_bytes=task.work.memory_bytes, predicted_s=task.work.busy_s,
         computed_s=it.computed_s, away_bytes=it.away_bytes,

@@ -32,11 +32,12 @@ def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
     facts = _facts(found) | _training(training) | ({} if plan is None else plan_facts(plan))
     for title, value in facts.items():
         typer.echo(f"{title:10s} {plain(value)}")
-    if found["spec"].get("failover") == "switch" and (ring := client_of(url).ring(found["id"])):
+    in_ring = found["spec"].get("failover") == "switch"
+    if in_ring and (ring := client_of(url).ring(found["id"])):
         print_ring(ring)
     if plan is not None:
         typer.echo()
-        print_sub_tasks(plan)
+        print_sub_tasks(plan, in_ring=in_ring)
     if found["attempts"]:
         typer.echo()
         print_table(ATTEMPTS, [_attempt(it) for it in found["attempts"]])

@@ -1,6 +1,6 @@
 """The sub-tasks of a job with a plan, for people."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ....cluster.files.durations import duration_text
@@ -12,6 +12,7 @@ COLUMNS = (
     Column("LAYERS", gives=True), Column("PREDICTED", right=True), Column("MEASURED", right=True),
     Column("WAITS FOR", gives=True),
 )  # fmt: skip
+SEAT = Column("SEAT", right=True)  # in a ring, beside the rank of who has it
 AWAY = Column("AWAY", right=True)  # where state is put away
 MOST_SHOWN = 64  # ranks; --json has all
 
@@ -36,15 +37,28 @@ def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
     return {title: value for title, value in facts.items() if value}
 
 
-def print_sub_tasks(found: Mapping[str, Any]) -> None:
-    """Print what each rank does, where, how long that takes, and for whom it waits."""
-    tasks = found["tasks"]
-    rows = [_row(it) for it in tasks[:MOST_SHOWN]] + list(_left_out(len(tasks) - MOST_SHOWN))
-    if all(it["away_bytes"] is None for it in tasks):
-        print_table(COLUMNS, rows)
-        return
-    away = [*(_size(it["away_bytes"]) for it in tasks[:MOST_SHOWN]), ""]
-    print_table((*COLUMNS, AWAY), [(*row, size) for row, size in zip(rows, away, strict=False)])
+def print_sub_tasks(found: Mapping[str, Any], *, in_ring: bool) -> None:
+    """Print what each rank does, where, how long that takes, and for whom it waits.
+
+    Args:
+        found: As the API has it.
+        in_ring: Whether sub-tasks have seats of a ring, on ranks that change.
+    """
+    tasks, columns = found["tasks"][:MOST_SHOWN], [*COLUMNS]
+    rows = [[*_row(it)] for it in tasks]
+    if in_ring:
+        columns.insert(0, SEAT)
+        for row, it in zip(rows, tasks, strict=True):
+            row.insert(1, "-" if it["runs_as"] is None else str(it["runs_as"]))
+    if any(it["away_bytes"] is not None for it in tasks):
+        columns.append(AWAY)
+        for row, it in zip(rows, tasks, strict=True):
+            row.append(_size(it["away_bytes"]))
+    left_out = len(found["tasks"]) - len(tasks)
+    if left_out:
+        words = f"{left_out} more ranks; --json has all"
+        rows.append([words if it.title == "LAYERS" else "..." if at == 0 else "" for at, it in enumerate(columns)])
+    print_table(tuple(columns), [tuple(row) for row in rows])
 
 
 def _row(it: Mapping[str, Any]) -> tuple[str, ...]:
@@ -53,11 +67,6 @@ def _row(it: Mapping[str, Any]) -> tuple[str, ...]:
     waits = " ".join(map(str, it["waits_for"])) or "-"
     parts = (it["rank"], it["stage"], it["replica"], place, " ... ".join(it["layers"]))
     return (*map(str, parts), _time(it["predicted_s"]), measured, waits)
-
-
-def _left_out(ranks: int) -> Iterator[tuple[str, ...]]:
-    if ranks > 0:
-        yield ("...", *[""] * 3, f"{ranks} more ranks; --json has all", *[""] * 3)
 
 
 def _at(found: Mapping[str, Any]) -> str:

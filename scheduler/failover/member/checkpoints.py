@@ -5,15 +5,18 @@ left behind gets no leave. If it gets it and stops before the name is given, the
 """
 
 import os
+import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ....cluster.files.errors import InputError
 from ..wire import GONE_STATUS
 from .control import Control, end_process
 
+ANEW = "remove it, or name another folder"
 KEPT = 3  # newest ones that are not removed
 _NAME_TEXT = r"step-\d+-g\d+-m\d+\.pt"
 _NAME = re.compile(_NAME_TEXT)
@@ -63,12 +66,17 @@ def load_newest(folder: Path) -> dict[str, Any] | None:
     """Return the state of the newest checkpoint, None if there is none.
 
     Raises:
-        OSError: If it cannot be read.
+        InputError: If it cannot be read.
     """
     found = _found(folder, "step-*.pt", _NAME)
     if not found:
         return None
-    state: dict[str, Any] = torch.load(found[-1], map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(found[-1], map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise InputError(f"the checkpoint cannot be read: {error.strerror or error}", ANEW, path=found[-1]) from error
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
+        raise InputError("it is no checkpoint of a ring", ANEW, path=found[-1]) from error
     return state
 
 

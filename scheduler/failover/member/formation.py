@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from ....cluster.files.errors import InputError
 from ..wire import ADDRESS, Form, Ready
-from .checkpoints import load_newest
+from .checkpoints import ANEW, load_newest
 from .control import AbortedError, Control, from_environment
 from .gradients import Averages, Gradients
 from .groups import GlooGroup, Group, LinkError, offer_store, own_address
@@ -54,8 +55,11 @@ class Formation:
         step = 0
         state = None if checkpoints is None else load_newest(checkpoints)
         if state is not None:
-            step = int(state["step"])
-            self._take(state)
+            try:
+                step = int(state["step"])
+                self._take(state)
+            except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                raise InputError("the newest checkpoint is of another model", ANEW, path=checkpoints) from error
         self._host = own_address(os.environ[ADDRESS])
         self._store, store = offer_store(self._host)
         self.control: Control = from_environment(store, step)

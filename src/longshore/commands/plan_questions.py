@@ -23,7 +23,14 @@ Cluster = Mapping[str, Any]  # what the API answers
 
 
 def questions(
-    wish: PlanWish, folder: Path, here: Cluster, accepted: Collection[str], *, is_plain: bool, is_replicated: bool
+    wish: PlanWish,
+    folder: Path,
+    here: Cluster,
+    accepted: Collection[str],
+    *,
+    is_plain: bool,
+    is_replicated: bool,
+    spares: int,
 ) -> list[Question]:
     """Return what is asked of each type of GPUs alone: of several, a job would get any, in any order.
 
@@ -34,15 +41,18 @@ def questions(
         accepted: Types that the job accepts; all if there are none.
         is_plain: Whether only plans count that the module of ours carries out.
         is_replicated: Whether only plans count whose ranks all do the same.
+        spares: GPUs that the job holds beside those of its plan.
 
     Raises:
         InputError: If the model cannot be profiled, or there is no GPU for it.
     """
     hardware = DEFAULT if wish.hardware is None else read_hardware(folder / wish.hardware)
     pool = [_gpu_type(it) for it in here["node_types"] if not accepted or it["name"] in accepted]
+    pool = [it._replace(gpus=max(0, it.gpus - spares)) for it in pool]
     gpus = sum(it.gpus for it in pool)
     if not gpus:
         types = f" of type {' or '.join(accepted)}" if accepted else ""
+        types += f" beside {spares} spares" if spares else ""
         raise InputError(f"no GPU{types} is in service", "`longshore nodes` says why", field="--gpus")
     if isinstance(hardware, HostProfile):
         rank = ranks_of(hardware)[0]

@@ -78,13 +78,17 @@ def _chosen(
         problem = f"with `failover: switch` all ranks do the same, and those of {wish.degrees} do not"
         raise file.error(("plan", "degrees"), problem, "write Dx1x1, or use `failover: restart`")
     try:
-        asked = questions(wish, folder, here, types, is_plain=is_plain, is_replicated=switches)
+        asked = questions(wish, folder, here, types, is_plain=is_plain, is_replicated=switches, spares=job.spares)
         question, choice = best(asked)
     except InputError as error:
         if not error.field.startswith("--"):
             raise
         raise file.error(("plan", error.field[2:]), error.problem, error.fix) from error  # no option here, but a field
     words = list(verdict(question, choice))
+    if switches and choice.plan is None:
+        words.append(
+            "With `failover: switch` only data-parallel plans without ZeRO are looked at, and more with `restart`."
+        )
     if choice.plan is None or not choice.meets:
         raise file.error(("plan",), " ".join(words).removesuffix("."), "nothing was submitted")
     return question, choice.plan, words
