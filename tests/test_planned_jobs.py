@@ -199,6 +199,7 @@ def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: s
     ]
 
 
+@pytest.mark.faults
 def test_what_is_put_away_of_a_planned_job_is_told(small: Served) -> None:
     wish = {"model": "train.py:build", "samples": 24000, "batch": 8, "hardware": "here.yaml", "degrees": "2x1x1"}
     command = ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "3000", "--offload", "auto"]
