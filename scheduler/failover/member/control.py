@@ -220,7 +220,9 @@ class Control:
                 self._changed.wait(AGAIN_S)
                 answer: wire.MaySave | None = self._may_save
                 if answer is not None and answer.generation == asked and answer.step == self.step:
-                    return answer.granted
+                    # One of an earlier generation is refused to whoever asks: who has a seat still asks as it is now.
+                    if answer.granted or self.generation == asked:
+                        return answer.granted
 
     @property
     def is_relieved(self) -> bool:

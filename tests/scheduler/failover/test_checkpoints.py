@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.member.checkpoints import load_newest, write_checkpoint
 from longshore.scheduler.failover.member.control import Control
 
@@ -72,3 +73,27 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_draft(
     with pytest.raises((OSError, TypeError)):
         save(tmp_path, 1, "g1-m0", state)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("has_seat", [True, False])
+def test_a_ring_that_is_just_formed_anew_refuses_no_member_that_has_a_seat(
+    monkeypatch: pytest.MonkeyPatch, *, has_seat: bool
+) -> None:
+    """The word that the ring is formed anew is under way when the member asks, and comes before the answer."""
+    control = Control("127.0.0.1:9", "secret", 0, "node", "", 5)
+    control._leased_s += 1e6  # nobody listens
+    control.generation = 1
+    asked = []
+
+    def answer(message: object) -> None:
+        if not isinstance(message, wire.AskToSave):
+            return
+        asked.append(message.generation)
+        said = [wire.Abort(2)] if has_seat and message.generation == 1 else []
+        granted = has_seat and message.generation == 2
+        words = (*said, wire.MaySave(message.generation, message.step, granted))
+        threading.Thread(target=lambda: [control._hear(it) for it in words]).start()  # who asks has the lock
+
+    monkeypatch.setattr(control, "_say", answer)
+    assert control.may_save() is has_seat
+    assert asked == ([1, 2] if has_seat else [1])
