@@ -85,6 +85,10 @@ def test_a_ring_that_is_just_formed_anew_refuses_no_member_that_has_a_seat(
     control.generation = 1
     asked = []
 
+    def hear(*words: wire.Message) -> None:
+        for it in words:
+            control._hear(it)
+
     def answer(message: object) -> None:
         if not isinstance(message, wire.AskToSave):
             return
@@ -92,7 +96,7 @@ def test_a_ring_that_is_just_formed_anew_refuses_no_member_that_has_a_seat(
         said = [wire.Abort(2)] if has_seat and message.generation == 1 else []
         granted = has_seat and message.generation == 2
         words = (*said, wire.MaySave(message.generation, message.step, granted))
-        threading.Thread(target=lambda: [control._hear(it) for it in words]).start()  # who asks has the lock
+        threading.Thread(target=hear, args=words).start()  # who asks has the lock
 
     monkeypatch.setattr(control, "_say", answer)
     assert control.may_save() is has_seat
