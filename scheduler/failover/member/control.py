@@ -219,10 +219,11 @@ class Control:
                 self._say(wire.AskToSave(self.member, asked, self.step))
                 self._changed.wait(AGAIN_S)
                 answer: wire.MaySave | None = self._may_save
-                if answer is not None and answer.generation == asked and answer.step == self.step:
-                    # One of an earlier generation is refused to whoever asks: who has a seat still asks as it is now.
-                    if answer.granted or self.generation == asked:
-                        return answer.granted
+                if answer is None or (answer.generation, answer.step) != (asked, self.step):
+                    continue
+                # Who asks in an earlier generation is refused in any case, and asks again.
+                if answer.granted or self.generation == asked:
+                    return answer.granted
 
     @property
     def is_relieved(self) -> bool:
