@@ -1,6 +1,5 @@
 """Errors about jobs that wait: they are over when all goes well, and are told of no longer than they last."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,20 +14,10 @@ from longshore.scheduler.placement.placer import Placer, Proposal
 from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
-from tests.scheduler.obedient_trial import obedient_trial
+from tests.scheduler.obedient_trial import StillTrial, obedient_trial
 from tests.scheduler.trials import Trial
 
 NODES = {"a": 4}
-
-
-BEGAN_S = time.time()
-
-
-class StillTrial(Trial):
-    """A trial whose clock moves only when it is told to: a rest is never over because a machine is slow."""
-
-    def now_s(self) -> float:
-        return BEGAN_S + self.later_s
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Placer
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
-from tests.scheduler.obedient_trial import obedient_trial
+from tests.scheduler.obedient_trial import StillTrial, obedient_trial
 from tests.scheduler.trials import Trial
 
 NODES = {"a": 4, "b": 4}
@@ -118,7 +118,7 @@ def test_that_others_wait_or_run_on_says_nothing_of_who_is_to_blame() -> None:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    with obedient_trial(Trial, tmp_path, NODES) as made:
+    with obedient_trial(StillTrial, tmp_path, NODES) as made:
         yield made
 
 
