@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,12 @@ class Trial:
     async def report(self) -> wire.Report:
         address = self.launcher.address() if self.cutter is None else self.cutter.address()
         host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=wire_lines.MOST_BYTES)
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                with suppress(OSError):  # nobody is there while a coordinator is started again
+                    reader, writer = await asyncio.open_connection(host, int(port), limit=wire_lines.MOST_BYTES)
+                    break
+                await asyncio.sleep(0.02)
         secret = json.loads((self.folder / "ring.json").read_text())["secret"]
         await greet(reader, writer, secret, wire.Hello("status"))
         answer = wire_lines.decode(await reader.readline())
