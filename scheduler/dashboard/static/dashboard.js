@@ -96,11 +96,19 @@ for (const kind of ["blur", "dragend", "pagehide"]) window.addEventListener(kind
 document.addEventListener("htmx:beforeSwap", (event) => {
   if (isHeld()) event.detail.shouldSwap = false;
 });
+// Whoever logs out asks for nothing more: it would be refused, and the browser would complain.
+let isLeaving = false;
+document.addEventListener("submit", (event) => {
+  if (!event.target.matches(".logout")) return;
+  isLeaving = true;
+  for (const it of document.querySelectorAll("[hx-get]")) htmx.trigger(it, "htmx:abort");
+});
+window.addEventListener("pageshow", () => { isLeaving = false; });
 document.addEventListener("mouseover", (event) => markJob(event.target));
 document.addEventListener("focusin", (event) => markJob(event.target));
 document.addEventListener("change", (event) => event.target.id === "follow" && toEnd());
 document.addEventListener("htmx:beforeRequest", (event) => {
-  if (event.target.id === "log-more" && !follows()) event.preventDefault();
+  if (isLeaving || (event.target.id === "log-more" && !follows())) event.preventDefault();
 });
 document.addEventListener("htmx:afterSettle", () => {
   showAll();
@@ -108,7 +116,9 @@ document.addEventListener("htmx:afterSettle", () => {
   dropOldest();
   toEnd();
 });
-document.addEventListener("htmx:afterRequest", (event) => showLink(event.detail.xhr.status > 0 && event.detail.xhr.status < 500));
+document.addEventListener("htmx:afterRequest", (event) => {
+  if (!isLeaving) showLink(event.detail.xhr.status > 0 && event.detail.xhr.status < 500);
+});
 setInterval(showClocks, 1000);
 showAll();
 toEnd();

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from .. import wire
 from .connection import RETRY_S, Connection
+from .silence import Silence
 
 MEET_S = 60.0  # to reach the coordinator at the start
 AGAIN_S = 1.0  # after which what was not answered is said again: the coordinator may have been killed
@@ -72,6 +73,7 @@ class Control:
         self._beats: dict[int, float] = {}
         self._number = 0
         self._leased_s = time.monotonic() + MEET_S - wire.SILENCE_S  # the lease runs from here
+        self._silence = Silence(MEET_S)
         self._closed = False
         self._thread = threading.Thread(target=self._listen, name="longshore-ring", daemon=True)
 
@@ -87,12 +89,15 @@ class Control:
         return self.generation != self._at
 
     def check(self) -> None:
-        """Raise if the ring is formed anew; end the process if it may not count itself a member any more.
+        """Wait as long as this process may not count itself a member; raise if the ring is formed anew.
 
         Raises:
             AbortedError: If so.
         """
-        self._check_lease()
+        if not self._is_leased():
+            with self._changed:
+                while not self._is_leased() and not self.is_aborted:
+                    self._changed.wait(AGAIN_S)
         if self.is_aborted:
             raise AbortedError
 
@@ -205,7 +210,8 @@ class Control:
         """
         with self._changed:
             while not self._finished:
-                self.check()
+                if self.is_aborted:
+                    raise AbortedError
                 self._say(wire.Done(self.member, self._at, self.step))
                 self._changed.wait(AGAIN_S)
         raise FinishedError
@@ -214,7 +220,6 @@ class Control:
         """Return whether a checkpoint of this step may be given its name: only a member's may."""
         with self._changed:
             while True:
-                self._check_lease()
                 asked, self._may_save = self.generation, None
                 self._say(wire.AskToSave(self.member, asked, self.step))
                 self._changed.wait(AGAIN_S)
@@ -246,7 +251,7 @@ class Control:
     def _listen(self) -> None:
         beat_s = 0.0
         while not self._closed:
-            self._check_lease()
+            self._check_silence()
             if not self._connection.is_open and not self._connection.open():
                 time.sleep(RETRY_S)
                 continue
@@ -293,11 +298,9 @@ class Control:
 
     def _hear(self, message: wire.Message) -> None:
         if isinstance(message, wire.Lease):
-            self._leased_s = self._beats.pop(message.number, self._leased_s)
-            self._beats = {number: at_s for number, at_s in self._beats.items() if number > message.number}
+            self._extend(message.number)
             return
         if isinstance(message, wire.Gone):
-            self._check_lease()
             end_process(wire.RESTART_STATUS if message.restart else wire.GONE_STATUS, message.reason)
         with self._changed:
             if isinstance(message, wire.Abort) and message.generation >= self.generation:
@@ -325,9 +328,21 @@ class Control:
     def _say(self, message: wire.Message) -> None:
         self._connection.say(message)
 
-    def _check_lease(self) -> None:
-        silent_s = time.monotonic() - self._leased_s
-        if silent_s > wire.SILENCE_S and not self._finished and not self._closed:
+    def _extend(self, number: int) -> None:
+        """Take the lease that answers a beat; it runs from when the beat was sent."""
+        with self._changed:
+            self._leased_s = max(self._leased_s, self._beats.pop(number, self._leased_s))
+            self._beats = {it: at_s for it, at_s in self._beats.items() if it > number}
+            self._silence.end()
+            self._changed.notify_all()
+
+    def _is_leased(self) -> bool:
+        return time.monotonic() - self._leased_s <= wire.SILENCE_S or self._finished or self._closed
+
+    def _check_silence(self) -> None:
+        """End this process if its coordinator was silent for too long."""
+        silent_s = self._silence.look()
+        if self._silence.is_too_long and not self._finished and not self._closed:
             end_process(wire.GONE_STATUS, f"the coordinator was silent for {silent_s:.0f} s")
 
 

@@ -12,7 +12,7 @@ from tests.scheduler.served import PATIENCE_S, Served, until
 pytest.importorskip("playwright", reason="no playwright here; pip install -e '.[dev]'")
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSize, expect, sync_playwright
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 pytestmark = pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian: apt-get install chromium")
@@ -317,11 +317,19 @@ def test_a_token_lets_a_browser_in_and_it_can_leave_again(guarded: Served, brows
     expect(it.go(f"/jobs/{job}").locator("h1")).to_have_text("seen-by-a-token")
     assert guarded.token not in page.content()
 
+    page.route("**/logout", answer_late)
     page.get_by_role("button", name="Log out").click()
     expect(page.locator("h1")).to_have_text("Token")
     assert it.go("/").url.endswith("/login")
     assert it.complaints == []
     context.close()
+
+
+def answer_late(route: Route) -> None:
+    """Let the browser wait for an answer longer than between two looks of a page."""
+    answer = route.fetch(max_redirects=0)
+    route.request.frame.page.wait_for_timeout(3000.0)
+    route.fulfill(response=answer)
 
 
 def test_a_wrong_address_is_told_on_a_page(served: Served, browser: Browser) -> None:
