@@ -13,8 +13,15 @@ from .plan_file import PlanFile, StagePlan
 ROWS = {"forward_s": "forward", "backward_s": "backward", "gradients_s": "gradients", "optimizer_s": "optimizer"}
 
 
-def print_comparison(console: Console, plan: PlanFile, found: Measured) -> None:
-    """Print the times of an iteration; without a prediction, what was measured alone."""
+def print_comparison(console: Console, plan: PlanFile, found: Measured, ranks_per_device: int = 1) -> None:
+    """Print the times of an iteration; without a prediction, what was measured alone.
+
+    Args:
+        console: To print on.
+        plan: With what was predicted, for ranks that have a device each.
+        found: What was measured.
+        ranks_per_device: That took turns.
+    """
     table = Table("stage", "layers", "what", box=None, pad_edge=False)
     for heading in ("predicted", "measured", "off"):
         table.add_column(heading, justify="right")
@@ -29,6 +36,8 @@ def print_comparison(console: Console, plan: PlanFile, found: Measured) -> None:
     table.add_row("all", f"{plan.ranks} ranks", "iteration", *_cells(plan, plan.step_s, found.step_s))
     console.print()
     console.print(table)
+    if plan.step_s and ranks_per_device > 1:
+        console.print(f"Predicted for ranks that have a device each. Here {ranks_per_device} took turns on one.")
     if found.offload:
         console.print(_offloaded(found))
 

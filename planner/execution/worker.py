@@ -149,7 +149,7 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
             given.save.mkdir(parents=True, exist_ok=True)
             torch.save(member.state(), given.save / f"stage-{seat.stage}.pt")
         if times.step_s:
-            _tell(plan, times, given.json)
+            _tell(plan, times, given)
     finally:
         dist.destroy_process_group()
 
@@ -215,16 +215,17 @@ def _computed_s(times: RankTimes, steps: int) -> float | None:
     return sum(it.total_s - it.gradients_s for it in last) / len(last) if last else None
 
 
-def _tell(plan: PlanFile, times: RankTimes, path: Path | None) -> None:
+def _tell(plan: PlanFile, times: RankTimes, given: argparse.Namespace) -> None:
     """Let the first process say what all have measured."""
     every: list[RankTimes | None] | None = [None] * plan.ranks if dist.get_rank() == 0 else None
     dist.gather_object(times, every)
     if every is None:
         return
     found = measured([it for it in every if it is not None], plan.pipeline)
-    if path is not None:
-        path.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    print_comparison(Console(emoji=False, width=None if sys.stdout.isatty() else 100), plan, found)
+    if given.json is not None:
+        given.json.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    console = Console(emoji=False, width=None if sys.stdout.isatty() else 100)
+    print_comparison(console, plan, found, given.ranks_per_device)
 
 
 def _say(text: str) -> None:

@@ -71,8 +71,12 @@ def test_predicted_times_stand_beside_measured_ones() -> None:
     plan = PlanFile(data=2, pipeline=1, micro_batch=1, batch=2, step_s=1.0, stages=(stage,), hardware="ours")
     took = StageMeasured(forward_s=0.25, backward_s=0.4, gradients_s=0.05, optimizer_s=0.0, wait_s=0.1)
     out = StringIO()
-    print_comparison(Console(file=out, width=120), plan, Measured(step_s=0.8, stages=(took,), losses=(1.0,)))
+    found = Measured(step_s=0.8, stages=(took,), losses=(1.0,))
+    print_comparison(Console(file=out, width=120), plan, found)
     rows = [line.split() for line in out.getvalue().splitlines()[2:]]
+    print_comparison(Console(file=out, width=120), plan, found, ranks_per_device=2)
+    assert out.getvalue().count("took turns") == 1
+    assert out.getvalue().endswith("Predicted for ranks that have a device each. Here 2 took turns on one.\n")
     assert rows == [
         ["0", "words", "...", "head", "forward", "200.0", "ms", "250.0", "ms", "-20", "%"],
         ["backward", "400.0", "ms", "400.0", "ms", "+0", "%"],
