@@ -20,6 +20,7 @@ from .standing import NOBODY, START, Durable, Member, Phase, Watch, returning
 
 LAUNCHERS, DESKS = -2, -3  # to whom a message goes that is for no single member
 RESTART: Final = "its process has formed as many groups as it may"
+UNNEEDED: Final = "the ring was done before it came"
 FUTILE: Final = 10  # rounds in a row that lost nobody and led to no step
 
 
@@ -69,10 +70,6 @@ class Rounds:
     def seated(self) -> list[int]:
         """Return the members that have a seat, by seat."""
         return [it for it in self.durable.holders if it != NOBODY]
-
-    def spares(self) -> list[int]:
-        """Return the members that wait for a seat."""
-        return waiting(self.durable, self.members)
 
     def report(self) -> wire.Report:
         """Return the ring at present."""
@@ -202,6 +199,8 @@ class Rounds:
     def launcher_said(self, message: wire.Message, now_s: float) -> None:
         """Who launches members says something; a process that it proves gone is gone at once."""
         self.now_s = now_s
+        if self.durable.phase is Phase.DONE and isinstance(message, wire.Starting) and self._is_new(message.member):
+            self._declare(message.member, UNNEEDED)
         if self.durable.phase.is_over:
             return
         self._expected.drop(NOBODY)  # a member that was promised without a number
@@ -233,7 +232,7 @@ class Rounds:
         self._advance()
 
     def _is_new(self, number: int) -> bool:
-        return number not in self.members and str(number) not in self.durable.gone
+        return number not in self.members and str(number) not in self.durable.gone | self.durable.tokens
 
     def tick(self, now_s: float) -> None:
         """Let time pass."""
@@ -263,7 +262,7 @@ class Rounds:
     def _declare(self, number: int, reason: str) -> None:
         """Count a member as gone, for ever."""
         durable = self.durable
-        if number < 0 or str(number) in durable.gone or durable.phase.is_over:
+        if number < 0 or str(number) in durable.gone or (durable.phase.is_over and reason != UNNEEDED):
             return
         had_seat = durable.lose(number, reason)
         self._send(number, wire.Gone(reason, restart=reason == RESTART))
@@ -365,7 +364,7 @@ class Rounds:
             return True
         if not all(it.ran for it in members):
             return False
-        if NOBODY in self.durable.holders and self.spares():
+        if NOBODY in self.durable.holders and waiting(self.durable, self.members):
             self._begin("a member joins")
             return True
         if self._change_seats():
@@ -377,12 +376,13 @@ class Rounds:
         return False
 
     def _end(self, phase: Phase, reason: str) -> bool:
+        for number in self._expected.started() if phase is Phase.DONE else ():  # nobody would tell them once they come
+            self._declare(number, UNNEEDED)
         self.durable.enter(phase, reason)
         self.news.append(f"{phase}: {reason}")
         for number in self.members:
             self._send(number, wire.Finish(self.durable.generation) if phase is Phase.DONE else wire.Gone(reason))
-        for to in (LAUNCHERS, DESKS):
-            self._send(to, wire.End(str(phase), reason))
+        self.outbox += [(to, wire.End(str(phase), reason)) for to in (LAUNCHERS, DESKS)]
         return False
 
     def _change_seats(self) -> bool:

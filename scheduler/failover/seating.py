@@ -122,10 +122,14 @@ class Expected:
             return True
         return self.has_desk and not self.none_coming and since_s <= self._limits.patience_s
 
+    def started(self) -> list[int]:
+        """Return members that were started and said nothing."""
+        return list(self._started)
+
     def wordless(self, now_s: float) -> list[int]:
         """Return members that were started and said nothing, if it is time to tell people so."""
         is_time = any(now_s - at_s > self._limits.hint_s for at_s in self._started.values())
-        return list(self._started) if is_time else []
+        return self.started() if is_time else []
 
     def overdue(self, now_s: float, *, has_run: bool) -> list[int]:
         """Return members that were started and said nothing for so long that they never will.

@@ -87,3 +87,15 @@ def test_members_are_forked_from_a_warm_process_however_long_the_path_of_the_fol
     _, told = run.communicate(timeout=120)
     assert run.returncode == 0, told
     assert "longshore.scheduler.failover.processes.warm" in (tmp_path / "parent").read_text()
+
+
+def test_a_ring_that_is_done_does_not_wait_for_a_member_that_is_still_being_started(tmp_path: Path) -> None:
+    """Member 1 dies in its first step, the spare takes its seat, and who comes for that one comes too late."""
+    script = tmp_path / "train.py"
+    late = "if os.environ['LONGSHORE_RING_MEMBER'] == '3': time.sleep(3600)"
+    script.write_text(tiny(late, until="3 if ring.member != 1 else os._exit(9)", last="time.sleep(1.0)"))
+    run = ring("--seats", 2, "--spares", 1, "--", "python", script, folder=tmp_path)
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 0, told
+    assert "member 1 ended with status 9" in told
+    assert "member 3 is gone: the ring was done before it came" in told

@@ -153,7 +153,7 @@ def test_a_spare_that_became_the_backup_keeps_the_seat_and_the_other_one_waits()
     ring = Timed(4, spares=1)
     ring.train(4, SLOW)
     ring.train(30)
-    assert (ring.order(), ring.relieved, ring.rounds.spares()) == ([0, 4, 2, 3], [], [1])
+    assert (ring.order(), ring.relieved, ring.rounds.report().spares) == ([0, 4, 2, 3], [], [1])
     ring.exit(2)
     assert ring.order() == [0, 4, 1, 3]
 
