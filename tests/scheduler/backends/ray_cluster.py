@@ -84,11 +84,19 @@ class RayCluster:
 
     def start(self) -> None:
         """Start all nodes, and wait until they live and a launcher runs, which takes longer the first time."""
-        for node in self.nodes:
-            self.start_node(node)
+        try:
+            self._start_nodes()
+        except (ValueError, OSError):  # Ray itself gives a node half a minute, and all processes end if that is not enough.
+            self._process.communicate(timeout=_PATIENCE_S)
+            self._process = self._start_head()
+            self._start_nodes()
         self.wait()
         backend_of(self).observe()
         until(lambda: any(job["status"] == "RUNNING" for job in self.ask("/api/jobs/")))
+
+    def _start_nodes(self) -> None:
+        for node in self.nodes:
+            self.start_node(node)
 
     def start_node(self, node: str) -> None:
         """Start a node, without waiting for it."""
