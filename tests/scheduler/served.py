@@ -14,7 +14,7 @@ import httpx
 
 from longshore.cluster.files.free_port import free_port
 
-PATIENCE_S = 120.0  # far more than anything here takes
+PATIENCE_S = 240.0  # far more than anything here takes
 LONGSHORE = [sys.executable, "-m", "longshore"]
 SERVE = ["serve", *(["--as-root"] if os.geteuid() == 0 else [])]
 

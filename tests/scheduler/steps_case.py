@@ -16,7 +16,7 @@ from longshore.scheduler.store.rows.events import EventRow, events_after
 from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job
 from longshore.scheduler.store.rows.nodes import list_nodes
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 SLEEP = ("sleep", "1000")
 
 

@@ -1,5 +1,6 @@
 """Nodes are checked before jobs start on them, by a real scheduler, and what is not fit is struck off."""
 
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,9 +102,10 @@ def test_a_check_that_hangs_is_ended_by_its_limit_and_holds_up_nobody(served: Ch
     assert served.ended(job) == "succeeded"
     first, second = served.places(job)
     assert first[0] == "a" != second[0]  # b, or c if the other job still has b
-    assert "no answer for 2 s; it was killed, as SIGTERM did not end it" in served.quarantined()["a"]["evidence"]
+    late = r"no answer for 2 s; it (was killed, as SIGTERM did not end it|had not ended 0\.1 s after SIGKILL)"
+    assert re.search(late, served.quarantined()["a"]["evidence"])  # the latter if this machine is busy
     (pid,) = [pid for pid, node, _ in served.checked() if node == "a"]
-    assert not lives(pid)
+    until(lambda: not lives(pid))
 
 
 def test_a_job_that_is_cancelled_while_its_nodes_are_checked_never_starts(served: Checked) -> None:

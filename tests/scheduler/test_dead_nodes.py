@@ -16,7 +16,7 @@ from longshore.scheduler.store.rows.nodes import NodeRow, list_nodes
 from tests.scheduler.test_fencing import Fenced
 
 LOCAL = "127.0.0.1"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Doors(Fenced):

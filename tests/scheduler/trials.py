@@ -37,7 +37,7 @@ from longshore.scheduler.store.rows.reservations import held_gpus
 from tests.scheduler.backends.attempts import end_all
 
 ValueT = TypeVar("ValueT")
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 SIMPLE, RING = "{model: simple, node_penalty: 0.05}", "{model: ring}"
 CLUSTER = """\

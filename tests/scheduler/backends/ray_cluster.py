@@ -86,7 +86,7 @@ class RayCluster:
         """Start all nodes, and wait until they live and a launcher runs, which takes longer the first time."""
         try:
             self._start_nodes()
-        except (ValueError, OSError):  # Ray itself gives a node half a minute, and all processes end if that is not enough.
+        except (ValueError, OSError):  # Ray gives a node half a minute; if that is not enough, all ends.
             self._process.communicate(timeout=_PATIENCE_S)
             self._process = self._start_head()
             self._start_nodes()

@@ -32,7 +32,7 @@ from longshore.scheduler.store.rows.jobs import list_jobs, set_desired
 from longshore.scheduler.store.rows.reservations import held_gpus
 
 NOBODY = 65534
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 CLUSTER = """\
 name: two
 node_types: {{slots: {{gpus: 4, peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9}}}}

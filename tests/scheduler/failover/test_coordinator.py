@@ -219,8 +219,11 @@ def test_a_coordinator_is_started_again_on_a_full_disk(ring: Process) -> None:
 
 
 def test_a_file_for_people_that_cannot_be_written_stops_nobody(ring: Process) -> None:
-    (ring.folder / RECOVERIES).unlink()
-    (ring.folder / RECOVERIES / "in the way").mkdir(parents=True)
+    (ring.folder / "in the way" / "it").mkdir(parents=True)
+    while not (ring.folder / RECOVERIES).is_dir():  # the coordinator may be writing its file at this moment
+        (ring.folder / RECOVERIES).unlink(missing_ok=True)
+        with contextlib.suppress(NotADirectoryError):
+            (ring.folder / "in the way").rename(ring.folder / RECOVERIES)
     ring.lose(2)
     ring.all_hear(wire.Go(2), without=[2])
     assert ask_report(ring.folder) is not None
