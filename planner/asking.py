@@ -35,6 +35,7 @@ class Request:
         gpus: At most, of all types together, or None.
         limits: Of the process that profiles the model.
         degrees: Data, pipeline and tensor degree of plans that count; None for any.
+        is_plain: Whether only plans count that `longshore.stage` carries out.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Request:
     gpus: int | None
     limits: Limits
     degrees: tuple[int, int, int] | None = None
+    is_plain: bool = False
 
 
 def ask(request: Request) -> Question:
@@ -62,7 +64,7 @@ def ask(request: Request) -> Question:
     samples = samples_of(found, samples=request.samples, tokens=request.tokens)
     return question(
         found, hardware, pool, batch=request.batch, samples=samples, deadline_s=request.deadline_s,
-        degrees=request.degrees,
+        degrees=request.degrees, is_plain=request.is_plain,
     )  # fmt: skip
 
 

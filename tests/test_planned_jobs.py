@@ -35,6 +35,9 @@ def folder(tmp_path: Path) -> Path:
 REFUSED = [
     ("plan: 7\n", "job.yaml:1:plan: '7' is no plan; write `plan: {model: train.py:build"),
     ("plan: later\n", "job.yaml:1:plan: 'later' is no plan"),
+    ("plan:\ncommand: [x]\n", "job.yaml:1:plan: there is nothing behind it; write `plan: {model"),
+    ("plan:\ndeadline:\ncommand: [x]\n", "job.yaml:1:plan: there is nothing behind it"),
+    ("deadline:\ncommand: [x]\n", "job.yaml:1:deadline: there is nothing that a deadline is for"),
     ("plan: [a]\n", "is no plan"),
     ("deadline: 24h\ncommand: [x]\n", "job.yaml:1:deadline: there is nothing that a deadline is for"),
     ("plan: auto\n", "job.yaml:1:plan: auto takes the model from a command `python -m longshore.stage"),

@@ -10,6 +10,7 @@ from math import ceil, log
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from ...cluster.files.errors import InputError
 from ..model.constants import Constants
@@ -43,6 +44,7 @@ def calibrate(runs: Runs, measured: Measured, name: str) -> HardwareProfile:
         alike = f", of which {unlike} are unlike," if unlike < count else ""
         raise InputError(f"{count} runs{alike} are too few for a {BOUND_SHARE:.0%} bound", fix)
     constants = fit(runs, measured)
+    _check_plausible(constants)
     left_out = left_out_ratios(runs, measured, constants)
     return HardwareProfile(
         name=name[:200],
@@ -51,6 +53,20 @@ def calibrate(runs: Runs, measured: Measured, name: str) -> HardwareProfile:
         not_identified=tuple(not_told(runs, measured, constants)),
         accuracy=accuracy(left_out),
     )
+
+
+def _check_plausible(constants: Constants) -> None:
+    """Refuse constants that no hardware has.
+
+    Raises:
+        InputError: If there is one.
+    """
+    try:
+        fitted(constants)
+    except ValidationError as error:
+        name, got = error.errors()[0]["loc"][0], error.errors()[0]["input"]
+        problem = f"the runs come to {name} = {got:.3g} on this hardware, which nothing has"
+        raise InputError(problem, "look at the units of iteration_s, --peak-flops and the bandwidths") from error
 
 
 def left_out_ratios(runs: Runs, measured: Measured, constants: Constants) -> Array:

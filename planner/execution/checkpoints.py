@@ -104,11 +104,17 @@ def _read(path: Path, plan: PlanFile, seat: Seat) -> tuple[int, Mapping[str, Any
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
         step, layers, state = int(found["step"]), list(found["layers"]), dict(found["state"])
+        batch = int(found.get("batch", plan.batch))  # of a step; the samples of a step go by it
     except OSError as error:
-        fix = "put it on storage that all nodes share, or unset LONGSHORE_CHECKPOINT to begin anew"
+        anew = f"unset {CHECKPOINT} to begin anew" if CHECKPOINT in os.environ else ANEW
+        fix = f"put it on storage that all nodes share, or {anew}"
         raise InputError(f"the checkpoint cannot be read: {error.strerror or error}", fix, path=file) from error
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
         raise InputError("it is no checkpoint of a stage", ANEW, path=file) from error
+    if batch != plan.batch:
+        raise InputError(
+            f"the checkpoint is of a plan with a batch of {batch}, and this one has {plan.batch}", ANEW, path=path
+        )
     if layers != [list(it.layers) for it in plan.stages]:
         raise InputError("the checkpoint is of another plan", ANEW, path=path)
     return step + 1, state
@@ -167,7 +173,8 @@ class Checkpoints:
         draft = path.with_name(f".{path.name}.draft")
         problem = ""
         if self._seat.replica == 0:
-            content = {"step": step, "layers": [list(it.layers) for it in self._plan.stages], "state": dict(state())}
+            layers = [list(it.layers) for it in self._plan.stages]
+            content = {"step": step, "batch": self._plan.batch, "layers": layers, "state": dict(state())}
             try:
                 draft.mkdir(parents=True, exist_ok=True)
                 _put(draft / f"stage-{self._seat.stage}.pt", content)

@@ -157,12 +157,21 @@ def _made(call: fx.Node) -> dict[fx.Node, int]:
     return places or {call: -1}
 
 
+def check_layers(model: nn.Module, stages: Sequence[Sequence[str]]) -> None:
+    """Refuse a plan of another model.
+
+    Raises:
+        BuildError: If it has a layer that the model has not.
+    """
+    known = {name for name, _ in model.named_modules()} | {OUTSIDE}
+    if strange := [name for layers in stages for name in layers if name not in known]:
+        raise BuildError(f"the model has no layer {strange[0]!r}, and the plan has; plan for this model")
+
+
 def _firsts(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]:
     """Return the first layer of each stage but the first."""
+    check_layers(model, stages)
     calls = Counter(name for layers in stages for name in layers)
-    known = {name for name, _ in model.named_modules()} | {OUTSIDE}
-    if strange := [name for name in calls if name not in known]:
-        raise BuildError(f"the model has no layer {strange[0]!r}, and the plan has; plan for this model")
     for layers in stages[1:]:
         if layers[0] == OUTSIDE:
             raise BuildError("the last stage has no layer, only what is computed outside; plan fewer stages")

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from ...cluster.files.errors import InputError
 from ..model.break_even import Offload
 from .checkpoints import ANEW, folder_of_job, is_of_a_plan
-from .cutting import state_of
+from .cutting import check_layers, state_of
 from .plan_file import PlanFile
 from .script import Script, arguments
 
@@ -69,9 +69,11 @@ def train_in_ring(
 
     Raises:
         InputError: If the plan or the options are none for a ring.
+        BuildError: If the plan is of another model.
     """
     _check(plan, given)
     model = script.made.model
+    check_layers(model, [it.layers for it in plan.stages])
     trained = [it for it in model.parameters() if it.requires_grad]
     optimizer = script.optimizer(trained)
     folder = None if given.checkpoints is None else folder_of_job(given.checkpoints)[0]
@@ -143,7 +145,6 @@ def _end(
 ) -> None:
     """Save the weights if that was asked for, and compare with what was predicted."""
     if given.save is not None:
-        given.save.mkdir(parents=True, exist_ok=True)
         torch.save(state_of(model), given.save / "stage-0.pt")
     if taken_s:
         predicted = f"; predicted {plan.step_s:.3f} s" if plan.step_s else ""

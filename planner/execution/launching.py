@@ -10,19 +10,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
+from types import FrameType
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.free_port import free_port
 
-# The system ends a process whose launcher is gone, however that ended (1 is PR_SET_PDEATHSIG).
+# The system ends a process whose launcher ends, in whatever way (1 is PR_SET_PDEATHSIG); it may have ended before.
 _RUN = """\
-import ctypes, runpy, signal, sys
+import ctypes, os, runpy, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-sys.argv[:] = sys.argv[1:]
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+sys.argv[:] = sys.argv[2:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 LOOK_S = 0.05
@@ -42,14 +45,20 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
     Raises:
         InputError: If one of them fails; the others are ended then.
     """
-    with tempfile.TemporaryDirectory(prefix="longshore-ranks-") as folder:
+    with _tidy_at_sigterm(), tempfile.TemporaryDirectory(prefix="longshore-ranks-") as folder:
         said = [Path(folder) / f"{rank}.err" for rank in range(ranks)]
         processes = list[subprocess.Popen[bytes]]()
         try:
             port = free_port()
             for rank in range(ranks):
                 processes.append(
-                    _started(rank, ranks, port, [sys.executable, "-c", _RUN, module, *arguments], said[rank])
+                    _started(
+                        rank,
+                        ranks,
+                        port,
+                        [sys.executable, "-c", _RUN, str(os.getpid()), module, *arguments],
+                        said[rank],
+                    )
                 )
             failed = _failed(processes)
         finally:
@@ -59,6 +68,20 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
                 process.wait()
         if failed:
             raise InputError(*_problem(failed, processes, said))
+
+
+@contextmanager
+def _tidy_at_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does, so that ranks and files do not stay behind."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _started(rank: int, ranks: int, port: int, line: Sequence[str], said: Path) -> "subprocess.Popen[bytes]":

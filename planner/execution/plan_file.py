@@ -83,7 +83,7 @@ def plan_in(text: str, path: str | Path) -> PlanFile:
     except (ValueError, RecursionError) as error:
         raise InputError("it is no JSON", FIX, path=path) from error
     if (lack := not_carried_out(plan)) is not None:
-        raise InputError(lack, "plan with --degrees DxPx1 and enough memory", path=path)
+        raise InputError(lack, "plan with --plain", path=path)
     return plan
 
 

@@ -22,7 +22,7 @@ from ..model.playing import Schedule, Seconds
 from ..offload.offloading import Offloading, PartMeasured, Wish
 from ..sharing.device import Kind
 from ..sharing.turn import Turn
-from .cutting import Cut, cut, parameter_of, state_of
+from .cutting import Cut, check_layers, cut, parameter_of, state_of
 from .early_sums import EarlySums
 from .plan_file import PlanFile
 from .script import Script, arguments
@@ -107,6 +107,7 @@ class Member:
         watched.forward_one_chunk = self._in_turn(Kind.forward, forward)
         watched.backward_one_chunk = self._in_turn(Kind.backward, backward)
         loss = self._watch.timed("forward_s", script.loss_of)
+        self._checked = self.module.register_forward_hook(self._check_output)
         self._passes = SCHEDULES[schedule](self._stage, plan.micro_batches, loss)
 
     def _in_turn(self, kind: Kind, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
@@ -123,6 +124,7 @@ class Member:
     def _made_stage(self) -> tuple[PipelineStage, list[tuple[nn.Parameter, dist.ProcessGroup]]]:
         plan, seat = self._plan, self._seat
         if plan.pipeline == 1:
+            check_layers(self._script.made.model, [it.layers for it in plan.stages])
             return PipelineStage(self._script.made.model, 0, 1, CPU, group=seat.pipeline), []
         found = cut(self._script.made, [it.layers for it in plan.stages], plan.micro_batch)
         part = found.stages[seat.stage]
@@ -202,13 +204,31 @@ class Member:
     def _run_passes(self, batch: Any, target: Tensor, losses: list[Tensor]) -> None:
         args, kwargs = arguments(batch) if self._seat.stage == 0 else ((), {})
         is_last = self._seat.stage == self._plan.pipeline - 1
-        self._passes.step(
-            *args,
-            target=target if is_last else None,
-            losses=losses if is_last else None,
-            return_outputs=False,
-            **kwargs,
-        )
+        try:
+            self._passes.step(
+                *args,
+                target=target if is_last else None,
+                losses=losses if is_last else None,
+                return_outputs=False,
+                **kwargs,
+            )
+        except RuntimeError as error:  # PyTorch's, around what went wrong in a pass
+            if isinstance(error.__cause__, InputError):
+                raise error.__cause__ from error
+            raise
+
+    def _check_output(self, module: nn.Module, inputs: object, output: object) -> None:
+        """Look once whether schedules can carry what the stage returns.
+
+        Raises:
+            InputError: If not.
+        """
+        self._checked.remove()
+        parts = output if isinstance(output, tuple | list) else (output,)
+        if not all(isinstance(it, Tensor) for it in parts):
+            got = type(next(it for it in parts if not isinstance(it, Tensor))).__name__
+            fix = "return a tensor, or a tuple of tensors, from forward"
+            raise InputError(f"the model returns a {got}, which torch.distributed.pipelining does not carry", fix)
 
     def _sum(self, loss: Tensor) -> Tensor:
         for parameter, group in self._shared:

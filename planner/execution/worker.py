@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -
     given = _parsed(arguments)
     try:
         plan = _plan_of(given.plan)
+        if given.save is not None:
+            _make(given.save)
         if ring is not None:
             train_in_ring(plan, given, script_of(given.model, given.seed), ring, _say)
             return 0
@@ -64,13 +66,27 @@ def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -
     return 0
 
 
+def _make(folder: Path) -> None:
+    """Make the folder for the weights: at the end of a training it would be too late to find that it cannot be.
+
+    Raises:
+        InputError: If it cannot be made, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} is no folder: {error.strerror}", "name another one", field="--save") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"nothing can be written to {folder}", "name another folder", field="--save")
+
+
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m longshore.stage", description="Carry out one process's part of a plan."
     )
     parser.add_argument("plan", help="plan of `longshore plan --out`; - for that of the job")
     parser.add_argument("model", help="FILE.py:FUNCTION, as for `longshore plan`")
-    parser.add_argument("--steps", type=int, default=20, help="iterations (20)")
+    parser.add_argument("--steps", type=_count, default=20, help="iterations (20)")
     parser.add_argument(
         "--schedule", choices=[it.value for it in Schedule], help="1f1b, or gpipe for few micro-batches"
     )
@@ -101,6 +117,12 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="so many neighbours take turns on a device of their node: one computes while others wait or sum (1)",
     )
     return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 11 and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -146,10 +168,11 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
         _take_steps(plan, given, member, seat, times)
         times.offload.extend(member.close())
         if given.save is not None and seat.replica == 0:
-            given.save.mkdir(parents=True, exist_ok=True)
             torch.save(member.state(), given.save / f"stage-{seat.stage}.pt")
         if times.step_s:
             _tell(plan, times, given)
+        elif given.json is not None and dist.get_rank() == 0:
+            _say(f"no step was left to take, so nothing was measured and {given.json} is not written")
     finally:
         dist.destroy_process_group()
 

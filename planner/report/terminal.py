@@ -51,7 +51,7 @@ def verdict(asked: Question, choice: Choice) -> Iterator[str]:
             f"{duration_text(plan.total_s)} predicted, {bound} {duration_text(plan.bound_s)}."
         )
         if plan.gpus > 1 and choice.fewer is None:
-            yield "Fewer do not hold the model."
+            yield "Fewer do not hold the model." if asked.degrees is None else "No plan of other degrees was looked at."
         elif choice.fewer is not None:
             yield f"Fewer do not: {_gpus(choice.fewer)} have a bound of {duration_text(choice.fewer.bound_s)}."
     else:
@@ -66,6 +66,10 @@ def _what_would_do(asked: Question, choice: Choice) -> Iterator[str]:
     more = choice.would_do
     if isinstance(asked.hardware, HostProfile):
         yield f"The profile is of {asked.hardware.ranks} ranks; whether more would do was not measured."
+    elif asked.degrees is not None and more is None:
+        yield "No plan of other degrees was looked at."
+    elif more is None and choice.plan is None:
+        yield "No number of these GPUs would do: each has too little memory."
     elif more is None:
         yield "No number of these GPUs would do: more than the samples of a batch share no work. Try a larger --batch."
     else:
@@ -76,10 +80,12 @@ def _nothing_fits(asked: Question, choice: Choice) -> Iterator[str]:
     yield "No plan fits into the memory of these GPUs."
     near = choice.closest
     if near is not None:
+        needed, there = _gb(near.needed_bytes), _gb(near.gpu_memory_bytes)
+        more = f"a little more than {needed}" if needed == there else needed
         yield (
             f"The nearest, {near.layout.data} x {near.layout.pipeline} x {near.layout.tensor} with "
-            f"{near.layout.saving}, needs {_gb(near.needed_bytes)} on a GPU; {near.gpu_type} has "
-            f"{_gb(near.gpu_memory_bytes)}."
+            f"{near.layout.saving}, needs {more} on a GPU, of which {_gb(CONTEXT_BYTES)} is for libraries; "
+            f"{near.gpu_type} has {there}."
         )
     yield from _what_would_do(asked, choice)
 

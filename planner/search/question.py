@@ -74,11 +74,12 @@ def question(
     samples: float,
     deadline_s: float | None,
     degrees: tuple[int, int, int] | None = None,
+    is_plain: bool = False,
 ) -> Question:
     """Return the question of training a model on so many samples."""  # fmt: skip
     iterations = max(1, ceil(samples / batch))
     layers = host_layers(profile) if isinstance(hardware, HostProfile) else layers_of(profile)
-    return Question(profile, layers, hardware, pool, batch, iterations, deadline_s, degrees)
+    return Question(profile, layers, hardware, pool, batch, iterations, deadline_s, degrees, is_plain=is_plain)
 
 
 def chains(pool: Pool) -> list[Chain]:

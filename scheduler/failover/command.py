@@ -48,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a ring and return the exit status."""
     given = parse(arguments)
     if given.folder is not None:
+        try:
+            given.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            sys.stderr.write(f"longshore.ring: {given.folder} is no folder: {error.strerror}\n")
+            return 2
         return asyncio.run(Command(given, given.folder.absolute()).run())
     with tempfile.TemporaryDirectory(prefix="longshore-ring-") as folder:
         return asyncio.run(Command(given, Path(folder)).run())

@@ -7,6 +7,7 @@ import stat
 TAIL_BYTES = 1 << 14  # of a log that are looked at
 MOST = 300  # characters of an error
 _BEGIN = "Traceback (most recent call last):"
+_RANK = re.compile(r"^(?:\[rank\d+\]: ?)+")  # that PyTorch writes before each line
 _ERROR = re.compile(
     r"longshore: (?=the ring is lost: )(?P<words>.+)"  # what Longshore itself says
     r"|(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*)?"  # an error that Python tells without a traceback
@@ -20,7 +21,7 @@ def error_in(text: str) -> str:
     That is the line below a traceback, whatever it is, or one that looks like an error of Python.
     """
     found, is_below = "", False
-    for line in text.splitlines():
+    for line in (_RANK.sub("", it) for it in text.splitlines()):
         if line.endswith(_BEGIN):
             is_below = True
         elif is_below and line and not line[0].isspace():

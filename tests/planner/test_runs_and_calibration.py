@@ -81,6 +81,14 @@ def test_too_few_runs_are_refused_with_how_many_it_takes() -> None:
         calibrate(made_runs(FEWEST - 1, 0.1), ON, "few")
 
 
+@pytest.mark.parametrize("factor", [1e-9, 1e-12])
+def test_times_that_no_hardware_has_are_refused(factor: float) -> None:
+    """Milliseconds in place of seconds are none of this: they may be true."""
+    runs = made_runs(20, 0.1)
+    with pytest.raises(InputError, match="on this hardware, which nothing has; look at the units of iteration_s"):
+        calibrate(runs._replace(iteration_s=runs.iteration_s * factor), ON, "wrong")
+
+
 @pytest.mark.parametrize("times", [1, 2, 5])
 def test_runs_that_differ_in_their_time_alone_count_once(times: int) -> None:
     few = made_runs(FEWEST - 1, 0.1)

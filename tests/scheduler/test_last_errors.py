@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.files.last_error import MOST, TAIL_BYTES, error_in, last_error
 
+# As PyTorch tells of the error of a rank.
+RANK = r"print('[rank0]: Traceback (most recent call last):\n[rank0]:   File x, line 3\n[rank0]: ValueError: nan')"
 FAILING = {
     "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
     "raise ValueError('first\\nsecond')": "ValueError: first",
@@ -20,6 +22,7 @@ FAILING = {
     "print('all is well'); raise SystemExit(3)": "",
     "print('Traceback (most recent call last):')": "",
     "raise RuntimeError('\\x1b[31mred\\x07')": "RuntimeError:  [31mred",
+    RANK: "ValueError: nan",
 }
 
 

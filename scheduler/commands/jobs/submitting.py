@@ -166,6 +166,6 @@ def _job(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> "Jo
         if one in given and other not in given:
             data.pop(other, None)
     data = {**data, **given}
-    if data.get("plan") is not None or data.get("deadline") is not None:
+    if "plan" in data or "deadline" in data:
         data = planner.plan(content, data)
     return validated(content, JobFile, data)

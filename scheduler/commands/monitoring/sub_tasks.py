@@ -24,10 +24,11 @@ def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
         found: As the API has it.
     """
     degrees = f"data {found['data']} x pipeline {found['pipeline']} x tensor {found['tensor']}"
+    predicted = f"predicted {_time(found['predicted_step_s'])}" if found["predicted_step_s"] else "not predicted"
     measured = "" if found["step_s"] is None else f", measured {_time(found['step_s'])}"
     facts = {
         "plan": f"{degrees}, {found['micro_batches']} micro-batches of {found['micro_batch']}",
-        "step": f"{_at(found)}predicted {_time(found['predicted_step_s'])}{measured}",
+        "step": f"{_at(found)}{predicted}{measured}",
         "deadline": "" if found["deadline_s"] is None else f"{duration_text(found['deadline_s'])} of running",
         "done": "" if found["ends_s"] is None else f"{clock(found['ends_s'])}, as it goes now",
     }
@@ -66,7 +67,7 @@ def _row(it: Mapping[str, Any]) -> tuple[str, ...]:
     measured = "-" if it["computed_s"] is None else _time(it["computed_s"])
     waits = " ".join(map(str, it["waits_for"])) or "-"
     parts = (it["rank"], it["stage"], it["replica"], place, " ... ".join(it["layers"]))
-    return (*map(str, parts), _time(it["predicted_s"]), measured, waits)
+    return (*map(str, parts), _time(it["predicted_s"]) if it["predicted_s"] else "-", measured, waits)
 
 
 def _at(found: Mapping[str, Any]) -> str:

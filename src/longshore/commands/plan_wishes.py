@@ -68,13 +68,16 @@ def wish_of(file: YamlFile, data: Mapping[str, Any]) -> PlanWish:
     Raises:
         InputError: If it cannot be used.
     """
-    if data.get("plan") is None:
+    if "plan" in data and data["plan"] is None:
+        raise file.error(("plan",), "there is nothing behind it", f"{HOW}, or leave it out")
+    if "plan" not in data:
         raise file.error(("deadline",), "there is nothing that a deadline is for", f"{HOW} too")
     said = data["plan"]
     if said == AUTO:
         said = _of_command(file, data.get("command"))
     elif not isinstance(said, dict):
-        raise file.error(("plan",), f"{file.seen(('plan',), said)} is no plan", f"{HOW}, or `plan: auto`")
+        fix = f"{HOW}, `plan: auto`, or here the content of the file that `longshore plan --out` wrote"
+        raise file.error(("plan",), f"{file.seen(('plan',), said)} is no plan", fix)
     place: tuple[str, ...] = ("plan", "deadline")
     if data.get("deadline") is not None:
         if said.get("deadline") is not None:

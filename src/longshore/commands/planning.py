@@ -10,6 +10,7 @@ from .options import MOST_GPUS, number
 from .progress import console, progress
 
 NO_PLAN = 1  # exit status
+MOST_RANKS = 64  # processes on this machine
 HardwareOption = Annotated[
     Path | None,
     typer.Option("--hardware", help="Profile of `longshore planner calibrate` or `measure`; an A100's if left out."),
@@ -65,6 +66,9 @@ def plan(
     gpus: MostGpusOption = None,
     hardware: HardwareOption = None,
     degrees: DegreesOption = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Look at plans alone that `longshore planner run` carries out.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan here, for `longshore planner run`.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Show every plan that was looked at.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -81,15 +85,15 @@ def plan(
     with progress("profiling the model") as tell:
         from ..cluster.files.output_file import check_outputs
         from ..planner.asking import Request, ask
-        from ..planner.execution.plan_file import file_of, write_plan
+        from ..planner.execution.plan_file import file_of, not_carried_out, write_plan
         from ..planner.profile.profiling import Limits
         from ..planner.report.as_json import choice_json
         from ..planner.report.terminal import print_choice, print_table
         from ..planner.search.choosing import choose, every_plan
 
-        check_outputs({"--out": out}, {"--cluster": cluster, "--hardware": hardware})
+        check_outputs({"--out": out}, {"MODEL": _file_of(model), "--cluster": cluster, "--hardware": hardware})
         limits, wanted = Limits(time_limit, memory_limit * 2**30), _degrees(degrees)
-        asked = ask(Request(model, cluster, hardware, deadline, tokens, samples, batch, gpus, limits, wanted))
+        asked = ask(Request(model, cluster, hardware, deadline, tokens, samples, batch, gpus, limits, wanted, plain))
         tell("looking for a plan")
         choice, rows = choose(asked), list(every_plan(asked)) if table else None
         if out is not None and choice.plan is not None:
@@ -101,8 +105,19 @@ def plan(
         if rows is not None:
             print_table(console(), asked, rows, choice.plan)
         if out is not None and choice.plan is not None:
-            typer.echo(f"\n{out}: for `longshore planner run {out} {model}`")
+            lack = not_carried_out(file_of(asked, choice.plan))
+            use = (
+                f"for `longshore planner run {out} {model}`"
+                if lack is None
+                else f"only to look at: {lack}; try --plain"
+            )
+            typer.echo(f"\n{out}: {use}")
     raise typer.Exit(0 if choice.plan is not None and choice.meets else NO_PLAN)
+
+
+def _file_of(model: str) -> Path:
+    """Return the file that MODEL names, FILE.py:FUNCTION or a table."""
+    return Path(model.rpartition(":")[0] or model)
 
 
 def _degrees(text: str | None) -> tuple[int, int, int] | None:
@@ -173,7 +188,9 @@ def calibrate(
 @app.command(epilog="Example: longshore planner measure --ranks 4 --out here.yaml")
 def measure(
     out: Annotated[Path, typer.Option(help="Write the profile of this machine here (YAML).")],
-    ranks: Annotated[int, typer.Option(min=1, max=64, help="Processes that plans may have, of one thread each.")] = 4,
+    ranks: Annotated[
+        int, typer.Option(min=1, max=MOST_RANKS, help="Processes that plans may have, of one thread each.")
+    ] = 4,
 ) -> None:
     """Measure this machine for plans without GPUs: layers, sums of gradients, and ranks that share cores.
 
@@ -222,12 +239,16 @@ def run(
 
     On a cluster, submit a job of as many ranks with the command `python -m longshore.stage PLAN MODEL`.
     """
+    from ..cluster.files.errors import InputError
     from ..cluster.files.output_file import check_outputs
     from ..planner.execution.launching import launch
     from ..planner.execution.plan_file import read_plan
 
-    check_outputs({"--json": as_json}, {"PLAN": plan_file})
+    check_outputs({"--json": as_json}, {"PLAN": plan_file, "MODEL": _file_of(model)})
     ranks = read_plan(plan_file).ranks
+    if ranks > MOST_RANKS:
+        fix = "submit a job of as many GPUs with the command `python -m longshore.stage PLAN MODEL`"
+        raise InputError(f"the plan has {ranks} ranks, and this machine runs {MOST_RANKS} at most", fix, field="PLAN")
     typer.echo(f"{ranks} processes, one thread each")
     options = {
         "--steps": steps, "--schedule": schedule, "--seed": seed, "--save": save, "--json": as_json,

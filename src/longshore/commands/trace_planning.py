@@ -43,7 +43,8 @@ def plan_trace(
         from ..planner.model.hardware import DEFAULT
 
         check_csv("OUTPUT", output)
-        check_outputs({"OUTPUT": output}, {"FILE": file, "--models": models, "--cluster": cluster})
+        read = {"FILE": file, "--models": models, "--cluster": cluster, "--hardware": hardware}
+        check_outputs({"OUTPUT": output}, read)
         setup, decoders = read_cluster(cluster), read_models(models)
         if not setup.rules.ring:
             problem = f"{cluster} has the simple model of run times, which knows no links"

@@ -26,6 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     (tmp_path / "two.json").write_text(json.dumps({**PLAN, "data": 1}))
+    (tmp_path / "larger.json").write_text(json.dumps({**PLAN, "data": 1, "batch": 16}))
     (tmp_path / "other.json").write_text(json.dumps({**PLAN, "data": 1, "stages": [{"layers": ["words"]}, STAGES[1]]}))
     return tmp_path
 
@@ -73,6 +74,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_in_one_line(
     torch.save({**torch.load(kept / "stage-1.pt"), "step": 1}, folder.joinpath("mixed", *file))
     for plan, where, words in [
         ("other.json", "kept", "the checkpoint is of another plan"),
+        ("larger.json", "kept", "the checkpoint is of a plan with a batch of 8, and this one has 16"),
         ("two.json", "torn", "it is no checkpoint of a stage"),
         ("two.json", "strange", "it is no checkpoint of a stage"),
         ("two.json", "mixed", "its stages are of several steps"),

@@ -12,6 +12,7 @@ from longshore.planner.calibration.profile_file import read_hardware, write_hard
 from longshore.planner.execution.comparing import print_comparison
 from longshore.planner.execution.measured import Measured, StageMeasured
 from longshore.planner.execution.plan_file import PlanFile, StagePlan, read_plan
+from longshore.planner.execution.worker import main
 from longshore.planner.model.hardware import DEFAULT
 from longshore.planner.model.host import Exchange, HostProfile, LayerRates
 from tests.command_line import Command
@@ -86,6 +87,23 @@ def test_predicted_times_stand_beside_measured_ones() -> None:
     ]
 
 
+# A model whose output is a dict.
+NAMED = """\
+import torch
+
+class Named(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.it = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return {"logits": self.it(x)}
+
+def build():
+    return Named(), torch.zeros(2, 3), lambda found, target: found["logits"].square().mean(), torch.zeros(2, 3)
+"""
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -110,6 +128,20 @@ def test_predicted_times_stand_beside_measured_ones() -> None:
         ("planner run plan.json MODEL --json none/x.json", "--json: none/x.json: there is no folder none"),
         ("planner run other.json MODEL", "the model has no layer 'blocks.9'"),
         ("planner run single.json values.py", "the model gives no single number to train by"),
+        ("planner run strangers.json MODEL", "the model has no layer 'encoder'"),
+        ("planner run plan.json MODEL --save file", "--save: file is no folder: File exists"),
+        ("planner run plan.json MODEL --save file/kept", "--save: file/kept is no folder: Not a directory"),
+        ("planner run many.json MODEL", "PLAN: the plan has 65 ranks, and this machine runs 64 at most; submit a job"),
+        ("planner run whole.json named.py", "the model returns a dict, which torch.distributed.pipelining does not"),
+        ("planner run plan.json values.py:build --json values.py", "--json: values.py is also the file of MODEL"),
+        (
+            "plan values.py:build --samples 8 --hardware here.yaml --out values.py",
+            "--out: values.py is also the file of",
+        ),
+        (
+            "plan table.csv --samples 8 --hardware here.yaml --out table.csv",
+            "--out: table.csv is also the file of MODEL",
+        ),
     ],
 )
 def test_what_cannot_be_carried_out_is_told_in_one_line(
@@ -120,10 +152,16 @@ def test_what_cannot_be_carried_out_is_told_in_one_line(
         "uneven": {"batch": 5}, "stages": {"pipeline": 3}, "strange": {"colour": "red"}, "tensor": {"tensor": 2},
         "zero": {"saving": "ZeRO-1"}, "other": {"stages": [PLAN["stages"][0], {"layers": ["blocks.9"]}]},
         "single": {"pipeline": 1, "stages": [{"layers": ["0"]}]},
+        "strangers": {"pipeline": 1, "stages": [{"layers": ["encoder"]}]},
+        "many": {"data": 65, "pipeline": 1, "batch": 130, "stages": [{"layers": ["words"]}]},
+        "whole": {"pipeline": 1, "stages": [{"layers": ["it"]}]},
     }  # fmt: skip
     for name, changed in made.items():
         (folder / f"{name}.json").write_text(json.dumps({**PLAN, **changed}))
     (folder / "list.json").write_text("[]")
+    (folder / "file").touch()
+    (folder / "table.csv").touch()
+    (folder / "named.py").write_text(NAMED)
     head = "import torch\nfrom torch import nn\n"
     (folder / "values.py").write_text(
         f"{head}def build():\n    return nn.Sequential(nn.Linear(3, 3)), torch.zeros(2, 3)\n"
@@ -137,3 +175,19 @@ def test_what_cannot_be_carried_out_is_told_in_one_line(
 def test_a_plan_file_says_how_many_ranks_and_micro_batches_it_has() -> None:
     plan = PlanFile.model_validate({**PLAN, "data": 2, "batch": 24})
     assert (plan.ranks, plan.micro_batches) == (4, 6)
+
+
+def test_a_training_of_which_no_step_is_left_says_that_nothing_was_measured(longshore: Command, folder: Path) -> None:
+    (folder / "one.json").write_text(json.dumps({**PLAN, "pipeline": 1, "stages": [{"layers": ["words"]}]}))
+    run = ("planner", "run", "one.json", COUNTING, "--steps", 1, "--checkpoints", "kept")
+    assert longshore(*run).status == 0
+    again = longshore(*run, "--json", "took.json")
+    assert again.status == 0
+    assert not (folder / "took.json").exists()
+
+
+@pytest.mark.parametrize("steps", ["0", "-4", "1e3", "many"])
+def test_a_stage_takes_a_whole_number_of_steps(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan.json", "train.py", f"--steps={steps}"])
+    assert "is no whole number of 1 or more" in capsys.readouterr().err

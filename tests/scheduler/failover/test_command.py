@@ -99,3 +99,10 @@ def test_a_ring_that_is_done_does_not_wait_for_a_member_that_is_still_being_star
     assert run.returncode == 0, told
     assert "member 1 ended with status 9" in told
     assert "member 3 is gone: the ring was done before it came" in told
+
+
+def test_a_folder_that_is_a_file_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = ring("--seats", 1, "--folder", "file", "--", "true", folder=tmp_path)
+    _, told = run.communicate(timeout=60)
+    assert (run.returncode, told) == (2, "longshore.ring: file is no folder: File exists\n")
