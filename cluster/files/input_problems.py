@@ -59,11 +59,19 @@ def input_problems(
     """
     found: dict[Place, InputProblem] = {}
     for error in errors:
+        if _lacks_wrong_items(error):
+            continue
         place = _place_in(data, error)
         found.setdefault(place, _problem(error, place, schema, seen))
     # A misspelt key is also a missing one: the spelling is what helps.
     meant = {(*it.place[:-1], close[1]) for it in found.values() if (close := DID_YOU_MEAN.fullmatch(it.fix))}
     return [it for it in found.values() if it.problem != MISSING or it.place not in meant]
+
+
+def _lacks_wrong_items(error: Mapping[str, Any]) -> bool:
+    """Say whether a list counts as too short only because pydantic left out items that it tells of by themselves."""
+    given, least = error.get("input"), error.get("ctx", {}).get("min_length", 0)
+    return error["type"] == "too_short" and isinstance(given, list | tuple) and len(given) >= least
 
 
 def expected(schema: Schema, root: Schema) -> str:

@@ -6,10 +6,10 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from longshore.agents.learned.schema import Schema
 from longshore.cluster.faults.recorded import FaultEvent
@@ -224,3 +224,23 @@ def test_a_name_is_compared_with_those_that_are_known_where_that_is_soon_done(le
     known = ["b" * letters, "a" * letters]
     assert nearest("a" * (letters - 1) + "b", known).startswith("did you mean" if letters <= MOST_LETTERS else "known:")
     assert nearest("a", known).startswith("known:")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([], ["an empty list cannot be used"]),
+        ([1], ["a list of 1 values cannot be used"]),
+        ([-1], ["'-1' cannot be used", "a list of 1 values cannot be used"]),
+        ([-1, 2], ["'-1' cannot be used"]),
+        ([-1, "x"], ["'-1' cannot be used", "'x' cannot be used"]),
+    ],
+)
+def test_a_list_is_too_short_by_what_stands_in_it_and_not_by_what_is_right(given: list[Any], told: list[str]) -> None:
+    class Model(BaseModel):
+        it: tuple[Annotated[int, Field(gt=0)], ...] = Field(min_length=2)
+
+    with pytest.raises(ValidationError) as error:
+        Model.model_validate({"it": given})
+    found = input_problems(error.value.errors(), Model.model_json_schema(), {"it": given})
+    assert sorted(it.problem for it in found) == sorted(told)
