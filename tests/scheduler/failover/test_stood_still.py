@@ -4,13 +4,13 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.member import control, silence
 from longshore.scheduler.failover.member.control import AbortedError, Control
 from longshore.scheduler.failover.member.silence import LONGEST_LOOK_S, Silence
 
@@ -21,11 +21,15 @@ STILL_S = 12.0
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A clock of a member alone that is set by hand: servers in other threads of this process go by the real one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        for module in (control, silence):
+            monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now_s
 
 
 @pytest.mark.parametrize(
@@ -47,29 +51,29 @@ def test_silence_counts_while_something_could_have_been_heard(
     monkeypatch: pytest.MonkeyPatch, looks_s: Sequence[float], first_s: float, *, is_too_long: bool
 ) -> None:
     clock = Clock(monkeypatch)
-    silence = Silence(first_s)
+    quiet = Silence(first_s)
     for look_s in looks_s:
         clock.now_s += look_s
-        silence.look()
-    assert silence.is_too_long is is_too_long
-    assert silence.look() == pytest.approx(sum(min(it, LONGEST_LOOK_S) for it in looks_s))
-    silence.end()
-    assert (silence.is_too_long, silence.look()) == (False, 0.0)
+        quiet.look()
+    assert quiet.is_too_long is is_too_long
+    assert quiet.look() == pytest.approx(sum(min(it, LONGEST_LOOK_S) for it in looks_s))
+    quiet.end()
+    assert (quiet.is_too_long, quiet.look()) == (False, 0.0)
 
 
 @pytest.mark.parametrize("said", [wire.Lease(1), wire.Abort(2)], ids=lambda it: type(it).__name__)
 def test_a_member_changes_nothing_without_a_lease(monkeypatch: pytest.MonkeyPatch, said: wire.Message) -> None:
     """It waits for what the coordinator says, however long it stood still."""
     clock = Clock(monkeypatch)
-    control = Control("127.0.0.1:9", "secret", 0, "node", "", 5)
-    control.generation = control._at = 1
+    member = Control("127.0.0.1:9", "secret", 0, "node", "", 5)
+    member.generation = member._at = 1
     clock.now_s += 3600.0
-    control._beat()  # as it goes on
+    member._beat()  # as it goes on
     ended = []
 
     def apply() -> None:
         try:
-            control.begin_apply()
+            member.begin_apply()
         except AbortedError:
             ended.append("aborted")
         else:
@@ -79,7 +83,7 @@ def test_a_member_changes_nothing_without_a_lease(monkeypatch: pytest.MonkeyPatc
     thread.start()
     thread.join(0.2)
     assert not ended
-    control._hear(said)
+    member._hear(said)
     thread.join(10.0)
     assert ended == ["applies" if isinstance(said, wire.Lease) else "aborted"]
 
