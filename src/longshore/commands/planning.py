@@ -38,6 +38,12 @@ DegreesOption = Annotated[
     str | None,
     typer.Option(metavar="DxPxT", help="Look at plans of these degrees alone, such as 2x2x1."),
 ]
+PlanClusterOption = Annotated[
+    Path | None, typer.Option(help="Cluster file (YAML; see examples/); none for ranks of a measured machine.")
+]
+PlainOption = Annotated[
+    bool, typer.Option("--plain", help="Look at plans alone that `longshore planner run` carries out.")
+]
 TimeLimitOption = Annotated[
     float, typer.Option(parser=run_time, metavar=DURATION, help="For the profile of the model.")
 ]
@@ -56,9 +62,7 @@ MemoryLimitOption = Annotated[
 
 def plan(
     model: ModelArgument,
-    cluster: Annotated[
-        Path | None, typer.Option(help="Cluster file (YAML; see examples/); none for ranks of a measured machine.")
-    ] = None,
+    cluster: PlanClusterOption = None,
     tokens: TokensOption = None,
     samples: SamplesOption = None,
     deadline: DeadlineOption = None,
@@ -66,9 +70,7 @@ def plan(
     gpus: MostGpusOption = None,
     hardware: HardwareOption = None,
     degrees: DegreesOption = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Look at plans alone that `longshore planner run` carries out.")
-    ] = False,
+    plain: PlainOption = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan here, for `longshore planner run`.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Show every plan that was looked at.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -105,14 +107,13 @@ def plan(
         if rows is not None:
             print_table(console(), asked, rows, choice.plan)
         if out is not None and choice.plan is not None:
-            lack = not_carried_out(file_of(asked, choice.plan))
-            use = (
-                f"for `longshore planner run {out} {model}`"
-                if lack is None
-                else f"only to look at: {lack}; try --plain"
-            )
-            typer.echo(f"\n{out}: {use}")
+            typer.echo(f"\n{out}: {_use(out, model, not_carried_out(file_of(asked, choice.plan)))}")
     raise typer.Exit(0 if choice.plan is not None and choice.meets else NO_PLAN)
+
+
+def _use(out: Path, model: str, lack: str | None) -> str:
+    """Return what a written plan is for; `lack` is what `longshore planner run` does not do of it."""
+    return f"for `longshore planner run {out} {model}`" if lack is None else f"only to look at: {lack}; try --plain"
 
 
 def _file_of(model: str) -> Path:
