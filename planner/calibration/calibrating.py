@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ...cluster.files.errors import InputError
 from ..model.constants import Constants
 from ..model.decoder import Runs, select
-from ..model.hardware import Accuracy, HardwareProfile, Measured, fitted
+from ..model.hardware import Accuracy, FittedConstants, HardwareProfile, Measured, fitted
 from ..model.step_time import Array
 from .fitting import WEIGHT, fit, ratios
 
@@ -44,25 +44,25 @@ def calibrate(runs: Runs, measured: Measured, name: str) -> HardwareProfile:
         alike = f", of which {unlike} are unlike," if unlike < count else ""
         raise InputError(f"{count} runs{alike} are too few for a {BOUND_SHARE:.0%} bound", fix)
     constants = fit(runs, measured)
-    _check_plausible(constants)
+    plausible = _plausible(constants)
     left_out = left_out_ratios(runs, measured, constants)
     return HardwareProfile(
         name=name[:200],
         measured_on=measured,
-        constants=fitted(constants),
+        constants=plausible,
         not_identified=tuple(not_told(runs, measured, constants)),
         accuracy=accuracy(left_out),
     )
 
 
-def _check_plausible(constants: Constants) -> None:
-    """Refuse constants that no hardware has.
+def _plausible(constants: Constants) -> FittedConstants:
+    """Return constants as a file has them.
 
     Raises:
-        InputError: If there is one.
+        InputError: If no hardware has such.
     """
     try:
-        fitted(constants)
+        return fitted(constants)
     except ValidationError as error:
         name, got = error.errors()[0]["loc"][0], error.errors()[0]["input"]
         problem = f"the runs come to {name} = {got:.3g} on this hardware, which nothing has"

@@ -50,16 +50,9 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
         processes = list[subprocess.Popen[bytes]]()
         try:
             port = free_port()
+            line = [sys.executable, "-c", _RUN, str(os.getpid()), module, *arguments]
             for rank in range(ranks):
-                processes.append(
-                    _started(
-                        rank,
-                        ranks,
-                        port,
-                        [sys.executable, "-c", _RUN, str(os.getpid()), module, *arguments],
-                        said[rank],
-                    )
-                )
+                processes.append(_started(rank, ranks, port, line, said[rank]))
             failed = _failed(processes)
         finally:
             for process in processes:
