@@ -119,7 +119,8 @@ def test_variables_of_options_reach_the_job(served: Served) -> None:
 def test_the_lists_say_where_jobs_run_and_why_they_wait(served: Served, here: Here) -> None:
     runs = served.add("sleep", "1000", name="whole", gpus=16)
     until(lambda: served.state(runs) == "running")
-    waits = [served.add("true", name=f"part-{gpus}", gpus=gpus) for gpus in (4, 1)]
+    # The same estimate for both: else the jobs of earlier tests decide which of them is the shorter one.
+    waits = [served.add("true", name=f"part-{gpus}", gpus=gpus, estimate_s=60) for gpus in (4, 1)]
     first = served.submit("--name", "urgent", "--priority", "7", "--", "true")
 
     lines = served.call("queue").stdout.splitlines()
