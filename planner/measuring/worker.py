@@ -19,7 +19,7 @@ from ..model.host import HostProfile
 from .exchanges import reduce, send, update
 from .layers import LayerTime, accuracy, block, fitted, measured
 
-BUSY_S, ROUNDS = 0.6, 3  # that so many ranks compute at the same time, and how often: the median counts
+BUSY_S, ROUNDS = 0.4, 7  # that so many ranks compute at the same time, and how often: the median counts
 BUSY_SHAPE = (256, 128, 2)
 
 
@@ -52,7 +52,10 @@ def main() -> None:
 
 
 def _speeds(rank: int, ranks: int) -> list[float]:
-    """Return the speed of a rank where one, two, three and so on are busy; of one alone it is 1."""
+    """Return the speed of a rank where one, two, three and so on are busy; of one alone it is 1.
+
+    Each speed is compared with that of one alone in the same round: other work on the machine slows both down.
+    """
     model, batch, _ = block(*BUSY_SHAPE)
     _passes(model, batch, 0.2)
     found = torch.zeros(ROUNDS, ranks)
@@ -63,8 +66,7 @@ def _speeds(rank: int, ranks: int) -> list[float]:
             if rank < busy:
                 found[at, busy - 1] = _passes(model, batch, BUSY_S) / busy
     dist.all_reduce(found)
-    each = found.median(dim=0).values.tolist()
-    return [it / each[0] for it in each]
+    return (found / found[:, :1]).median(dim=0).values.tolist()
 
 
 def _passes(model: torch.nn.Module, batch: Tensor, seconds: float) -> float:
