@@ -167,7 +167,7 @@ def _same(whole: Ran, found: list[Ran]) -> Iterator[Row]:
         return Row(name, sum(are), f"of {RUNS}", least=RUNS)
 
     yield count("no step lost", ([it[1] for it in one.steps] == list(range(STEPS)) for one in found))
-    yield count("a loss for each shard of each step but the last of a generation", (_is_told(whole, it) for it in found))
+    yield count("each loss told but in the last step of a generation", (_is_told(whole, it) for it in found))
     apart = max(abs(value - whole.losses[key]) for it in found for key, value in it.losses.items())
     yield Row("losses apart from a ring of five members, at most", apart, "", most=1e-5)
     yield count("parameters and Adam's state bit-equal", (it.digests == whole.digests for it in found))
