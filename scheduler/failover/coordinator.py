@@ -27,7 +27,7 @@ from .lines import Lines, decode, encode
 from .rounds import DESKS, LAUNCHERS, Rounds
 from .settings import RECOVERIES, STATE, Settings, read_settings, write_file
 from .standing import Durable, Phase
-from .wire import LOST_STATUS, Declared, End, Ending, Gone, Hello, Lease, Message
+from .wire import LOST_STATUS, Declared, End, Ending, Gone, Hello, Lease, Message, Report
 
 TICK_S = 0.05
 HELLO_S = 5.0  # within which a connection has to say who it is
@@ -65,8 +65,9 @@ class Coordinator:
         self._queue: deque[tuple[int, int, Message]] = deque()  # change that has to be written first, to whom, what
         self._writing: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
-        self._has_news = self._is_ending = False
-        self._last: dict[str, Any] | None = None  # report
+        self._has_news = False
+        self._is_ending = durable is not None and durable.phase.is_over
+        self._last = Report(**self._content["report"]) if self._is_ending else None
         self._strangers: dict[Writer, None] = {}  # the oldest first
         self._members: dict[int, Writer] = {}
         self._launchers: set[Writer] = set()
@@ -89,13 +90,16 @@ class Coordinator:
             self._port, self._written = port, -1
         self._act()
         while not self._rounds.durable.phase.is_over or self._writing is not None:
-            await asyncio.sleep(TICK_S)
-            if self._writing is not None and self._writing.done():
-                self._writing.result()  # raises: without a failure it takes itself away
+            await self._pause()
             self._rounds.tick(time.monotonic())
             self._act()
         await self._linger()
         return self._rounds.durable.phase
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(TICK_S)
+        if self._writing is not None and self._writing.done():
+            self._writing.result()  # raises: without a failure it takes itself away
 
     async def _listen(self) -> asyncio.Server:
         """Listen on the port that members know; another process may hold it for a moment."""
@@ -118,7 +122,7 @@ class Coordinator:
         """Let those hear of the end who are there or come back, until they have gone."""
         until_s, least_s = time.monotonic() + LINGER_S, time.monotonic() + LINGER_S / 3
         while time.monotonic() < (until_s if self._members or self._launchers else least_s):
-            await asyncio.sleep(TICK_S)
+            await self._pause()
 
     def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log what went wrong in a connection, each thing once: anybody can open one."""
@@ -145,18 +149,21 @@ class Coordinator:
             self._writing = asyncio.create_task(self._write())
         self._flush()
         if self._rounds.news:
+            news, self._rounds.news = self._rounds.news, []
             if not self._is_ending:
-                _log(*self._rounds.news)
-            self._rounds.news.clear()
-            self._has_news = True
-            if self._telling is None or self._telling.done():
-                self._telling = asyncio.create_task(self._write_recoveries())
+                self._tell_people(news)
+
+    def _tell_people(self, news: list[str]) -> None:
+        _log(*news)
+        self._has_news = True
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._write_recoveries())
 
     async def _write(self) -> None:
         """Write the state until the file holds it; a disk that fails is tried again for a minute."""
         failing_s = None
         while self._written < self._rounds.durable.changes:
-            content = {"port": self._port, "report": self._report(), **asdict(self._rounds.durable)}
+            content = {"port": self._port, "report": as_json(self._report()), **asdict(self._rounds.durable)}
             try:
                 await asyncio.to_thread(write_file, self._folder, STATE, content)
             except OSError as error:
@@ -171,10 +178,10 @@ class Coordinator:
             self._flush()
         self._writing = None
 
-    def _report(self) -> dict[str, Any]:
-        """Return how the ring stands, for those who ask when it is over: its end by a wish is no part of that."""
+    def _report(self) -> Report:
+        """Return how the ring stands. What comes behind its end, or behind a wish to end it, is no part of that."""
         if self._last is None or not self._is_ending:
-            self._last = as_json(self._rounds.report())
+            self._last = self._rounds.report()
         return self._last
 
     async def _write_recoveries(self) -> None:
@@ -239,7 +246,7 @@ class Coordinator:
             await self._serve_desk(reader, writer)
         elif hello.role == "status":
             await self._until_written()
-            _tell(writer, self._rounds.report())
+            _tell(writer, self._report())
             await writer.drain()
 
     async def _serve_member(self, hello: Hello, reader: asyncio.StreamReader, writer: Writer) -> None:

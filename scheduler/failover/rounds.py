@@ -54,14 +54,14 @@ class Rounds:
         self._ticked_s = self._moved_s = self._began_s = now_s
         self.durable = durable or Durable([NOBODY] * seats, generation=1)
         self._watch(START, now_s)
-        if durable is not None and not durable.phase.is_over:
+        if durable is not None:
             self._take_over()
 
     def _take_over(self) -> None:
         """Wait for the members of a coordinator that ended; those that do not come back were lost meanwhile."""
         heard_s = self.now_s + self.limits.meet_s - self.limits.silence_s
         self.members.update(returning(self.durable, heard_s))
-        if self.durable.phase is not Phase.RUNNING:
+        if self.durable.phase in (Phase.STOPPING, Phase.FORMING):
             self._expected.awaits_until_s = self.now_s + self.limits.patience_s  # desks, launchers say again who comes
             self._begin("the coordinator was started again")
 

@@ -187,6 +187,7 @@ class World:
 
     def check(self) -> None:
         durable = self.rounds.durable
+        assert self.rounds.report().gone == durable.gone, "people are told, whatever happened"
         assert durable.generation >= self.generation
         self.generation = durable.generation
         seated = [it for it in durable.holders if it != NOBODY]

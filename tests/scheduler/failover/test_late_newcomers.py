@@ -1,12 +1,18 @@
-"""Members that are still being started when their ring is done."""
+"""Members that are still being started when their ring is done, and a coordinator that is started again then."""
+
+import os
+import signal
+from pathlib import Path
 
 import pytest
 
 from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.asking import ask_report
 from longshore.scheduler.failover.rounds import LAUNCHERS, Rounds
 from longshore.scheduler.failover.settings import Limits
 from longshore.scheduler.failover.standing import Phase
 
+from .test_coordinator import Peer, Process, can_connect, started, wait_for
 from .test_rounds_cases import Ring
 
 
@@ -41,3 +47,37 @@ def test_a_coordinator_that_is_started_again_behind_the_end_lets_only_those_go_t
     for number in range(4):
         ring.launch(number)
     assert set(ring.rounds.durable.gone) == {"2", "3"}
+
+
+def comes_back(ring: Process, number: int) -> Peer:
+    member = Peer(ring, "member", number, generation=1)
+    assert member.hear(wire.Finish) == wire.Finish(1)
+    assert [it for it in member.beat() if not isinstance(it, wire.Finish)] == []  # its beat is answered
+    return member
+
+
+@pytest.mark.parametrize("first", ["launcher", "members"])
+def test_who_comes_back_to_a_coordinator_that_was_killed_at_the_end_hears_of_the_end(
+    first: str, tmp_path: Path
+) -> None:
+    with started(tmp_path) as ring:
+        ring.run_ring()
+        for member in ring.members:
+            member.say(wire.Done(member.member, 1, 7))
+        ring.all_hear(wire.Finish(1))
+        before = ask_report(tmp_path)
+        assert before is not None
+        assert (before.phase, before.step) == ("done", 7)
+        os.kill(ring.pid, signal.SIGKILL)
+    with started(tmp_path) as ring:
+        wait_for(lambda: can_connect(ring))
+        if first == "members":
+            comes_back(ring, 0)
+        launcher = Peer(ring, "launcher")
+        for number in range(4):
+            launcher.say(wire.Starting(number))
+        assert launcher.hear(wire.Declared) == wire.Declared(3, "the ring was done before it came")
+        for number in range(3):
+            comes_back(ring, number)
+        assert Peer(ring, "member", 3).hear(wire.Gone) == wire.Gone("the ring was done before it came")
+        assert ask_report(tmp_path) == before
