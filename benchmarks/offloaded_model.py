@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-WIDTH, LAYERS, FUNCTIONS = 1024, 24, 6
+# Tensors of weights have more than 32 MiB, as those of large models: a heap never keeps such once they are freed.
+WIDTH, LAYERS, FUNCTIONS = 4096, 6, 12
 
 
 class Layer(nn.Module):
