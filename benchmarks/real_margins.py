@@ -23,11 +23,11 @@ from longshore.training.later import tuned_patient
 
 from .harness import Row, main, progress
 from .real import CHECKPOINT, REGIMES, TUNING_SEED
+from .real_stored import PATIENT
 from .real_windows import DRAWS, SEED, TIMES, Everywhere, differences, figures_of, loads_of, pooled, problem_of, traces
 
 WAITING, TURNING = (0.0, 0.25, 0.5, 0.75), (0.25, 0.5, 1.0)
 PAST_DRAWS = 2
-PATIENT = "patient"
 WORDS = {"mean_s": "mean JCT", "p99_s": "p99 JCT", "wait_s": "longest wait"}
 
 
