@@ -146,10 +146,10 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *before: str) -> Iterator[Process]:
-    """A coordinator of a ring of three, which stays long behind the end; its command may have something before it."""
+def started(folder: Path, *before: str, linger_s: float = coordinator.LINGER_S) -> Iterator[Process]:
+    """A coordinator of a ring of three; its command may have something before it."""
     settings = make_ring(folder, 3)
-    begin = f"import {coordinator.__name__} as it; it.LINGER_S = {LIMIT_S}; it.main()"
+    begin = f"import {coordinator.__name__} as it; it.LINGER_S = {linger_s}; it.main()"
     command = [*before, sys.executable, "-c", begin, str(folder)]
     with (folder / "log").open("ab") as log:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}

@@ -14,6 +14,7 @@ from longshore.scheduler.failover.standing import Phase
 
 from .test_coordinator import Peer, Process, can_connect, started, wait_for
 from .test_rounds_cases import Ring
+from .trial import LIMIT_S
 
 
 def finished(ring: Ring) -> None:
@@ -60,7 +61,7 @@ def comes_back(ring: Process, number: int) -> Peer:
 def test_who_comes_back_to_a_coordinator_that_was_killed_at_the_end_hears_of_the_end(
     first: str, tmp_path: Path
 ) -> None:
-    with started(tmp_path) as ring:
+    with started(tmp_path, linger_s=LIMIT_S) as ring:
         ring.run_ring()
         for member in ring.members:
             member.say(wire.Done(member.member, 1, 7))
@@ -69,7 +70,7 @@ def test_who_comes_back_to_a_coordinator_that_was_killed_at_the_end_hears_of_the
         assert before is not None
         assert (before.phase, before.step) == ("done", 7)
         os.kill(ring.pid, signal.SIGKILL)
-    with started(tmp_path) as ring:
+    with started(tmp_path, linger_s=LIMIT_S) as ring:
         wait_for(lambda: can_connect(ring))
         if first == "members":
             comes_back(ring, 0)
