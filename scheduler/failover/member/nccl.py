@@ -113,7 +113,7 @@ class NcclGroup:
         try:
             work = self._group.allreduce([tensor], options)
             poll(work.is_completed, self._control)
-            work.wait()
+            work.wait(NEVER)  # without a time NCCL's wait only queues, and never raises what became of the exchange
         except RuntimeError as error:
             self.close()
             raise LinkError(str(error)) from error
