@@ -4,11 +4,21 @@ Source: SPEC P4.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from .places import Storages
+
+
+@contextmanager
+def _told(problem: str) -> Iterator[None]:
+    """Raise what CUDA raises as what fails with a place."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(f"{problem}: {error}") from error
 
 
 class PinnedPlace:
@@ -31,6 +41,8 @@ class PinnedPlace:
         self._sizes = list[int]()
         self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
         self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._computes = torch.cuda.current_stream(gpu)
 
     @property
     def size_bytes(self) -> int:
@@ -39,16 +51,17 @@ class PinnedPlace:
 
     def mark(self) -> None:
         """Let the next copy wait for what this thread has asked the GPU to do."""
-        self._asked.record(torch.cuda.current_stream(self._gpu))
+        self._computes = torch.cuda.current_stream(self._gpu)
+        self._asked.record(self._computes)
 
     def copy_out(self, storages: Storages) -> None:
         """Copy content here, and wait for it."""
         self._sizes = [it.nbytes() for it in storages]
-        with torch.cuda.stream(self._stream):
+        with _told("it cannot be copied to the host"), torch.cuda.stream(self._stream):
             self._asked.wait(self._stream)
             for host, gpu in self._pairs(storages):
                 host.copy_(gpu, non_blocking=True)
-        self._stream.synchronize()
+            self._stream.synchronize()
 
     def release(self, storages: Storages) -> None:
         """Give their memory back to PyTorch's allocator."""
@@ -62,16 +75,20 @@ class PinnedPlace:
         return free + cached > self.size_bytes
 
     def copy_back(self, storages: Storages) -> None:
-        """Take memory again, copy content back, and wait for it."""
-        try:
+        """Take memory again, copy content back, and wait for it.
+
+        The allocator may give memory that kernels still read which were asked for before it was free: on their stream
+        that is no harm. So memory is taken there, and the copy, on another stream, begins behind them.
+        """
+        with _told("there is no memory for it"), torch.cuda.stream(self._computes):
             for it, size in zip(storages, self._sizes, strict=True):
                 it.resize_(size)
-        except RuntimeError as error:
-            raise OSError(f"there is no memory for it: {error}") from error
-        with torch.cuda.stream(self._stream):
+            self._taken.record(self._computes)
+        with _told("it cannot be copied back"), torch.cuda.stream(self._stream):
+            self._taken.wait(self._stream)
             for host, gpu in self._pairs(storages):
                 gpu.copy_(host, non_blocking=True)
-        self._stream.synchronize()
+            self._stream.synchronize()
 
     def close(self) -> None:
         """Give up the memory."""
