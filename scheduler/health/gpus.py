@@ -53,7 +53,8 @@ def gpu_reports() -> tuple[GpuReport, ...]:
 def _report(nvml: ModuleType, index: int) -> GpuReport:
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-        free_bytes, rates = int(nvml.nvmlDeviceGetMemoryInfo(gpu).free), nvml.nvmlDeviceGetUtilizationRates(gpu)
+        free_bytes = int(nvml.nvmlDeviceGetMemoryInfo(gpu).free)
+        utilisation = _utilisation(nvml, gpu)
     except nvml.NVMLError as error:
         log.warning("GPU %d does not answer: %s", index, error)
         return GpuReport(index=index, healthy=False, utilisation=0.0, free_bytes=0)
@@ -62,12 +63,22 @@ def _report(nvml: ModuleType, index: int) -> GpuReport:
     return GpuReport(
         index=index,
         healthy=not ecc_errors,
-        utilisation=min(rates.gpu / 100.0, 1.0),
+        utilisation=utilisation,
         free_bytes=free_bytes,
         temperature_c=_told(nvml, lambda: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))),
         ecc_errors=ecc_errors,
         link_errors=_link_errors(nvml, gpu),
     )
+
+
+def _utilisation(nvml: ModuleType, gpu: object) -> float:
+    """Return how busy a GPU is, 0 where it does not tell: one that is split up (MIG) never does, and is well."""
+    try:
+        return min(float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu) / 100.0, 1.0)
+    except nvml.NVMLError as error:
+        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+        return 0.0
 
 
 def _link_errors(nvml: ModuleType, gpu: object) -> int | None:

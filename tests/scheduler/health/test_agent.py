@@ -3,10 +3,12 @@
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from longshore.scheduler.health import gpus
 from longshore.scheduler.health.gpus import gpu_reports
 from tests.scheduler.served import LONGSHORE, Served, until
 
@@ -72,6 +74,30 @@ def test_an_agent_for_a_node_that_is_not_there_is_one_line(served: Served) -> No
         2,
         "longshore: there is no node 'nowhere'",
     )
+
+
+class NvmlError(Exception):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(("value", "healthy"), [(3, True), (15, False)])
+def test_a_gpu_that_does_not_tell_how_busy_it_is_is_well_and_a_lost_one_is_not(
+    *, value: int, healthy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise NvmlError(value)
+
+    # As NVIDIA's documentation says of a GPU that is split up (MIG).
+    nvml = SimpleNamespace(
+        NVMLError=NvmlError, NVML_ERROR_NOT_SUPPORTED=3, NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1, NVML_VOLATILE_ECC=0,
+        NVML_TEMPERATURE_GPU=0, NVML_NVLINK_MAX_LINKS=0, nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(free=1 << 30),
+        nvmlDeviceGetUtilizationRates=fails, nvmlDeviceGetTotalEccErrors=lambda *_: 0,
+        nvmlDeviceGetTemperature=lambda *_: 30,
+    )  # fmt: skip
+    monkeypatch.setattr(gpus, "_nvml", lambda: nvml)
+    assert [(it.healthy, it.utilisation) for it in gpu_reports()] == [(healthy, 0.0)]
 
 
 def test_the_gpus_of_this_machine_are_told_if_it_has_any() -> None:
