@@ -86,7 +86,8 @@ def fast(context: Context) -> Iterator[Finding]:
     import torch
 
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    budget_s = SPEED_S if not context.is_long else SHARE * context.chosen.limit_s / len(context.chosen.gpus)
+    share_s = SHARE * context.chosen.limit_s / max(1, len(context.chosen.gpus))
+    budget_s = share_s if context.is_long else min(SPEED_S, share_s)
     for gpu in context.chosen.gpus:
         where = context.where(gpu)
         factor = torch.ones((SPEED_SIZE, SPEED_SIZE), dtype=kinds[context.workload.dtype], device=where)

@@ -17,10 +17,11 @@ def room(context: Context) -> Iterator[Finding]:
     reader = context.gpu_reader
     free = {} if reader is None else {gpu.index: gpu.free_bytes for gpu in reader.gpus()}
     for gpu in context.chosen.gpus if reader is not None else ():
-        strangers = [
-            it for it in (reader.holders(gpu) if reader is not None else None) or () if not _is_ours(it, context)
-        ]
-        yield _judge_memory(f"gpu {gpu}", free.get(gpu, 0), context.workload.gpu_memory_bytes, strangers)
+        holders = (reader.holders(gpu) if reader is not None else None) or ()
+        strangers = [it for it in holders if not _is_ours(it, context)]
+        own_bytes = sum(it.bytes for it in holders if it.pid == os.getpid())  # it ends before the job starts
+        free_bytes = free.get(gpu, 0) + own_bytes
+        yield _judge_memory(f"gpu {gpu}", free_bytes, context.workload.gpu_memory_bytes, strangers)
     yield _try_disk(context)
 
 

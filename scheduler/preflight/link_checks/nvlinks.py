@@ -35,6 +35,9 @@ def errors(context: Context) -> Iterator[Finding]:
             device = f"gpu {gpu} link {link.link}"
             values = {"recoveries": link.recoveries, "replays": link.replays, "crc errors": link.crc_errors}
             told = {name: value for name, value in values.items() if value is not None}
+            if not told:
+                yield skipped("the GPU does not count faults of this link", device)
+                continue
             looked = context.counters.look(device, told)
             rose = {name: (before, now) for name, (before, now) in looked.items() if now > before}
             yield from _judge(device, rose, matters=counts(link))

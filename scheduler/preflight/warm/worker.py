@@ -100,13 +100,23 @@ def _write_to_log(place: Place) -> None:
         os.close(log)
 
 
+def set_arithmetic() -> None:
+    """Let products on GPUs be rounded as the tolerance takes them to be, whatever PyTorch's defaults are."""
+    import torch
+
+    kinds = torch.backends.cuda.matmul
+    kinds.allow_tf32 = False  # fp32 means fp32
+    # Else parts of a sum may be added up in the half itself, which is rounded more than once then.
+    kinds.allow_bf16_reduced_precision_reduction = kinds.allow_fp16_reduced_precision_reduction = False
+
+
 def _warm_up(context: Context) -> None:
     """Do once what takes long the first time. What fails here fails again when it is asked for, and is told then."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and the scheduler count
     import torch
 
     torch.set_num_threads(1)
-    torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
+    set_arithmetic()
     with suppress(Exception):
         all_checks()
         gpus = (0,) if context.place.slots else tuple(range(torch.cuda.device_count()))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from longshore.scheduler.preflight.arithmetic.inputs import draws, factors
 from longshore.scheduler.preflight.arithmetic.products import Products, bits_of, opened
 from longshore.scheduler.preflight.arithmetic.references import Maker, Product, Provenance, References
 from longshore.scheduler.preflight.arithmetic.rule import furthest_off, limits
+from longshore.scheduler.preflight.warm.worker import set_arithmetic
 
 DTYPES = ("fp32", "bf16", "fp16")
 SIZE = 64
@@ -195,3 +197,11 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be made"):
         References(tmp_path / "file" / "below")
+
+
+def test_products_on_gpus_are_rounded_as_the_tolerance_takes_them_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = SimpleNamespace(allow_tf32=True, allow_bf16_reduced_precision_reduction=True,
+                            allow_fp16_reduced_precision_reduction=True)  # fmt: skip
+    monkeypatch.setattr(torch.backends.cuda, "matmul", kinds)
+    set_arithmetic()
+    assert not any(vars(kinds).values())

@@ -4,15 +4,18 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from longshore.scheduler.model.job_spec import ALL_ATTACHMENTS, Attachment, JobFile
 from longshore.scheduler.preflight.catalogue import chosen_checks
 from longshore.scheduler.preflight.check import Finding, Need, Outcome, Stage
+from longshore.scheduler.preflight.checks import products
 from longshore.scheduler.preflight.checks.answering import equal_on_all
 from longshore.scheduler.preflight.checks.dcgm import verdicts
 from longshore.scheduler.preflight.checks.products import near_median
+from longshore.scheduler.preflight.context import Context
 from longshore.scheduler.preflight.readers.gpu_reader import Clocks, Holder, NvLink, Pcie, Rows
 from longshore.scheduler.preflight.readers.scripted import ScriptedGpu
 from longshore.scheduler.preflight.workload import Workload, workload_of
@@ -84,6 +87,13 @@ def test_too_little_free_memory_fails(tmp_path: Path) -> None:
     assert [(it.device, it.outcome) for it in found] == [("gpu 0", FAIL), ("scratch", PASS)]
 
 
+def test_memory_that_the_process_of_the_checks_holds_is_free_for_the_job(tmp_path: Path) -> None:
+    one = gpu(0)
+    one.holders = [Holder(os.getpid(), 1 << 30)]  # what CUDA and the references take
+    found = ask(node(tmp_path, [one]), "mem.disk", (0,), Workload(gpu_memory_bytes=80 << 30))
+    assert [(it.device, it.outcome) for it in found] == [("gpu 0", PASS), ("scratch", PASS)]
+
+
 def links(recoveries: int = 0, *, active: bool = True, to: int = 1) -> list[NvLink]:
     return [NvLink(0, active, f"00000000:{to + 0x0F:02X}:00.0", recoveries, 0, 0)]
 
@@ -98,6 +108,25 @@ def test_a_link_counts_if_a_chosen_gpu_or_a_switch_is_behind_it(to: int, outcome
     assert [it.outcome for it in ask(context, "nvlink.errors")] == [PASS, PASS]
     gpus[0].nvlinks = links(1, to=to)
     assert [it.outcome for it in ask(context, "nvlink.errors")] == [outcome, PASS]
+
+
+def test_a_link_whose_faults_are_not_counted_is_no_pass(tmp_path: Path) -> None:
+    one = gpu(0)
+    one.nvlinks = [NvLink(0, active=True, remote_pci="")]
+    found = ask(node(tmp_path, [one]), "nvlink.errors", (0,))
+    assert [(it.device, it.outcome) for it in found] == [("gpu 0 link 0", SKIPPED)]
+
+
+def test_the_speed_of_many_gpus_is_measured_within_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(products, "SPEED_SIZE", 2)
+    monkeypatch.setattr(Context, "where", lambda *_: "cpu")
+    monkeypatch.setattr("torch.cuda.synchronize", lambda _: clock.__setitem__(0, clock[0] + 0.005))
+    monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    gpus = tuple(range(16))
+    found = ask(node(tmp_path, [gpu(it) for it in gpus]), "gemm.speed", gpus)
+    assert {it.outcome for it in found} == {PASS}
+    assert clock[0] < 0.8 * products.FAST.limit_s
 
 
 def test_links_that_a_workload_does_not_use_are_not_looked_at(tmp_path: Path) -> None:
