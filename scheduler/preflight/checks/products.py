@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..arithmetic.references import Maker
 
 LEAST_SPEED = 0.9  # of the median
-SHARE = 0.5  # of the limit that a long run takes
+SHARE = 0.5  # of the limit, for all GPUs together: what a long run takes, and a short one at most
 SPEED_S, SPEED_SIZE = 0.1, 4096
 
 
