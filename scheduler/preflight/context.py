@@ -1,6 +1,5 @@
 """What a check is given: the node, what is asked of it, and readers of its hardware."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,10 +103,7 @@ class Context:
 
     def where(self, gpu: int) -> str:
         """Return what PyTorch calls a GPU of the node; the processor where slots stand for GPUs."""
-        if self.place.slots:
-            return "cpu"
-        visible = [it.strip() for it in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-        return f"cuda:{visible.index(str(gpu)) if str(gpu) in visible else gpu}"
+        return "cpu" if self.place.slots else f"cuda:{gpu}"
 
     def lacks(self, need: Need) -> Finding | None:
         """Return why a check that needs something cannot run, None if it can."""

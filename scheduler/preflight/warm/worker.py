@@ -100,6 +100,15 @@ def _write_to_log(place: Place) -> None:
         os.close(log)
 
 
+def count_as_nvml() -> None:
+    """Let CUDA number the GPUs of the node as NVML and the scheduler do, whatever shell began the process.
+
+    Under `CUDA_VISIBLE_DEVICES=2,3` CUDA's GPU 0 would be NVML's GPU 2, and a fault would be told of the wrong one.
+    """
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+
+
 def set_arithmetic() -> None:
     """Let products on GPUs be rounded as the tolerance takes them to be, whatever PyTorch's defaults are."""
     import torch
@@ -112,7 +121,7 @@ def set_arithmetic() -> None:
 
 def _warm_up(context: Context) -> None:
     """Do once what takes long the first time. What fails here fails again when it is asked for, and is told then."""
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and the scheduler count
+    count_as_nvml()
     import torch
 
     torch.set_num_threads(1)

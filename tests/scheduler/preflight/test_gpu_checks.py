@@ -18,6 +18,7 @@ from longshore.scheduler.preflight.checks.products import near_median
 from longshore.scheduler.preflight.context import Context
 from longshore.scheduler.preflight.readers.gpu_reader import Clocks, Holder, NvLink, Pcie, Rows
 from longshore.scheduler.preflight.readers.scripted import ScriptedGpu
+from longshore.scheduler.preflight.warm.worker import count_as_nvml
 from longshore.scheduler.preflight.workload import Workload, workload_of
 from tests.scheduler.preflight.gpus import ask, gpu, node, write_port
 
@@ -276,3 +277,15 @@ def test_what_the_process_of_the_checks_holds_itself_is_no_leftover(tmp_path: Pa
 def test_clocks_that_cannot_be_restored_are_told(*, resets: bool | None, outcome: Outcome, tmp_path: Path) -> None:
     one = replace(gpu(0), resets=resets)
     assert ask(node(tmp_path, [one]), "post.reset", (0,))[-1].outcome is outcome
+
+
+@pytest.mark.parametrize("visible", ["2,3", "3", "1, 0", "GPU-8932f937", "MIG-1", "-1", ""])
+def test_a_gpu_is_the_same_to_cuda_and_to_nvml_whatever_shell_began_the_process(
+    visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    count_as_nvml()
+    assert [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")] == [None, "PCI_BUS_ID"]
+    context = node(tmp_path, [gpu(it) for it in range(4)])
+    assert [context.where(it) for it in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
