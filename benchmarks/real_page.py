@@ -66,6 +66,7 @@ these ratios, each time counts a minute more, because a wait of nothing has no r
 correction over all cells of its table (Student's t over windows). One that is not marked may be chance, even if its \
 own interval leaves out 0.
 - *Better / worse*: the share of windows in which the policy has a shorter, or a longer, mean JCT than its rival.
+- Hours are means over the windows, so windows with long times weigh most there. In the per cents all weigh alike.
 """
 SAME = """\
 `patient` has the factor that did best on the first {trained:.0f} % of each trace, at the same load and under the same \
@@ -134,40 +135,50 @@ def _percent(part: tuple[float, float]) -> float:
     return 100.0 * (part[1] - part[0])
 
 
-def _by_trace(figures: Everywhere) -> dict[str, NDArray[np.float64]]:
-    """Return the mean JCT of each window of each trace, mean over loads, in hours."""
+def _by_trace(figures: Everywhere, time: Time = "mean_s") -> dict[str, NDArray[np.float64]]:
+    """Return a time of each window of each trace, mean over loads, in hours."""
     parts: dict[str, list[list[float]]] = {}
     for (trace, _), it in figures.items():
-        parts.setdefault(trace, []).append(it.mean_s)
+        parts.setdefault(trace, []).append(getattr(it, time))
     return {trace: np.mean(values, axis=0) / 3600.0 for trace, values in parts.items()}
+
+
+def _mean_h(figures: Everywhere, time: Time) -> dict[str, float]:
+    """Return the mean of a time over the windows of each trace, in hours."""
+    return {trace: float(windows.mean()) for trace, windows in _by_trace(figures, time).items()}
 
 
 def same_order(cells: Sequence[Cell], order: str) -> Iterator[str]:
     """Yield the table of an order regime: the learned policy against `patient` on each trace."""
     mine, rival = played(cells, order, LEARNED), played(cells, order, PATIENT)
     logs = {time: differences(mine, rival, time) for time in TIMES}
-    hours = _by_trace(rival)
+    jct_h, wait_h, my_wait_h = _mean_h(rival, "mean_s"), _mean_h(rival, "wait_s"), _mean_h(mine, "wait_s")
     lines: list[Line] = [
         _line(
-            trace, windows.size, windows.mean(), logs["mean_s"][trace], [compared(logs[time][trace]) for time in TIMES]
+            trace,
+            logs["mean_s"][trace],
+            (jct_h[trace], wait_h[trace], my_wait_h[trace]),
+            [compared(logs[time][trace]) for time in TIMES],
         )
-        for trace, windows in hours.items()
+        for trace in jct_h
     ]
     together = {time: list(parts.values()) for time, parts in logs.items()}
     units = [compared(units_of(together[time])) for time in TIMES]
-    count, mean_h = sum(windows.size for windows in hours.values()), np.mean([it.mean() for it in hours.values()])
     every = np.concatenate(together["mean_s"])
-    lines.append(_line("*all, alike*", count, mean_h, every, [over_traces(together[time]) for time in TIMES]))
-    lines.append(("*traces as units*", "", "", units[0], shares(units_of(together["mean_s"])), *units[1:]))
+    hours = [float(np.mean(list(it.values()))) for it in (jct_h, wait_h, my_wait_h)]
+    lines.append(_line("*all, alike*", every, hours, [over_traces(together[time]) for time in TIMES]))
+    lines.append(("*traces as units*", "", "", units[0], shares(units_of(together["mean_s"])), *units[1:], ""))
     header = (
         "trace", "windows", "mean JCT of `patient` (h)", "mean JCT (%)", "better / worse (% of windows)", "p99 JCT (%)",
-        "longest wait (%)",
+        "longest wait (%)", "longest wait of `patient` / learned (h)",
     )  # fmt: skip
     yield from table(header, lines)
 
 
-def _line(name: str, windows: int, hours: float, logs: NDArray[np.float64], found: list[Compared]) -> Line:
-    return (name, str(windows), f"{hours:.2f}", found[0], shares(logs), *found[1:])
+def _line(name: str, logs: NDArray[np.float64], hours: Sequence[float], found: list[Compared]) -> Line:
+    jct_h, wait_h, my_wait_h = hours
+    waits = f"{wait_h:.2f} / {my_wait_h:.2f}"
+    return (name, str(logs.size), f"{jct_h:.2f}", found[0], shares(logs), *found[1:], waits)
 
 
 def units_of(logs: list[NDArray[np.float64]]) -> NDArray[np.float64]:
