@@ -1,5 +1,6 @@
 """What a check is given: the node, what is asked of it, and readers of its hardware."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from .readers.counters import Counters
 from .readers.gpu_reader import GpuReader
 from .readers.kernel_log import KMSG, read_log
 from .readers.ports import SYSFS, Port, read_ports
+from .readers.shown import shown_gpus
 from .workload import Dtype, Workload
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class Place:
     kernel_log: Path = KMSG
     wiring: Path | None = None  # file of expected wiring
     port_facts: Path | None = None  # file in which a tool of the site tells of transceivers and neighbours
+    warmed: tuple[int, ...] | None = None  # GPUs that are used before a check asks for them; None for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,24 @@ class Context:
         return self.chosen.gpus[:1] if self.place.slots else self.chosen.gpus
 
     def where(self, gpu: int) -> str:
-        """Return what PyTorch calls a GPU of the node; the processor where slots stand for GPUs."""
-        return "cpu" if self.place.slots else f"cuda:{gpu}"
+        """Return what PyTorch calls a GPU of the node; the processor where slots stand for GPUs.
+
+        Raises:
+            BackendError: If CUDA does not show the GPU to this process.
+        """
+        if self.place.slots:
+            return "cpu"
+        shown = self.shown()
+        if shown is None:
+            return f"cuda:{gpu}"
+        if gpu not in shown:
+            raise BackendError(f"CUDA_VISIBLE_DEVICES does not show gpu {gpu}", "unset it where checks are run")
+        return f"cuda:{shown.index(gpu)}"
+
+    def shown(self) -> list[int] | None:
+        """Return the GPUs that CUDA shows this process, in its order; None if it shows all, or that cannot be told."""
+        told = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return shown_gpus(told, () if self.gpu_reader is None or told is None else self.gpu_reader.gpus())
 
     def lacks(self, need: Need) -> Finding | None:
         """Return why a check that needs something cannot run, None if it can."""

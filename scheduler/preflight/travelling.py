@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...cluster.files.errors import InputError, LongshoreError
+from ...cluster.files.errors import BackendError, InputError, LongshoreError
 from ..model.job_spec import ALL_ATTACHMENTS
 from .catalogue import chosen_checks
 from .check import Check, Result, Stage
 from .context import Chosen, Group, Place
+from .readers.gpu_reader import Gpu, GpuLostError
+from .readers.nvml import open_nvml
+from .readers.shown import shown_gpus
 from .report import Report
 from .runner import Step, compared, results_of, run_lists
 from .warm.messages import Order
@@ -67,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         workload = Workload(dtype=given.dtype, backend=given.backend, attachments=tuple(given.attachments))
-        report = check_rank(rank_of(os.environ), workload, given.level, given.references, slots=given.slots)
+        rank = rank_of(os.environ, () if given.slots else _gpus_here())
+        report = check_rank(rank, workload, given.level, given.references, slots=given.slots)
     except LongshoreError as error:
         parser.exit(2, f"longshore: {error}\n")
     if not report.passed:
@@ -93,24 +97,38 @@ def wrapped(command: Sequence[str], workload: Workload, *, slots: bool) -> tuple
     return ("python", "-m", "longshore.preflight", *options, "--", *command)
 
 
-def rank_of(environment: Mapping[str, str]) -> Rank:
+def rank_of(environment: Mapping[str, str], gpus: Sequence[Gpu] = ()) -> Rank:
     """Return which rank of a job this is.
+
+    Its GPU is that which CUDA shows it. Where it is shown several, or all, it is the one of its LOCAL_RANK.
 
     Args:
         environment: With what Longshore tells its jobs, or torchrun; a job of one rank needs nothing.
+        gpus: All that NVML sees.
 
     Raises:
         InputError: If it makes no sense.
     """
     rank, ranks = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
     local, port = _number(environment, "LOCAL_RANK", 0), _number(environment, "MASTER_PORT", 29500)
-    gpus = [it for it in environment.get("LONGSHORE_GPUS", "").split(",") if it.isdecimal()]
+    told = [int(it) for it in environment.get("LONGSHORE_GPUS", "").split(",") if it.isdecimal()]
+    # A container or a step of Slurm may number its GPUs anew. What CUDA shows holds there, too.
+    shown = (shown_gpus(environment.get("CUDA_VISIBLE_DEVICES"), gpus) if gpus else None) or []
+    mine, at = shown or told, 0 if len(shown) == 1 else local
     if rank >= ranks or local > rank:
         raise InputError(f"RANK {rank} and LOCAL_RANK {local} do not fit WORLD_SIZE {ranks}", field="environment")
-    gpu = int(gpus[local]) if local < len(gpus) else local
+    gpu = mine[at] if at < len(mine) else local
     node = environment.get("LONGSHORE_NODE", "") or os.uname().nodename
     name = environment.get("LONGSHORE_ATTEMPT", "job")
     return Rank(rank, ranks, gpu, node, environment.get("MASTER_ADDR", "127.0.0.1"), port, name)
+
+
+def _gpus_here() -> Sequence[Gpu]:
+    """Return the GPUs that NVML sees; none without a driver."""
+    try:
+        return open_nvml().gpus()
+    except (BackendError, GpuLostError):
+        return ()
 
 
 def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
@@ -131,7 +149,8 @@ def check_rank(rank: Rank, workload: Workload, level: int, references: Path | No
     """
     with tempfile.TemporaryDirectory(prefix="longshore-preflight-") as own:
         member = f"{rank.node}/{rank.rank}"
-        node = LocalNode(Place(member, (references or Path(own)).absolute(), slots, workload.dtype))
+        place = Place(member, (references or Path(own)).absolute(), slots, workload.dtype, warmed=(rank.gpu,))
+        node = LocalNode(place)
         try:
             node.begin()
             node.is_warm(WARM_S)

@@ -100,15 +100,6 @@ def _write_to_log(place: Place) -> None:
         os.close(log)
 
 
-def count_as_nvml() -> None:
-    """Let CUDA number the GPUs of the node as NVML and the scheduler do, whatever shell began the process.
-
-    Under `CUDA_VISIBLE_DEVICES=2,3` CUDA's GPU 0 would be NVML's GPU 2, and a fault would be told of the wrong one.
-    """
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-
-
 def set_arithmetic() -> None:
     """Let products on GPUs be rounded as the tolerance takes them to be, whatever PyTorch's defaults are."""
     import torch
@@ -121,14 +112,24 @@ def set_arithmetic() -> None:
 
 def _warm_up(context: Context) -> None:
     """Do once what takes long the first time. What fails here fails again when it is asked for, and is told then."""
-    count_as_nvml()
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and the scheduler count
     import torch
 
     torch.set_num_threads(1)
     set_arithmetic()
     with suppress(Exception):
         all_checks()
-        gpus = (0,) if context.place.slots else tuple(range(torch.cuda.device_count()))
+        gpus = _warmed(context, torch.cuda.device_count())
         context.workload, context.chosen = Workload(dtype=context.place.dtype), replace(context.chosen, gpus=gpus)
         for name in ("gemm.ref", "job.sample"):
             list(find_check(name).run(context))
+
+
+def _warmed(context: Context, count: int) -> tuple[int, ...]:
+    """Return the GPUs to use once. Those of others are left alone, where it is known which ones are ours."""
+    if context.place.slots:
+        return (0,)
+    if context.place.warmed is not None:
+        return context.place.warmed
+    shown = context.shown()
+    return tuple(range(count) if shown is None else shown)

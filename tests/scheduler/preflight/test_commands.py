@@ -15,6 +15,7 @@ from longshore.scheduler.preflight.travelling import NOT_FIT, rank_of, wrapped
 from longshore.scheduler.preflight.workload import Workload
 from longshore.scheduler.rules.retry_policy import TEMPFAIL
 from tests.command_line import Command
+from tests.scheduler.preflight.gpus import gpu
 
 CLUSTER = """
 node_types: {slots: {gpus: 2, peak_flops: 1e12, memory_bytes: 1e9}}
@@ -138,3 +139,23 @@ def test_an_environment_that_makes_no_sense_is_told(environment: Mapping[str, st
 def test_a_rank_is_on_the_gpu_that_the_scheduler_gave_it() -> None:
     told = rank_of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LONGSHORE_GPUS": "2,6", "LONGSHORE_NODE": "b"})
     assert (told.rank, told.ranks, told.gpu, told.node) == (5, 8, 6, "b")
+
+
+@pytest.mark.parametrize(
+    ("visible", "local", "expected"),
+    [
+        (None, 1, 6),
+        ("GPU-0", 1, 0),  # a container: the node's GPU 6 is its only one
+        ("0", 1, 0),
+        ("3", 0, 3),  # a shell that shows one GPU
+        ("2,3", 1, 3),  # ranks that torchrun starts there
+        ("GPU-3,GPU-2", 0, 3),
+        ("MIG-1", 1, 6),
+        ("", 1, 6),
+    ],
+)
+def test_a_rank_checks_the_gpu_that_cuda_shows_it(visible: str | None, local: int, expected: int) -> None:
+    gpus = [gpu(it).gpu for it in range(4)]
+    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": str(local), "LONGSHORE_GPUS": "2,6"}
+    told = environment if visible is None else environment | {"CUDA_VISIBLE_DEVICES": visible}
+    assert rank_of(told, gpus).gpu == expected

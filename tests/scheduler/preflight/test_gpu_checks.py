@@ -1,12 +1,13 @@
 """Checks of hardware on scripted GPUs, ports and logs: each fault with its verdict. No real GPU is looked at."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from longshore.scheduler.model.job_spec import ALL_ATTACHMENTS, Attachment, JobFile
 from longshore.scheduler.preflight.catalogue import chosen_checks
@@ -18,7 +19,7 @@ from longshore.scheduler.preflight.checks.products import near_median
 from longshore.scheduler.preflight.context import Context
 from longshore.scheduler.preflight.readers.gpu_reader import Clocks, Holder, NvLink, Pcie, Rows
 from longshore.scheduler.preflight.readers.scripted import ScriptedGpu
-from longshore.scheduler.preflight.warm.worker import count_as_nvml
+from longshore.scheduler.preflight.warm import worker
 from longshore.scheduler.preflight.workload import Workload, workload_of
 from tests.scheduler.preflight.gpus import ask, gpu, node, write_port
 
@@ -279,13 +280,69 @@ def test_clocks_that_cannot_be_restored_are_told(*, resets: bool | None, outcome
     assert ask(node(tmp_path, [one]), "post.reset", (0,))[-1].outcome is outcome
 
 
-@pytest.mark.parametrize("visible", ["2,3", "3", "1, 0", "GPU-8932f937", "MIG-1", "-1", ""])
-def test_a_gpu_is_the_same_to_cuda_and_to_nvml_whatever_shell_began_the_process(
-    visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("visible", "shown"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("2,3", [2, 3]),
+        ("3", [3]),
+        (" 1, 0", [1, 0]),
+        ("GPU-2", [2]),
+        ("GPU-3,GPU-0", [3, 0]),
+        ("1,-1,0", [1]),
+        ("1,GPU-9,0", [1]),
+        ("GPU-", []),  # any of them
+        ("-1", []),
+        ("", []),
+        ("nonsense", []),
+    ],
+)
+def test_a_gpu_is_the_same_to_cuda_and_to_nvml_or_the_check_is_incomplete(
+    visible: str | None, shown: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    count_as_nvml()
-    assert [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")] == [None, "PCI_BUS_ID"]
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     context = node(tmp_path, [gpu(it) for it in range(4)])
-    assert [context.where(it) for it in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert [context.where(it) for it in shown] == [f"cuda:{at}" for at in range(len(shown))]
+    for hidden in {0, 1, 2, 3} - set(shown):
+        (found,) = ask(context, "job.sample", [hidden])
+        assert found.outcome is INCOMPLETE
+        assert f"does not show gpu {hidden}" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("place", "visible", "used"),
+    [
+        ({}, None, (0, 1, 2, 3)),
+        ({}, "2,3", (2, 3)),
+        ({}, "GPU-1", (1,)),
+        ({"warmed": (3,)}, None, (3,)),  # of a rank that checks travel with: its neighbours' are theirs
+        ({"warmed": (3,)}, "3", (3,)),
+        ({"slots": True}, None, (0,)),
+    ],
+)
+def test_a_process_warms_up_on_its_own_gpus_alone_and_rounds_as_the_tolerance_says(
+    place: Mapping[str, object],
+    visible: str | None,
+    used: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    told: list[object] = []
+
+    def note(context: Context) -> list[Finding]:
+        told.append(context.chosen.gpus)
+        return []
+
+    monkeypatch.setattr(worker, "set_arithmetic", lambda: told.append("set"))
+    monkeypatch.setattr(worker, "find_check", lambda name: SimpleNamespace(run=note))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    worker._warm_up(node(tmp_path, [gpu(it) for it in range(4)], **place))
+    assert told == ["set", used, used]
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
