@@ -47,7 +47,7 @@ class Mover:
         self._place, self._storages = place, storages
         self._turn = threading.Condition()
         self._at, self._needed, self._back_at_s = _At.here, False, 0.0
-        self._lost: OSError | None = None
+        self._lost: Exception | None = None
         self.refused: OSError | None = None  # why the state could not be copied out; it has stayed then
         self.trips = 0
         self._outs, self._backs = (deque[_Copy](maxlen=REMEMBERED) for _ in range(2))
@@ -116,6 +116,13 @@ class Mover:
         self._place.close()
 
     def _run(self) -> None:
+        try:
+            self._make_trips()
+        except Exception as error:  # of any kernel before, which CUDA tells here too: nobody may wait for this thread
+            self._lost = error
+            self._arrive()
+
+    def _make_trips(self) -> None:
         while self._wait_for_leave():
             try:
                 copy = _timed(lambda: self._place.copy_out(self._storages))

@@ -1,5 +1,6 @@
 """Process groups for checks that take several nodes together."""
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 # Of the check's limit: members that are well give up first, so that only who hangs is killed.
 PATIENCE = 0.6
+NO_ANSWER = "the others did not answer in time"
 
 
 class Members(Protocol):
@@ -46,6 +48,8 @@ def join(context: Context) -> Members:
     store = dist.PrefixStore(group.name, _store_of(context, group, wait))
     made: Members
     if context.workload.backend == "nccl" and not context.place.slots:
+        # PyTorch's own watch would end the process where others do not answer, and this node would be blamed.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = wait
         made = dist.ProcessGroupNCCL(store, rank, size, options)
@@ -64,14 +68,14 @@ def patience(context: Context) -> timedelta:
     return timedelta(seconds=PATIENCE * context.chosen.limit_s)
 
 
-def wait_for(work: "Work", context: Context) -> None:
+def wait_for(work: "Work", at_most: timedelta) -> None:
     """Wait for an operation.
 
     Raises:
         RuntimeError: If it does not end in time, or a member has gone.
     """
-    if not work.wait(patience(context)):
-        raise RuntimeError("the others did not answer in time")
+    if not work.wait(at_most):
+        raise RuntimeError(NO_ANSWER)
 
 
 def _store_of(context: Context, group: Group, wait: timedelta) -> object:

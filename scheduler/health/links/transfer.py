@@ -14,7 +14,8 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from ...preflight.link_checks.bandwidth import LEAST_BYTES, MOST_BYTES, PARTS, PROBE_S, SKIPPED
+from ...preflight.link_checks.bandwidth import LEAST_BYTES, MOST_BYTES, PROBE_S
+from ...preflight.link_checks.exchange import PARTS, SKIPPED
 
 LIMIT_S = 0.25  # for a transfer: on a link that is too slow for the least bytes, those that came by then count
 STALLED_S = 0.1  # without a byte in the end of a transfer that was cut off: it hangs, and is no slow one

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..check import WRONG, Check, Finding, Need, Outcome, Stage, incomplete, passed
 from ..context import Context, Group
-from ..groups import join, wait_for
+from ..groups import join, patience, wait_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ def reduce(context: Context) -> Iterator[Finding]:
     try:
         members = join(context)
         total = _own_sum(context, group)
-        wait_for(members.allreduce([total]), context)
+        wait_for(members.allreduce([total]), patience(context))
     except RuntimeError as error:
         told = " ".join(str(error).split())[:200]
         yield incomplete(

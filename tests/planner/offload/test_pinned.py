@@ -3,6 +3,9 @@
 The twin leaves out bytes, time and memory: it tells whether a copy may meet kernels that are still under way.
 """
 
+import math
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,15 +14,20 @@ from typing import Any, cast
 import pytest
 import torch
 
+from longshore.cluster.files.errors import CheckpointError
 from longshore.planner.offload import pinned
 from longshore.planner.offload.moving import Mover
 
+PATIENCE_S = 20.0
+
 
 class Stream:
-    def __init__(self, _: object = None) -> None:
+    def __init__(self, cuda: "Cuda") -> None:
+        self._cuda = cuda
         self.behind: set[str] = set()  # what has ended before the next operation begins
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        self._cuda.may_break("synchronize")
 
 
 class Event:
@@ -36,14 +44,15 @@ class Event:
 class Storage:
     """Memory of the GPU."""
 
-    def __init__(self) -> None:
-        self.size = 4096
+    def __init__(self, cuda: "Cuda") -> None:
+        self._cuda, self.size = cuda, 4096
 
     def nbytes(self) -> int:
         return self.size
 
     def resize_(self, size: int) -> None:
-        self.size = size
+        self._cuda.may_break("take memory" if size else "give memory")
+        self.size, self.taken_on = size, self._cuda.current
 
 
 class Cuda:
@@ -52,27 +61,39 @@ class Cuda:
     uint8 = "uint8"
 
     def __init__(self) -> None:
-        self.computes = self.current = Stream()
+        self.computes = self.current = Stream(self)
         self.copies: list[set[str]] = []  # behind what each began
-        self.broken = ""
+        self.breaks = ""  # what fails, and all that is asked after it: so it is with errors of CUDA
+        self.broken = False
         self.cuda = SimpleNamespace(
-            Stream=Stream, Event=Event, current_stream=lambda _: self.current, stream=self.on,
-            mem_get_info=lambda _: (1 << 30, 1 << 30), memory_reserved=lambda _: 0, memory_allocated=lambda _: 0,
+            Stream=lambda _: Stream(self), Event=Event, current_stream=lambda _: self.current, stream=self.on,
+            mem_get_info=self.free, memory_reserved=lambda _: 0, memory_allocated=lambda _: 0,
         )  # fmt: skip
+
+    def may_break(self, asked: str) -> None:
+        self.broken |= asked == self.breaks
+        if self.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def free(self, _: object) -> tuple[int, int]:
+        self.may_break("look for room")
+        return 1 << 30, 1 << 30
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         before, self.current = self.current, stream
-        yield
-        self.current = before
+        try:
+            yield
+        finally:
+            self.current = before
 
-    def empty(self, size: int, **_: object) -> "Tensor":
-        return Tensor(self, size)
+    def empty(self, size: int, *, pin_memory: bool = False, **_: object) -> "Tensor":
+        return Tensor(self, size, "copy out" if pin_memory else "copy back")
 
 
 class Tensor:
-    def __init__(self, cuda: Cuda, size: int) -> None:
-        self._cuda, self._size = cuda, size
+    def __init__(self, cuda: Cuda, size: int, copy: str) -> None:
+        self._cuda, self._size, self._copy = cuda, size, copy
 
     def __getitem__(self, _: slice) -> "Tensor":
         return self
@@ -84,8 +105,7 @@ class Tensor:
         return self._size
 
     def copy_(self, _: "Tensor", **__: object) -> None:
-        if self._cuda.broken:
-            raise RuntimeError(self._cuda.broken)
+        self._cuda.may_break(self._copy)
         self._cuda.copies.append(set(self._cuda.current.behind))
 
 
@@ -97,7 +117,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def test_copies_begin_behind_the_kernels_that_may_use_the_memory(cuda: Cuda) -> None:
-    place, state = pinned.PinnedPlace(4096, torch.device("cuda", 0)), cast("Any", [Storage()])
+    place, state = pinned.PinnedPlace(4096, torch.device("cuda", 0)), cast("Any", [Storage(cuda)])
     cuda.computes.behind.add("update")
     place.mark()
     place.copy_out(state)
@@ -108,13 +128,33 @@ def test_copies_begin_behind_the_kernels_that_may_use_the_memory(cuda: Cuda) -> 
     place.copy_back(state)
     assert "backward pass" in cuda.copies[-1]
     assert state[0].size == 4096
+    assert state[0].taken_on is cuda.computes  # else the allocator may give what kernels there still use
 
 
-def test_what_cuda_raises_is_no_reason_to_wait_for_ever(cuda: Cuda) -> None:
-    state = cast("Any", [Storage()])
+@pytest.mark.parametrize(
+    "breaks", ["copy out", "synchronize", "give memory", "look for room", "take memory", "copy back"]
+)
+@pytest.mark.parametrize("back_at_s", [0.0, math.inf])
+def test_whatever_cuda_raises_nobody_waits_for_ever_and_all_are_told(breaks: str, back_at_s: float, cuda: Cuda) -> None:
+    state = cast("Any", [Storage(cuda)])
     mover = Mover(pinned.PinnedPlace(4096, torch.device("cuda", 0)), state)
-    cuda.broken = "CUDA error: an illegal memory access was encountered"
-    mover.leave(state, 0.0)
-    mover.need()
-    assert "illegal memory access" in str(mover.refused)
-    mover.close()
+    cuda.breaks = breaks
+    mover.leave(state, back_at_s)
+    told, until_s = list[str](), time.monotonic() + PATIENCE_S
+    while back_at_s == 0.0 and not cuda.broken and time.monotonic() < until_s:
+        time.sleep(0.001)  # all is tried there before anybody needs the state
+
+    def wait() -> None:
+        for call in (mover.need, mover.close):
+            try:
+                call()
+            except CheckpointError as error:
+                told.append(str(error))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+    assert cuda.broken or back_at_s > 0.0
+    assert cuda.broken == bool(told or mover.refused)
+    assert all("illegal memory access" in it for it in [*told, *([str(mover.refused)] if mover.refused else [])])
