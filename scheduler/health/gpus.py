@@ -53,8 +53,8 @@ def gpu_reports() -> tuple[GpuReport, ...]:
 def _report(nvml: ModuleType, index: int) -> GpuReport:
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-        free_bytes = int(nvml.nvmlDeviceGetMemoryInfo(gpu).free)
-        utilisation = _utilisation(nvml, gpu)
+        free_bytes = _or_untold(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
+        busy_percent = _or_untold(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu))
     except nvml.NVMLError as error:
         log.warning("GPU %d does not answer: %s", index, error)
         return GpuReport(index=index, healthy=False, utilisation=0.0, free_bytes=0)
@@ -63,22 +63,28 @@ def _report(nvml: ModuleType, index: int) -> GpuReport:
     return GpuReport(
         index=index,
         healthy=not ecc_errors,
-        utilisation=utilisation,
-        free_bytes=free_bytes,
+        utilisation=min((busy_percent or 0) / 100.0, 1.0),
+        free_bytes=free_bytes or 0,
         temperature_c=_told(nvml, lambda: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))),
         ecc_errors=ecc_errors,
         link_errors=_link_errors(nvml, gpu),
     )
 
 
-def _utilisation(nvml: ModuleType, gpu: object) -> float:
-    """Return how busy a GPU is, 0 where it does not tell: one that is split up (MIG) never does, and is well."""
+def _or_untold(nvml: ModuleType, read: Callable[[], Value]) -> Value | None:
+    """Return a value that a GPU which is well tells, None where it may not.
+
+    One that is split up (MIG) never tells how busy it is, and tells its memory to those alone who have the right to.
+
+    Raises:
+        NVMLError: If the GPU does not answer.
+    """
     try:
-        return min(float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu) / 100.0, 1.0)
+        return read()
     except nvml.NVMLError as error:
-        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
+        if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION):
             raise
-        return 0.0
+        return None
 
 
 def _link_errors(nvml: ModuleType, gpu: object) -> int | None:

@@ -113,7 +113,12 @@ class NcclGroup:
         try:
             work = self._group.allreduce([tensor], options)
             poll(work.is_completed, self._control)
-            work.wait(NEVER)  # without a time NCCL's wait only queues, and never raises what became of the exchange
+            # An exchange that failed is over as well. Some versions of PyTorch tell that when one waits for it, but
+            # abort it first, which may hang, and others do not tell.
+            failure = _failure(work)
+            if failure is not None:
+                raise RuntimeError(str(failure)) from failure
+            work.wait()
         except RuntimeError as error:
             self.close()
             raise LinkError(str(error)) from error
@@ -139,3 +144,12 @@ class NcclGroup:
         aborting.join(ABORT_S)
         if aborting.is_alive():
             end_process(RESTART_STATUS, f"NCCL has not let go of an exchange within {ABORT_S:.0f} s")
+
+
+def _failure(work: dist.Work) -> BaseException | None:
+    """Return why an exchange that is over failed, None if it did not. What cannot be told is a failure, too."""
+    try:
+        found: BaseException | None = work.exception()
+    except Exception as error:
+        return error
+    return found

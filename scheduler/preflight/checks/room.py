@@ -19,7 +19,7 @@ def room(context: Context) -> Iterator[Finding]:
     for gpu in context.chosen.gpus if reader is not None else ():
         holders = (reader.holders(gpu) if reader is not None else None) or ()
         strangers = [it for it in holders if not _is_ours(it, context)]
-        own_bytes = sum(it.bytes for it in holders if it.pid == os.getpid())  # it ends before the job starts
+        own_bytes = sum(it.bytes for it in holders if it.pid == os.getpid())  # this ends before the job
         free_bytes = free.get(gpu, 0) + own_bytes
         yield _judge_memory(f"gpu {gpu}", free_bytes, context.workload.gpu_memory_bytes, strangers)
     yield _try_disk(context)

@@ -50,24 +50,32 @@ class Twin:
 
     Args:
         ends: Whether an exchange ends; one with a dead member does not until it is aborted.
-        error: That waiting for one raises.
+        error: Why it failed.
+        tells: Whether who asks for the failure is given it; else that raises, as some bindings do.
         hangs: Whether an abort does.
     """
 
-    def __init__(self, *, ends: bool = True, error: str = "", hangs: bool = False) -> None:
-        self._ends, self._error, self._hangs = ends, error, hangs
+    def __init__(self, *, ends: bool = True, error: str = "", tells: bool = True, hangs: bool = False) -> None:
+        self._ends, self._error, self._tells, self._hangs = ends, error, tells, hangs
         self.aborted, self.begun = 0, 0
 
     def allreduce(self, tensors: list[torch.Tensor], options: dist.AllreduceOptions) -> Any:
         self.begun += 1
         asked_s = time.monotonic()
 
-        def wait(timeout: timedelta | None = None) -> None:
-            # Without a time NCCL's wait does not look whether the exchange failed: the next kernels wait, and no more.
-            if self._error and timeout is not None:
-                raise RuntimeError(self._error)
+        def exception() -> Exception | None:
+            failure = RuntimeError(self._error) if self._error else None
+            if failure is not None and not self._tells:
+                raise failure
+            return failure
 
-        return SimpleNamespace(is_completed=lambda: self._ends and time.monotonic() > asked_s + 0.02, wait=wait)
+        # Some versions do not tell a failure to who waits, and others abort the exchange before they tell.
+        def wait(timeout: timedelta | None = None) -> None:
+            assert not self._error, "nobody may wait for an exchange that failed"
+
+        return SimpleNamespace(
+            is_completed=lambda: self._ends and time.monotonic() > asked_s + 0.02, wait=wait, exception=exception
+        )
 
     def abort(self) -> None:
         self.aborted += 1
@@ -117,8 +125,9 @@ def test_an_exchange_with_a_dead_member_is_aborted_once_the_ring_is_formed_anew(
     assert (twin.aborted, host.said) == (1, ["close"])
 
 
-def test_an_exchange_that_fails_is_a_broken_link() -> None:
-    twin = Twin(error="NCCL error: remote process exited. Last error: ...")
+@pytest.mark.parametrize("tells", [True, False])
+def test_an_exchange_that_fails_is_a_broken_link(*, tells: bool) -> None:
+    twin = Twin(error="NCCL error: remote process exited. Last error: ...", tells=tells)
     with pytest.raises(LinkError, match="remote process exited"):
         group_of(twin)[0].sum(ON_GPU)
     assert twin.aborted == 1

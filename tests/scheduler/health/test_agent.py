@@ -81,23 +81,28 @@ class NvmlError(Exception):
         self.value = value
 
 
-@pytest.mark.parametrize(("value", "healthy"), [(3, True), (15, False)])
-def test_a_gpu_that_does_not_tell_how_busy_it_is_is_well_and_a_lost_one_is_not(
-    *, value: int, healthy: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("value", "healthy"), [(3, True), (4, True), (15, False)])
+@pytest.mark.parametrize("asked", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates"])
+def test_a_gpu_that_does_not_tell_its_memory_or_how_busy_it_is_is_well_and_a_lost_one_is_not(
+    *, asked: str, value: int, healthy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise NvmlError(value)
 
     # As NVIDIA's documentation says of a GPU that is split up (MIG).
     nvml = SimpleNamespace(
-        NVMLError=NvmlError, NVML_ERROR_NOT_SUPPORTED=3, NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1, NVML_VOLATILE_ECC=0,
+        NVMLError=NvmlError, NVML_ERROR_NOT_SUPPORTED=3, NVML_ERROR_NO_PERMISSION=4,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1, NVML_VOLATILE_ECC=0,
         NVML_TEMPERATURE_GPU=0, NVML_NVLINK_MAX_LINKS=0, nvmlDeviceGetCount=lambda: 1,
         nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(free=1 << 30),
-        nvmlDeviceGetUtilizationRates=fails, nvmlDeviceGetTotalEccErrors=lambda *_: 0,
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=50), nvmlDeviceGetTotalEccErrors=lambda *_: 0,
         nvmlDeviceGetTemperature=lambda *_: 30,
     )  # fmt: skip
+    setattr(nvml, asked, fails)
     monkeypatch.setattr(gpus, "_nvml", lambda: nvml)
-    assert [(it.healthy, it.utilisation) for it in gpu_reports()] == [(healthy, 0.0)]
+    told = {"nvmlDeviceGetMemoryInfo": (0.5, 0), "nvmlDeviceGetUtilizationRates": (0.0, 1 << 30)}[asked]
+    (found,) = gpu_reports()
+    assert (found.healthy, found.utilisation, found.free_bytes) == ((True, *told) if healthy else (False, 0.0, 0))
 
 
 def test_the_gpus_of_this_machine_are_told_if_it_has_any() -> None:
