@@ -121,8 +121,8 @@ class Context:
 
     def shown(self) -> list[int] | None:
         """Return the GPUs that CUDA shows this process, in its order; None if it shows all, or that cannot be told."""
-        told = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return shown_gpus(told, () if self.gpu_reader is None or told is None else self.gpu_reader.gpus())
+        told, reader = os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpu_reader
+        return None if told is None else shown_gpus(told, None if reader is None else reader.gpus())
 
     def lacks(self, need: Need) -> Finding | None:
         """Return why a check that needs something cannot run, None if it can."""

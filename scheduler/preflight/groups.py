@@ -69,7 +69,7 @@ def patience(context: Context) -> timedelta:
 
 
 def wait_for(work: "Work", at_most: timedelta) -> None:
-    """Wait for an operation.
+    """Wait for an operation over gloo, or one that is alone over NCCL.
 
     Raises:
         RuntimeError: If it does not end in time, or a member has gone.

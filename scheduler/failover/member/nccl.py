@@ -113,12 +113,7 @@ class NcclGroup:
         try:
             work = self._group.allreduce([tensor], options)
             poll(work.is_completed, self._control)
-            # An exchange that failed is over as well. Some versions of PyTorch tell that when one waits for it, but
-            # abort it first, which may hang, and others do not tell.
-            failure = _failure(work)
-            if failure is not None:
-                raise RuntimeError(str(failure)) from failure
-            work.wait()
+            _look_at(work)
         except RuntimeError as error:
             self.close()
             raise LinkError(str(error)) from error
@@ -146,10 +141,18 @@ class NcclGroup:
             end_process(RESTART_STATUS, f"NCCL has not let go of an exchange within {ABORT_S:.0f} s")
 
 
-def _failure(work: dist.Work) -> BaseException | None:
-    """Return why an exchange that is over failed, None if it did not. What cannot be told is a failure, too."""
+def _look_at(work: dist.Work) -> None:
+    """Let what comes next on the GPU wait for an exchange that is over.
+
+    Raises:
+        RuntimeError: If it failed: that is over as well. Some versions of PyTorch tell it to whoever waits, but abort
+            the exchange first, which may hang, and some do not tell it. So the exchange itself is asked.
+    """
     try:
-        found: BaseException | None = work.exception()
-    except Exception as error:
-        return error
-    return found
+        failure = work.exception()
+    except TypeError:  # from PyTorch before 2.13, which cannot hand over what it has
+        work.wait(NEVER)  # with a time it is more likely to raise
+        return
+    if failure is not None:
+        raise RuntimeError(str(failure))
+    work.wait()

@@ -1,6 +1,7 @@
 """What neighbours of a ring send each other, and how long it takes to come."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -8,7 +9,6 @@ from typing import TYPE_CHECKING
 from ..groups import NO_ANSWER, Members, wait_for
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from torch.distributed import Work
 
@@ -42,62 +42,72 @@ class Exchange:
         Raises:
             RuntimeError: If the member before does not answer in time.
         """
+        until_s = time.monotonic() + self._at_most.total_seconds()
+        half_s = until_s - self._at_most.total_seconds() / 2.0
         if not self._part.is_cuda:
             sent: list[Work] = []
             with suppress(RuntimeError):
                 sent = self._send()
-            took_s = self._receive_s(self._at_most)
+            took_s = self._receive_s(until_s)
             with suppress(RuntimeError):
-                self._end(sent, self._at_most)
+                _wait_for_all(sent, until_s)
         elif self._receives_first:
             try:
-                took_s = self._receive_s(self._at_most / 2)
+                took_s = self._receive_s(half_s)
             finally:
-                self._send_in_turn(self._at_most)
+                self._send_in_turn(until_s)
         else:
-            self._send_in_turn(self._at_most / 2)  # whoever is second waits longer than the first
-            took_s = self._receive_s(self._at_most)
+            self._send_in_turn(half_s)
+            took_s = self._receive_s(until_s)
         return took_s
-
-    def _send_in_turn(self, at_most: timedelta) -> None:
-        with suppress(RuntimeError):
-            self._end(self._send(), at_most)
 
     def _send(self) -> "list[Work]":
         return [self._ring.send([self._part], self._after, tag) for tag in range(PARTS)]
 
-    @staticmethod
-    def _end(sent: "list[Work]", at_most: timedelta) -> None:
-        for work in sent:
-            wait_for(work, at_most)
+    def _send_in_turn(self, until_s: float) -> None:
+        with suppress(RuntimeError):
+            sent = self._send()
+            _look_until(lambda: all(it.is_completed() for it in sent), until_s)
 
-    def _receive_s(self, at_most: timedelta) -> float:
-        came = [self._part.clone() for _ in range(PARTS)]
-        awaited = [self._ring.recv([it], self._before, tag) for tag, it in enumerate(came)]
+    def _receive_s(self, until_s: float) -> float:
         if self._part.is_cuda:
-            return _by_clock_of_gpu(awaited, self._part.device, at_most)
-        for work in awaited[:SKIPPED]:
-            wait_for(work, at_most)
+            return self._receive_on_gpu_s(until_s)
+        awaited = self._receive()
+        _wait_for_all(awaited[:SKIPPED], until_s)
         began_s = time.perf_counter()
-        for work in awaited[SKIPPED:]:
-            wait_for(work, at_most)
+        _wait_for_all(awaited[SKIPPED:], until_s)
         return time.perf_counter() - began_s
 
+    def _receive(self) -> "list[Work]":
+        came = [self._part.clone() for _ in range(PARTS)]
+        return [self._ring.recv([it], self._before, tag) for tag, it in enumerate(came)]
 
-def _by_clock_of_gpu(awaited: "list[Work]", gpu: "torch.device", at_most: timedelta) -> float:
-    """Return how long the counted parts took on the GPU: a thread that waits for NCCL looks far too seldom."""
-    import torch
+    def _receive_on_gpu_s(self, until_s: float) -> float:
+        """Receive, and return how long that took by the clock of the GPU: a thread looks far too seldom.
 
-    stream = torch.cuda.current_stream(gpu)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    for count, work in enumerate(awaited, start=1):
-        work.wait()  # without a time the stream waits, and this thread does not
-        if count == SKIPPED:
-            begin.record(stream)
-    end.record(stream)
-    until_s = time.monotonic() + at_most.total_seconds()
-    while not end.query():  # type: ignore[no-untyped-call]
+        A stream of its own waits for what comes: on the one that sends begin behind, they would wait for it too.
+        """
+        import torch
+
+        stream = torch.cuda.Stream(self._part.device)  # type: ignore[no-untyped-call]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            for count, work in enumerate(self._receive(), start=1):
+                work.wait()  # without a time the stream waits, and this thread does not
+                if count == SKIPPED:
+                    begin.record(stream)
+            end.record(stream)
+        _look_until(end.query, until_s)
+        return float(begin.elapsed_time(end)) / 1e3
+
+
+def _wait_for_all(works: "list[Work]", until_s: float) -> None:
+    for work in works:
+        wait_for(work, timedelta(seconds=max(until_s - time.monotonic(), LOOK_S)))
+
+
+def _look_until(is_over: Callable[[], bool], until_s: float) -> None:
+    while not is_over():
         if time.monotonic() > until_s:
             raise RuntimeError(NO_ANSWER)
         time.sleep(LOOK_S)
-    return float(begin.elapsed_time(end)) / 1e3

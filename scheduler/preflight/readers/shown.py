@@ -8,21 +8,23 @@ from collections.abc import Sequence
 from .gpu_reader import Gpu
 
 
-def shown_gpus(told: str | None, gpus: Sequence[Gpu]) -> list[int] | None:
+def shown_gpus(told: str | None, gpus: Sequence[Gpu] | None) -> list[int] | None:
     """Return NVML's numbers of the GPUs that CUDA shows, in CUDA's order; None if these are all, or cannot be told.
 
     CUDA passes over all that stands behind an entry which names no GPU. Parts of GPUs (MIG) cannot be told.
 
     Args:
         told: CUDA_VISIBLE_DEVICES: numbers by PCI address, or UUIDs, of which the beginning is enough. None if unset.
-        gpus: All that NVML sees.
+        gpus: All that NVML sees; None if it is not there, so that UUIDs cannot be told either.
     """
     if told is None or "MIG-" in told:
         return None
     found: list[int] = []
     for entry in told.split(","):
         name = entry.strip()
-        number = _number(name, gpus)
+        if gpus is None and name.startswith("GPU-"):
+            return None
+        number = _number(name, gpus or ())
         if number is None:
             break
         found.append(number)
