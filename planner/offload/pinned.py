@@ -42,6 +42,7 @@ class PinnedPlace:
         self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
         self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._computes = torch.cuda.current_stream(gpu)
 
     @property
@@ -61,7 +62,7 @@ class PinnedPlace:
             self._asked.wait(self._stream)
             for host, gpu in self._pairs(storages):
                 host.copy_(gpu, non_blocking=True)
-            self._stream.synchronize()
+            self._wait_for_copies()
 
     def release(self, storages: Storages) -> None:
         """Give their memory back to PyTorch's allocator."""
@@ -88,11 +89,16 @@ class PinnedPlace:
             self._taken.wait(self._stream)
             for host, gpu in self._pairs(storages):
                 gpu.copy_(host, non_blocking=True)
-            self._stream.synchronize()
+            self._wait_for_copies()
 
     def close(self) -> None:
         """Give up the memory."""
         self._host = torch.empty(0, dtype=torch.uint8)
+
+    def _wait_for_copies(self) -> None:
+        """Wait on an event that lets the core sleep; a stream would keep it busy."""
+        self._copied.record(self._stream)
+        self._copied.synchronize()
 
     def _pairs(self, storages: Storages) -> Iterator[tuple[Tensor, Tensor]]:
         at = 0

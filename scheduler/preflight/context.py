@@ -116,7 +116,7 @@ class Context:
         if shown is None:
             return f"cuda:{gpu}"
         if gpu not in shown:
-            raise BackendError(f"CUDA_VISIBLE_DEVICES does not show gpu {gpu}", "unset it where checks are run")
+            raise BackendError(f"CUDA_VISIBLE_DEVICES does not show gpu {gpu}; unset it where checks are run")
         return f"cuda:{shown.index(gpu)}"
 
     def shown(self) -> list[int] | None:

@@ -1,5 +1,6 @@
 """`longshore preflight`. Heavy modules are imported when it runs."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ _COLUMNS = (
 
 def preflight(
     nodes: Annotated[str | None, typer.Option(help="Names of nodes, with commas; all if left out.")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="Cluster file; the folder's, or 4 nodes of 4 slots.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; the folder's, or else this machine.")] = None,
     folder: FolderOption = None,
     level: Annotated[int, typer.Option(min=0, max=3, help="0 state, 1 seconds, 2 minutes, 3 half an hour.")] = 1,
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="That jobs compute in.")] = "fp32",
@@ -55,9 +56,10 @@ def preflight(
     folder = folder or Path(".longshore")
     home = folder / "preflight"
     make_folder(home, "--folder")
-    placement = _placement(nodes, cluster, folder)
+    gpus = _gpus()
+    placement = _placement(nodes, cluster, folder, gpus)
     _check_files(wiring, port_facts)
-    slots = not real and not _has_gpus()
+    slots = not real and not gpus
     if slots:
         typer.echo("no GPU answers here: checks of GPUs are skipped; --real lets them fail", err=True)
     places = [
@@ -74,17 +76,22 @@ def preflight(
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _placement(nodes: str | None, cluster: Path | None, folder: Path) -> "Placement":
-    """Return all GPUs of the nodes that are named.
+def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int) -> "Placement":
+    """Return all GPUs of the nodes that are named; where no file tells of nodes, of this machine if it has GPUs.
 
     Raises:
         InputError: If there are no such nodes.
     """
     from ....cluster.presets.cluster_file import read_cluster
+    from ...files.paths import exists
     from ...model.placement import Share
     from ...service.service import default_cluster, layout_of
+    from ...settings import cluster_of
 
-    known = layout_of(read_cluster(cluster or default_cluster(folder))).nodes
+    if cluster is None and gpus and not exists(cluster_of(folder)):
+        known = {os.uname().nodename: gpus}
+    else:
+        known = layout_of(read_cluster(cluster or default_cluster(folder))).nodes
     chosen = list(known) if nodes is None else [name.strip() for name in nodes.split(",")]
     for name, times in Counter(chosen).items():
         if name not in known:
@@ -97,15 +104,16 @@ def _placement(nodes: str | None, cluster: Path | None, folder: Path) -> "Placem
     return tuple(Share(name, tuple(range(known[name]))) for name in chosen)
 
 
-def _has_gpus() -> bool:
-    """Say whether the driver of this machine tells of GPUs."""
+def _gpus() -> int:
+    """Return how many GPUs the driver of this machine tells of."""
     from ....cluster.files.errors import BackendError
+    from ...preflight.readers.gpu_reader import GpuLostError
     from ...preflight.readers.nvml import open_nvml
 
     try:
-        return bool(open_nvml().gpus())
-    except BackendError:
-        return False
+        return open_nvml().count()
+    except (BackendError, GpuLostError):
+        return 0
 
 
 def _check_files(wiring: Path | None, port_facts: Path | None) -> None:

@@ -45,8 +45,10 @@ def _rate(context: Context, members: tuple[str, ...], expected: float) -> float:
     import torch
 
     ring, rank = join(context), members.index(context.node)
-    size = int(min(MOST_BYTES, max(LEAST_BYTES, expected * PROBE_S))) if expected else USUAL_BYTES
     is_cuda = context.workload.backend == "nccl" and not context.place.slots
+    size = int(min(MOST_BYTES, max(LEAST_BYTES, expected * PROBE_S))) if expected else USUAL_BYTES
+    if is_cuda:
+        size = MOST_BYTES  # small parts take as long as to ask for them
     home = context.where(context.chosen.gpus[0]) if is_cuda else "cpu"
     part = torch.ones(size // PARTS, dtype=torch.uint8, device=home)
     took_s = Exchange(ring, rank, len(members), part, patience(context)).took_s()

@@ -72,30 +72,35 @@ class Exchange:
     def _receive_s(self, until_s: float) -> float:
         if self._part.is_cuda:
             return self._receive_on_gpu_s(until_s)
-        awaited = self._receive()
+        awaited = self._receive(self._room())
         _wait_for_all(awaited[:SKIPPED], until_s)
         began_s = time.perf_counter()
         _wait_for_all(awaited[SKIPPED:], until_s)
         return time.perf_counter() - began_s
 
-    def _receive(self) -> "list[Work]":
-        came = [self._part.clone() for _ in range(PARTS)]
-        return [self._ring.recv([it], self._before, tag) for tag, it in enumerate(came)]
+    def _room(self) -> "list[Tensor]":
+        return [self._part.clone() for _ in range(PARTS)]
+
+    def _receive(self, came: "list[Tensor]", first_tag: int = 0) -> "list[Work]":
+        return [self._ring.recv([it], self._before, tag) for tag, it in enumerate(came, start=first_tag)]
 
     def _receive_on_gpu_s(self, until_s: float) -> float:
         """Receive, and return how long that took by the clock of the GPU: a thread looks far too seldom.
 
-        A stream of its own waits for what comes: on the one that sends begin behind, they would wait for it too.
+        A stream of its own waits for what comes: on the one that sends begin behind, they would wait for it too. The
+        clock is read before the counted parts are asked for, or some would have come by then.
         """
         import torch
 
         stream = torch.cuda.Stream(self._part.device)  # type: ignore[no-untyped-call]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
-            for count, work in enumerate(self._receive(), start=1):
+            came = self._room()
+            for work in self._receive(came[:SKIPPED]):
                 work.wait()  # without a time the stream waits, and this thread does not
-                if count == SKIPPED:
-                    begin.record(stream)
+            begin.record(stream)
+            for work in self._receive(came[SKIPPED:], SKIPPED):
+                work.wait()
             end.record(stream)
         _look_until(end.query, until_s)
         return float(begin.elapsed_time(end)) / 1e3

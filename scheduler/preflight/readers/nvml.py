@@ -58,13 +58,21 @@ class NvmlReader:
         versions = [self._must(call) for call in (nvml.nvmlSystemGetDriverVersion, nvml.nvmlSystemGetNVMLVersion)]
         return Driver(_text(versions[0]), _text(versions[1]), " ".join(sorted(_text(it) for it in firmware if it)))
 
+    def count(self) -> int:
+        """Return how many GPUs there are, with those that do not answer.
+
+        Raises:
+            GpuLostError: If the driver does not.
+        """
+        return int(self._must(self._nvml.nvmlDeviceGetCount))
+
     def gpus(self) -> Sequence[Gpu]:
         """Return all GPUs that answer.
 
         Raises:
             GpuLostError: If the driver does not.
         """
-        found = (self._gpu(index) for index in range(int(self._must(self._nvml.nvmlDeviceGetCount))))
+        found = (self._gpu(index) for index in range(self.count()))
         return [gpu for gpu in found if gpu is not None]
 
     def _gpu(self, index: int) -> Gpu | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
+from ....cluster.files.errors import LongshoreError
 from ..catalogue import all_checks, find_check
 from ..check import Check, Finding, Outcome, incomplete
 from ..context import Context, Place, open_context
@@ -58,6 +59,8 @@ def carry_out(order: Order, context: Context) -> list[Finding]:
         found = _missing(check, context) or list(check.run(context))
         wrong = [it for it in found if not isinstance(it, Finding)]
         return [incomplete(f"it found {wrong[0]!r}, which is no finding")] if wrong else found
+    except LongshoreError as error:
+        return [incomplete(str(error))]
     except Exception as error:  # whatever hardware, libraries and strangers' checks may raise
         told = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return [incomplete(told, "look at the node; if it is well, the check is broken")]

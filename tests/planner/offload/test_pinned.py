@@ -23,22 +23,24 @@ PATIENCE_S = 20.0
 
 class Stream:
     def __init__(self, cuda: "Cuda") -> None:
-        self._cuda = cuda
+        self.cuda = cuda
         self.behind: set[str] = set()  # what has ended before the next operation begins
-
-    def synchronize(self) -> None:
-        self._cuda.may_break("synchronize")
 
 
 class Event:
-    def __init__(self) -> None:
+    def __init__(self, *, blocking: bool = False) -> None:
         self._behind: set[str] = set()
+        self._blocking = blocking
 
     def record(self, stream: Stream) -> None:
-        self._behind = set(stream.behind)
+        self._behind, self._cuda = set(stream.behind), stream.cuda
 
     def wait(self, stream: Stream) -> None:
         stream.behind |= self._behind
+
+    def synchronize(self) -> None:
+        assert self._blocking, "the core would be busy"
+        self._cuda.may_break("synchronize")
 
 
 class Storage:

@@ -1,5 +1,6 @@
 """The reader of NVML against a C library of our own in place of NVIDIA's; no real driver is asked."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,10 @@ import pytest
 
 SOURCE = Path(__file__).parent / "nvml_stub.c"
 ROOT = Path(__file__).parents[3]
+CLUSTER = """
+node_types: {boards: {gpus: 2, peak_flops: 1e12, memory_bytes: 1e9}}
+racks: [{nodes: [{type: boards, name: a}]}]
+"""
 READ = """
 from longshore.scheduler.preflight.readers.gpu_reader import GpuLostError
 from longshore.scheduler.preflight.readers.nvml import open_nvml
@@ -106,6 +111,25 @@ def test_what_nvml_tells_is_read_and_what_it_does_not_support_is_none(library: P
 
 def test_what_nvml_tells_has_its_verdict_and_what_it_does_not_support_is_skipped(library: Path) -> None:
     assert said(library, JUDGE) == JUDGED
+
+
+def test_without_a_cluster_file_this_machine_is_checked_with_its_gpus(library: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    done = preflight(library, "--folder", folder)
+    assert "no GPU answers here" not in done.stderr
+    told = json.loads(done.stdout)
+    assert told["nodes"] == [os.uname().nodename]
+    answers = {it["device"]: it["outcome"] for it in told["results"] if it["check"] == "count.type"}
+    assert answers == {"gpu 0": "pass", "gpu 1": "pass", "gpu 2": "pass", "gpu 3": "fail"}  # the last is lost
+    assert not (folder / "cluster.yaml").exists()
+    (folder / "cluster.yaml").write_text(CLUSTER)
+    assert json.loads(preflight(library, "--folder", folder).stdout)["nodes"] == ["a"]
+
+
+def preflight(library: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "longshore", "preflight", "--level", "0", "--json", *options]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def said(library: Path, code: str) -> str:
