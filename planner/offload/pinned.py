@@ -1,10 +1,13 @@
-"""Pinned memory of a host, for content of a GPU's. It was never run on a GPU.
+"""Pinned memory of a host, for content of a GPU's.
 
 Source: SPEC P4.
 """
 
+import mmap
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +24,10 @@ def _told(problem: str) -> Iterator[None]:
         raise OSError(f"{problem}: {error}") from error
 
 
+def _unpin(library: Any, host: Tensor) -> None:
+    library.cudaHostUnregister(host.data_ptr())
+
+
 class PinnedPlace:
     """Pinned memory; copies go by a stream of their own.
 
@@ -33,11 +40,9 @@ class PinnedPlace:
     """
 
     def __init__(self, size_bytes: int, gpu: torch.device) -> None:
-        try:
-            self._host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError as error:
-            raise OSError(f"{size_bytes} bytes of pinned memory cannot be had: {error}") from error
         self._gpu = gpu
+        with _told(f"{size_bytes} bytes of pinned memory cannot be had"):
+            self._host = self._pinned(size_bytes)
         self._sizes = list[int]()
         self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
         self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -93,7 +98,22 @@ class PinnedPlace:
 
     def close(self) -> None:
         """Give up the memory."""
+        self._unpin()
         self._host = torch.empty(0, dtype=torch.uint8)
+
+    def _pinned(self, size_bytes: int) -> Tensor:
+        """Return memory of just this size: PyTorch's own would be of the next power of two, and stay after its end.
+
+        It begins with a page, so that no other is pinned with it, and is shared, so that a fork does not copy it.
+        """
+        host = torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=torch.uint8)
+        library = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._gpu):
+            torch.cuda.check_error(library.cudaHostRegister(host.data_ptr(), size_bytes, 0))
+        # The memory is kept as long as it is pinned, whoever forgets to close this.
+        self._unpin = weakref.finalize(self, _unpin, library, host)
+        self._unpin.atexit = False  # CUDA may be gone by then, and the system takes all back
+        return host
 
     def _wait_for_copies(self) -> None:
         """Wait on an event that lets the core sleep; a stream would keep it busy."""

@@ -150,7 +150,7 @@ def _look_at(work: dist.Work) -> None:
     """
     try:
         failure = work.exception()
-    except TypeError:  # from PyTorch before 2.13, which cannot hand over what it has
+    except (TypeError, AttributeError):  # from PyTorch before 2.13, which cannot hand over what it has
         work.wait(NEVER)  # with a time it is more likely to raise
         return
     if failure is not None:

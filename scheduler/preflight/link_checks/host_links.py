@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..check import Check, Compared, Finding, Need, failed, passed, skipped
 from ..context import Context
 
-COPY_BYTES = 8 << 20
+COPY_BYTES = 32 << 20
 RESEAT = "reseat the card; replace the riser"
 
 
@@ -25,16 +25,21 @@ def width(context: Context) -> Iterator[Finding]:
 
 
 def copy_and_back(context: Context) -> Iterator[Finding]:
-    """Copy bytes to each GPU and back, and tell how fast that is."""
+    """Copy bytes to each GPU and back, and tell how fast that is: the link, and not the host's copies beside it."""
     import time
 
     import torch
 
-    sent = torch.arange(COPY_BYTES // 4, dtype=torch.int32)
+    sent = torch.arange(COPY_BYTES // 4, dtype=torch.int32).pin_memory()
+    came = torch.empty_like(sent).pin_memory()
     for gpu in context.chosen.gpus:
         where, device = context.where(gpu), f"gpu {gpu}"
+        there = torch.zeros_like(sent, device=where)
+        torch.cuda.synchronize(where)
         begin_s = time.perf_counter()
-        came = sent.to(where).cpu()
+        there.copy_(sent, non_blocking=True)
+        came.copy_(there, non_blocking=True)
+        torch.cuda.synchronize(where)
         took_s = time.perf_counter() - begin_s
         wrong = int((came != sent).sum())
         if wrong:

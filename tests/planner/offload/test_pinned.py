@@ -3,11 +3,13 @@
 The twin leaves out bytes, time and memory: it tells whether a copy may meet kernels that are still under way.
 """
 
+import gc
 import math
+import mmap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -67,8 +69,10 @@ class Cuda:
         self.copies: list[set[str]] = []  # behind what each began
         self.breaks = ""  # what fails, and all that is asked after it: so it is with errors of CUDA
         self.broken = False
+        self.pinned, self.refuses = dict[int, int](), 0
         self.cuda = SimpleNamespace(
             Stream=lambda _: Stream(self), Event=Event, current_stream=lambda _: self.current, stream=self.on,
+            device=lambda _: nullcontext(), cudart=lambda: self, check_error=self.check_error,
             mem_get_info=self.free, memory_reserved=lambda _: 0, memory_allocated=lambda _: 0,
         )  # fmt: skip
 
@@ -89,8 +93,25 @@ class Cuda:
         finally:
             self.current = before
 
-    def empty(self, size: int, *, pin_memory: bool = False, **_: object) -> "Tensor":
-        return Tensor(self, size, "copy out" if pin_memory else "copy back")
+    def empty(self, size: int, **_: object) -> "Tensor":
+        return Tensor(self, size, "copy back")
+
+    def frombuffer(self, memory: mmap.mmap, **_: object) -> "Tensor":
+        return Tensor(self, len(memory), "copy out")
+
+    def check_error(self, error: int) -> None:
+        if error:
+            raise RuntimeError("out of memory")
+
+    def cudaHostRegister(self, at: int, size: int, flags: int) -> int:  # noqa: N802  # CUDA's name
+        assert at not in self.pinned
+        assert not flags
+        self.pinned[at] = size
+        return self.refuses
+
+    def cudaHostUnregister(self, at: int) -> int:  # noqa: N802
+        del self.pinned[at]
+        return 0
 
 
 class Tensor:
@@ -105,6 +126,9 @@ class Tensor:
 
     def numel(self) -> int:
         return self._size
+
+    def data_ptr(self) -> int:
+        return id(self)
 
     def copy_(self, _: "Tensor", **__: object) -> None:
         self._cuda.may_break(self._copy)
@@ -131,6 +155,24 @@ def test_copies_begin_behind_the_kernels_that_may_use_the_memory(cuda: Cuda) -> 
     assert "backward pass" in cuda.copies[-1]
     assert state[0].size == 4096
     assert state[0].taken_on is cuda.computes  # else the allocator may give what kernels there still use
+
+
+def test_just_the_memory_that_is_asked_for_is_pinned_and_given_back_once_also_if_nobody_closes_it(cuda: Cuda) -> None:
+    place = pinned.PinnedPlace(5000, torch.device("cuda", 0))
+    assert (place.size_bytes, list(cuda.pinned.values())) == (5000, [5000])
+    place.close()
+    place.close()
+    assert cuda.pinned == {}
+    place = pinned.PinnedPlace(5000, torch.device("cuda", 0))
+    del place
+    gc.collect()
+    assert cuda.pinned == {}
+
+
+def test_without_memory_to_pin_there_is_an_error_of_a_place(cuda: Cuda) -> None:
+    cuda.refuses = 2
+    with pytest.raises(OSError, match="5000 bytes of pinned memory cannot be had: out of memory"):
+        pinned.PinnedPlace(5000, torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(
