@@ -1,4 +1,4 @@
-"""A group that sums what lies on GPUs over NCCL, and all else over gloo. It was never run on a GPU.
+"""A group that sums what lies on GPUs over NCCL, and all else over gloo. It ran on one GPU, with one member, alone.
 
 An all-reduce of NCCL with a member that died never ends by itself. So it is polled beside the word of the coordinator,
 as those of gloo are, and then aborted. Some versions of NCCL hang in that: such a process ends itself, and another one
