@@ -35,6 +35,7 @@ def copy_and_back(context: Context) -> Iterator[Finding]:
     for gpu in context.chosen.gpus:
         where, device = context.where(gpu), f"gpu {gpu}"
         there = torch.zeros_like(sent, device=where)
+        came.zero_()  # what came from the GPU before would hide a copy that does nothing
         torch.cuda.synchronize(where)
         begin_s = time.perf_counter()
         there.copy_(sent, non_blocking=True)

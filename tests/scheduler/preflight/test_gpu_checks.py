@@ -346,3 +346,24 @@ def test_a_process_warms_up_on_its_own_gpus_alone_and_rounds_as_the_tolerance_sa
     worker._warm_up(node(tmp_path, [gpu(it) for it in range(4)], **place))
     assert told == ["set", used, used]
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize("lazy", [None, 0, 1])
+def test_a_gpu_to_which_nothing_is_copied_is_found_also_behind_one_that_is_well(
+    lazy: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The processor stands for GPUs here, so nothing is pinned and no stream is waited for.
+    asked: list[str] = []
+    copy = torch.Tensor.copy_
+
+    def copied(to: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
+        assert non_blocking
+        asked.append("copy")
+        return to if lazy is not None and (len(asked) - 1) // 2 == lazy else copy(to, source)
+
+    monkeypatch.setattr(Context, "where", lambda _, gpu: "cpu")
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda it: it)
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
+    found = {it.device: it.outcome for it in ask(node(tmp_path, [gpu(0), gpu(1)]), "copy.h2d")}
+    assert found == {f"gpu {it}": FAIL if it == lazy else PASS for it in (0, 1)}
