@@ -1,7 +1,6 @@
 import gc
 import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from benchmarks.slurm_cluster import SlurmCluster
 from tests.command_line import Command
 from tests.scheduler.backends import ray_cluster as ray
 from tests.scheduler.backends.ray_cluster import RayCluster
+
+pytest_plugins = ["tests.support.signals"]
 
 # A first call compiles kernels, and the default deadline then reports a false failure.
 settings.register_profile("longshore", deadline=None)
@@ -67,22 +68,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if RAY in item.config.stash and not goes_on:
         item.config.stash[RAY].end()
         del item.config.stash[RAY]
-
-
-def caught_signals() -> tuple[bool, bool]:
-    """Return whether this process handles SIGINT and SIGTERM; what Python was last told may have been undone in C."""
-    caught = re.search(r"SigCgt:\s*(\w+)", Path("/proc/self/status").read_text())
-    assert caught
-    interrupt, terminate = (int(caught[1], 16) >> number - 1 & 1 == 1 for number in (signal.SIGINT, signal.SIGTERM))
-    return interrupt, terminate
-
-
-@pytest.fixture(autouse=True)
-def signals_are_left_alone() -> Iterator[None]:
-    """Let no test change what a signal does to the tests after it: another would die, and only in some orders."""
-    before = caught_signals()
-    yield
-    assert caught_signals() == before, "this test leaves SIGINT or SIGTERM handled in another way"
 
 
 @pytest.fixture
