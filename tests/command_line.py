@@ -1,4 +1,4 @@
-"""The command line in this process."""
+"""The command line, in this process or as one of its own."""
 
 import sys
 from typing import NamedTuple
@@ -27,3 +27,7 @@ class Command:
         except SystemExit as end:
             return Done(int(end.code or 0), *self.capsys.readouterr())
         raise AssertionError("main returns only by SystemExit")
+
+
+def process(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "longshore", *map(str, arguments)]

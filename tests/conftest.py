@@ -16,6 +16,8 @@ from tests.scheduler.backends import ray_cluster as ray
 from tests.scheduler.backends.ray_cluster import RayCluster
 
 pytest_plugins = ["tests.support.signals"]
+# Their assertions compare whole runs: a failure shows what differs, as in a file of tests.
+pytest.register_assert_rewrite("tests.cluster.agreement", "tests.scheduler.failover.trial")
 
 # A first call compiles kernels, and the default deadline then reports a false failure.
 settings.register_profile("longshore", deadline=None)

@@ -14,6 +14,8 @@ from longshore.agents.registry import find_policy, policy_names
 from longshore.agents.rollouts.rollout import Rollout, Search
 from longshore.cluster.model.objective import Objective
 
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
 
 def untrained(*, action: str, waiting: bool, time_to_go: Objective | None = None) -> LearnedPolicy:
     """Return a policy of random weights, for clusters of any size."""
@@ -49,7 +51,12 @@ ROLLOUTS: list[Policy] = [
     Rollout(untrained_candidates(waiting=False), Search(futures=2, width=3)),
     *(
         Rollout(untrained_candidates(waiting=True, time_to_go=objective), Search(futures=2, width=3, horizon=2))
-        for objective in get_args(Objective)
+        for objective in OBJECTIVES
     ),
 ]
 POLICIES = {policy.name: policy for policy in [*map(find_policy, policy_names()), *LEARNED, *ROLLOUTS]}
+
+
+def log_probabilities(network: torch.nn.Module, observations: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    logits = network(observations)[0]
+    return torch.where(masks, logits[:, : masks.shape[1]], -torch.inf).log_softmax(dim=1)

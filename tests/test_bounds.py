@@ -1,30 +1,16 @@
 """The exact optimum against hand-worked cases, and every policy against the optimum."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
+from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.model.topology import Cluster, grid_cluster
-from longshore.cluster.model.workload import workload_of
+from tests.batches import RULES, batch, batches, fault_free
 from tests.bounds import optimal_makespan_s
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted
-
-RULES = Rules(False, 0.25, 4, 150e9, 12.5e9, math.inf, 0.0, ORDERS["fifo"], math.inf, True)  # noqa: FBT003
-
-
-def batch(cluster: Cluster, jobs: list[tuple[int, float]]) -> Scenarios:
-    gpus, work_s = (np.array(column) for column in zip(*jobs, strict=True))
-    workload = workload_of(tuple(map(str, range(len(jobs)))), gpus, work_s, np.zeros(len(jobs)))
-    return stack(cluster, [workload], fault_seed=np.array([0]), source_rate_per_s=np.zeros(fault_sources(cluster)))
-
-
-def fault_free(cluster: Cluster) -> FaultProcess:
-    return FaultProcess(1.0, 1.0, 0.0, 0.0, np.zeros(fault_sources(cluster) + 1, np.int32), np.zeros(0), np.zeros(0))
 
 
 @pytest.mark.parametrize(
@@ -50,15 +36,6 @@ def test_jobs_that_arrive_later_are_refused() -> None:
     scenarios = batch(cluster, [(1, 1.0)])
     with pytest.raises(ValueError, match="a batch at 0 s"):
         optimal_makespan_s(cluster, scenarios._replace(submit_s=np.array([[1.0]])), 0, RULES)
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> tuple[Cluster, Scenarios]:
-    nodes, gpus_per_node = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    speed = draw(st.lists(st.sampled_from((0.5, 1.0, 2.0)), min_size=nodes, max_size=nodes))
-    cluster = grid_cluster(nodes, gpus_per_node, speed=np.array(speed))
-    job = st.tuples(st.integers(1, nodes * gpus_per_node), st.integers(1, 20).map(float))
-    return cluster, batch(cluster, draw(st.lists(job, min_size=1, max_size=5)))
 
 
 @settings(deadline=None, max_examples=100)

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,10 @@ import pytest
 
 from longshore.cluster.workloads.profiles import PROFILES
 from longshore.commands import options
-from tests.command_line import Command
+from tests.checkout import DATA, HETERO64, SMALL, needs_data
+from tests.command_line import Command, process
 from tests.packages import install
 from tests.schedule_checker import check_schedule
-
-ROOT = Path(__file__).parent.parent
-DATA = ROOT / ".." / "shared" / "data"
-HETERO64, SMALL = ROOT / "examples" / "hetero64.yaml", ROOT / "examples" / "small.yaml"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real traces in ../shared/data are absent")
 
 
 @pytest.fixture
@@ -33,10 +28,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "twins.csv").write_text("id,gpus,work_s,submit_s\na,1,100,0\na,2,100,5\na#2,1,50,9\na,1,9,9\n")
     (tmp_path / "large.csv").write_text("id,gpus,work_s,submit_s\na,1,100,0\nbig,65,100,5\n")
     return tmp_path
-
-
-def process(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "longshore", *map(str, arguments)]
 
 
 def schedule(*arguments: object, at: Path) -> list[object]:

@@ -20,8 +20,8 @@ from longshore.commands.adding import COMMANDS as OFFLINE
 from longshore.commands.progress import Lines
 from longshore.scheduler.commands.adding import ENTRIES
 from longshore.scheduler.commands.panels import JOBS, POLICIES, SCHEDULER
-from tests.command_line import Command
-from tests.test_cli import HETERO64, process
+from tests.checkout import HETERO64
+from tests.command_line import Command, process
 
 
 @pytest.mark.parametrize(

@@ -1,36 +1,19 @@
 """What docs/extending.md says works as it stands there: its files are written down and run."""
 
 import os
-import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from longshore.cluster.files.plugins import SEAMS
 from longshore.cluster.kernels.compiled import COMPILED_SEAMS
+from tests.extending_page import PARTS, files_of, points_of
 from tests.packages import write_package
 
-PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
-PARTS = {part.split("\n", 1)[0]: part for part in PAGE.split("\n## ")[1:]}
 COMPILED = [f"longshore.{seam}" for seam in COMPILED_SEAMS]
 WITH_CODE = [title for title, part in PARTS.items() if "```python" in part]
-
-
-def files_of(part: str) -> dict[str, str]:
-    """Return the Python files that a part of the page shows, by name."""
-    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", part, re.S)
-    assert len(blocks) == part.count("```python")
-    return dict(blocks)
-
-
-def points_of(part: str) -> dict[str, dict[str, str]]:
-    """Return the entry points that a part of the page registers, by group."""
-    (block,) = re.findall(r"```toml\n(.*?)```", part, re.S)
-    groups: dict[str, dict[str, str]] = tomllib.loads(block)["project"]["entry-points"]
-    return groups
 
 
 @pytest.mark.parametrize("title", WITH_CODE)

@@ -33,6 +33,7 @@ def sources() -> list[Path]:
 
 class Facts(NamedTuple):
     imported: set[str]
+    imports: list[ast.Import | ast.ImportFrom]
     functions: list[tuple[int, str]]  # the length of each, docstring and all, and its name
     classes: list[tuple[str, set[str]]]  # the name of each, and its bases
 
@@ -40,8 +41,10 @@ class Facts(NamedTuple):
 @cache
 def facts_of(path: Path) -> Facts:
     """Return what the tests ask of a module: each is parsed once for all of them."""
-    facts = Facts(set(), [], [])
+    facts = Facts(set(), [], [], [])
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            facts.imports.append(node)
         if isinstance(node, ast.Import):
             facts.imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -57,6 +60,45 @@ def test_no_module_imports_a_room_by_its_bare_name() -> None:
     # From the checkout's root `import envs` would find the folder and load it a second time.
     for path in sources():
         assert not {name.split(".")[0] for name in facts_of(path).imported} & set(ROOMS), path
+
+
+def files_of_tests_in(node: ast.Import | ast.ImportFrom, package: tuple[str, ...]) -> list[str]:
+    """Return the names in an import that are files of tests, or in one; `package` are the folders of its module."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    else:
+        above = package[: len(package) - node.level + 1] if node.level else ()
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        names = [f"{base}.{alias.name}" for alias in node.names]
+    return [name for name in names if name.startswith("tests.") and re.search(r"\.test_", name)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import tests.cluster.test_engine",
+        "from tests.cluster.test_engine import agree",
+        "from tests.cluster import test_engine as engine",
+        "from .test_engine import agree",
+        "from . import heap, test_engine",
+        "from ..cluster.test_engine import agree",
+        "def late() -> None:\n    from tests.cluster.test_engine import agree",
+    ],
+)
+def test_an_import_from_a_file_of_tests_is_found_however_it_is_written(line: str) -> None:
+    nodes = [node for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    (found,) = [name for node in nodes for name in files_of_tests_in(node, ("tests", "cluster"))]
+    assert found.startswith("tests.cluster.test_engine")
+
+
+def test_no_module_imports_from_a_file_of_tests() -> None:
+    """What several files use is in a module of its own, or else it is loaded twice and needs all that its file does."""
+    assert [
+        (str(path), name)
+        for path in sources()
+        for node in facts_of(path).imports
+        for name in files_of_tests_in(node, path.relative_to(ROOT).parts[:-1])
+    ] == []
 
 
 def test_no_file_is_longer_than_400_lines() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from longshore.planner.calibration.profile_file import write_hardware
 from tests.command_line import Command
-from tests.planner.execution.test_running import HOST
+from tests.planner.models import HOST
 from tests.scheduler.served import Served, until
 
 ROOT = Path(__file__).parent.parent

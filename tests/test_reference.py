@@ -2,7 +2,6 @@
 
 import math
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 
 from longshore.cluster.kernels.counter_random import uniform
 from longshore.cluster.model.outcome import Event, Outcome, metrics
-from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, fault_sources, stack
-from longshore.cluster.model.topology import Cluster, grid_cluster
-from longshore.cluster.model.workload import workload_of
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.topology import grid_cluster
+from tests.cases_by_hand import BLOCKED, NO_FAULTS, Jobs, hand_case
 from tests.reference import Choose, first_state, simulate
 from tests.reference_faults import philox, plain_uniform, random_outages
 from tests.reference_policies import POLICIES, first_fit, scripted
@@ -22,45 +21,9 @@ from tests.schedule_checker import check_schedule
 from tests.schedule_records import cluster_record, event_records, job_records
 from tests.strategies import Case, cases
 
-RULES = Rules(
-    ring=False,
-    node_penalty=0.25,
-    reference_gpus=4,
-    reference_intra_bytes_per_s=150e9,
-    reference_nic_bytes_per_s=12.5e9,
-    checkpoint_s=20.0,
-    restart_s=5.0,
-    order=ORDERS["fifo"],
-    ageing_s=math.inf,
-    waiting=False,
-)
-NO_FAULTS = FaultProcess(1.0, 60.0, 0.0, 0.0, np.zeros(0, np.int32), np.zeros(0), np.zeros(0))
 POLICY_OF = st.sampled_from(sorted(POLICIES)).map(POLICIES.__getitem__) | st.builds(
     scripted, st.integers(0, 2**32 - 1), st.sampled_from((0.0, 0.3))
 )
-Jobs = list[tuple[int, float, float]]  # GPUs, work, submission
-
-
-def hand_case(
-    cluster: Cluster,
-    jobs: Jobs,
-    outages: dict[int, list[tuple[float, float]]] | None = None,
-    estimate_s: list[float] | None = None,
-    **rules: Any,
-) -> Case:
-    gpus, work_s, submit_s = (np.array(column) for column in zip(*jobs, strict=True))
-    sources = fault_sources(cluster)
-    lists = [(outages or {}).get(source, []) for source in range(sources)]
-    process = NO_FAULTS._replace(
-        outage_first=np.cumsum([0, *map(len, lists)]).astype(np.int32),
-        outage_start_s=np.array([start_s for listed in lists for start_s, _ in listed]),
-        outage_end_s=np.array([end_s for listed in lists for _, end_s in listed]),
-    )
-    work = workload_of(tuple(map(str, range(len(jobs)))), gpus, work_s, submit_s)
-    scenarios = stack(cluster, [work], fault_seed=np.array([1]), source_rate_per_s=np.zeros(sources))
-    if estimate_s is not None:
-        scenarios = scenarios._replace(estimate_s=np.array([estimate_s]))
-    return Case(cluster, scenarios, 0, process, RULES._replace(**rules))
 
 
 def run(case: Case, choose: Choose = first_fit) -> tuple[list[Event], Outcome]:
@@ -183,9 +146,6 @@ def test_after_a_transient_fault_the_gpus_are_back_at_the_same_moment() -> None:
     assert [event.kind for event in events[first : first + 4]] == ["fault", "stop", "repair", "start"]
     assert len({event.time_s for event in events[first : first + 4]}) == 1
     assert outcome.down_gpu_s[0] == 0.0
-
-
-BLOCKED: Jobs = [(2, 100.0, 0.0), (4, 50.0, 0.0), (2, 101.0, 0.0), (2, 99.0, 0.0), (1, 30.0, 0.0), (1, 20.0, 0.0)]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.topology import grid_cluster
+from tests.cases_by_hand import Jobs, hand_case
 from tests.reference import first_state, simulate
 from tests.reference_policies import POLICIES, gpus_of_set, lemons, likely_sets, node_sets, scripted
 from tests.reference_state import ReferenceState
-from tests.test_reference import Jobs, hand_case
 
 MIXED = np.array([1.0, 2.0, 0.5])
 BUSY = (0, 4, 5)  # of three nodes of 4 GPUs, free are 1 2 3, then 6 7, then 8 9 10 11

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.extending_page import PARTS, files_of, points_of
 from tests.packages import write_package
-from tests.test_extending import PARTS, files_of, points_of
 
 ROOT = Path(__file__).parent.parent
 

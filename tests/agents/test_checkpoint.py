@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.learned.checkpoint import layout_of, load_policy, network_of, save_policy, schema_of
+from longshore.agents.learned.checkpoint import layout_of, load_policy, save_policy
 from longshore.agents.learned.network import Layout
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.candidates import CandidateNetwork, candidate_weights
@@ -18,18 +18,7 @@ from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
-
-NODES = (8,) * 8
-
-
-def untrained(
-    network: str = "set", *, action: str = "node", observation: str = "full", waiting: bool = False
-) -> LearnedPolicy:
-    torch.manual_seed(0)
-    schema = schema_of(
-        algorithm="ppo", network=network, action=action, observation=observation, waiting=waiting, node_gpus=NODES
-    )
-    return LearnedPolicy("untrained", schema, network_of(schema))
+from tests.agents.untrained import untrained
 
 
 def simulation(rows: int = 4, *, nodes: int = 8, waiting: bool = False) -> Simulation:

@@ -15,9 +15,9 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.dispatch.placing import picked_slowdown
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from tests import reference_policies
+from tests.cases_by_hand import Jobs, hand_case
 from tests.compiled_runs import at_first_decision, picks, run_heuristic
 from tests.strategies import Case, cases
-from tests.test_reference import Jobs, hand_case
 
 MIXED = np.array([1.0, 2.0, 0.5])
 DOWN = (0, 4, 5)  # of three nodes of 4 GPUs, usable are 1 2 3, then 6 7, then 8 9 10 11

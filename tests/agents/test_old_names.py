@@ -11,7 +11,7 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.learned.old_names import todays_name, with_todays_names
 from longshore.agents.learned.schema import Schema
 from longshore.training.config import TrainingConfig, config_of
-from tests.agents.test_checkpoint import untrained
+from tests.agents.untrained import untrained
 
 OLD = {"candidates": "moves", "patent": "source", "patent-literal": "source-literal"}
 

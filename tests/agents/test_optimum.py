@@ -13,10 +13,10 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from tests.batches import RULES, batch, batches, fault_free
 from tests.bounds import optimal_makespan_s
 from tests.compiled_runs import run_heuristic, run_policy
 from tests.strategies import Case
-from tests.test_bounds import RULES, batch, batches, fault_free
 
 
 @settings(deadline=None, max_examples=60)

@@ -20,7 +20,7 @@ from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.envs.batch import Batch, View, ideal_time_s
 from longshore.envs.placement import PlacementEnv
 from longshore.envs.sb3 import PlacementVecEnv
-from tests.agents.test_checkpoint import untrained
+from tests.agents.untrained import untrained
 from tests.envs.random_run import small_problem
 from tests.policies_under_test import LEARNED
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,22 +20,20 @@ from longshore.agents.rollouts.imagining import IMAGINING, Imagining
 from longshore.agents.rollouts.posterior import Posterior, blend, posterior_of, value_of_information
 from longshore.agents.rollouts.rollout import Base, Ranking, Rollout, Search, rollout_of
 from longshore.cluster.candidates.futures import PRESENT, TRIAL, draw_future
-from longshore.cluster.model.objective import Objective
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import reset
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation, Traits
+from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision, compiled, read_out, run_heuristic, run_policy
 from tests.deep_cases import deep_case
 from tests.plain_candidates import without_faults
 from tests.plain_run import busy_case
-from tests.policies_under_test import POLICIES, untrained_candidates
+from tests.policies_under_test import OBJECTIVES, POLICIES, untrained_candidates
 from tests.strategies import Case, cases
-from tests.test_reference import hand_case
 
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 DRAW_S = 0.25
 LONG_BATCH = 2  # seed of a deep case: 128 jobs at once on 7 nodes
 BASES = st.sampled_from(("patient", "eft-hazard", "first-fit", "pack"))

@@ -24,10 +24,9 @@ from longshore.cluster.model.objective import Objective
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.simulator.engine import advance, start
 from longshore.cluster.state.state import Simulation
-from tests.agents.test_rollout import OBJECTIVES
 from tests.compiled_runs import at_first_decision, run_policy
 from tests.plain_run import busy_case
-from tests.policies_under_test import CHECKPOINTS, untrained_candidates
+from tests.policies_under_test import CHECKPOINTS, OBJECTIVES, untrained_candidates
 from tests.strategies import Case, cases
 
 

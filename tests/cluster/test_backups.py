@@ -10,7 +10,7 @@ from longshore.cluster.model.outcome import Outcome
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.simulation import outcome_of
 from longshore.cluster.state.state import Simulation
-from tests.cluster.test_engine import agree_but_for_ties
+from tests.cluster.agreement import agree_but_for_ties
 from tests.compiled_runs import compiled, run_heuristic, run_script
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted

@@ -15,11 +15,9 @@ from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.state_border import sound_state
 from longshore.cluster.state.state import Simulation
-from tests.cluster.test_slow_by_hand import case_of
-from tests.cluster.test_switching_by_hand import Outages
+from tests.cases_by_hand import Jobs, Outages, slow_case
 from tests.compiled_runs import compiled, run_heuristic
 from tests.reference_slow import turns_of
-from tests.test_reference import Jobs
 
 FOUND_S, SWITCH_S = 5.0, 3.0
 RULES: dict[str, Any] = {"switching": True, "switch_s": SWITCH_S, "detection_s": FOUND_S, "backups": 2}
@@ -29,7 +27,7 @@ LONG_S = 1e6
 @cache
 def lone_spell(nodes: int, node: int = 0) -> tuple[int, float, float]:
     """Return a seed with which a node is slow for over a minute, and no node else until long after; and that time."""
-    case = case_of(grid_cluster(nodes, 1), [(1, 1.0, 0.0)])
+    case = slow_case(grid_cluster(nodes, 1), [(1, 1.0, 0.0)])
     for seed in range(10_000):
         turns = [list(islice(turns_of(case.rules, seed, 2 * nodes + 1 + each), 3)) for each in range(nodes)]
         slow_s, well_s, again_s = turns[node]
@@ -44,7 +42,7 @@ def run(
 ) -> tuple[list[tuple[Any, ...]], Outcome]:
     """Return (time, kind, job, GPUs) of each event of a job, and the outcome; clusters are of nodes of one GPU."""
     assert fault_sources(cluster) == 2 * cluster.speed.size + 1
-    case = case_of(cluster, jobs, outages, **(RULES | rules))
+    case = slow_case(cluster, jobs, outages, **(RULES | rules))
     seed = np.array([lone_spell(cluster.speed.size)[0]])
     case = case._replace(scenarios=case.scenarios._replace(fault_seed=seed))
     events, outcome = run_heuristic(case, "first-fit")
@@ -158,7 +156,7 @@ def test_all_gpus_on_the_slow_node_have_a_backup_or_none_has() -> None:
     """Two GPUs of a job are on node 0 of a cluster whose nodes have two; they need two backups."""
     cluster = grid_cluster(2, 2)
     for backups, given in ((1, 0), (2, 2)):
-        case = case_of(cluster, [(2, 1000.0, 0.0)], **(RULES | {"backups": backups, "slow_factor": 8.0}))
+        case = slow_case(cluster, [(2, 1000.0, 0.0)], **(RULES | {"backups": backups, "slow_factor": 8.0}))
         events, outcome = run_heuristic(case, "first-fit")
         assert outcome.slowed[0] > 0
         switches = [event for event in events if event.kind == "switch"]
@@ -169,7 +167,7 @@ def test_all_gpus_on_the_slow_node_have_a_backup_or_none_has() -> None:
 def with_a_backup() -> Simulation:
     """Return a simulation of four nodes at a decision, in which GPU 2 sits in for GPU 0."""
     seed, slow_s, _ = lone_spell(4)
-    case = case_of(grid_cluster(4, 1), [(2, 1000.0, 0.0), (1, 1.0, slow_s + FOUND_S + 1.0)], **RULES)
+    case = slow_case(grid_cluster(4, 1), [(2, 1000.0, 0.0), (1, 1.0, slow_s + FOUND_S + 1.0)], **RULES)
     sim = compiled(case._replace(scenarios=case.scenarios._replace(fault_seed=np.array([seed]))))
     reset(sim, 0, 0)
     assert advance(sim, 0)

@@ -20,6 +20,7 @@ from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.batch import Batch
 from longshore.testing.policies import remember
+from tests.cases_by_hand import hand_case
 from tests.compiled_runs import compiled, picks, read_out, run_heuristic
 from tests.deep_cases import wide_case
 from tests.envs.plain_features import Decision
@@ -36,7 +37,6 @@ from tests.plain_candidates import (
     usable_after,
 )
 from tests.strategies import Case, cases, needy_cases, with_needs
-from tests.test_reference import hand_case
 
 SEEDS = st.integers(0, 2**32 - 1)
 ANY_CASE = cases() | cases(nodes=(9, 12)) | needy_cases() | needy_cases(nodes=(9, 12))

@@ -1,36 +1,15 @@
 """The compiled engine against the plain reference simulator, event for event."""
 
-from itertools import pairwise
-
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.state.state import INDEX_FROM
+from tests.cluster.agreement import agree
 from tests.compiled_runs import run_heuristic, run_script
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted
 from tests.strategies import Case, cases, needy_cases, planned_cases
-
-SAME = 1e-9  # relative; sums are added up in another order
-Run = tuple[list[Event], Outcome]
-
-
-def agree(got: Run, expected: Run) -> None:
-    (events, outcome), (plain_events, plain_outcome) = got, expected
-    assert [event[1:] for event in events] == [event[1:] for event in plain_events]
-    assert [event.time_s for event in events] == pytest.approx([event.time_s for event in plain_events], rel=SAME)
-    for name, values in outcome._asdict().items():
-        assert values == pytest.approx(getattr(plain_outcome, name), rel=SAME, abs=1e-6), name
-
-
-def agree_but_for_ties(got: Run, expected: Run) -> None:
-    """As `agree`, for runs of pieces of many lengths, where two finishes may be apart by rounding, in either order."""
-    for events, _ in (got, expected):
-        ends_s = sorted(event.time_s for event in events if event.kind == "finish")
-        assume(not any(0.0 < late - early <= SAME * late for early, late in pairwise(ends_s)))
-    agree(got, expected)
 
 
 @settings(deadline=None, max_examples=300)

@@ -8,9 +8,9 @@ import pytest
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.model.topology import grid_cluster
+from tests.cases_by_hand import BLOCKED, Jobs, hand_case
 from tests.compiled_runs import run_heuristic
 from tests.strategies import Case
-from tests.test_reference import BLOCKED, Jobs, hand_case
 
 HOUR_S = 3600.0
 Outages = dict[int, list[tuple[float, float]]]  # of fault sources

@@ -11,8 +11,8 @@ from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.scenarios import FaultProcess
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.simulator.fault_process import repair_time_s, up_time_s
+from tests.cases_by_hand import hand_case
 from tests.compiled_runs import run_heuristic
-from tests.test_reference import hand_case
 
 DRAWS = 20_000
 CLUSTER = grid_cluster(6, 4, nodes_per_rack=4)  # two racks, of 4 and of 2 nodes

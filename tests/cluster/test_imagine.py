@@ -19,10 +19,10 @@ from longshore.cluster.model.scenarios import fault_sources
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
+from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision, compiled
 from tests.policies_under_test import untrained_candidates
 from tests.strategies import Case, backed_cases, cases, planned_cases
-from tests.test_reference import hand_case
 
 FUTURES = 4000
 RATE_PER_S, REPAIR_MEAN_S = 1e-3, 60.0

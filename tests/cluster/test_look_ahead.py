@@ -15,13 +15,13 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, start
 from longshore.cluster.state.state import AHEAD, Simulation
 from longshore.envs.batch import Batch
+from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision
 from tests.deep_cases import wide_case
 from tests.envs.plain_features import Decision
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import Ahead, decisions, listed, look_ahead
 from tests.strategies import Case, cases, needy_cases, planned_cases
-from tests.test_reference import hand_case
 
 
 def imagined(sim: Simulation, candidate: int) -> tuple[list[int], list[Ahead]]:

@@ -19,12 +19,12 @@ from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
+from tests.cases_by_hand import Jobs, hand_case
 from tests.compiled_runs import at_first_decision, compiled, run_heuristic, run_policy
 from tests.deep_cases import deep_case
 from tests.envs.random_run import open_actions, problem_of
 from tests.policies_under_test import POLICIES
 from tests.strategies import Case, cases, needy_cases, with_needs
-from tests.test_reference import Jobs, hand_case
 
 BACKFILLING = [name for name in ORDERS if name != "fifo"]
 SEEDS = st.integers(0, 2**32 - 1)

@@ -8,28 +8,20 @@ import pytest
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.scenarios import fault_sources
 from longshore.cluster.model.topology import Cluster, grid_cluster
-from tests.cluster.test_switching_by_hand import Outages
+from tests.cases_by_hand import Jobs, Outages, slow_case
 from tests.compiled_runs import run_heuristic
 from tests.reference_slow import turns_of
-from tests.strategies import Case
-from tests.test_reference import Jobs, hand_case
-
-SLOW = {"slow_per_s": 1 / 400, "slow_mean_s": 80.0, "slow_factor": 4.0, "node_penalty": 0.0}
-
-
-def case_of(cluster: Cluster, jobs: Jobs, outages: Outages | None = None, **rules: Any) -> Case:
-    return hand_case(cluster, jobs, outages or {}, **(SLOW | rules))
 
 
 def turns(cluster: Cluster, node: int, count: int = 3) -> list[float]:
     """Return when a node becomes slow, well, slow again and so on."""
-    case = case_of(cluster, [(1, 1.0, 0.0)])
+    case = slow_case(cluster, [(1, 1.0, 0.0)])
     stream = fault_sources(cluster) + node
     return list(islice(turns_of(case.rules, int(case.scenarios.fault_seed[0]), stream), count))
 
 
 def run(cluster: Cluster, jobs: Jobs, outages: Outages | None = None, **rules: Any) -> tuple[list[Event], Outcome]:
-    events, outcome = run_heuristic(case_of(cluster, jobs, outages, **rules), "first-fit")
+    events, outcome = run_heuristic(slow_case(cluster, jobs, outages, **rules), "first-fit")
     return [event for event in events if event.kind != "submit"], outcome
 
 
@@ -71,7 +63,7 @@ def test_a_job_on_several_nodes_is_as_slow_as_the_slowest_of_them_and_not_slower
 def test_only_the_compute_time_of_an_iteration_is_longer() -> None:
     events, _ = run(TWO, [(2, 1e4, 0.0)], ring=True, reference_gpus=1)
     assert events[0].kind == "start"
-    case = case_of(TWO, [(2, 1e4, 0.0)], ring=True, reference_gpus=1)
+    case = slow_case(TWO, [(2, 1e4, 0.0)], ring=True, reference_gpus=1)
     compute_s = float(case.scenarios.compute_s[0, 0])
     sent_s = float(case.scenarios.parameter_bytes[0, 0]) / 12.5e9
     first = next(event for event in events if event.kind == "slow")

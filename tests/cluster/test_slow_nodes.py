@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.state.state import INDEX_FROM
-from tests.cluster.test_engine import agree_but_for_ties
-from tests.cluster.test_sound_state import check_every_state
+from tests.cluster.agreement import agree_but_for_ties, check_every_state
 from tests.compiled_runs import run_heuristic, run_script
 from tests.reference import first_state, simulate
 from tests.reference_policies import POLICIES, scripted

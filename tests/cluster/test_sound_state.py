@@ -9,17 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.files.errors import EndlessError
-from longshore.cluster.model.outcome import Outcome
-from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.limits import MOST_QUIET, MOST_STOPS
-from longshore.cluster.simulator.simulation import outcome_of
 from longshore.cluster.simulator.state_border import BOUNDED, sound_state
 from longshore.cluster.state.shapes import ANY, RANGES, declared
-from longshore.cluster.state.state import INDEX_FROM, Simulation, State
+from longshore.cluster.state.state import State
 from longshore.envs.batch import Batch, View
-from tests.compiled_runs import compiled
+from tests.cluster.agreement import check_every_state, put
 from tests.envs.copied_run import problem
 from tests.envs.random_run import open_actions
 from tests.strategies import Case, cases, needy_cases
@@ -49,28 +45,6 @@ def spoiled(state: State, name: str, value: float, at: int = 0) -> State:
     values: NDArray[Any] = getattr(state, name).copy()
     values.reshape(-1)[at % values.size] = value
     return state._replace(**{name: values})
-
-
-def put(sim: Simulation, state: State) -> None:
-    for mine, theirs in zip(sim.state, state, strict=True):
-        mine[...] = theirs  # type: ignore[index]
-
-
-def check_every_state(case: Case, policy: str, stop_at: int, index_from: int = INDEX_FROM) -> None:
-    """Check the state at each decision; a run that goes on from a copy of one ends as one that was left alone."""
-    sim, twin = (compiled(case, index_from=index_from) for _ in range(2))
-    for each in (sim, twin):
-        reset(each, 0, case.row)
-        for decision in range(300):
-            if not advance(each, 0):
-                break
-            if each is sim:
-                found = sound_state(sim, sim.state)
-                if decision == stop_at:
-                    put(sim, found)
-            (start if HEURISTICS[policy].place(each, 0) else wait)(each, 0)
-    ends: list[Outcome] = [outcome_of(each) for each in (sim, twin)]
-    assert all(np.array_equal(*both) for both in zip(*ends, strict=True))
 
 
 def test_every_whole_number_of_the_state_has_one_range() -> None:

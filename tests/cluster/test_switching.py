@@ -14,8 +14,7 @@ from longshore.cluster.model.outcome import Event
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.holding import mark_spares
 from longshore.cluster.state.state import INDEX_FROM
-from tests.cluster.test_engine import agree
-from tests.cluster.test_sound_state import check_every_state
+from tests.cluster.agreement import agree, check_every_state
 from tests.compiled_runs import compiled, run_heuristic, run_script
 from tests.reference import first_state, simulate
 from tests.reference_policies import POLICIES, scripted

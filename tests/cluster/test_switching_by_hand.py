@@ -9,11 +9,10 @@ from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.simulator.simulation import simulation_of
+from tests.cases_by_hand import Jobs, Outages, hand_case
 from tests.compiled_runs import run_heuristic
 from tests.strategies import Case
-from tests.test_reference import Jobs, hand_case
 
-Outages = dict[int, list[tuple[float, float]]]
 LONG_S = 1e6
 
 

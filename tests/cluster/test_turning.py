@@ -22,12 +22,12 @@ from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.engine import advance, start, wait
 from longshore.cluster.state.state import LOOKED_AT, OTHERS, Simulation
 from longshore.envs.batch import Batch, View
+from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision
 from tests.envs.plain_features import Decision
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import decisions, for_job, given_by, listed, usable_after
 from tests.strategies import Case, cases
-from tests.test_reference import hand_case
 
 SEEDS = st.integers(0, 2**32 - 1)
 NAMES = [name for name in ORDERS if name != "fifo"]

@@ -14,9 +14,7 @@ from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.model.run import Run
 from longshore.testing.attempts import THREE_GPUS, end_of, running
 from longshore.testing.backends import BackendTrial
-from tests.contracts.test_backends import trial
 
-__all__ = ["trial"]
 ROOT = Path(__file__).parents[2]
 MODEL = f"{ROOT / 'tests' / 'planner' / 'execution' / 'counting.py'}:build"
 BLOCKS = [f"blocks.{i}" for i in range(5)]

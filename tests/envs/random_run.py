@@ -1,5 +1,6 @@
 """Small problems and random masked run for the tests of environments."""
 
+import hashlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,8 +9,17 @@ from numpy.typing import NDArray
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
-from longshore.envs.batch import Batch
+from longshore.envs.batch import Batch, View
 from tests.strategies import Case
+
+SEEN = (
+    ("node", "full"),
+    ("node", "patent"),
+    ("gpu", "full"),
+    ("gpu", "patent"),
+    ("gpu", "patent-literal"),
+    ("candidate", "full"),
+)
 
 
 def small_problem(
@@ -38,3 +48,16 @@ def steps_of_episode(batch: Batch, scenario: int, rng: np.random.Generator) -> I
     while batch.masks[0].any():
         batch.step(open_actions(batch.masks, rng))
         yield
+
+
+def episode_digest(action: str) -> str:
+    """Return a digest of all that short random episodes show, to the bit."""
+    digest = hashlib.sha256()
+    for order, ring in (("fifo", True), ("shortest", False)):
+        problem = small_problem(2, jobs=6, order=order, waiting=True, faults=4)
+        rules = problem.rules._replace(ring=ring)
+        batch = Batch(type(problem)(problem.cluster, problem.scenarios, problem.process, rules), View(action=action), 1)
+        for _ in steps_of_episode(batch, 1, np.random.default_rng(1)):
+            for array in (batch.observations, batch.rewards, batch.masks, batch.ended, batch.sim.state.now_s):
+                digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -10,17 +10,9 @@ from stable_baselines3.common.env_checker import check_env as check_with_sb3
 import longshore.envs
 from longshore.envs.placement import PlacementEnv
 from longshore.envs.rewards.table import REWARDS
-from tests.envs.random_run import small_problem
+from tests.envs.random_run import SEEN, small_problem
 
 NAME = "longshore/Placement-v0"
-SEEN = (
-    ("node", "full"),
-    ("node", "patent"),
-    ("gpu", "full"),
-    ("gpu", "patent"),
-    ("gpu", "patent-literal"),
-    ("candidate", "full"),
-)
 OPTIONS = [(*seen, *rest) for seen, *rest in product(SEEN, REWARDS, ("off", "on"))]
 
 

@@ -9,8 +9,7 @@ from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
-from tests.envs.random_run import open_actions, small_problem
-from tests.envs.test_checkers import SEEN
+from tests.envs.random_run import SEEN, open_actions, small_problem
 
 LAST_SUBMIT_S = 200_000.0
 

@@ -10,8 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from longshore.envs.placement import PlacementEnv
 from longshore.envs.vector import PlacementVectorEnv
-from tests.envs.random_run import open_actions, small_problem
-from tests.envs.test_checkers import SEEN
+from tests.envs.random_run import SEEN, open_actions, small_problem
 
 ROWS = 6
 

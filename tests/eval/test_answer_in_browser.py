@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, sync_playwright
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.eval.advice.section import section_of
 from longshore.eval.report import write_report
+from tests.eval.answers import advice, run
 from tests.eval.runs import comparison
-from tests.eval.test_every_order import advice, run
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 pytestmark = pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian: apt-get install chromium")

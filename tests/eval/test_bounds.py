@@ -17,9 +17,9 @@ from longshore.cluster.model.workload import workload_of
 from longshore.eval.bounds.bounds import lower_bounds
 from longshore.eval.bounds.relaxation import shortest_remaining_ends_s
 from longshore.eval.run import run_all
+from tests.batches import RULES, fault_free
 from tests.bounds import optimal_makespan_s, optimal_mean_jct_s
 from tests.strategies import Case, cases, planned_cases
-from tests.test_bounds import RULES, fault_free
 
 SLACK = 1 + 1e-9
 

@@ -1,14 +1,11 @@
-import io
 import json
 import re
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
 from longshore.cluster.files.errors import InputError
@@ -16,31 +13,11 @@ from longshore.cluster.model.scenarios import same_jobs
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workloads.estimates import with_estimates
-from longshore.eval.command import evaluate_request
-from longshore.eval.generated import JobsRequest
 from longshore.eval.setting import EvaluationRequest, setting_of
-from longshore.eval.terminal import Tell
+from tests.checkout import HETERO64
+from tests.eval.answers import ASKED, answer
 from tests.eval.runs import scenarios
 from tests.packages import install
-from tests.test_cli import HETERO64
-
-ASKED = EvaluationRequest(
-    policies=(), trace=None, cluster=None, faults=None, regime=Regime(), workloads=3, runs=None, load=None,
-    max_gpus=None, estimates=None, sigma=0.5, drawn=JobsRequest(), seed=1, heuristics=True, report=None,
-    pictures=None, json_out=None, command="longshore evaluate", date="2026-11-21",
-)  # fmt: skip
-
-
-def silent(first: str) -> AbstractContextManager[Tell]:
-    del first
-    return nullcontext(lambda text: None)
-
-
-def answer(request: EvaluationRequest) -> str:
-    console = Console(file=io.StringIO(), width=160, markup=False)
-    evaluate_request(request, console, silent)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def figures(request: EvaluationRequest, at: Path) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """`longshore evaluate` without --order, as somebody calls it who never trains anything."""
 
-import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,46 +11,21 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.dispatch.orders import table
 from longshore.cluster.files.errors import InputError, PluginError
 from longshore.cluster.files.plugins import registered
-from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import cluster_problem
 from longshore.cluster.traces.detect import read_trace
-from longshore.eval.advice.choice import Advice, advice_of
 from longshore.eval.advice.document import document_of
-from longshore.eval.advice.grid import COMMON, Candidate, Grid, every_order, run_grid, windows_of
+from longshore.eval.advice.grid import COMMON, Candidate, every_order, run_grid, windows_of
 from longshore.eval.advice.ranking import lines
 from longshore.eval.advice.section import section_of
 from longshore.eval.advice.words import headline, sentences
-from longshore.eval.bounds.bounds import lower_bounds
+from tests.checkout import DATA, SMALL, needs_data
 from tests.command_line import Command
+from tests.eval.answers import Answer, advice, run, trace
 from tests.eval.runs import scenarios
-from tests.test_cli import DATA, ROOT, needs_data
 
-SMALL = ROOT / "examples" / "small.yaml"
 PHILLY = DATA / "traces" / "philly_vc_2869ce.muri.csv"
-
-
-def trace(at: Path, jobs: int) -> Path:
-    """Write jobs that arrive over time: most short and small, some long gangs."""
-    rng = np.random.default_rng(1)
-    gaps, sizes = rng.exponential(300.0, jobs).cumsum(), rng.choice([1, 1, 2, 8, 16], jobs)
-    work = rng.lognormal(np.log(3600.0), 1.2, jobs)
-    rows = "".join(f"j{i},{sizes[i]},{work[i]:.0f},{gaps[i]:.0f}\n" for i in range(jobs))
-    (at / "mine.csv").write_text("id,gpus,work_s,submit_s\n" + rows)
-    return at / "mine.csv"
-
-
-class Answer:
-    """What one call printed and wrote; the page only if it is asked for, which takes longest."""
-
-    def __init__(self, longshore: Command, at: Path, *options: object, page: bool = False) -> None:
-        report = ("--report", at / "report.html") if page else ()
-        done = longshore("evaluate", *options, "--json", at / "figures.json", *report)
-        assert done.status == 0, done.err
-        self.out, self.err = done.out, done.err
-        self.figures: dict[str, Any] = json.loads((at / "figures.json").read_text())
-        self.page = (at / "report.html").read_text() if page else ""
 
 
 def test_a_trace_and_a_cluster_are_enough_for_an_answer(longshore: Command, tmp_path: Path) -> None:
@@ -152,24 +125,6 @@ def test_a_philly_trace_has_an_answer(longshore: Command, tmp_path: Path) -> Non
     assert all(row["above_bound_percent"] > 0 for row in answer.figures["ranking"] if row["ended"])
     easy = next(row for row in answer.figures["ranking"] if (row["order"], row["policy"]) == ("easy", "pack"))
     assert easy["relative_percent"]["easy+pack"]["value"] == 0.0
-
-
-def run(at: Path, *, windows: int, policies: tuple[str, ...] = ("eft", "pack", "patient")) -> tuple[Grid, Problem]:
-    setup = read_cluster(SMALL)
-    whole = read_trace(trace(at, 40 * windows))
-    parts = [
-        type(whole)(*(getattr(whole, name)[40 * i : 40 * (i + 1)] for name in (
-            "ids", "gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes"
-        )))
-        for i in range(windows)
-    ]  # fmt: skip
-    regimes = every_order(math.inf, waiting=True)
-    problem = cluster_problem(setup, parts, regimes[0], runs=2, seed=1)
-    return run_grid(problem, regimes, [HEURISTICS[name] for name in policies]), problem
-
-
-def advice(grid: Grid, problem: Problem) -> Advice:
-    return advice_of(grid, problem, lower_bounds(problem, grid.objective, np.flatnonzero(grid.reporting)))
 
 
 def test_the_earlier_windows_choose_and_the_later_report(tmp_path: Path) -> None:

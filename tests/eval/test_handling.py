@@ -9,7 +9,7 @@ import pytest
 
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.eval.advice.handling import RESTART, SWITCH, Held, handlings_of, words_of
-from tests.eval.test_command import ASKED, answer
+from tests.eval.answers import ASKED, answer
 
 FILE = """\
 node_types:

@@ -16,9 +16,10 @@ from longshore.eval.advice.grid import COMMON
 from longshore.eval.advice.words import sentences
 from longshore.eval.comparison import compare
 from longshore.eval.tuning import is_heuristic
+from tests.checkout import SMALL
 from tests.command_line import Command
+from tests.eval.answers import Answer, advice, run, trace
 from tests.eval.runs import CLUSTER_GPUS, finishes, outcome, scenarios
-from tests.eval.test_every_order import SMALL, Answer, advice, run, trace
 from tests.policies_under_test import untrained_candidates
 
 

@@ -11,7 +11,7 @@ from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.layouts import BEST, FIXED
 from longshore.eval.advice.planning import Counts, Planned, savings_of, words_of
 from longshore.eval.setting import setting_of
-from tests.eval.test_command import ASKED, answer
+from tests.eval.answers import ASKED, answer
 
 FILE = """\
 node_types:

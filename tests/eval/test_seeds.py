@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.presets.streams import VALIDATION_SEED, evaluation_key, training_key
 from longshore.eval.setting import setting_of
-from tests.eval.test_command import ASKED
+from tests.eval.answers import ASKED
 
 SMALL = Path(__file__).parents[2] / "examples" / "small.yaml"
 OF_TRAINING = (VALIDATION_SEED, training_key(0), training_key(999_999))

@@ -10,7 +10,7 @@ import pytest
 from longshore.planner.calibration.profile_file import read_hardware, write_hardware
 from longshore.planner.model.hardware import DEFAULT
 from tests.command_line import Command
-from tests.planner.test_runs_and_calibration import HEAD, ROW, made_runs
+from tests.planner.measured_runs import HEAD, ROW, made_runs
 
 ROOT = Path(__file__).parent.parent.parent
 COLUMNS = "name,parameters,forward_flops,saved_bytes,output_bytes,heads,is_block,tokens\n"

@@ -12,6 +12,7 @@ from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 from tests.command_line import Command, Done
 
 from .served import Served
+from .served_rings import CLUSTER
 from .store.postgresql_server import NoServerError, Server
 
 
@@ -112,3 +113,14 @@ def served(running: Served) -> Iterator[Served]:
     yield running
     if running.process is not None:
         running.cancel_all()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Served]:
+    """A scheduler of two nodes of two slots."""
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    it = Served(tmp_path, "--cluster", "cluster.yaml")
+    it.start()
+    yield it
+    it.cancel_all()
+    it.end()

@@ -15,8 +15,7 @@ from typing import Any
 from benchmarks.link_probes import agent_on
 from benchmarks.namespaces import MANAGER, Network
 from tests.scheduler.served import LONGSHORE, Served, until
-from tests.scheduler.test_pool import held_by, seated
-from tests.scheduler.test_rings import ring_job, running
+from tests.scheduler.served_rings import held_by, ring_job, running, seated
 
 CLUSTER = """\
 node_types:

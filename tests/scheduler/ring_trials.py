@@ -6,6 +6,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from sqlalchemy import Connection
 
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Desk, MemberPlace, NodeView, StepLines
@@ -18,11 +22,14 @@ from longshore.scheduler.preflight.context import Place
 from longshore.scheduler.preflight.rounds import Rounds
 from longshore.scheduler.preflight.warm.pool import WarmNodes
 from longshore.scheduler.store.rows.events import EventRow
-from tests.scheduler.test_rings import SCRIPT
-from tests.scheduler.trials import Trial, Way
+from tests.scheduler.served_rings import SCRIPT
+from tests.scheduler.trials import KilledError, Trial, Way
 
 Gpu = tuple[str, int]
 RING_PATIENCE_S = 240.0
+T = TypeVar("T")
+CHANGING = ("write", "retire", "desk", "add")
+LATER_S = 4000.0  # until a ring may have as many GPUs again
 
 
 class RingWay(Way):
@@ -170,3 +177,40 @@ class RingTrial(Trial):
         mine, theirs = cache.mirror.sim.state, fresh.mirror.sim.state
         for field in ("free", "usable", "busy", "gpu_down"):
             assert (getattr(mine, field) == getattr(theirs, field)).all(), field
+
+
+class Points:
+    """Counts the moments before and after calls that change anything, and does something at one of them."""
+
+    def __init__(
+        self, trial: RingTrial, monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], object]
+    ) -> None:
+        self._number, self._do, self._real = number, do, trial.store.write
+        self.passed, self.is_armed = 0, True
+        monkeypatch.setattr(trial.store, "write", self._write)
+        trial.way.before = trial.way.after = self._pass
+
+    def _pass(self, call: str) -> None:
+        if not self.is_armed or call not in CHANGING:
+            return
+        self.passed += 1
+        if self.passed == self._number:
+            self.is_armed = False
+            self._do()
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        self._pass("write")
+        value = self._real(work)
+        self._pass("write")
+        return value
+
+
+def killed() -> None:
+    raise KilledError
+
+
+def look_or_die(trial: RingTrial) -> None:
+    try:
+        trial.tick()
+    except KilledError:
+        trial.crash()

@@ -10,8 +10,7 @@ import pytest
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
-from tests.scheduler.ring_trials import RING_PATIENCE_S, RingTrial
-from tests.scheduler.test_pool_crash_points import LATER_S, Points, killed, look_or_die
+from tests.scheduler.ring_trials import LATER_S, RING_PATIENCE_S, Points, RingTrial, killed, look_or_die
 
 PARTS = 4  # of the points at which a scheduler is killed: each is a test
 COMPUTES = {"COMPUTES_S": "0.08"}  # so long that a busy machine makes nobody slow

@@ -11,8 +11,7 @@ from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.checked import Checked
 from tests.scheduler.ring_trials import RingTrial
 from tests.scheduler.served import until
-from tests.scheduler.test_pool import call_faulty, events, held_by, seated
-from tests.scheduler.test_rings import logged_steps, ring_job, running
+from tests.scheduler.served_rings import call_faulty, events, held_by, logged_steps, ring_job, running, seated
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from longshore.scheduler.service.twin import id_of
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.attempts import unclosed_attempts
 from longshore.scheduler.store.rows.jobs import NewJob, insert_job, open_jobs, set_priority
-from tests.scheduler.test_faults import Case
+from tests.scheduler.troubled import Case
 
 
 @pytest.fixture

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import NAMESPACES, why_not
+from tests.checkout import ROOT
 from tests.scheduler.cut_off_node import SETS_BY_S
-
-ROOT = Path(__file__).parents[2]
-
 
 SET = [pytest.param(it, marks=pytest.mark.faults) for it in SETS_BY_S]  # the node's clock, by an hour
 

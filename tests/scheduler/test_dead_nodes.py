@@ -13,7 +13,7 @@ from longshore.scheduler.health.witnessing.door import Door, look_at
 from longshore.scheduler.model.states import AttemptState, Contact, Verdict
 from longshore.scheduler.store.database.schema import Liveness
 from longshore.scheduler.store.rows.nodes import NodeRow, list_nodes
-from tests.scheduler.test_fencing import Fenced
+from tests.scheduler.fenced import Fenced
 
 LOCAL = "127.0.0.1"
 PATIENCE_S = 180.0

@@ -1,113 +1,22 @@
 """Jobs on a node that has gone silent: with leases they go on elsewhere, and nothing is given away that is used."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.control.facade import Control
-from longshore.scheduler.control.reconciler import Reconciler
-from longshore.scheduler.health.monitor import Monitor
-from longshore.scheduler.health.monitoring.leases import FENCED, Leases
+from longshore.scheduler.health.monitoring.leases import FENCED
 from longshore.scheduler.health.reports import NodeReport
 from longshore.scheduler.model.run import Run, Status
-from longshore.scheduler.model.states import AttemptState, JobState
+from longshore.scheduler.model.states import AttemptState
 from longshore.scheduler.store.database.schema import Liveness
-from longshore.scheduler.store.rows.nodes import ALARM, list_nodes
-from tests.scheduler.obedient import Obedient
-from tests.scheduler.trials import Trial
+from longshore.scheduler.store.rows.nodes import ALARM
+from tests.scheduler.fenced import NODES, Fenced
 
-NODES = {f"n{node}": 2 for node in range(5)}
 OVER = (AttemptState.RELEASED, AttemptState.CLOSED)
-
-
-class Cut(Obedient):
-    """A backend that says nothing of attempts on nodes that are cut off, as real ones do."""
-
-    def __init__(self, nodes: Mapping[str, int]) -> None:
-        super().__init__(nodes)
-        self.cut: set[str] = set()  # attempts
-
-    def status(self, name: str) -> Status:
-        return Status(Run.UNREACHABLE) if name in self.cut else super().status(name)
-
-    def released(self, name: str) -> bool:
-        return name not in self.cut and super().released(name)
-
-    def cancel(self, name: str, reason: str) -> None:
-        if name not in self.cut:
-            super().cancel(name, reason)
-
-    def forget(self, name: str) -> None:
-        if name in self.cut:
-            raise BackendError("the node does not answer")
-
-
-class Fenced(Trial):
-    """A scheduler whose nodes have agents that guard them; time passes for all as the test says."""
-
-    def __init__(self, folder: Path, *, fencing: bool, nodes: Mapping[str, int] = NODES) -> None:
-        self.backend, self.fencing = Cut(nodes), fencing
-        self.living: dict[str, set[str]] = {node: set() for node in nodes}  # attempts, on each node
-        self.silent: set[str] = set()
-        super().__init__(folder, nodes, lambda: self.backend, "obedient")
-        self.backend.now_s = self.now_s
-        self.scheduler = self.fresh()
-        self.wait(5.0, 1.0)
-
-    def fresh(self) -> Reconciler:
-        made = self.another()
-        leases = Leases(lambda: self.later_s) if self.fencing else None
-        monitor = Monitor(self.way, "obedient", self.layout, self.types, 1.0, leases)
-        made.parts = replace(made.parts, monitor=monitor)
-        made._external_jobs._parts = made.unknown_attempts._parts = made.parts
-        return made
-
-    def tick(self, times: int = 1) -> None:
-        """Let agents report, and the scheduler look."""
-        for _ in range(times):
-            for node in self.nodes:
-                if node not in self.silent:
-                    told = NodeReport(boot_id="b1", attempts=tuple(sorted(self.living[node])))
-                    answer = Control(self.scheduler).take_report(node, told)
-                    self.living[node] -= set(answer.kill)
-            self.scheduler.tick()
-
-    def start(self, gpus: int) -> str:
-        job = self.submit("x", gpus=gpus)
-        self.until(lambda: self.job(job).state is JobState.RUNNING)
-        name = self.name(job)
-        for share in self.attempts(job)[-1].placement:
-            self.living[share.node].add(name)
-        return job
-
-    def name(self, job: str) -> str:
-        return f"ls-{job}-{len(self.attempts(job))}"
-
-    def nodes_of(self, job: str) -> list[str]:
-        return [share.node for share in self.attempts(job)[-1].placement]
-
-    def tried_again(self, job: str) -> None:
-        """Let time pass until a job has a second attempt."""
-        for _ in range(120):
-            if len(self.attempts(job)) == 2:
-                return
-            self.wait(1.0, 1.0)
-        raise AssertionError("it is not tried again")
-
-    def cut_off(self, node: str) -> None:
-        self.silent.add(node)
-        self.backend.cut |= self.living[node]
-
-    def liveness(self, node: str) -> Liveness:
-        with self.store.read() as tx:
-            return next(row.liveness for row in list_nodes(tx) if row.name == node)
-
-    def told(self, word: str) -> int:
-        return sum(event.now == word for event in self.events())
 
 
 @pytest.fixture(params=[True])

@@ -1,11 +1,9 @@
 """Folders and stores that are not there, or cannot be used, named on the command line."""
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from longshore.scheduler.settings import Chosen, Settings
 from longshore.scheduler.store.copying import back_up
 from longshore.scheduler.store.database.errors import StoreError
 from longshore.scheduler.store.opening import open_store
+from tests.scheduler.rights import as_nobody
 
 TOKENS = (["token", "create", "laptop"], ["token", "list"], ["token", "revoke", "laptop"])
 
@@ -86,7 +85,6 @@ def test_a_cluster_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> No
         Service(Chosen(Settings(folder=tmp_path)))
 
 
-NOBODY = 65534
 IN_CLOSED = (
     ["backup", "copy.db", "--folder", "closed/below"],
     ["backup", "copy.db", "--folder", "closed"],
@@ -100,18 +98,6 @@ IN_CLOSED = (
     ["decisions", "--out", "out.jsonl", "--folder", "closed"],
     ["submit", "closed/job.yaml"],
 )
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Be somebody whose rights count: root may look everywhere."""
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """Whatever goes wrong about one job, wherever it goes wrong: the others go on, and that job is held in the end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import update
@@ -22,25 +21,16 @@ from longshore.scheduler.model.states import Contact, Desired, JobState
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store import transitions as changes
 from longshore.scheduler.store.database import schema
+from tests.scheduler.breaking import NODES, Place, breaks
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.obedient_trial import TellingTrial, obedient_trial
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
-
-NODES = {"a": 4, "b": 4}
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[TellingTrial]:
     with obedient_trial(TellingTrial, tmp_path, NODES) as made:
         yield made
-
-
-class Place(NamedTuple):
-    """A call that concerns one job."""
-
-    owner: object
-    name: str
-    ends_as: tuple[str, ...] = ("held",)  # what may become of a job about which it always fails
 
 
 EITHER = ("held", "succeeded")
@@ -65,36 +55,6 @@ PLACES = [
     Place(StateCache, "change_attempt", STUCK), Place(changes, "_events_of", STUCK),
     Place(cache, "changed_job", ("queued", *STUCK)),
 ]  # fmt: skip
-
-
-def mentions(value: object, job: str) -> bool:
-    """Say whether an argument of a call is a job, or something of it."""
-    if isinstance(value, ClusterMirror):
-        return value.sim.state.current[0] >= 0 and value.current == job
-    if isinstance(value, dict | list | tuple) and not hasattr(value, "_fields"):
-        return any(mentions(it, job) for it in value)
-    fields = ("id", "job_id", "job", "row", "name")
-    found = [value, *(getattr(value, name) for name in fields if hasattr(value, name))]
-    return any(isinstance(it, str) and job in it for it in found) or any(
-        hasattr(it, "id") and it.id == job for it in found
-    )
-
-
-def breaks(place: Place, job: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let a call fail whenever it concerns a job; return a list that grows with each failure."""
-    real, failures = getattr(place.owner, place.name), list[int]()
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        concerns = any(mentions(it, job()) for it in (*arguments, *named.values()))
-        if place.name == "stored_job":
-            concerns = any(isinstance(it, dict) and "bad" in it["command"][-1] for it in arguments)
-        if concerns:
-            failures.append(1)
-            raise KeyError(f"a bug in {place.name}")
-        return real(*arguments, **named)
-
-    monkeypatch.setattr(place.owner, place.name, call)
-    return failures
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda it: f"{getattr(it.owner, '__name__', it.owner)}.{it.name}")

@@ -15,15 +15,11 @@ from longshore.scheduler.placement.replay import export, read_decisions, replay,
 from longshore.scheduler.policy_host.answer import record_of
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
-from tests.scheduler.test_twin import twin_of
+from tests.policies_under_test import log_probabilities
+from tests.scheduler.twin_run import twin_of
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 PATIENCE_S = 120.0  # far more than anything here takes
-
-
-def log_probabilities(network: torch.nn.Module, observations: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-    logits = network(observations)[0]
-    return torch.where(masks, logits[:, : masks.shape[1]], -torch.inf).log_softmax(dim=1)
 
 
 def test_a_network_learns_from_the_decisions_that_it_made_in_the_scheduler(tmp_path: Path) -> None:

@@ -1,115 +1,25 @@
 """A cluster that is told what happens must look as the simulation in which it happened."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.dispatch.placing import undo_picks
-from longshore.cluster.model.outcome import EVENT_KINDS
-from longshore.cluster.simulator.engine import advance, reset, start, wait
-from longshore.cluster.state.state import Simulation
 from longshore.envs.common_features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import ROW, Asked, Known, Site, Spread, Standing
-from tests.compiled_runs import compiled, picks
+from longshore.scheduler.mirror.standing import ROW, Asked, Known, Standing
+from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_candidates
+from tests.scheduler.live_run import Told, decided, site_of
 from tests.strategies import Case, cases, needy_cases, planned_cases
 
 UNTRAINED = [untrained(action="node", waiting=True), untrained_candidates(waiting=True)]
 TAKEN_UP = [HEURISTICS[name] for name in ("pack", "eft-hazard", "patient", "replacement")]
 POLICIES = TAKEN_UP + UNTRAINED
-
-
-def site_of(case: Case) -> Site:
-    scenarios = case.scenarios
-    cluster = case.cluster._replace(speed=scenarios.speed[case.row])
-    return Site(cluster, case.rules, case.process, scenarios.hazard_per_s[case.row])
-
-
-def asked_in(case: Case, job: int) -> Asked:
-    it, row = case.scenarios, case.row
-    kind = it.needs[row, job]
-    types = tuple(np.flatnonzero(case.cluster.suits[kind]).tolist()) if kind else ()  # each node is a type of its own
-    return Asked(
-        str(job), int(it.gpus[row, job]), float(it.estimate_s[row, job]), float(it.submit_s[row, job]),
-        compute_s=float(it.compute_s[row, job]), parameter_bytes=float(it.parameter_bytes[row, job]), types=types,
-        spread=spread_in(case, job),
-    )  # fmt: skip
-
-
-def spread_in(case: Case, job: int) -> Spread | None:
-    columns = [getattr(case.scenarios, name) for name in Spread._fields]
-    if not columns[0].size or not columns[0][case.row, job]:
-        return None
-    return Spread(*(it[case.row, job].item() for it in columns))
-
-
-class Told:
-    """A live cluster that is told the events of a simulation's log, one after the other."""
-
-    def __init__(self, case: Case, world: Simulation) -> None:
-        self.case, self.world, self.read = case, world, 0
-        self.mirror = ClusterMirror(site_of(case), Known(0.0))
-
-    def catch_up(self) -> None:
-        """Tell all that has happened since the last decision, moment by moment."""
-        log, mirror = self.world.log, self.mirror
-        for at in range(self.read, int(log.size[0])):
-            kind = EVENT_KINDS[int(log.kind[at])]
-            if kind == "start":
-                continue  # the scheduler's own doing
-            if at == 0 or log.time_s[at] > mirror.now_s:
-                mirror.begin(float(log.time_s[at]))
-            gpus = log.gpus[log.first_gpu[at] : log.first_gpu[at + 1]]
-            self.tell(kind, int(log.job[at]), gpus.tolist())
-        self.read = int(log.size[0])
-        if mirror.now_s < self.world.state.now_s[0]:
-            mirror.begin(float(self.world.state.now_s[0]))  # a job has reached the ageing bound
-
-    def tell(self, kind: str, job: int, gpus: list[int]) -> None:
-        mirror = self.mirror
-        if kind == "submit":
-            mirror.submit(asked_in(self.case, job))
-        elif kind == "finish":
-            mirror.finish(str(job))
-        elif kind == "stop":
-            mirror.stop(str(job))
-        else:
-            for gpu in gpus:
-                (mirror.take_out if kind == "fault" else mirror.bring_back)(gpu)
-            if kind == "fault":
-                mirror.fail(gpus)
-
-
-Decided = tuple[str | None, bool, str, list[int]]  # the job that was due, whether it started, what did, and its GPUs
-
-
-def decided(told: Told, policy: Policy, before: Callable[[], None] = lambda: None) -> Iterator[tuple[Decided, Decided]]:
-    """Yield what is decided in the simulation and on the live cluster, decision by decision."""
-    world = told.world
-    reset(world, 0, told.case.row)
-    while advance(world, 0):
-        told.catch_up()
-        before()
-        job, due = str(world.state.current[0]), told.mirror.due()
-        placed, live_placed = policy.place(world, 0), policy.place(told.mirror.sim, ROW)
-        yield (
-            (job, placed, str(world.state.current[0]), picks(world)),
-            (due, live_placed, told.mirror.current, sorted(told.mirror.picks(told.mirror.current))),
-        )
-        if placed:
-            assert start(world, 0) == told.mirror.start()
-        else:
-            undo_picks(world, 0)
-            wait(world, 0)
-            told.mirror.wait(rests=told.mirror.rests)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)

@@ -17,8 +17,8 @@ from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.store import transitions as changes
 from longshore.scheduler.store.database.errors import FencedError, StaleWriteError, StoreUnreachableError
 from longshore.scheduler.store.rows.checkpoints import CheckpointRow
+from tests.scheduler.breaking import NODES, Place, breaks
 from tests.scheduler.obedient_trial import TellingTrial, obedient_trial
-from tests.scheduler.test_job_errors import NODES, Place, breaks
 
 
 @pytest.fixture

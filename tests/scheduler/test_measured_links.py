@@ -11,8 +11,7 @@ from longshore.scheduler.health.links.messages import Sender
 from longshore.scheduler.health.links.prober import BrokenError, connect
 from tests.scheduler.probing_agents import Agents
 from tests.scheduler.served import Served, until
-from tests.scheduler.test_pool import events, held_by, seated
-from tests.scheduler.test_rings import ring_job, running
+from tests.scheduler.served_rings import events, held_by, ring_job, running, seated
 
 CLUSTER = """\
 node_types:

@@ -30,8 +30,8 @@ from longshore.scheduler.store.rows.jobs import NewJob, insert_job
 from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 from longshore.scheduler.store.rows.nodes import ALARM, CHANGE, GpuRow, NodeRow, set_out_of_service, write_health
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
+from tests.scheduler.metrics_page import documented
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 SPEC = {"command": ["true"], "grace_s": 30.0}
 OF_THE_CLIENT = re.compile(r"process_|.*_created$")  # not ours
 
@@ -240,12 +240,6 @@ def test_a_service_times_its_loop_and_its_store(tmp_path: Path) -> None:
     assert b"longshore_reconcile_seconds_count 0.0" not in scraped
     assert b"longshore_store_commit_seconds_count 0.0" not in scraped
     assert b"longshore_leader 1.0" in scraped
-
-
-def documented() -> dict[str, set[str]]:
-    """Return the labels of each metric of the page."""
-    rows = re.findall(r"^\| `(longshore_\w+)` \| (\w+) \|([^|]*)\|", PAGE.read_text(), re.MULTILINE)
-    return {name: set(re.findall(r"`(\w+)`", labels)) for name, _, labels in rows}
 
 
 def test_the_page_lists_every_metric_with_its_labels(watched: Watched) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.scheduler.test_metrics import documented
+from tests.scheduler.metrics_page import documented
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "monitoring"
 NAME = re.compile(r"\blongshore_\w+")

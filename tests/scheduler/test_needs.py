@@ -20,8 +20,7 @@ from longshore.scheduler.service.service import layout_of, site_of
 from longshore.scheduler.settings import Settings
 from tests.scheduler.conftest import Here
 from tests.scheduler.served import Served
-from tests.scheduler.test_passing_errors import reason
-from tests.scheduler.trials import Trial
+from tests.scheduler.trials import Trial, reason
 
 CLUSTER = """\
 node_types:

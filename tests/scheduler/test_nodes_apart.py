@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import NAMESPACES, why_not
-from tests.scheduler.test_cut_off_node import ROOT
+from tests.checkout import ROOT
 
 
 @pytest.mark.faults

@@ -5,17 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.api.views.waiting import waiting_pages
-from longshore.scheduler.control.facade import Control
 from longshore.scheduler.control.job_errors import APART_S, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Placer, Proposal
-from longshore.scheduler.service.queue_now import QueueNow
-from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 from tests.scheduler.obedient_trial import StillTrial, obedient_trial
-from tests.scheduler.trials import Trial
+from tests.scheduler.trials import Trial, reason
 
 NODES = {"a": 4}
 
@@ -32,13 +28,6 @@ def fail_once(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(Placer, "settle", lambda *_: 1 / 0)
         trial.wait(1.0, 1.0)
-
-
-def reason(trial: Trial, job: str) -> str:
-    """Return why a job waits, as users read it."""
-    queue = QueueNow(Settings(folder=trial.folder), trial.layout, Control(trial.scheduler))
-    with trial.store.read() as tx:
-        return waiting_pages(tx, [trial.job(job)], queue.read(tx, trial.now_s()))[job].reason
 
 
 def test_a_job_that_waits_for_gpus_after_an_error_says_so(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.job_spec import JobFile
 from tests.plain_run import busy_case
 
-from .test_live import site_of
+from .live_run import site_of
 
 FIGURES = st.floats(0.0, 1e15)
 SPREADS = st.builds(Spread, st.integers(1, 4), st.integers(1, 4), *[FIGURES] * 3)

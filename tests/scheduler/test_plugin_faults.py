@@ -17,7 +17,7 @@ from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.policy_host.breaker import Breaker
 from longshore.scheduler.policy_host.misses import Miss
 from tests.plain_run import busy_case
-from tests.scheduler.test_live import site_of
+from tests.scheduler.live_run import site_of
 
 PATIENCE_S = 120.0  # far more than anything here takes
 SITE = site_of(busy_case(ring=False))

@@ -15,7 +15,7 @@ from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.twin import starts_of
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
-from tests.scheduler.test_twin import layout_of, simulated, twin_of
+from tests.scheduler.twin_run import layout_of, simulated, twin_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin-policy"
 PATIENCE_S = 120.0  # far more than anything here takes

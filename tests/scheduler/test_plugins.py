@@ -16,7 +16,7 @@ from longshore.scheduler.policy_host.versions import read_edition
 from longshore.scheduler.policy_host.worker import limit, load
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
-from tests.scheduler.test_live import Told, decided, site_of
+from tests.scheduler.live_run import Told, decided, site_of
 from tests.strategies import Case
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"

@@ -19,8 +19,8 @@ from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.decisions import DecisionRow, decisions_after, decisions_of
 from tests.plain_run import busy_case
 from tests.scheduler.obedient import Obedient
-from tests.scheduler.test_twin import layout_of, simulated, twin_of
 from tests.scheduler.trials import Trial
+from tests.scheduler.twin_run import layout_of, simulated, twin_of
 
 PATIENCE_S = 120.0  # far more than anything here takes
 

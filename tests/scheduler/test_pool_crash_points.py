@@ -3,24 +3,18 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
-from sqlalchemy import Connection
 
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.files.owner import this_process
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
-from tests.scheduler.ring_trials import RING_PATIENCE_S, RingTrial
-from tests.scheduler.trials import KilledError
+from tests.scheduler.ring_trials import LATER_S, RING_PATIENCE_S, Points, RingTrial, killed, look_or_die
 
 pytestmark = pytest.mark.faults  # minutes
 
-T = TypeVar("T")
 NODES = {"a": 4, "b": 2}
-CHANGING = ("write", "retire", "desk", "add")
-LATER_S = 4000.0  # until a ring may have as many GPUs again
 
 
 @pytest.fixture(params=[False, True], ids=["unchecked", "checked"])
@@ -29,36 +23,6 @@ def trial(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RingTrial]
     yield it
     it.close()
     end_all(tmp_path)
-
-
-class Points:
-    """Counts the moments before and after calls that change anything, and does something at one of them."""
-
-    def __init__(
-        self, trial: RingTrial, monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], object]
-    ) -> None:
-        self._number, self._do, self._real = number, do, trial.store.write
-        self.passed, self.is_armed = 0, True
-        monkeypatch.setattr(trial.store, "write", self._write)
-        trial.way.before = trial.way.after = self._pass
-
-    def _pass(self, call: str) -> None:
-        if not self.is_armed or call not in CHANGING:
-            return
-        self.passed += 1
-        if self.passed == self._number:
-            self.is_armed = False
-            self._do()
-
-    def _write(self, work: Callable[[Connection], T]) -> T:
-        self._pass("write")
-        value = self._real(work)
-        self._pass("write")
-        return value
-
-
-def killed() -> None:
-    raise KilledError
 
 
 def lose_one(trial: RingTrial, job: str) -> None:
@@ -102,13 +66,6 @@ def test_wherever_a_scheduler_is_killed_the_seat_is_filled_and_no_gpu_is_held_in
     trial.wish(job, Desired.CANCEL)
     trial.ends(job)
     assert trial.held() == []
-
-
-def look_or_die(trial: RingTrial) -> None:
-    try:
-        trial.tick()
-    except KilledError:
-        trial.crash()
 
 
 def look_both(points: Points, slow: Reconciler, fast: Reconciler) -> None:

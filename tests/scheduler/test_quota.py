@@ -17,7 +17,7 @@ from longshore.scheduler.service.twin import id_of
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.jobs import NewJob, insert_job, list_jobs
 from tests.plain_run import busy_case
-from tests.scheduler.test_twin import twin_of
+from tests.scheduler.twin_run import twin_of
 
 JOBS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), max_size=20)
 

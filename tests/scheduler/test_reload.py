@@ -17,7 +17,7 @@ from longshore.scheduler.policy_host import rollover as rollover
 from longshore.scheduler.policy_host.rollover import Reload, Rollover
 from longshore.scheduler.policy_host.versions import Edition
 from tests.plain_run import busy_case
-from tests.scheduler.test_live import site_of
+from tests.scheduler.live_run import site_of
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 PATIENCE_S = 120.0  # far more than anything here takes

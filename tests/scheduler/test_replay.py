@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from longshore.scheduler.placement.replay import Compared, as_line, export, repl
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained_candidates
-from tests.scheduler.test_twin import learning_case, twin_of
+from tests.scheduler.twin_run import learning, twin_of
 
 
 def recorded(folder: Path, policy: Policy, *, ring: bool) -> Path:
@@ -41,24 +40,6 @@ def test_the_same_policy_decides_the_same_again(policy: Policy, ring: bool, tmp_
 
     assert len(compared) == len(file.read_text().splitlines()) >= 10
     assert all(it.agrees and it.expected == it.other_expected for it in compared)
-
-
-def learning(folder: Path) -> Path:
-    """Play a cluster whose policies learn from faults, taken over now and then; return the file of its decisions."""
-    store = open_store(f"sqlite:///{folder / 'store.db'}")
-    twin = twin_of(learning_case(jobs=60), store, Placer(HEURISTICS["patient"]))
-    twin.tick()
-    for turn in count():
-        if twin.is_over:
-            break
-        twin.live_on()
-        twin.tick()
-        if turn % 40 == 20:
-            twin.scheduler.cache = None
-    file = folder / "decisions.jsonl"
-    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
-    store.close()
-    return file
 
 
 def test_what_was_learned_of_fault_rates_is_known_again(tmp_path: Path) -> None:

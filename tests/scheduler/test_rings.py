@@ -6,48 +6,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from .served import Served, until
-
-# Each member leaves its pid, so that a test can kill it. A step takes as long as it takes to write a line.
-SCRIPT = """
-import os, time, torch
-from pathlib import Path
-from longshore.ring import Ring
-
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 1)
-with Ring(model, torch.optim.Adam(model.parameters())) as ring:
-    Path(f"pid-{ring.member}").write_text(str(os.getpid()))
-    for step in ring.steps(until=int(os.environ["STEPS"])):
-        for shard in ring.shards:
-            loss = model(torch.full((2, 4), 0.1 * step + shard)).square().mean()
-            loss.backward()
-            computes_s = float(os.environ.get(f"COMPUTES_{ring.member}_S", os.environ.get("COMPUTES_S", "0.0")))
-            time.sleep(computes_s * (8.0 if Path(f"slow-{ring.member}").exists() else 1.0))
-        if ring.step(loss=loss):
-            print("step", step, "seat", ring.seat, "generation", ring.generation, flush=True)
-        time.sleep(0.02)
-        while step == int(os.environ.get("WAITS_AT", "-1")) and not Path("go").exists():
-            time.sleep(0.02)
-"""
-
-
-def ring_job(served: Served, steps: int, waits_at: int = -1, **spec: Any) -> str:
-    """Return a job of that script; after step `waits_at` it waits for a file `go`."""
-    (served.folder / "go").unlink(missing_ok=True)
-    (served.folder / "train.py").write_text(SCRIPT)
-    for old in served.folder.glob("pid-*"):  # of members of another test's job
-        old.unlink()
-    environment = {"PATH": os.environ["PATH"], "STEPS": str(steps), "WAITS_AT": str(waits_at)}
-    environment["OMP_NUM_THREADS"] = "1"
-    if "PYTHONPATH" in os.environ:
-        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    return served.add(sys.executable, "train.py", environment=environment, failover="switch", **spec)
+from .served_rings import logged_steps, ring_job, running
 
 
 def kill(served: Served, member: int) -> None:
@@ -56,25 +20,6 @@ def kill(served: Served, member: int) -> None:
     until(path.exists)
     until(lambda: path.read_text() != "")
     os.kill(int(path.read_text()), signal.SIGKILL)
-
-
-def running(served: Served, job: str, least_step: int) -> dict[str, Any]:
-    """Return how the ring stands once it runs and has come so far."""
-    found: dict[str, Any] = {}
-
-    def has_come() -> bool:
-        found.clear()
-        found.update(served.ask(f"/v1/jobs/{job}/ring") or {})
-        return found.get("phase") == "running" and found["step"] >= least_step
-
-    until(has_come)
-    return found
-
-
-def logged_steps(served: Served, job: str, rank: int) -> list[int]:
-    """Return the steps that a rank has told of in its log."""
-    text = served.call("logs", job, "--rank", str(rank)).stdout
-    return [int(line.split()[1]) for line in text.splitlines() if line.startswith("step ")]
 
 
 def seats_shown(served: Served, job: str) -> tuple[list[int], set[int]]:

@@ -21,9 +21,8 @@ from longshore.scheduler.store.opening import open_store
 from tests.command_line import Command
 from tests.envs.random_run import small_problem
 from tests.plain_run import busy_case
-from tests.policies_under_test import untrained_candidates
-from tests.scheduler.test_learning_from_decisions import log_probabilities
-from tests.scheduler.test_twin import twin_of
+from tests.policies_under_test import log_probabilities, untrained_candidates
+from tests.scheduler.twin_run import twin_of
 
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "hetero64-wait-1.zip"
 PATIENCE_S = 120.0  # far more than anything here takes

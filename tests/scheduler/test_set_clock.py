@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from .served import Served, until
+from .served_rings import CLUSTER, call_faulty, events, held_by, ring_job, running, seated
 from .set_clock import SetClock
-from .test_pool import CLUSTER, call_faulty, events, held_by, seated
-from .test_rings import ring_job, running
 
 pytestmark = pytest.mark.faults
 

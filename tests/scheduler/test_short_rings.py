@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from .served import Served, until
-from .test_pool import call_faulty, events, held_by, small
-from .test_rings import ring_job, running
-
-__all__ = ["small"]  # a fixture
+from .served_rings import call_faulty, events, held_by, ring_job, running
 
 # It saves each tenth step, and writes its pid and what it has learned, for the test.
 SAVES = """

@@ -10,49 +10,32 @@ import pytest
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.agents.protocol import Policy
 from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, Scenarios
 from longshore.cluster.model.topology import Cluster
 from longshore.cluster.presets.hetero64 import hetero64
-from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.state.state import Simulation
-from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.control.reconciler import Reconciler, Times
 from longshore.scheduler.mirror.standing import Beliefs
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.service.twin import Start, Twin, id_of, starts_of
+from longshore.scheduler.service.twin import id_of, starts_of
 from longshore.scheduler.store.database.errors import StoreUnreachableError
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.rows.jobs import get_job, set_desired
 from longshore.scheduler.store.rows.reservations import held_gpus
-from tests.compiled_runs import compiled, read_out, run_policy
+from tests.compiled_runs import read_out
 from tests.plain_run import busy_case
 from tests.scheduler.store.postgresql_server import Server
-from tests.scheduler.test_live import site_of
+from tests.scheduler.twin_run import layout_of, learning_case, simulated, twin_of
 from tests.strategies import Case
-
-
-def layout_of(case: Case) -> Layout:
-    sizes = np.diff(case.cluster.first_gpu).tolist()
-    return Layout([f"node{number}" for number in range(len(sizes))], sizes)
 
 
 def hetero64_case(jobs: int) -> tuple[Cluster, Scenarios, int, FaultProcess, Rules]:
     cluster, scenarios, process, rules = hetero64(1, 7, jobs=jobs, load=0.85)
     rules = rules._replace(order=ORDERS["easy-shortest"], waiting=True, ageing_s=24 * 3600.0)
     return cluster._replace(speed=scenarios.speed[0]), scenarios, 0, process, rules
-
-
-def twin_of(case: Case, store: Store, placer: Placer) -> Twin:
-    return Twin(SimulatedBackend(compiled(case), layout_of(case)), site_of(case), store, placer)
-
-
-def simulated(case: Case, policy: Policy) -> list[Start]:
-    events, _ = run_policy(case, policy)
-    return [(event.time_s, event.job, event.gpus) for event in events if event.kind == "start"]
 
 
 @pytest.fixture
@@ -89,13 +72,6 @@ def test_many_jobs_that_arrive_over_time_on_a_cluster_with_faults_are_placed_as_
     twin_of(case, store, Placer(HEURISTICS["patient"])).run()
 
     assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
-
-
-def learning_case(jobs: int) -> Case:
-    """Return a case of `hetero64` whose policies are not told which node is the lemon, and learn it."""
-    regime = Regime("easy-shortest", 24 * 3600.0, waiting=True)
-    cluster, scenarios, process, rules = hetero64_problem(1, 7, regime, jobs=jobs, load=0.85)
-    return Case(cluster._replace(speed=scenarios.speed[0]), scenarios, 0, process, rules)
 
 
 @pytest.mark.parametrize("name", ["eft-hazard", "patient"])

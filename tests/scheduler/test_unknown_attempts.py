@@ -25,7 +25,7 @@ from longshore.scheduler.model.job_id import new_job_id
 from longshore.scheduler.store.database.errors import StoreUnreachableError
 from longshore.scheduler.store.opening import Store
 from tests.scheduler.restored_trial import ListingWay
-from tests.scheduler.test_folders import as_nobody
+from tests.scheduler.rights import as_nobody
 from tests.scheduler.trials import Trial
 
 NODES = {"a": 4, "b": 4}

@@ -11,9 +11,11 @@ from typing import TypeVar
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.scheduler.api.views.waiting import waiting_pages
 from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeView
+from longshore.scheduler.control.facade import Control
 from longshore.scheduler.control.reconciler import TIMES, Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.files.owner import this_process
@@ -27,6 +29,7 @@ from longshore.scheduler.model.placement import Placement, ReservationRow
 from longshore.scheduler.model.run import Status
 from longshore.scheduler.model.states import FINAL, Desired, JobState
 from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.opening import open_store
@@ -260,3 +263,10 @@ def _cluster_file(nodes: Mapping[str, int], run_time: str) -> str:
     types = [f"  of{size}: {{gpus: {size}, peak_flops: {flops[size]}, {rates}}}" for size in sizes]
     lines = [f"      - {{type: of{gpus}, name: {node}}}" for node, gpus in nodes.items()]
     return CLUSTER.format(types="\n".join(types), nodes="\n".join(lines), run_time=run_time)
+
+
+def reason(trial: Trial, job: str) -> str:
+    """Return why a job waits, as users read it."""
+    queue = QueueNow(Settings(folder=trial.folder), trial.layout, Control(trial.scheduler))
+    with trial.store.read() as tx:
+        return waiting_pages(tx, [trial.job(job)], queue.read(tx, trial.now_s()))[job].reason

@@ -10,7 +10,7 @@ from longshore.scheduler.placement.replay import export
 from longshore.scheduler.service.twin import Twin
 from longshore.scheduler.store.opening import open_store
 from tests.policies_under_test import untrained_candidates
-from tests.scheduler.test_twin import twin_of
+from tests.scheduler.twin_run import twin_of
 from tests.strategies import Case
 
 PATIENCE_S = 120.0  # far more than anything here takes

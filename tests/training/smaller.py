@@ -1,7 +1,9 @@
 """Runs of the usual commands on less than is usual, where what is looked at does not depend on how much."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from longshore.cluster.presets import problems
@@ -30,3 +32,11 @@ def with_few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 def with_short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let windows have 48 jobs, not 96: a past of half as many jobs has as many of them."""
     monkeypatch.setattr(problems, "WINDOW_JOBS", problems.WINDOW_JOBS // 2)
+
+
+def trace(path: Path, seed: int, jobs: int = 400) -> Path:
+    rng = np.random.default_rng(seed)
+    submit_s, work_s = np.cumsum(rng.exponential(900.0, jobs)), rng.lognormal(8.0, 1.5, jobs) + 60.0
+    rows = [f"j{job},{submit_s[job]:.3f},{work_s[job]:.3f},{rng.integers(1, 9)}" for job in range(jobs)]
+    path.write_text("\n".join(["job_id,submission_time,duration,num_gpu", *rows]) + "\n")
+    return path

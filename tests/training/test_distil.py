@@ -38,14 +38,14 @@ from longshore.training.presets import DistilParameters, GroupParameters
 from longshore.training.run import Result
 from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.validation import Validation
+from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision
 from tests.envs.random_run import small_problem
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained_candidates
-from tests.test_reference import hand_case
-from tests.training import test_learning
+from tests.training import known_optimum
+from tests.training.known_optimum import makespans_s
 from tests.training.tensorboard_names import documented, shown
-from tests.training.test_learning import makespans_s
 
 TINY = DistilParameters(rounds=2, distil_first=0.5, futures=2, distil_block=2, distil_epochs=3, distil_minibatch=32)
 train = partial(run.train, sizes=Sizes(32, 8))
@@ -309,7 +309,7 @@ def test_labels_that_are_not_as_lessons_leave_them_are_refused_by_their_names(tm
 
 
 def test_it_learns_from_rollouts_what_its_teacher_misses(tmp_path: Path) -> None:
-    problem = test_learning.problem()  # the optimum is 8 s everywhere, and the teacher takes 20 s
+    problem = known_optimum.problem()  # the optimum is 8 s everywhere, and the teacher takes 20 s
     parameters = DistilParameters(
         rounds=2, distil_first=0.5, futures=2, distil_share=1.0, distil_epochs=12, distil_minibatch=32
     )

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from longshore.agents.learned.checkpoint import load_policy, schema_of
+from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.networks.candidate_run import Record
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy
 from longshore.cluster.files.errors import CheckpointError
@@ -28,30 +28,17 @@ from longshore.training import run
 from longshore.training.asked import Sizes
 from longshore.training.candidates.collecting import Collected
 from longshore.training.candidates.group import Decisions, GroupLearner, advantages, decisions_of
-from longshore.training.config import TrainingConfig
 from longshore.training.presets import GroupParameters
 from longshore.training.run import Result
 from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
 from tests.envs.random_run import small_problem
-from tests.training import test_learning
-from tests.training.test_learning import makespans_s
+from tests.training import known_optimum
+from tests.training.groups import SCHEMA, config, learner_of
+from tests.training.known_optimum import makespans_s
 
-TINY = GroupParameters(groups=4, runs=4, group_minibatch=256)
 train = partial(run.train, sizes=Sizes(64, 16))
-SCHEMA = schema_of(
-    algorithm="group", network="candidates", action="candidate", observation="full", waiting=False, node_gpus=(8,) * 8
-)
-
-
-def config(steps: int, **changes: object) -> TrainingConfig:
-    asked = TrainingConfig(
-        preset="hetero64", algorithm="group", steps=steps, seed=0, network="candidates", action="candidate",
-        reward="dt",
-        group=TINY, threads=1,
-    )  # fmt: skip
-    return asked.model_copy(update=changes)
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +47,6 @@ def single_threaded() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def learner_of(folder: Path, problem: Problem, asked: TrainingConfig) -> GroupLearner:
-    return GroupLearner([problem], RunFolder(folder, SCHEMA, Validation(problem), asked, lambda progress: None))
 
 
 def test_an_advantage_is_what_a_run_does_better_than_the_mean_of_the_others() -> None:
@@ -250,7 +233,7 @@ def test_random_numbers_of_any_generator_go_on_the_same(seed: int, drawn: int) -
 
 
 def test_it_learns_within_twenty_updates_what_no_greedy_rule_finds(tmp_path: Path) -> None:
-    problem = test_learning.problem()  # the optimum is 8 s everywhere, and heuristics are over 20 % above it
+    problem = known_optimum.problem()  # the optimum is 8 s everywhere, and heuristics are over 20 % above it
     parameters = GroupParameters(groups=32, runs=16, group_minibatch=256, group_learning_rate=3e-3)
     learner = learner_of(tmp_path, problem, config(35_000, group=parameters))
     for _ in range(20):

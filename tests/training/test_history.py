@@ -35,8 +35,7 @@ from longshore.training.history.problems import (
 from longshore.training.presets import GroupParameters
 from longshore.training.run import train
 from tests.command_line import Command
-from tests.scheduler.test_replay import learning
-from tests.scheduler.test_twin import learning_case
+from tests.scheduler.twin_run import learning, learning_case
 from tests.training.lived import Lived, lived_through
 from tests.training.smaller import with_few_draws
 from tests.training.tensorboard_names import documented, shown

@@ -21,7 +21,7 @@ from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import decisions
 from tests.policies_under_test import untrained_candidates
 from tests.strategies import Case, cases
-from tests.training.test_group import config
+from tests.training.groups import config
 
 SIZES = Sizes(64, 16)
 

@@ -19,7 +19,7 @@ from longshore.training.asked import Asked, Problems, Sizes
 from longshore.training.presets import PRESETS, Hyperparameters
 from tests.command_line import Command
 from tests.plain_run import busy_case
-from tests.scheduler.test_twin import layout_of, simulated, twin_of
+from tests.scheduler.twin_run import layout_of, simulated, twin_of
 from tests.their_network import install_network, with_actions
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)

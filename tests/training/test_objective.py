@@ -23,8 +23,8 @@ from longshore.training.presets import GroupParameters
 from longshore.training.validation import Validation, cost_of
 from tests.envs.random_run import small_problem
 from tests.policies_under_test import untrained_candidates
+from tests.training.groups import config, learner_of
 from tests.training.tensorboard_names import PAGE, shown
-from tests.training.test_group import config, learner_of
 
 RUNS = 4
 

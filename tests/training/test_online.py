@@ -25,7 +25,7 @@ from longshore.training.run_folder import Progress, Tell
 from tests.command_line import Command
 from tests.policies_under_test import untrained_candidates
 from tests.scheduler.served import until
-from tests.scheduler.test_twin import learning_case
+from tests.scheduler.twin_run import learning_case
 from tests.strategies import Case
 from tests.training.lived import Lived, lived_through
 from tests.training.smaller import with_few_draws, with_short_windows

@@ -10,7 +10,7 @@ import pytest
 
 from tests.command_line import Command
 from tests.scheduler.backends.ray_cluster import RayCluster
-from tests.training.test_traces import trace
+from tests.training.smaller import trace
 
 LINE = ("--order", "easy", "--steps", "2000", "--trials", "1", "--logdir", "runs")
 

@@ -23,7 +23,7 @@ from longshore.training.actor_critic.sample_replay import (
     filled,
     learning_bytes,
 )
-from tests.training.test_replay import ROWS, SAMPLES, learned, model_of, spoilings
+from tests.training.replayed import ROWS, SAMPLES, learned, model_of, spoilings
 
 
 def samples(first: int, count: int) -> Samples:

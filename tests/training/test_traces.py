@@ -21,7 +21,7 @@ from longshore.training.trace_problems import OTHERS, trace_problems
 from longshore.training.validation import cost_of
 from tests.command_line import Command
 from tests.envs.random_run import small_problem
-from tests.training.smaller import with_few_draws, with_few_windows, with_small_groups
+from tests.training.smaller import trace, with_few_draws, with_few_windows, with_small_groups
 
 REGIMES = (Regime("easy", waiting=True), Regime("shortest", 3600.0, waiting=True))  # fault rates are estimated
 CLUSTER = """
@@ -30,14 +30,6 @@ node_types:
   new: {gpus: 4, peak_flops: 2e14, memory_bytes: 1e9}
 racks: [{nodes: [{type: old, count: 2}, {type: new, count: 2}]}]
 """
-
-
-def trace(path: Path, seed: int, jobs: int = 400) -> Path:
-    rng = np.random.default_rng(seed)
-    submit_s, work_s = np.cumsum(rng.exponential(900.0, jobs)), rng.lognormal(8.0, 1.5, jobs) + 60.0
-    rows = [f"j{job},{submit_s[job]:.3f},{work_s[job]:.3f},{rng.integers(1, 9)}" for job in range(jobs)]
-    path.write_text("\n".join(["job_id,submission_time,duration,num_gpu", *rows]) + "\n")
-    return path
 
 
 @pytest.fixture(scope="module")

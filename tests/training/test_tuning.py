@@ -20,8 +20,7 @@ from longshore.training.tuning.crew import Processes
 from longshore.training.tuning.study import Tuned, tune
 from longshore.training.tuning.trial import Work, run_trial
 from tests.command_line import Command
-from tests.training.smaller import with_few_draws, with_few_windows, with_small_groups
-from tests.training.test_traces import trace
+from tests.training.smaller import trace, with_few_draws, with_few_windows, with_small_groups
 
 SIZES = Sizes(16, 4, validations=6)
 STEPS = 6000

@@ -13,18 +13,11 @@ from longshore.planner.execution.comparing import print_comparison
 from longshore.planner.execution.measured import Measured, StageMeasured
 from longshore.planner.execution.plan_file import PlanFile, StagePlan, read_plan
 from longshore.planner.execution.worker import main
-from longshore.planner.model.hardware import DEFAULT
-from longshore.planner.model.host import Exchange, HostProfile, LayerRates
 from tests.command_line import Command
+from tests.planner.models import HOST
 
 HERE = Path(__file__).parent
 COUNTING = f"{HERE / 'counting.py'}:build"
-RATES = LayerRates(flop_s=1e-11, kept_byte_s=1e-10, parameter_s=1e-10, layer_s=1e-4)
-HOST = HostProfile(
-    name="ours", cores=2, memory_bytes=16e9, forward=RATES, backward=RATES, speeds=(1.0, 1.0, 0.66, 0.5),
-    send=Exchange(members=2, start_s=1e-4, byte_s=1e-9), update_start_s=1e-4, update_parameter_s=1e-9,
-    reduce=tuple(Exchange(members=it, start_s=1e-3, byte_s=1e-9 * it) for it in (2, 3, 4)), accuracy=DEFAULT.accuracy,
-)  # fmt: skip
 PLAN: dict[str, Any] = {
     "data": 1, "pipeline": 2, "micro_batch": 2, "batch": 4,
     "stages": [{"layers": ["words", "places", "blocks.0"]}, {"layers": ["blocks.1", "blocks.2", "head"]}],

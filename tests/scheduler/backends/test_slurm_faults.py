@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slurm_cluster import GPUS, SlurmCluster
+from benchmarks.slurm_cluster import SlurmCluster
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.backends.slurm.times import TIMES, Times
 from longshore.scheduler.model.placement import Placement, Share
 from longshore.scheduler.model.run import Run
 from tests.scheduler.backends.attempts import (
@@ -28,15 +27,9 @@ from tests.scheduler.backends.attempts import (
     sh,
     until,
 )
+from tests.scheduler.backends.slurm_backends import IMPATIENT, ON_A, backend_of
 
-NODES = dict.fromkeys("abcd", GPUS)
-ON_A: Placement = (Share("a", (2,)),)
 ON_D: Placement = (Share("d", (1, 2)),)
-IMPATIENT = Times(deadline_s=1.0)  # where no answer will come
-
-
-def backend_of(cluster: SlurmCluster, folder: Path, times: Times = TIMES) -> SlurmBackend:
-    return SlurmBackend(folder, NODES, conf=cluster.conf, times=times)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from longshore.scheduler.backends.slurm.times import TIMES, Times
 from longshore.scheduler.model.run import Run
 from longshore.scheduler.rules.retry_policy import ExitClass, class_of
 from tests.scheduler.backends.attempts import end_of, own_folder, runs, sh
-from tests.scheduler.backends.test_slurm_faults import IMPATIENT, NODES, ON_A, backend_of
+from tests.scheduler.backends.slurm_backends import IMPATIENT, NODES, ON_A, backend_of
 
 Saying = Callable[..., SlurmBackend]
 

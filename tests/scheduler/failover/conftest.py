@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from .coordinator_process import Process, started
 from .trial import Outcome, run_ring, warm_process
 
 
@@ -17,3 +18,11 @@ def warm() -> Iterator[Path]:
 def undisturbed(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """A ring of four in which nothing goes wrong."""
     return run_ring(tmp_path_factory.mktemp("undisturbed"), warm)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Process]:
+    """A ring of three that runs."""
+    with started(tmp_path) as process:
+        process.run_ring()
+        yield process

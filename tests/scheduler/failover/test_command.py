@@ -1,23 +1,13 @@
 """`python -m longshore.ring`, and what it costs to import."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from .ring_command import VARIABLES, ring
 from .tiny import tiny
-from .trial import ROOT
-
-VARIABLES = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-
-
-def ring(*arguments: object, folder: Path, **variables: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "longshore.ring", *map(str, arguments)]
-    return subprocess.Popen(
-        command, cwd=folder, env=VARIABLES | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
 
 
 @pytest.mark.parametrize("module", ["longshore.ring", "longshore.scheduler.failover.coordinator"])

@@ -12,8 +12,7 @@ from longshore.scheduler.failover.processes import keeper, tools
 from longshore.scheduler.failover.settings import RECOVERIES
 
 from .desk import bring
-from .test_ring import assert_as_undisturbed
-from .trial import ROOT, Outcome, Trial, nothing, run_ring
+from .trial import ROOT, Outcome, Trial, assert_as_undisturbed, nothing, run_ring
 
 LOST, HOST, SEATS = 3, 0, 4  # the host gives the state, and has the store at which the others meet
 # By the order in which they come; a ring without spares asks its desk, which is told, promises, and starts a member.

@@ -20,10 +20,9 @@ from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.asking import ask_report
 from longshore.scheduler.failover.greeting import answer, challenge, check_welcome, greet_blocking, is_right, welcome
 
-from .test_coordinator import Peer, Process, ring, started
+from .coordinator_process import Peer, Process, started
 from .trial import LIMIT_S, ROOT
 
-__all__ = ["ring"]
 SECRET = "0123456789abcdef"
 texts = st.text(max_size=20)
 hellos = st.builds(wire.Hello, role=texts, member=st.integers(-1, 9), token=texts, step=st.integers(0, 9), node=texts)

@@ -6,7 +6,7 @@ from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.rounds import DESKS, LAUNCHERS, Rounds
 from longshore.scheduler.failover.settings import Limits
 
-from .test_rounds_cases import Ring
+from .obedient_ring import Ring
 
 
 def hints(ring: Ring) -> list[str]:

@@ -12,8 +12,8 @@ from longshore.scheduler.failover.rounds import LAUNCHERS, Rounds
 from longshore.scheduler.failover.settings import Limits
 from longshore.scheduler.failover.standing import Phase
 
-from .test_coordinator import Peer, Process, can_connect, started, wait_for
-from .test_rounds_cases import Ring
+from .coordinator_process import Peer, Process, can_connect, started, wait_for
+from .obedient_ring import Ring
 from .trial import LIMIT_S
 
 

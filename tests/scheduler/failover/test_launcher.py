@@ -19,7 +19,7 @@ from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.processes import warm as warm_process
 from longshore.scheduler.failover.settings import STATE, make_ring, read_settings
 
-from .test_command import VARIABLES, ring
+from .ring_command import VARIABLES, ring
 from .tiny import tiny
 
 BAD = [b"\n", b"nothing\n", b"[" * 9999 + b"\n", b'{"kind": "Declared", "member": "x"}\n', b"x" * (3 << 20) + b"\n"]

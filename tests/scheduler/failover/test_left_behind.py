@@ -13,8 +13,7 @@ from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.settings import Limits
 
-from .test_ring import assert_as_undisturbed
-from .trial import Outcome, Trial, run_ring
+from .trial import Outcome, Trial, assert_as_undisturbed, run_ring
 
 
 @pytest.mark.faults

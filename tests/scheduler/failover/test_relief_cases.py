@@ -14,8 +14,8 @@ from longshore.scheduler.failover.rounds import LAUNCHERS, Rounds
 from longshore.scheduler.failover.settings import Limits
 from longshore.scheduler.failover.standing import Phase
 
+from .obedient_ring import Ring
 from .simulated_ring import copied
-from .test_rounds_cases import Ring
 
 LIMITS = Limits(slow_steps=3, well_steps=4, hold_steps=20, coming_s=10.0)
 COPY_S = 2.0

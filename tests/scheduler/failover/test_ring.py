@@ -7,16 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .trial import Outcome, Trial, run_ring
-
-
-def assert_as_undisturbed(found: Outcome, undisturbed: Outcome, members: int = 4) -> None:
-    """Every step was taken, and all members that are left have the bits of a ring in which nothing went wrong."""
-    assert found.end.outcome == "done", found
-    assert found.steps() == undisturbed.steps()
-    ends = {tuple(map(str, (line["it"][0], line["it"][3], line["it"][4]))) for line in found.of("end")}
-    assert ends == {tuple(map(str, (it["it"][0], it["it"][3], it["it"][4]))) for it in undisturbed.of("end")}
-    assert len(found.of("end")) == members
+from .trial import Outcome, Trial, assert_as_undisturbed, run_ring
 
 
 def test_an_undisturbed_ring_has_one_generation_and_one_state(undisturbed: Outcome) -> None:

@@ -16,8 +16,7 @@ from longshore import scheduler
 from longshore.scheduler.failover.settings import Limits
 from tests.scheduler.set_clock import SetClock
 
-from .test_ring import assert_as_undisturbed
-from .trial import Outcome, Trial, run_ring, warm_process
+from .trial import Outcome, Trial, assert_as_undisturbed, run_ring, warm_process
 
 HOUR_S = 3600
 SILENCE_S = 3.0  # until a member that says nothing is declared gone

@@ -14,8 +14,7 @@ from longshore.scheduler.failover.member import control, silence
 from longshore.scheduler.failover.member.control import AbortedError, Control
 from longshore.scheduler.failover.member.silence import LONGEST_LOOK_S, Silence
 
-from .test_ring import assert_as_undisturbed
-from .trial import Outcome, Trial, run_ring
+from .trial import Outcome, Trial, assert_as_undisturbed, run_ring
 
 STILL_S = 12.0
 

@@ -213,3 +213,12 @@ def run_ring(
             return Outcome(end, launcher.exits | elsewhere.exits, launcher.declared, trial.lines(), report)
 
     return asyncio.run(run())
+
+
+def assert_as_undisturbed(found: Outcome, undisturbed: Outcome, members: int = 4) -> None:
+    """Every step was taken, and all members that are left have the bits of a ring in which nothing went wrong."""
+    assert found.end.outcome == "done", found
+    assert found.steps() == undisturbed.steps()
+    ends = {tuple(map(str, (line["it"][0], line["it"][3], line["it"][4]))) for line in found.of("end")}
+    assert ends == {tuple(map(str, (it["it"][0], it["it"][3], it["it"][4]))) for it in undisturbed.of("end")}
+    assert len(found.of("end")) == members

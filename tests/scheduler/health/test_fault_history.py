@@ -3,13 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.model.topology import grid_cluster
-from longshore.cluster.presets.hetero64 import fault_process, rules
 from longshore.cluster.state.beliefs import HALF_LIFE_S
 from longshore.scheduler.health.fault_history import (
     KEPT_S,
@@ -18,22 +15,12 @@ from longshore.scheduler.health.fault_history import (
     learned_from,
     read_fault_history,
 )
-from longshore.scheduler.mirror.standing import Beliefs, Site
+from longshore.scheduler.mirror.standing import Beliefs
 from longshore.scheduler.model.event import NewEvent
-from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.events import EventRow, append_all
 from longshore.scheduler.store.rows.nodes import CHANGE
-
-DAY_S = 86400.0
-RATE_PER_S = 1e-7
-SITE = Site(grid_cluster(3, 2), rules()._replace(estimated_hazards=True), fault_process(), np.full(6, RATE_PER_S))
-LAYOUT = Layout(["a", "b", "c"], [2, 2, 2])
-
-
-def told(day: float, node: str, now: str, gpu: object = None) -> EventRow:
-    data = {"node": node} | ({} if gpu is None else {"gpu": gpu})
-    return EventRow(0, CHANGE, "monitor", day * DAY_S, None, None, None, "", now, 1, "", data)
+from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, told
 
 
 def learned(*events: EventRow, days: float = 30.0) -> Beliefs:

@@ -14,7 +14,7 @@ from longshore.scheduler.health.monitoring.fault_report import FaultReport, faul
 from longshore.scheduler.health.reports import GpuReport, NodeReport
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.rows.events import EventRow
-from tests.scheduler.health.test_fault_history import DAY_S, LAYOUT, RATE_PER_S, SITE, told
+from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, told
 from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.trials import Trial
 

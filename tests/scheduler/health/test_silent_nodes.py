@@ -30,8 +30,8 @@ from longshore.scheduler.store.rows.jobs import get_job
 from longshore.scheduler.store.rows.nodes import ALARM, CHANGE, NodeRow, list_nodes, set_out_of_service
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
-from tests.scheduler.test_live import site_of
-from tests.scheduler.test_twin import layout_of
+from tests.scheduler.live_run import site_of
+from tests.scheduler.twin_run import layout_of
 from tests.strategies import Case
 
 LONG_S = 1e6

@@ -1,0 +1,15 @@
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from longshore.testing.backends import BackendTrial
+from tests.contracts.backend_trials import TRIALS
+
+
+@pytest.fixture(params=TRIALS)
+def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BackendTrial]:
+    trial = TRIALS[request.param](request)
+    yield BackendTrial(partial(trial.make, tmp_path), tmp_path, trial.sees_programs)
+    trial.end(tmp_path)

@@ -1,0 +1,16 @@
+"""Slurm backends on the nodes of the test cluster."""
+
+from pathlib import Path
+
+from benchmarks.slurm_cluster import GPUS, SlurmCluster
+from longshore.scheduler.backends.slurm.backend import SlurmBackend
+from longshore.scheduler.backends.slurm.times import TIMES, Times
+from longshore.scheduler.model.placement import Placement, Share
+
+NODES = dict.fromkeys("abcd", GPUS)
+ON_A: Placement = (Share("a", (2,)),)
+IMPATIENT = Times(deadline_s=1.0)  # where no answer will come
+
+
+def backend_of(cluster: SlurmCluster, folder: Path, times: Times = TIMES) -> SlurmBackend:
+    return SlurmBackend(folder, NODES, conf=cluster.conf, times=times)
