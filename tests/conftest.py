@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from tests.support.budgets import register_profiles
 from xdist.scheduler import LoadFileScheduling
 
 from benchmarks import slurm_cluster as slurm
@@ -19,9 +19,7 @@ pytest_plugins = ["tests.support.signals"]
 # Their assertions compare whole runs: a failure shows what differs, as in a file of tests.
 pytest.register_assert_rewrite("tests.cluster.agreement", "tests.scheduler.failover.trial")
 
-# A first call compiles kernels, and the default deadline then reports a false failure.
-settings.register_profile("longshore", deadline=None)
-settings.load_profile("longshore")
+register_profiles()
 
 
 SERVER = re.compile(r"(?:/test_|[\[-])(ray|slurm)[_\]-]")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.model.topology import Cluster, grid_cluster
@@ -38,7 +39,7 @@ def test_jobs_that_arrive_later_are_refused() -> None:
         optimal_makespan_s(cluster, scenarios._replace(submit_s=np.array([[1.0]])), 0, RULES)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(batches(), st.sampled_from(sorted(ORDERS.values())))
 def test_no_policy_ends_before_the_optimum(made: tuple[Cluster, Scenarios], order: int) -> None:
     cluster, scenarios = made
@@ -49,7 +50,7 @@ def test_no_policy_ends_before_the_optimum(made: tuple[Cluster, Scenarios], orde
         assert outcome.makespan_s[0] >= optimum_s
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(batches(), st.floats(1.0, 3.0))
 def test_the_optimum_is_no_less_than_what_work_and_speed_allow(made: tuple[Cluster, Scenarios], factor: float) -> None:
     cluster, scenarios = made

@@ -202,7 +202,7 @@ def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: s
     ]
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_what_is_put_away_of_a_planned_job_is_told(small: Served) -> None:
     wish = {"model": "train.py:build", "samples": 24000, "batch": 8, "hardware": "here.yaml", "degrees": "2x1x1"}
     command = ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "3000", "--offload", "auto"]
@@ -223,7 +223,7 @@ def test_what_is_put_away_of_a_planned_job_is_told(small: Served) -> None:
     assert small.ended(job) == "cancelled"
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_planned_job_that_loses_a_rank_goes_on_from_its_last_checkpoint(small: Served) -> None:
     wish = {"model": "train.py:build", "samples": 240, "batch": 8, "hardware": "here.yaml", "degrees": "1x2x1"}
     command = ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "30"]
@@ -270,7 +270,7 @@ def data(first, samples):
 """
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_replica_of_a_plan_gets_a_backup_and_its_sub_task_is_where_that_computes(small: Served) -> None:
     (small.folder / "counting.py").write_text((ROOT / "tests/planner/execution/counting.py").read_text())
     (small.folder / "slow.py").write_text(SLOW)

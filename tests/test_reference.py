@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.kernels.counter_random import uniform
 from longshore.cluster.model.outcome import Event, Outcome, metrics
@@ -47,7 +48,6 @@ def test_philox_gives_the_known_answers_of_its_authors(left: int, right: int, ke
     assert philox(left, right, key) == words
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**40), st.integers(0, 2**33), st.integers(0, 2**33))
 def test_compiled_random_numbers_are_those_of_plain_philox(seed: int, source: int, k: int) -> None:
     assert uniform(seed, source, k) == plain_uniform(seed, source, k)
@@ -225,13 +225,13 @@ def test_a_job_that_can_never_start_is_reported() -> None:
         run(hand_case(grid_cluster(1, 1), [(1, 1.0, 0.0)], {0: [(0.0, math.inf)]}))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=examples(150))
 @given(cases(ranked=True), POLICY_OF)
 def test_every_schedule_passes_the_checker(case: Case, choose: Choose) -> None:
     check_schedule(event_records(run(case, choose)[0]), job_records(case), cluster_record(case))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(cases(ranked=True), POLICY_OF, POLICY_OF)
 def test_every_policy_meets_the_same_faults(case: Case, one: Choose, other: Choose) -> None:
     (events, outcome), (others, other_outcome) = run(case, one), run(case, other)
@@ -241,7 +241,7 @@ def test_every_policy_meets_the_same_faults(case: Case, one: Choose, other: Choo
     ]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(cases(ranked=True), POLICY_OF)
 def test_on_equal_gpus_the_time_that_is_neither_lost_nor_overhead_is_the_work(case: Case, choose: Choose) -> None:
     scenarios = case.scenarios._replace(speed=np.ones_like(case.scenarios.speed))
@@ -255,7 +255,7 @@ def test_on_equal_gpus_the_time_that_is_neither_lost_nor_overhead_is_the_work(ca
     assert outcome.busy_gpu_s[0] + outcome.down_gpu_s[0] <= row.makespan_s[0] * cluster_gpus * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(cases() | cases(ranked=True))
 def test_first_come_first_served_starts_jobs_in_order_of_submission(case: Case) -> None:
     case = case._replace(rules=case.rules._replace(order=ORDERS["fifo"]))

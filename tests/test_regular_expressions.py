@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.files import durations
 from longshore.cluster.files.yaml_file import FLOAT, TextLoader
@@ -95,7 +96,9 @@ def ask(pattern: re.Pattern[Any], asked: str, text: Any) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "asked"), TRIED, ids=[f"{it.pattern!r:.40}-{asked}" for it, asked in TRIED])
-@settings(max_examples=30, phases=(Phase.explicit, Phase.generate))  # what takes long is not tried again and again
+@settings(
+    max_examples=examples(30), phases=(Phase.explicit, Phase.generate)
+)  # what takes long is not tried again and again
 @given(data=st.data())
 def test_no_text_takes_a_pattern_long(pattern: re.Pattern[Any], asked: str, data: st.DataObject) -> None:
     sample: Any = data.draw(st.from_regex(pattern))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.learned.checkpoint import network_of, schema_of
 from longshore.agents.learned.objective import objective_unit_s, spent_s
@@ -63,7 +64,7 @@ def case_of(problem: Problem, row: int) -> Case:
     return Case(problem.cluster, problem.scenarios, row, problem.process, problem.rules)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases() | cases(nodes=(9, 12)), st.integers(0, 2**32 - 1))
 def test_the_compiled_forward_pass_gives_the_networks_logits_and_value(case: Case, seed: int) -> None:
     policy = sharp_policy(seed, waits=True)

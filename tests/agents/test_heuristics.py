@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.consolidate import fewest_nodes
 from longshore.agents.heuristics.heuristics import HEURISTICS
@@ -108,7 +109,6 @@ def test_among_many_nodes_sets_without_lemons_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("name", "patience"), [("patient", 0.4), ("eft-wait", 1.0), ("eft-hazard", 0.0)])
-@settings(deadline=None)
 @given(busy_s=st.floats(1.0, 100.0), work_s=st.floats(1.0, 1000.0))
 def test_a_job_waits_for_the_fast_node_exactly_when_its_policy_says_so(
     name: str, patience: float, busy_s: float, work_s: float
@@ -190,7 +190,7 @@ def test_a_replacement_counts_the_link_back_to_the_first_gpu_of_the_ring() -> No
     assert choice("replacement", 3, cluster, ring=True, reference_gpus=1) == [0, 1, 2]  # 0.41 s against 2.25 s
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases())
 def test_the_best_of_random_placements_is_never_slower_than_the_first(case: Case) -> None:
     slowdowns = []

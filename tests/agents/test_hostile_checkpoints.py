@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
 from longshore.cluster.files.plugins import registered
@@ -312,7 +313,7 @@ SET_WEIGHTS = SET.weights()
 SPOILED = SET.archive(SET_WEIGHTS)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, len(SPOILED) - 1) | st.integers(-200, -1), st.integers(0, 255)), max_size=8),
     st.integers(0, len(SPOILED)) | st.just(len(SPOILED)),
@@ -335,7 +336,7 @@ JUNK = st.recursive(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changed=st.dictionaries(st.sampled_from(sorted(SET.schema)), JUNK | st.lists(st.integers(-5, 100)), max_size=2))
 def test_a_schema_with_anything_in_a_field_is_loaded_or_refused(
     load: Load, tmp_path: Path, changed: dict[str, Any]

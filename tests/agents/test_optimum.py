@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import network_of, schema_of
@@ -19,7 +20,7 @@ from tests.compiled_runs import run_heuristic, run_policy
 from tests.strategies import Case
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(batches(), st.sampled_from(sorted(ORDERS.values())))
 def test_no_heuristic_ends_before_the_optimum(made: tuple[Cluster, Scenarios], order: int) -> None:
     cluster, scenarios = made
@@ -35,7 +36,7 @@ def test_no_heuristic_ends_before_the_optimum(made: tuple[Cluster, Scenarios], o
 
 
 @pytest.mark.parametrize("action", ["node", "gpu"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(batches(), st.sampled_from(sorted(ORDERS.values())), st.integers(0, 9))
 def test_no_network_ends_before_the_optimum(
     action: str, made: tuple[Cluster, Scenarios], order: int, weights: int

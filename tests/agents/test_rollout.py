@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS, PART_NODES
 from longshore.agents.learned.checkpoint import network_of
@@ -78,7 +79,7 @@ class RankingClock(Clock):
         return self
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), BASES, st.integers(1, 13))
 def test_where_the_future_is_known_a_rollout_never_loses_to_its_base(case: Case, base: str, width: int) -> None:
     case = without_faults(case._replace(rules=case.rules._replace(order=ORDERS["fifo"])))
@@ -110,7 +111,7 @@ def recall_truth(imagined: Simulation, sim: Simulation, row: int) -> None:
     imagined.state.scenario[:] = 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), st.sampled_from(["patient", "pack", "untrained"]), st.integers(1, 13))
 def test_with_the_true_future_faults_and_all_a_rollout_never_loses_to_its_base(
     case: Case, name: str, width: int
@@ -199,7 +200,7 @@ def test_the_same_seed_gives_the_same_decisions_and_another_may_not(order: str) 
     assert [run_policy(case, one)[0] for _ in range(2)] == [events[0]] * 2, "it remembers an earlier run"
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(case=cases(), base=BASES)
 def test_a_rollout_without_time_runs_as_its_base(case: Case, base: str) -> None:
     rollout = Rollout(HEURISTICS[base], Search(futures=2, budget_s=0.0), "makespan")
@@ -269,7 +270,7 @@ def test_a_try_is_given_up_on_its_way_when_the_budget_is_spent(name: str, order:
 
 
 @pytest.mark.parametrize("name", ["patient", "pack", "untrained"])
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(seed=st.integers(0, 2**32 - 1), order=st.sampled_from(list(ORDERS)))
 def test_a_run_that_is_watched_is_the_same(name: str, seed: int, order: str) -> None:
     policy: Any = untrained_candidates(waiting=True) if name == "untrained" else HEURISTICS[name]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import save_policy
@@ -77,7 +78,7 @@ def test_an_exact_value_gives_the_costs_of_the_whole_run(objective: Objective, h
     assert predicted_gains > 0
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(cases(), st.sampled_from(OBJECTIVES), st.sampled_from([0.0, 1024.0]))
 def test_what_is_foreseen_with_one_error_for_all_changes_no_candidate(
     case: Case, objective: Objective, error_s: float

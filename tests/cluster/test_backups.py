@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Outcome
@@ -19,20 +20,20 @@ from tests.strategies import Case, backed_cases
 NAMES = st.sampled_from(sorted(HEURISTICS))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(300))
 @given(backed_cases(), st.integers(0, 2**32 - 1), st.sampled_from((0.0, 0.3)))
 def test_any_decisions_lead_to_the_events_of_the_reference(case: Case, seed: int, wait_share: float) -> None:
     agree_but_for_ties(run_script(case, seed, wait_share), simulate(*case, scripted(seed, wait_share)))
 
 
 @pytest.mark.parametrize("name", ["first-fit", "pack", "patient"])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(case=backed_cases())
 def test_a_heuristic_leads_to_the_events_of_its_plain_version(case: Case, name: str) -> None:
     agree_but_for_ties(run_heuristic(case, name), simulate(*case, POLICIES[name]))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=examples(150))
 @given(backed_cases(), NAMES)
 def test_at_every_decision_a_relieved_gpu_is_kept_from_all_others_and_its_backup_is_on_a_node_that_is_well(
     case: Case, name: str
@@ -61,7 +62,7 @@ def check_backups(sim: Simulation) -> None:
             assert state.node_slow[0, node[backup]] == 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(backed_cases(), NAMES)
 def test_the_same_scenario_gives_the_same_run(case: Case, name: str) -> None:
     one, other = (run_heuristic(case, name) for _ in range(2))
@@ -69,7 +70,7 @@ def test_the_same_scenario_gives_the_same_run(case: Case, name: str) -> None:
     same_outcome(one[1], other[1])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(backed_cases(), NAMES)
 def test_backups_that_are_allowed_and_never_given_change_nothing(case: Case, name: str) -> None:
     """Where GPUs are alike and a slow node is as fast as ever, a backup makes no job faster."""
@@ -84,7 +85,7 @@ def test_backups_that_are_allowed_and_never_given_change_nothing(case: Case, nam
     same_outcome(without[1], allowed[1])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(backed_cases())
 def test_a_run_that_a_decision_parts_ends_as_one_that_goes_through(case: Case) -> None:
     whole, parted = compiled(case), compiled(case)

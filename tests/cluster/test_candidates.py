@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.candidates.candidates import is_wait, list_candidates, pick_candidate
 from longshore.cluster.dispatch.order import may_wait
@@ -55,7 +56,7 @@ def run_first_candidates(case: Case) -> Run:
     return read_out(sim)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ANY_CASE)
 def test_the_first_candidate_is_the_base_heuristics(case: Case) -> None:
     base = "patient" if case.rules.waiting else "eft-hazard"
@@ -86,7 +87,7 @@ def sets_that_are_smallest(batch: Batch) -> int:
     return len(candidates)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(ANY_CASE, SEEDS)
 def test_a_candidate_is_a_set_of_usable_gpus_that_could_spare_no_node(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
@@ -98,7 +99,7 @@ def test_candidates_on_a_large_cluster_could_spare_no_node() -> None:
     assert sum(map(sets_that_are_smallest, decisions(problem, 0, 1))) > 100
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(ANY_CASE, SEEDS)
 def test_no_two_candidates_are_of_a_kind_and_two_wait_only_where_the_base_holds_back_its_own_job(
     case: Case, seed: int
@@ -133,7 +134,7 @@ def test_a_node_that_turned_out_to_be_a_lemon_is_told_from_its_like() -> None:
 
 
 @pytest.mark.parametrize("changed", [lambda case: case, needy])
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(seed=SEEDS)
 def test_on_many_nodes_the_offers_are_those_of_the_plain_version(changed: Callable[[Case], Case], seed: int) -> None:
     for batch in islice(decisions(problem_of(changed(wide_case(seed))), 0, seed), 0, 40, 4):
@@ -144,7 +145,7 @@ def test_on_many_nodes_the_offers_are_those_of_the_plain_version(changed: Callab
             assert kinds | {base_kind} == offered(seen) | {base_kind}
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(SEEDS, st.sampled_from(sorted(ORDERS)), st.booleans())
 def test_candidates_on_many_nodes_could_spare_no_node_and_begin_with_the_base_heuristics(
     seed: int,
@@ -157,7 +158,7 @@ def test_candidates_on_many_nodes_could_spare_no_node_and_begin_with_the_base_he
     assert run_first_candidates(case)[0] == run_heuristic(case, "patient" if waiting else "eft-hazard")[0]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases() | needy_cases(), SEEDS)
 def test_among_few_nodes_the_set_of_earliest_finish_is_in_the_list(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
@@ -168,7 +169,7 @@ def test_among_few_nodes_the_set_of_earliest_finish_is_in_the_list(case: Case, s
         assert min(now) == pytest.approx(least_finish_s(seen, seen.job, usable_after(seen, 0.0)), rel=1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases() | needy_cases(), SEEDS)
 def test_a_wait_is_the_one_that_gains_most_and_comes_first_if_it_gains_anything(case: Case, seed: int) -> None:
     case = case._replace(rules=case.rules._replace(waiting=True))
@@ -190,7 +191,7 @@ def test_a_wait_is_the_one_that_gains_most_and_comes_first_if_it_gains_anything(
                 assert (candidates[0] is candidate) == (gain_s > 1e-9 * now_s)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ANY_CASE, SEEDS)
 def test_what_an_earlier_call_has_left_in_scratch_changes_no_list(case: Case, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -202,7 +203,7 @@ def test_what_an_earlier_call_has_left_in_scratch_changes_no_list(case: Case, se
         assert listed(batch.sim, 0) == before
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(ANY_CASE, SEEDS)
 def test_listing_changes_nothing_and_picking_a_candidate_takes_its_set(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.state.state import INDEX_FROM
 from tests.cluster.agreement import agree
@@ -12,7 +13,7 @@ from tests.reference_policies import POLICIES, scripted
 from tests.strategies import Case, cases, needy_cases, planned_cases
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     cases() | needy_cases() | planned_cases(),
     st.integers(0, 2**32 - 1),
@@ -26,14 +27,14 @@ def test_any_decisions_lead_to_the_events_of_the_reference(
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(case=cases() | needy_cases() | planned_cases())
 def test_a_heuristic_leads_to_the_events_of_its_plain_version(case: Case, name: str) -> None:
     agree(run_heuristic(case, name), simulate(*case, POLICIES[name]))
 
 
 @pytest.mark.parametrize("name", ["eft", "eft-hazard", "eft-wait", "patient"])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(case=cases(nodes=(9, 12)) | needy_cases(nodes=(9, 12)) | planned_cases(nodes=(9, 12)))
 def test_sets_of_many_nodes_are_those_of_the_plain_version(case: Case, name: str) -> None:
     agree(run_heuristic(case, name), simulate(*case, POLICIES[name]))

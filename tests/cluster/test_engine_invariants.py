@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event
@@ -34,13 +35,13 @@ def fault_free(case: Case) -> Case:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), NAMES)
 def test_every_schedule_passes_the_checker(case: Case, name: str) -> None:
     check_schedule(event_records(run_heuristic(case, name)[0]), job_records(case), cluster_record(case))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), NAMES)
 def test_each_gpu_is_busy_down_or_idle_at_any_time(case: Case, name: str) -> None:
     events, outcome = run_heuristic(case, name)
@@ -81,7 +82,7 @@ def runs(events: list[Event], job: int) -> Iterator[tuple[Event, Event]]:
     yield from zip(ours[::2], ours[1::2], strict=True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), NAMES)
 def test_useful_gpu_time_is_the_work_that_was_done(case: Case, name: str) -> None:
     events, outcome = run_heuristic(case, name)
@@ -103,7 +104,7 @@ def checkpointed_s(run_s: float, checkpoint_s: float) -> float:
     return 0.0 if checkpoint_s == math.inf else math.floor(run_s / checkpoint_s + 1e-9) * checkpoint_s
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), NAMES, st.sampled_from((0.0, 30.0, 100.0)))
 def test_nobody_overtakes_a_job_that_has_aged(case: Case, name: str, ageing_s: float) -> None:
     events, outcome = run_heuristic(case._replace(rules=case.rules._replace(ageing_s=ageing_s)), name)
@@ -129,7 +130,7 @@ def test_nobody_overtakes_a_job_that_has_aged(case: Case, name: str, ageing_s: f
     assert outcome.wait_s[0] == pytest.approx([wait_s[job] for job in range(outcome.wait_s.shape[1])])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), NAMES, st.sampled_from((0.0, 30.0, 100.0)))
 def test_under_fifo_a_stopped_job_starts_before_all_that_were_behind_it(case: Case, name: str, ageing_s: float) -> None:
     rules = case.rules._replace(order=ORDERS["fifo"], ageing_s=ageing_s)
@@ -143,7 +144,7 @@ def test_under_fifo_a_stopped_job_starts_before_all_that_were_behind_it(case: Ca
             assert event.job == queue.pop(0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), NAMES, st.sampled_from((0.0, 30.0, 100.0)))
 def test_under_fifo_and_without_waiting_the_ageing_bound_changes_nothing(
     case: Case, name: str, ageing_s: float
@@ -155,7 +156,7 @@ def test_under_fifo_and_without_waiting_the_ageing_bound_changes_nothing(
     assert outcome.decisions == other.decisions
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), NAMES, st.sampled_from(("easy", "easy-shortest")))
 def test_with_exact_estimates_backfill_never_delays_the_head(case: Case, name: str, order: str) -> None:
     rules = case.rules._replace(ring=False, waiting=False, ageing_s=math.inf, order=ORDERS[order])
@@ -187,13 +188,13 @@ def first_end_s(running: list[tuple[float, int]], missing: int) -> float:
     return next(end_s for end_s, _ in sorted(running) if sum(g for at, g in running if at <= end_s) >= missing)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(cases(), NAMES)
 def test_a_run_repeats_exactly(case: Case, name: str) -> None:
     assert run_heuristic(case, name)[0] == run_heuristic(case, name)[0]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases(), NAMES)
 def test_rows_that_are_run_together_end_as_rows_run_alone(case: Case, name: str) -> None:
     count = case.scenarios.jobs.size
@@ -208,7 +209,7 @@ def test_rows_that_are_run_together_end_as_rows_run_alone(case: Case, name: str)
             assert np.array_equal(values[row], getattr(alone, field)[0]), field
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases(), NAMES, NAMES)
 def test_every_policy_meets_the_same_faults(case: Case, one: str, other: str) -> None:
     (events, outcome), (others, other_outcome) = run_heuristic(case, one), run_heuristic(case, other)
@@ -218,7 +219,7 @@ def test_every_policy_meets_the_same_faults(case: Case, one: str, other: str) ->
     ]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(cases())
 def test_on_equal_gpus_no_placement_is_better_than_another(case: Case) -> None:
     rules = case.rules._replace(ring=False, node_penalty=0.0)

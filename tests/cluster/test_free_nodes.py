@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.candidates.free_nodes import fewest_nodes, first_node, imagine_now, list_free, set_free
 from longshore.cluster.candidates.node_sets import bound_s, holding_level, set_cost, tight_set
@@ -29,7 +30,7 @@ def levels_of(sim: Simulation) -> list[tuple[int, float]]:
     return list(enumerate(sorted(set(sim.scenarios.speed[0].tolist()), reverse=True)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(SEEDS)
 def test_nodes_are_listed_most_free_first_then_by_index(seed: int) -> None:
     sim = imagined(seed)
@@ -40,7 +41,7 @@ def test_nodes_are_listed_most_free_first_then_by_index(seed: int) -> None:
     assert sim.scratch.free_count[0].tolist() == [free.count(size) for size in range(sim.scratch.free_count.shape[1])]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(SEEDS, st.data())
 def test_the_first_node_is_the_first_of_all_that_are_like_it(seed: int, data: st.DataObject) -> None:
     sim = imagined(seed)
@@ -54,7 +55,7 @@ def test_the_first_node_is_the_first_of_all_that_are_like_it(seed: int, data: st
     assert first_node(sim, 0, size, level, first, after, lemons, 0) == (expected or [-1])[0]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(SEEDS)
 def test_what_nodes_of_a_speed_hold_is_what_they_hold_one_by_one(seed: int) -> None:
     sim = imagined(seed)
@@ -71,7 +72,7 @@ def test_what_nodes_of_a_speed_hold_is_what_they_hold_one_by_one(seed: int) -> N
         assert holding_level(sim, 0, int(sim.state.current[0])) == holding[0]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(SEEDS)
 def test_a_tight_set_takes_the_nodes_with_most_free_and_last_the_smallest_hole(seed: int) -> None:
     sim = imagined(seed)

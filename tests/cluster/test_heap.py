@@ -3,7 +3,7 @@
 import heapq
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -39,7 +39,6 @@ def check(heap: Heap) -> None:
     assert (place[0] == -1).all()
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, ITEMS - 1), KEYS)))
 def test_items_come_out_by_key_and_then_by_number(changes: list[tuple[int, float]]) -> None:
     key, items, place, count = heap = empty()
@@ -57,7 +56,6 @@ def test_items_come_out_by_key_and_then_by_number(changes: list[tuple[int, float
     assert drained(heap) == [heapq.heappop(expected) for _ in range(len(expected))]
 
 
-@settings(deadline=None)
 @given(st.lists(KEYS, max_size=ITEMS), KEYS)
 def test_a_heap_is_made_of_any_order_and_its_first_item_may_sink(values: list[float], later: float) -> None:
     key, items, place, count = heap = empty()

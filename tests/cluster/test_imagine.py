@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.integrate import quad
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.rollouts.rollout import Base, Rollout, Search
@@ -57,7 +58,7 @@ def everything(sim: Simulation) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("base", "horizon"), [(HEURISTICS["patient"], None), (untrained_candidates(waiting=True, time_to_go="jct"), 2)]
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(case=cases() | planned_cases() | backed_cases(), decisions=st.integers(0, 15))
 def test_trying_candidates_out_leaves_the_real_simulation_untouched_to_the_byte(
     case: Case, decisions: int, base: Base, horizon: int | None
@@ -96,7 +97,7 @@ def has_no_plans(case: Case) -> bool:
     return case.scenarios.pipeline.size == 0
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases() | backed_cases().filter(has_no_plans), st.integers(0, 15), st.integers(0, 2**32 - 1))
 def test_nothing_of_the_true_future_is_in_an_imagined_one(case: Case, decisions: int, seed: int) -> None:
     plain, disturbed = (at_decision(deepcopy(case), decisions) for _ in range(2))

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tests.support.budgets import examples
 
 from longshore.cluster.model.intervals import holm, mean_p_values, ratio_estimates, unit_sums
 
@@ -33,7 +34,7 @@ def test_dependent_scenarios_widen_the_interval_when_they_are_drawn_together() -
     assert (together.high - together.low)[0] == pytest.approx(np.sqrt(10) * (apart.high - apart.low)[0], rel=0.15)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=examples(10))
 @given(FACTOR, st.integers(2, 12))
 def test_a_constant_ratio_is_its_own_interval(factor: float, units: int) -> None:
     below = np.arange(1.0, units + 1)[None]
@@ -41,7 +42,7 @@ def test_a_constant_ratio_is_its_own_interval(factor: float, units: int) -> None
     assert np.allclose(found, factor, rtol=1e-9)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=examples(10))
 @given(FACTOR)
 def test_the_interval_of_a_ratio_does_not_depend_on_its_unit(factor: float) -> None:
     above = np.random.default_rng(5).lognormal(0.0, 0.5, (2, 15))

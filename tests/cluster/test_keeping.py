@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.dispatch.order import keeps_reservation
 from longshore.cluster.dispatch.placing import picked_slowdown, take_gpu, take_node, undo_picks
@@ -70,7 +71,7 @@ def keeping(sim: Simulation, action: int, picked: tuple[int, ...]) -> list[int] 
     return sorted(found)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     cases(nodes=(2, 4)) | needy_cases(nodes=(2, 4)),
     st.sampled_from(BACKFILLING),
@@ -101,7 +102,7 @@ def test_open_is_what_some_placement_that_keeps_the_reservation_has(case: Case, 
         start(sim, 0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     planned_cases(nodes=(2, 4)),
     st.sampled_from(BACKFILLING),

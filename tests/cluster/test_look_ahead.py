@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.candidates.candidates import list_candidates, pick_candidate
 from longshore.cluster.candidates.lookahead import imagine_candidate, imagine_queue
@@ -57,13 +58,13 @@ def agree(batches: Iterator[Batch]) -> int:
     return compared
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases() | cases(nodes=(9, 12)) | needy_cases() | planned_cases(), st.integers(0, 2**32 - 1))
 def test_jobs_ahead_are_those_of_the_plain_version(case: Case, seed: int) -> None:
     agree(decisions(problem_of(case), case.row, seed))
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["fifo", "easy"]))
 def test_jobs_ahead_are_those_of_the_plain_version_on_many_nodes(seed: int, order: str) -> None:
     case = wide_case(seed, order, waiting=bool(seed % 4))

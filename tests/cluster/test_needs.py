@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.dispatch.placing import take_gpu, take_node, undo_picks
@@ -43,7 +44,7 @@ def assert_same(outcome: Outcome, other: Outcome) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=examples(10))
 @given(case=needy_cases())
 def test_no_policy_runs_a_job_on_a_node_that_does_not_suit_it(case: Case, name: str) -> None:
     events, outcome = run_policy(case, POLICIES[name])
@@ -51,7 +52,7 @@ def test_no_policy_runs_a_job_on_a_node_that_does_not_suit_it(case: Case, name: 
     assert outcome.finished[0] == case.scenarios.jobs[case.row]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(needy_cases(), st.sampled_from(("node", "gpu", "candidate")), SEEDS)
 def test_no_open_action_runs_a_job_on_a_node_that_does_not_suit_it(case: Case, action: str, seed: int) -> None:
     batch, rng = Batch(problem_of(case), View(action=action), 1), np.random.default_rng(seed)
@@ -65,7 +66,7 @@ def test_no_open_action_runs_a_job_on_a_node_that_does_not_suit_it(case: Case, a
     assert state.finished[0] == case.scenarios.jobs[case.row]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), st.sampled_from(("pack", "patient", "random")), SEEDS)
 def test_needs_that_every_node_meets_change_nothing_to_the_digit(case: Case, name: str, seed: int) -> None:
     kinds = np.random.default_rng(seed).integers(0, 3, case.scenarios.needs.shape)
@@ -84,7 +85,7 @@ def deep_needs(seed: int, order: str) -> Case:
 
 @pytest.mark.parametrize("name", ["pack", "patient", "random"])
 @pytest.mark.parametrize("order", BACKFILLING)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=SEEDS, index_from=st.sampled_from((1, 20, 64)))
 def test_a_schedule_is_the_same_with_and_without_an_index(order: str, name: str, seed: int, index_from: int) -> None:
     case = deep_needs(seed, order)

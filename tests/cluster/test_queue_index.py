@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.dispatch.expected import estimated_work_s, expected_run_s, revise_end_s, sort_expected_ends
@@ -90,7 +91,7 @@ def decide_somehow(sim: Simulation, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS_WITH_INDEX)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1), index_from=st.sampled_from((1, 20)))
 def test_the_index_tells_what_a_walk_along_the_queue_tells(order: str, seed: int, index_from: int) -> None:
     sim, rng = compiled(deep_case(seed, order), index_from=index_from), np.random.default_rng(seed)
@@ -102,7 +103,7 @@ def test_the_index_tells_what_a_walk_along_the_queue_tells(order: str, seed: int
 
 
 @pytest.mark.parametrize("order", list(ORDERS))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_expected_ends_that_are_kept_in_order_are_those_that_all_jobs_have(order: str, seed: int) -> None:
     sim, rng = compiled(deep_case(seed, order)), np.random.default_rng(seed)
@@ -115,7 +116,7 @@ def test_expected_ends_that_are_kept_in_order_are_those_that_all_jobs_have(order
 
 @pytest.mark.parametrize("name", ["pack", "patient", "random"])
 @pytest.mark.parametrize("order", ORDERS_WITH_INDEX)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1), index_from=st.sampled_from((1, 20, 64)))
 def test_a_schedule_is_the_same_to_the_digit_with_and_without_an_index(
     order: str, name: str, seed: int, index_from: int
@@ -135,7 +136,7 @@ def decision_is_due(sims: list[Simulation]) -> bool:
 
 
 @pytest.mark.parametrize("order", ORDERS_WITH_INDEX)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_jobs_to_turn_to_are_the_same_with_and_without_an_index(order: str, seed: int) -> None:
     case = deep_case(seed, order)

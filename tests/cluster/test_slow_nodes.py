@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event
@@ -21,7 +22,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 NAMES = st.sampled_from(sorted(HEURISTICS))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(300))
 @given(slow_cases(), SEEDS, st.sampled_from((0.0, 0.3)), st.sampled_from((1, INDEX_FROM)))
 def test_any_decisions_lead_to_the_events_of_the_reference(
     case: Case, seed: int, wait_share: float, index_from: int
@@ -30,13 +31,13 @@ def test_any_decisions_lead_to_the_events_of_the_reference(
 
 
 @pytest.mark.parametrize("name", ["first-fit", "pack-hazard", "eft-hazard", "patient"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(case=slow_cases())
 def test_a_heuristic_leads_to_the_events_of_its_plain_version(case: Case, name: str) -> None:
     agree_but_for_ties(run_heuristic(case, name), simulate(*case, POLICIES[name]))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(slow_cases(), NAMES)
 def test_a_job_that_is_never_stopped_does_its_work_and_no_more(case: Case, name: str) -> None:
     """By the events alone: from each to the next a job works at the speed of its slowest GPU."""
@@ -68,7 +69,7 @@ def work_by_events(case: Case, job: int, events: list[Event], speed: list[float]
     return done_s
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(slow_cases(), NAMES, NAMES)
 def test_nodes_turn_slow_at_the_same_times_whoever_decides(case: Case, name: str, other: str) -> None:
     turns = [
@@ -78,7 +79,7 @@ def test_nodes_turn_slow_at_the_same_times_whoever_decides(case: Case, name: str
     assert turns[0][:both] == turns[1][:both]
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(slow_cases(), st.sampled_from(("pack", "patient", "random")), st.integers(0, 30))
 def test_every_state_at_a_decision_passes_and_is_run_on_the_same(case: Case, policy: str, stop_at: int) -> None:
     check_every_state(case, policy, stop_at)

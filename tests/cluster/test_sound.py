@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
@@ -234,7 +235,7 @@ def test_state_that_cannot_be_written_is_refused() -> None:
         Simulation(sim.cluster, sim.scenarios, sim.traits, sim.process, sim.rules, state, sim.log)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(cases())
 def test_cases_that_can_be_run_pass(case: Case) -> None:
     sim = simulation_of(Problem(case.cluster, case.scenarios, case.process, case.rules))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import EndlessError
 from longshore.cluster.simulator.limits import MOST_QUIET, MOST_STOPS
@@ -109,7 +110,7 @@ COUNTED = (
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.sampled_from(COUNTED), st.integers(0, 2**20), st.sampled_from((-1, 1, 2)))
 def test_what_other_fields_tell_otherwise_is_refused(name: str, at: int, more: int) -> None:
     sim = run().sim
@@ -164,7 +165,7 @@ def test_what_is_told_of_the_picks_follows_from_them(name: str) -> None:
             sound_state(batch.sim, spoiled(batch.sim.state, field, other, row))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_what_is_not_refused_can_be_run(data: st.DataObject) -> None:
     view, order = data.draw(st.sampled_from(VIEWS)), data.draw(st.sampled_from(("fifo", "easy", "shortest")))
@@ -192,7 +193,7 @@ def test_what_is_not_refused_can_be_run(data: st.DataObject) -> None:
     sound_state(batch.sim, batch.sim.state)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases() | needy_cases(), st.sampled_from(("pack", "patient", "random")), st.integers(0, 30), st.integers(1, 4))
 def test_every_state_at_a_decision_passes_and_is_run_on_the_same(
     case: Case, policy: str, stop_at: int, index_from: int

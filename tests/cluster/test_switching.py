@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event
@@ -25,7 +26,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 NAMES = st.sampled_from(sorted(HEURISTICS))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=examples(400))
 @given(switching_cases(), SEEDS, st.sampled_from((0.0, 0.3)), st.sampled_from((1, INDEX_FROM)))
 def test_any_decisions_lead_to_the_events_of_the_reference(
     case: Case, seed: int, wait_share: float, index_from: int
@@ -34,13 +35,13 @@ def test_any_decisions_lead_to_the_events_of_the_reference(
 
 
 @pytest.mark.parametrize("name", ["first-fit", "pack-hazard", "eft-hazard", "patient"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(case=switching_cases())
 def test_a_heuristic_leads_to_the_events_of_its_plain_version(case: Case, name: str) -> None:
     agree(run_heuristic(case, name), simulate(*case, POLICIES[name]))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(switching_cases(), NAMES)
 def test_no_gpu_serves_two_jobs_and_every_job_holds_what_it_asks_for_or_less_after_faults(
     case: Case, name: str
@@ -69,7 +70,7 @@ def test_no_gpu_serves_two_jobs_and_every_job_holds_what_it_asks_for_or_less_aft
     assert not holder
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(switching_cases(), NAMES)
 def test_a_switch_loses_no_work(case: Case, name: str) -> None:
     """All progress up to a switch counts: the work of a run that no fault stops is that of all its pieces."""
@@ -102,7 +103,7 @@ def still_from(before: Event, after: Event, events: list[Event]) -> float:
     return min([*hits, after.time_s])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(switching_cases(), NAMES)
 def test_gpu_time_is_work_that_was_kept_or_lost(case: Case, name: str) -> None:
     """On GPUs that are alike, without links, a second of work takes a second of each GPU that a job asks for."""
@@ -115,7 +116,7 @@ def test_gpu_time_is_work_that_was_kept_or_lost(case: Case, name: str) -> None:
     assert outcome.busy_gpu_s[0] == pytest.approx(work_gpu_s + lost_gpu_s, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(switching_cases(), NAMES)
 def test_no_start_takes_a_spare_and_the_pool_keeps_its_size(case: Case, name: str) -> None:
     sim = compiled(case)
@@ -132,7 +133,7 @@ def test_no_start_takes_a_spare_and_the_pool_keeps_its_size(case: Case, name: st
         assert spare.sum() == pool
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(switching_cases(), st.sampled_from(("pack", "patient", "random")), st.integers(0, 30))
 def test_every_state_at_a_decision_passes_and_is_run_on_the_same(case: Case, policy: str, stop_at: int) -> None:
     check_every_state(case, policy, stop_at)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.candidates.candidates import is_rest, is_wait, list_candidates, pick_candidate
 from longshore.cluster.dispatch.expected import estimated_work_s
@@ -93,7 +94,7 @@ def lists_of_others(case: Case, seed: int) -> list[int]:
     return many
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(turning_cases(), SEEDS)
 def test_other_jobs_are_the_shortest_of_those_that_would_be_offered_if_the_ones_before_were_passed_over(
     case: Case, seed: int
@@ -113,7 +114,7 @@ def test_in_a_long_queue_other_jobs_are_chosen_from_so_many_by_rank_and_then_by_
     assert max(many) > LOOKED_AT
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(turning_cases(), SEEDS)
 def test_every_candidate_keeps_the_reservation_but_a_base_set_that_says_so_and_nobody_else_is_passed_over(
     case: Case, seed: int
@@ -137,7 +138,7 @@ def test_every_candidate_keeps_the_reservation_but_a_base_set_that_says_so_and_n
         assert broken == refused
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(turning_cases(), SEEDS)
 def test_the_first_set_of_another_job_is_the_base_heuristics_unless_it_breaks_the_reservation(
     case: Case, seed: int
@@ -183,7 +184,7 @@ def check_start(seen: Decision, job: int, given: dict[int, int], *, refused: boo
         assert seen.gpus[job] <= extra or seen.now_s + for_job(seen, job).run_s(given) <= shadow_s * (1 + 1e-12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(turning_cases(), SEEDS)
 def test_random_candidates_keep_reservations_overtake_no_aged_job_and_end_every_job(case: Case, seed: int) -> None:
     rng, problem = np.random.default_rng(seed), problem_of(case)
@@ -203,7 +204,7 @@ def test_random_candidates_keep_reservations_overtake_no_aged_job_and_end_every_
     assert batch.sim.state.finished[0] == case.scenarios.jobs[case.row]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(cases(), SEEDS)
 def test_under_fifo_every_candidate_is_of_the_job_that_is_due_and_its_wait_is_the_only_one(
     case: Case, seed: int

@@ -22,7 +22,7 @@ STAGES = [["words", "places"], BLOCKS[:3], [*BLOCKS[3:], "head"]]
 PLAN = {"data": 1, "pipeline": 3, "micro_batch": 2, "batch": 8, "stages": [{"layers": it} for it in STAGES]}
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_plan_is_carried_out_by_ranks_on_two_nodes(trial: BackendTrial) -> None:
     if isinstance(trial.backend, KubernetesBackend):
         pytest.skip("pods of the double have no addresses")

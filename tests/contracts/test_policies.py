@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.dispatch.placing import take_gpu
@@ -35,21 +36,21 @@ def test_a_policy_says_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=examples(10))
 @given(case=cases() | needy_cases() | planned_cases())
 def test_a_policy_picks_what_the_job_needs_changes_nothing_else_and_runs_as_it_places(case: Case, name: str) -> None:
     check_decisions(POLICIES[name], problem_of(case), case.row)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=examples(5))
 @given(case=cases() | needy_cases() | planned_cases())
 def test_a_policy_does_not_wait_where_waiting_is_off(case: Case, name: str) -> None:
     check_patience(POLICIES[name], problem_of(case), case.row)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=examples(10))
 @given(case=cases(), decisions=st.integers(0, 15), seed=st.integers(0, 2**32 - 1))
 def test_a_policy_does_not_see_what_nobody_can_know(case: Case, decisions: int, seed: int, name: str) -> None:
     draws = name in DRAW_FROM_THE_SEED

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.state.state import CANDIDATES
@@ -31,14 +32,14 @@ def agree(batch: Batch, row: int) -> None:
     assert [(NAMES[column], seen[column], plain[column]) for column in odd] == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases() | cases(nodes=(9, 12)) | needy_cases() | planned_cases(), st.integers(0, 2**32 - 1))
 def test_an_observation_of_candidates_is_what_its_description_says(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         agree(batch, 0)
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["fifo", "easy", "shortest"]))
 def test_an_observation_of_candidates_is_what_its_description_says_on_many_nodes(seed: int, order: str) -> None:
     case = wide_case(seed, order, waiting=bool(seed % 4))
@@ -59,7 +60,7 @@ def test_an_observation_of_candidates_is_what_its_description_says_on_a_busy_clu
         batch.reset_rows(np.flatnonzero(batch.ended))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases(), st.integers(0, 2**32 - 1))
 def test_observations_of_candidates_are_finite_and_within_their_bounds_and_all_and_only_candidates_are_open(
     case: Case, seed: int

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
@@ -37,7 +38,7 @@ COPIES: tuple[Callable[[Any], Any], ...] = (copy.deepcopy, through_pickle)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     st.sampled_from(VIEWS), st.sampled_from(COPIES), st.integers(0, 40), st.integers(1, 40), st.integers(0, 2**32 - 1)
 )

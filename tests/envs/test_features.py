@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.model.problem import Problem
 from longshore.envs.batch import Batch, View
@@ -17,7 +18,7 @@ from tests.strategies import Case, cases, needy_cases, planned_cases
 STEPS = 60  # of one random problem
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases() | needy_cases() | planned_cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
 def test_the_full_observation_is_what_its_description_says(case: Case, action: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action), 1)
@@ -58,7 +59,7 @@ def shortest_run_s(seen: Decision) -> float:
     return min(seen.run_s(seen.picks() | dict.fromkeys(chosen, 1)) for chosen in holding)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases() | needy_cases() | planned_cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
 def test_the_literal_patent_observation_is_of_the_whole_job_at_each_pick(case: Case, action: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action, observation="patent-literal"), 1)
@@ -70,7 +71,7 @@ def test_the_literal_patent_observation_is_of_the_whole_job_at_each_pick(case: C
             assert (batch.observations[0] == np.array([*whole, *seen.used()], dtype=np.float32)).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases() | needy_cases() | planned_cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
 def test_the_patent_observation_is_the_need_the_hours_and_who_is_in_use(case: Case, action: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action, observation="patent"), 1)
@@ -81,7 +82,7 @@ def test_the_patent_observation_is_the_need_the_hours_and_who_is_in_use(case: Ca
             assert (batch.observations[0] == expected).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases(), st.sampled_from(("node", "gpu")), st.sampled_from(("full", "patent")), st.integers(0, 2**32 - 1))
 def test_observations_are_finite_and_within_their_bounds(case: Case, action: str, observation: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action, observation=observation), 1)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.random_rule import pick_at_random
 from longshore.cluster.candidates.random_placement import DRAWS
@@ -33,7 +34,7 @@ def ideal_s(case: Case) -> float:
     return float((scenarios.work_s[row] * scenarios.gpus[row]).sum() / speed)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(case=cases(), reward=st.sampled_from(("dt", "potential")), **PLAYS)
 def test_time_and_potential_sum_to_the_makespan_over_the_ideal_time(
     case: Case, action: str, reward: str, seed: int
@@ -45,7 +46,7 @@ def test_time_and_potential_sum_to_the_makespan_over_the_ideal_time(
     assert sum(rewards) == pytest.approx(expected, abs=1e-5 * float(np.abs(rewards).sum()))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(case=cases(), **PLAYS)
 def test_jct_sums_to_the_mean_completion_time_over_the_ideal_time(case: Case, action: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action, observation="patent", reward="jct"), 1)
@@ -62,7 +63,7 @@ def test_jct_sums_to_the_mean_completion_time_over_the_ideal_time(case: Case, ac
     assert sum(rewards) == pytest.approx(-figures.mean_jct_s[0] / ideal_s(case), rel=1e-5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(case=cases(), reward=st.sampled_from(("dt", "potential", "jct")), **PLAYS)
 def test_the_summary_tells_the_sum_of_rewards_and_the_number_of_steps(
     case: Case, action: str, reward: str, seed: int
@@ -87,7 +88,7 @@ def random_makespan_s(case: Case, run: int) -> float:
     return float(sim.state.now_s[0])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(case=cases(), **PLAYS)
 def test_best_of_random_pays_at_the_end_by_how_much_five_random_runs_are_beaten(
     case: Case, action: str, seed: int

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.files.errors import EndlessError
@@ -85,7 +86,7 @@ def small(draw: st.DrawFn, *, batch: bool) -> tuple[Cluster, Scenarios]:
     return cluster, jobs_on(cluster, draw(st.lists(job, min_size=1, max_size=5)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(small(batch=True), st.sampled_from((0.0, 0.25)))
 def test_no_schedule_ends_before_the_makespan_bound(made: tuple[Cluster, Scenarios], penalty: float) -> None:
     cluster, scenarios = made
@@ -94,7 +95,7 @@ def test_no_schedule_ends_before_the_makespan_bound(made: tuple[Cluster, Scenari
     assert bounds_of(cluster, scenarios, rules).makespan_s[0] <= optimum_s + 0.002  # run times are cut to milliseconds
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(small(batch=False), st.sampled_from((0.0, 0.25)))
 def test_no_schedule_has_a_mean_jct_below_the_bound(made: tuple[Cluster, Scenarios], penalty: float) -> None:
     cluster, scenarios = made
@@ -103,7 +104,7 @@ def test_no_schedule_has_a_mean_jct_below_the_bound(made: tuple[Cluster, Scenari
     assert bounds_of(cluster, scenarios, rules).mean_jct_s[0] <= optimum_s + 0.002
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=examples(80))
 @given(cases() | planned_cases())
 def test_no_heuristic_is_below_the_bounds_whatever_fails(case: Case) -> None:
     problem = Problem(case.cluster, case.scenarios, case.process, case.rules._replace(limit_s=1e7))
@@ -120,7 +121,7 @@ def test_no_heuristic_is_below_the_bounds_whatever_fails(case: Case) -> None:
         assert (mean_jct_s >= found.mean_jct_s / SLACK)[ended].all(), name
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(small(batch=False), st.floats(1.0, 4.0))
 def test_more_work_never_lowers_a_bound(made: tuple[Cluster, Scenarios], factor: float) -> None:
     cluster, scenarios = made

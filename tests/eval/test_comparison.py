@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import InputError
 from longshore.eval.comparison import compare, size_classes
@@ -77,7 +78,7 @@ def test_an_objective_of_which_more_is_better_is_ranked_from_above() -> None:
     assert found.worse_share[found.policies.index("random")] == found.wins[found.policies.index("pack")][-1]
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.integers(1, 6), st.integers(0, 1000))
 def test_wins_losses_and_ties_of_a_pair_make_up_all_scenarios(count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

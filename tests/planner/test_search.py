@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.planner.model.hardware import DEFAULT
 from longshore.planner.model.pool import GpuType, Pool
@@ -39,7 +40,7 @@ def pools() -> st.SearchStrategy[Pool]:
     return st.one_of(fast.map(lambda it: (it,)), st.tuples(fast, slow))
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(st.integers(0, 10**6), pools(), st.sampled_from([None, 0.2, 0.5, 0.9, 1.5, 8.0]))
 def test_the_choice_is_that_of_all_plans_worked_out(seed: int, pool: Pool, share: float | None) -> None:
     """A deadline is a share of what the fastest plan's bound takes with half of the GPUs or so."""
@@ -66,7 +67,7 @@ def test_the_choice_is_that_of_all_plans_worked_out(seed: int, pool: Pool, share
         assert (None if choice.fewer is None else choice.fewer.step_s) == fewer
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(st.integers(0, 10**6), pools())
 def test_what_is_passed_over_is_no_better_than_its_bound(seed: int, pool: Pool) -> None:
     it = asked(pool, any_model(np.random.default_rng(seed)), None)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.planner.model.break_even import MARGIN_S
 from longshore.planner.model.hardware import DEFAULT
@@ -120,7 +121,7 @@ def test_nothing_goes_away_without_a_link_or_room(link: float, room: float) -> N
     assert isinstance(one_gpu(with_overhead(WHOLE) * 0.9999, LINK, 4.81e9), Plan)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(st.integers(0, 10**6), st.integers(1, 6), st.sampled_from([2e9, 3e9, 5e9, 10e9]), st.sampled_from([1e9, 1e11]))
 def test_no_layout_is_worse_off_and_bounds_hold(seed: int, gpus: int, memory_bytes: float, link: float) -> None:
     it = a100(gpus, memory_bytes)._replace(host_bytes_per_s=link)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from sqlalchemy import update
+from tests.support.budgets import examples
 
 from longshore.scheduler.api.views.models import job_detail_page
 from longshore.scheduler.model.job import JobRow
@@ -79,7 +80,7 @@ def assert_all_is_finite(trial: Trial, jobs: list[str]) -> None:
     assert all(0.0 < standing.guess_s < math.inf for _, standing in cache.mirror.known().jobs)
 
 
-@settings(max_examples=24)
+@settings(max_examples=examples(24))
 @given(
     st.lists(job_files(), min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ACTIONS), NUMBERS), max_size=10),

@@ -16,7 +16,7 @@ PARTS = 4  # of the points at which a scheduler is killed: each is a test
 COMPUTES = {"COMPUTES_S": "0.08"}  # so long that a busy machine makes nobody slow
 
 
-@pytest.fixture(params=["unchecked", pytest.param("checked", marks=pytest.mark.faults)])
+@pytest.fixture(params=["unchecked", pytest.param("checked", marks=pytest.mark.full)])
 def trial(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RingTrial]:
     it = RingTrial(tmp_path, {"a": 3, "b": 1}, checks=request.param == "checked")
     yield it
@@ -55,7 +55,7 @@ def test_a_slow_member_gets_a_backup_on_another_node_until_it_is_well(trial: Rin
     ("nodes", "most", "why"),
     [({"a": 3}, None, "no free GPU suits it"), ({"a": 2, "b": 1}, 2, "its owner has 2 of 2 GPUs")],
 )
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_slow_member_gets_no_backup_on_its_node_or_beyond_what_its_owner_may_have(
     nodes: dict[str, int], most: int | None, why: str, tmp_path: Path
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_slow_member_gets_no_backup_on_its_node_or_beyond_what_its_owner_may_h
         end_all(tmp_path)
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_job_that_asked_for_none_gets_none(tmp_path: Path) -> None:
     trial = RingTrial(tmp_path, {"a": 2, "b": 2})
     try:
@@ -92,7 +92,7 @@ def test_a_job_that_asked_for_none_gets_none(tmp_path: Path) -> None:
         end_all(tmp_path)
 
 
-@pytest.mark.faults
+@pytest.mark.full
 @pytest.mark.parametrize("first", range(1, 1 + PARTS))
 def test_wherever_a_scheduler_is_killed_a_backup_comes_once_and_is_given_back(
     first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -73,7 +73,7 @@ def test_a_gpu_that_fails_is_struck_off_and_the_next_takes_the_seat(served: Chec
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_scheduler_that_is_killed_while_it_holds_a_gpu_for_a_seat_fills_it_once(served: Checked) -> None:
     """A process that is really killed, by SIGKILL, with a GPU that is reserved and not given yet."""
     served.say("b", "hang")
@@ -91,7 +91,7 @@ def test_a_scheduler_that_is_killed_while_it_holds_a_gpu_for_a_seat_fills_it_onc
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_ring_does_not_wait_for_a_check_that_hangs(served: Checked) -> None:
     served.say("b", "hang")
     job = whole_ring(served)
@@ -106,7 +106,7 @@ def test_a_ring_does_not_wait_for_a_check_that_hangs(served: Checked) -> None:
 
 
 @pytest.mark.parametrize("served", [(2, 2)], indirect=True)
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_ring_for_which_nothing_is_fit_goes_on_without_and_grows_once_something_is(served: Checked) -> None:
     served.say("b", "disk 0")
     job = whole_ring(served)

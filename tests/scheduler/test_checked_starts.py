@@ -118,7 +118,7 @@ def test_a_job_that_is_cancelled_while_its_nodes_are_checked_never_starts(served
     assert not (served.folder / "started").exists()
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_scheduler_that_is_killed_in_the_midst_of_a_check_loses_nothing(served: Checked) -> None:
     served.say("a", "hang")
     job = served.add("sh", "-c", "echo started >> starts", gpus=1)

@@ -13,10 +13,10 @@ from benchmarks.namespaces import NAMESPACES, why_not
 from tests.checkout import ROOT
 from tests.scheduler.cut_off_node import SETS_BY_S
 
-SET = [pytest.param(it, marks=pytest.mark.faults) for it in SETS_BY_S]  # the node's clock, by an hour
+SET = [pytest.param(it, marks=pytest.mark.full) for it in SETS_BY_S]  # the node's clock, by an hour
 
 
-@pytest.mark.parametrize("mode", ["link", pytest.param("agent", marks=pytest.mark.faults), *SET])
+@pytest.mark.parametrize("mode", ["link", pytest.param("agent", marks=pytest.mark.full), *SET])
 def test_what_runs_on_a_node_that_is_cut_off_ends_before_the_scheduler_takes_it_for_gone(
     mode: str, tmp_path: Path
 ) -> None:

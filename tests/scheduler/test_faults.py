@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.files.owner import this_process
@@ -184,7 +185,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=18, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS, seed=st.integers(0, 9))
 def test_whatever_happens_every_job_ends_once_and_nothing_is_left(
     tmp_path_factory: pytest.TempPathFactory, actions: list[str], seed: int

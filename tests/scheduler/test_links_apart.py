@@ -39,7 +39,7 @@ def play(case: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_the_gpu_behind_the_slower_link_does_not_take_the_seat(tmp_path: Path) -> None:
     came = play("slow", tmp_path)
     links = {it["node"]: it for it in came["candidates"]}
@@ -47,7 +47,7 @@ def test_the_gpu_behind_the_slower_link_does_not_take_the_seat(tmp_path: Path) -
     assert links["b"]["to_next_bytes_per_s"] < 0.5 * links["c"]["to_next_bytes_per_s"]
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_gpu_whose_link_is_cut_takes_no_seat_though_its_agent_reports(tmp_path: Path) -> None:
     """Node b is slow, and c, which is not, cannot reach a; nothing is refused."""
     came = play("cut", tmp_path)

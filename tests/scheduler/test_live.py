@@ -5,6 +5,7 @@ from bisect import bisect_left
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
@@ -33,7 +34,7 @@ def test_a_policy_decides_on_a_live_cluster_as_in_the_simulation(policy: Policy,
     assert [there for there, _ in pairs] == [here for _, here in pairs]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(cases() | needy_cases(ranked=False) | planned_cases(ranked=False), st.sampled_from(POLICIES), st.booleans())
 def test_any_policy_decides_on_a_live_cluster_as_in_the_simulation(
     case: Case,
@@ -45,7 +46,7 @@ def test_any_policy_decides_on_a_live_cluster_as_in_the_simulation(
         assert there == here
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(cases() | needy_cases(ranked=False) | planned_cases(ranked=False), st.sampled_from(TAKEN_UP), st.booleans())
 def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(
     case: Case,

@@ -96,7 +96,7 @@ def test_the_gpu_behind_a_slow_link_does_not_take_the_seat(served: Served, agent
 
 
 @pytest.mark.parametrize("served", ["abcdefgh"], indirect=True)  # of fewer, two with a fault would be too many
-@pytest.mark.faults
+@pytest.mark.full
 def test_what_was_measured_lately_counts_without_another_probe(served: Served, agents: Agents) -> None:
     """The second fault comes when nobody can be probed any more."""
     agents.slow_down("b", SLOW)
@@ -142,7 +142,7 @@ def test_a_ring_goes_on_without_where_no_gpu_reaches_its_neighbours(
     assert served.ask(f"/v1/jobs/{job}/ring")["replacements"] == []
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_agents_that_hang_hold_no_ring_up_and_the_cluster_file_counts(served: Served, agents: Agents) -> None:
     agents.hang()
     job = whole_ring(served, agents)

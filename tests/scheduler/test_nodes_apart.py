@@ -12,7 +12,7 @@ from benchmarks.namespaces import NAMESPACES, why_not
 from tests.checkout import ROOT
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_node_is_unreachable_if_only_its_link_to_the_scheduler_is_cut_and_dead_if_all_links_are(
     tmp_path: Path,
 ) -> None:

@@ -35,7 +35,7 @@ def standing(served: Served) -> list[tuple[str, int]]:
     return [(it["node"], it["gpu"]) for it in served.ask("/v1/quarantine")]
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_an_event_from_before_a_clearance_closes_nothing_though_scheduler_and_agent_are_started_again(
     served: Served,
 ) -> None:

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.dispatch.orders.easy import ORDER as EASY
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
@@ -125,7 +126,7 @@ ACTS = (*OFTEN, *OFTEN, "release", "priority", "fail", "lost", "well", "restart"
 
 
 @given(st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 29)), min_size=30, max_size=40))
-@settings(max_examples=15, phases=[Phase.generate])  # to make it smaller takes minutes
+@settings(max_examples=examples(15), phases=[Phase.generate])  # to make it smaller takes minutes
 def test_the_queue_has_one_order_whatever_is_done_to_its_jobs(acts: list[tuple[str, int]]) -> None:
     with still() as trial:
         for number, (act, at) in enumerate(acts):
@@ -160,7 +161,7 @@ def test_jobs_with_the_same_priority_in_the_end_stand_in_the_order_in_which_they
 
 
 @given(st.lists(st.sampled_from([-1, 0, 1]), min_size=WAITING, max_size=WAITING))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_jobs_that_are_given_priorities_between_two_looks_all_come_to_their_places(priorities: list[int]) -> None:
     with still() as trial:
         waiting = trial.in_live()

@@ -12,7 +12,7 @@ from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.ring_trials import LATER_S, RING_PATIENCE_S, Points, RingTrial, killed, look_or_die
 
-pytestmark = pytest.mark.faults  # minutes
+pytestmark = pytest.mark.full  # minutes
 
 NODES = {"a": 4, "b": 2}
 

@@ -105,7 +105,7 @@ def test_nothing_starts_until_it_is_known_what_runs(trial: Restored) -> None:
     assert trial.ends(job).state is JobState.SUCCEEDED
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_after_a_restore_by_hand_what_runs_is_shown_and_can_be_ended(tmp_path: Path, here: Here) -> None:
     served = Served(tmp_path)
     served.start()

@@ -124,7 +124,7 @@ def test_an_agent_that_stands_still_is_not_dead(watched: Watched) -> None:
     assert "dead" not in [now for now, _ in watched.events(A)[-3:]]
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_an_agent_that_is_killed_after_it_stood_still_is_dead(watched: Watched) -> None:
     watched.start_agents(A, B, C)
     watched.send(A, signal.SIGSTOP)
@@ -139,7 +139,7 @@ def test_an_agent_all_alone_is_dead_by_the_word_of_the_scheduler(watched: Watche
     watched.becomes(A, "dead", "fast: ", "the scheduler is refused, no other agent can look")
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_who_takes_the_port_of_an_agent_that_died_is_not_taken_for_it(watched: Watched) -> None:
     watched.start_agents(B, C)
     port = free_port()
@@ -153,7 +153,7 @@ def test_who_takes_the_port_of_an_agent_that_died_is_not_taken_for_it(watched: W
     watched.becomes(A, "dead", "fast: ")
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_an_agent_without_a_port_is_unreachable_when_it_is_gone(watched: Watched) -> None:
     watched.start_agents(B, C)
     watched.agent(A, "--port", "-1")
@@ -164,7 +164,7 @@ def test_an_agent_without_a_port_is_unreachable_when_it_is_gone(watched: Watched
     assert (page["verdict"], page["witnesses"]) == ("", [])
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_of_many_that_die_at_once_none_is_declared_and_the_words_say_so(watched: Watched) -> None:
     watched.start_agents(A, B, C)
     before = {node: len(watched.events(node)) for node in (A, B)}

@@ -9,7 +9,7 @@ from .served import Served, until
 from .served_rings import CLUSTER, call_faulty, events, held_by, ring_job, running, seated
 from .set_clock import SetClock
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.full
 
 HOUR_S = 3600
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.scheduler.control import attempt_driver as settling
 from longshore.scheduler.control.job_errors import LONGEST_REST_S, MOST, JobErrors
@@ -45,19 +46,19 @@ def arriving(gaps_s: list[float]) -> dict[str, float]:
 
 
 @given(st.lists(st.floats(0.0, 2.5), min_size=2, max_size=8))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_what_is_broken_for_all_jobs_holds_none_that_come_shortly_after_one_another(gaps_s: list[float]) -> None:
     assert held(arriving(gaps_s), lambda _job: True) == set()
 
 
 @given(st.lists(st.floats(2.5, LONGEST_REST_S - 5.0), min_size=3, max_size=6))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_what_is_broken_for_all_jobs_holds_at_most_the_first_to_meet_it(gaps_s: list[float]) -> None:
     assert held(arriving(gaps_s), lambda _job: True, sum(gaps_s) + LONG_S) <= {"job 0"}
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=5, unique=True), st.floats(0.0, 5.0))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_some_jobs_with_faults_of_their_own_among_many_that_go_well_are_all_held(bad: list[int], gap_s: float) -> None:
     jobs = {f"bad {number}" if number in bad else str(number): number * gap_s for number in range(100)}
 
@@ -79,7 +80,7 @@ TWO_S = 540.0  # in which two jobs alone are not held
 
 
 @given(st.floats(0.0, 2.5))  # else the first is held before there are two
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_two_jobs_that_fail_again_and_again_with_nobody_else_there_are_held_after_nine_minutes(gap_s: float) -> None:
     jobs = {"bad 0": 0.0, "bad 1": gap_s}
 
@@ -92,7 +93,7 @@ def test_three_jobs_that_fail_with_nobody_else_there_share_what_is_wrong() -> No
 
 
 @given(st.integers(2, 4), st.floats(40.0, 59.0))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_some_jobs_with_faults_of_their_own_are_held_where_a_few_others_start(bad: int, gap_s: float) -> None:
     jobs = {f"bad {number}": 0.0 for number in range(bad)}
     others = {f"good {number}": (number + 1) * gap_s for number in range(8)}

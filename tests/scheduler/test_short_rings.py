@@ -76,7 +76,7 @@ def digests(served: Served, name: str) -> set[str]:
     return {(served.folder / f"{name}-digest-{seat}").read_text() for seat in range(2)}
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_ring_of_two_whose_members_are_both_killed_goes_on_from_its_checkpoint(small: Served) -> None:
     undisturbed = saving_job(small, "whole")
     assert small.ended(undisturbed) == "succeeded"

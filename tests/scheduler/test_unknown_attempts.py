@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.api.views.models import UnknownAttemptPage
@@ -94,7 +95,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listing]:
 
 
 @given(NAMES, st.one_of(CHANGES.map(lambda it: json.dumps(GOOD | it).encode()), st.binary(max_size=20)))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_whatever_an_attempts_file_says_it_is_found_and_followed_and_can_be_shown(
     trial: Listing, name: str, content: bytes
 ) -> None:
@@ -270,7 +271,7 @@ def test_nobody_believes_a_file_that_no_scheduler_wrote(trial: Listing, changes:
 
 
 @given(CHANGES)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_whatever_the_file_of_a_waiting_jobs_next_attempt_says_the_job_goes_on_with_it_or_it_is_followed(
     trial: Listing, changes: dict[str, Any]
 ) -> None:

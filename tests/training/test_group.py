@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tests.support.budgets import examples
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.networks.candidate_run import Record
@@ -218,7 +219,7 @@ def test_random_numbers_that_no_generator_has_are_refused(word: int, value: int,
         learner.load()
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.integers(0, 2**64), st.integers(0, 50))
 def test_random_numbers_of_any_generator_go_on_the_same(seed: int, drawn: int) -> None:
     with TemporaryDirectory() as folder:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.agents.learned.checkpoint import load_policy, save_policy
 from longshore.agents.learned.schema import MOST_MARGIN
@@ -26,7 +27,7 @@ from tests.training.groups import config
 SIZES = Sizes(64, 16)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(cases(), st.sampled_from(MARGINS), st.integers(0, 2**32 - 1))
 def test_a_margin_raises_the_first_candidates_logit_alone(case: Case, margin: float, seed: int) -> None:
     policy = untrained_candidates(waiting=True)

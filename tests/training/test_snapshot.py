@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 from hypothesis.extra.numpy import arrays as arrays_of
+from tests.support.budgets import examples
 from torch import nn
 from torch.optim import Adam, RMSprop
 
@@ -319,7 +320,7 @@ def test_a_file_that_counts_in_64_bits_is_read(tmp_path: Path, monkeypatch: pyte
 BATCH = kept(played(View("node", reward="dt")))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.sampled_from(sorted(BATCH)), st.integers(0, 2**20), st.integers(0, 7))
 def test_environments_of_which_any_bit_is_another_are_played_or_refused(name: str, at: int, bit: int) -> None:
     array = BATCH[name].copy()

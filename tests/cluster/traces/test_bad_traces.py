@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.traces.detect import read_trace
@@ -203,7 +204,7 @@ def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
             read_trace(path)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(EXAMPLES)), st.integers(0, 3000), st.integers(0, 40), st.binary(max_size=8))
 @example("longshore", 30, 0, b"\x00")
 def test_a_damaged_file_is_refused_or_gives_a_sound_workload(

@@ -11,6 +11,8 @@ import pytest
 from longshore.planner.execution.launching import launch
 from longshore.planner.execution.plan_file import PlanFile, StagePlan, write_plan
 
+pytestmark = pytest.mark.full
+
 HERE = Path(__file__).parent
 LAYERS = ("words", "places", *(f"blocks.{i}" for i in range(5)), "head", "(outside of all layers)")
 DEGREES = ((2, 1, 2), (2, 1, 12), (1, 2, 3), (2, 2, 2), (1, 4, 6), (4, 1, 3))  # data, pipeline, micro-batch

@@ -14,6 +14,8 @@ import torch
 from longshore.planner.execution.measured import Measured
 from tests.command_line import Command
 
+pytestmark = pytest.mark.full
+
 HERE = Path(__file__).parent
 COUNTING = f"{HERE / 'counting.py'}:dropping"  # random numbers are part of what goes on
 BLOCKS = [f"blocks.{i}" for i in range(5)]
@@ -57,7 +59,6 @@ def test_a_training_that_goes_on_is_bit_equal_to_one_that_never_ended(longshore:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.faults
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_in_one_line(
     longshore: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +98,6 @@ def test_a_checkpoint_that_cannot_be_written_stops_nobody(folder: Path) -> None:
     assert "step 2 of 2: loss" in done.stdout
 
 
-@pytest.mark.faults
 def test_an_attempt_that_has_been_followed_by_another_takes_nothing_from_it(
     longshore: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ def in_ring(*options: str, model: str = "killed.py", kept: str = "kept", status:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("spares", ["1", pytest.param("0", marks=pytest.mark.faults)])
+@pytest.mark.parametrize("spares", ["1", pytest.param("0", marks=pytest.mark.full)])
 def test_a_replica_that_is_killed_changes_no_bit(longshore: Command, folder: Path, spares: str) -> None:
     """With a spare that takes its seat; and without one, when the other one computes both shards."""
     done = longshore("planner", "run", "plan.json", f"{HERE / 'counting.py'}:build", "--steps", STEPS, "--save", "all")
@@ -79,7 +79,7 @@ def test_a_replica_that_is_killed_changes_no_bit(longshore: Command, folder: Pat
     assert [it.name[:14] for it in sorted((folder / "kept").iterdir())][-1] == f"step-{STEPS:09d}"
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_the_same_command_goes_on_from_the_newest_checkpoint(folder: Path) -> None:
     (folder / "killed").touch()
     in_ring("--seats", "2")
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_training(folder: Path) -> N
     assert "Traceback" not in said
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_what_is_no_checkpoint_of_this_training_is_told_in_one_line(folder: Path) -> None:
     (folder / "killed").touch()
     for number, spoil in enumerate((cut_short, of_another_model, without_a_ring)):

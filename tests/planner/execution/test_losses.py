@@ -13,6 +13,8 @@ from longshore.planner.execution.measured import Measured
 from longshore.planner.execution.plan_file import PlanFile, StagePlan, write_plan
 from longshore.planner.execution.script import script_of
 
+pytestmark = pytest.mark.full
+
 HERE = Path(__file__).parent
 COUNTING, SKIPPING = HERE / "counting.py", HERE / "skipping.py"
 LAYERS = {

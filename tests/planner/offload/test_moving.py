@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import CheckpointError
 from longshore.planner.offload.host_file import PREFIX, sweep
@@ -58,7 +59,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(st.integers(1, 300_000), min_size=1, max_size=600), st.sampled_from(["at once", "away", "by itself"]))
 def test_content_is_the_same_after_a_trip(sizes: list[int], needed: str) -> None:
     mover, _, tensors = moved(sizes, Path(tempfile.gettempdir()))

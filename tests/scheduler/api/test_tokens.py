@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI, Request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.api.http import streaming
@@ -311,7 +312,7 @@ def test_each_role_may_what_the_page_on_security_says(api: httpx.Client, service
 
 
 @given(own_days=st.none() | st.floats(0.01, 1000.0), days=st.none() | st.floats(0.001, 36500.0))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 def test_no_token_outlives_the_one_that_made_it(
     api: httpx.Client, service: Service, own_days: float | None, days: float | None
 ) -> None:

@@ -164,7 +164,7 @@ def test_a_token_that_cannot_be_read_is_named(ray_cluster: RayCluster, tmp_path:
         RayBackend.build(settings, tmp_path, LAYOUT)
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_scheduler_that_is_killed_finds_its_job_on_ray_again(ray_cluster: RayCluster, tmp_path: Path) -> None:
     nodes = ", ".join(f"{{type: slot, name: {name}}}" for name in ray_cluster.nodes)
     (tmp_path / "cluster.yaml").write_text(

@@ -26,7 +26,7 @@ from tests.scheduler.backends.attempts import (
 )
 from tests.scheduler.backends.ray_cluster import RayCluster, backend_of, end_attempts
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.full
 
 ON_A: Placement = (Share("a", (2,)),)
 ON_D: Placement = (Share("d", (1, 2)),)

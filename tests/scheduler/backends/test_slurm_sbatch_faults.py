@@ -15,7 +15,7 @@ from longshore.scheduler.model.states import AttemptState, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, block, heal, held_gpus_of, holding_slurm
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.full
 
 # Refuses any change of a request for GPUs while a file is there.
 REFUSING = """

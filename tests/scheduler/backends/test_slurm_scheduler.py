@@ -166,7 +166,7 @@ def is_silent(site: Site, node: str) -> bool:
     return seen[node] < max(seen.values()) - 1.0
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_job_that_was_to_start_on_a_node_that_is_lost_starts_on_another(site: Site, jobs: Jobs) -> None:
     blocker = block(site)
     job = jobs.submit("exec sleep 1000", gpus=4)

@@ -8,7 +8,7 @@ from benchmarks.slurm_cluster import why_not
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_sixty_jobs_run_on_exactly_the_gpus_that_were_decided_while_parts_of_slurm_die() -> None:
     bars = {row.name: row.ok for row in measure() if not row.name.startswith("launch")}
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from tests.scheduler.extender.kube_scheduler import RefusalError, passed, scores, victims
 from tests.scheduler.extender.serving import (
@@ -186,7 +187,7 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(BODIES | JSON)
 def test_no_body_brings_it_down(client: httpx.Client, body: object) -> None:
     request = json.dumps(body).encode()
@@ -201,7 +202,7 @@ def test_no_bytes_bring_it_down(client: httpx.Client, body: bytes) -> None:
         assert client.post(f"/{verb}", content=body).status_code == 400
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(PODS, st.lists(TEXTS | st.sampled_from(HOSTS), unique=True))
 def test_any_pod_and_any_names_are_answered_as_kube_scheduler_takes_it(
     client: httpx.Client, asking: object, hosts: list[str]

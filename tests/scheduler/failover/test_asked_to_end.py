@@ -81,9 +81,9 @@ def check(run: subprocess.Popen[str], folder: Path, number: int) -> None:
     ("number", "options"),
     [
         (signal.SIGINT, ()),
-        pytest.param(signal.SIGTERM, (), marks=pytest.mark.faults),
-        pytest.param(signal.SIGINT, ("--no-warm",), marks=pytest.mark.faults),
-        pytest.param(signal.SIGTERM, ("--no-warm",), marks=pytest.mark.faults),
+        pytest.param(signal.SIGTERM, (), marks=pytest.mark.full),
+        pytest.param(signal.SIGINT, ("--no-warm",), marks=pytest.mark.full),
+        pytest.param(signal.SIGTERM, ("--no-warm",), marks=pytest.mark.full),
     ],
     ids=["ctrl-c", "sigterm", "ctrl-c, cold", "sigterm, cold"],
 )

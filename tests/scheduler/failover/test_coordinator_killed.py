@@ -34,7 +34,7 @@ BOTH = [
 ]
 FAST = ["wrote stopping=coordinator", "told Form=coordinator", "heard Coming=coordinator", f"told Form={HOST}"]
 RARE = [it for it in (*COORDINATOR, *MEMBER, *BOTH) if it not in FAST]
-KILLS = [*FAST, *(pytest.param(it, marks=pytest.mark.faults) for it in RARE)]
+KILLS = [*FAST, *(pytest.param(it, marks=pytest.mark.full) for it in RARE)]
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_whoever_is_killed_after_a_message_of_a_recovery_the_ring_goes_on_where_
     assert {number for number, status in found.exits.items() if status == -9} == dead
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_coordinator_that_is_killed_once_nobody_comes_lets_the_ring_shrink_all_the_same(
     warm: Path, undisturbed: Outcome, tmp_path: Path, killing: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_ring_runs_on_while_its_coordinator_is_away(warm: Path, undisturbed: O
 
 # Where the host itself is, rather than what the coordinator has heard of it.
 POINTS = ["stopped", "copying", "ready", "going", "running"]
-PLACES = ["formed", *(pytest.param(it, marks=pytest.mark.faults) for it in POINTS)]
+PLACES = ["formed", *(pytest.param(it, marks=pytest.mark.full) for it in POINTS)]
 
 
 @pytest.mark.parametrize("at", PLACES)

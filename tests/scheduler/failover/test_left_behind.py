@@ -16,7 +16,7 @@ from longshore.scheduler.failover.settings import Limits
 from .trial import Outcome, Trial, assert_as_undisturbed, run_ring
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_member_that_wakes_up_after_it_was_declared_gone_changes_nothing(warm: Path, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     seen: dict[str, object] = {}
@@ -48,7 +48,7 @@ def test_a_member_that_wakes_up_after_it_was_declared_gone_changes_nothing(warm:
 STOPPED = {"telling AskToSave": 20, "telling Running": 1, "reduced": 10}
 
 
-@pytest.mark.faults
+@pytest.mark.full
 @pytest.mark.parametrize("at", STOPPED)
 def test_what_a_member_says_and_saves_once_it_wakes_up_is_refused(
     at: str, warm: Path, undisturbed: Outcome, tmp_path: Path
@@ -108,7 +108,7 @@ def test_a_link_that_fails_once_costs_nobody_the_seat(warm: Path, undisturbed: O
     assert (found.declared, found.generation()) == ({}, 2)
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_slow_member_is_no_fault(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     """Longer than a group may take to form, and than a member may be silent."""
     faults = [{"member": 1, "step": 5, "at": "computing", "do": 13.0}]

@@ -32,7 +32,7 @@ def by_chance(seed: int) -> Loses:
     return lambda kind, before: bool(rng.random() < (0.02 if kind in OFTEN else 0.15))
 
 
-@pytest.mark.faults
+@pytest.mark.full
 @pytest.mark.parametrize("loses", [first_and_third, *(by_chance(seed) for seed in range(4))])
 def test_a_lost_word_costs_no_step(
     loses: Callable[[str, int], bool], warm: Path, alone: Outcome, tmp_path: Path
@@ -64,7 +64,7 @@ def test_a_lost_word_costs_no_step(
     assert found.declared == {}
 
 
-@pytest.mark.faults
+@pytest.mark.full
 @pytest.mark.parametrize("loses", [first_and_third, *(by_chance(seed) for seed in range(4, 8))])
 def test_a_lost_word_at_a_fault_costs_no_step(
     loses: Callable[[str, int], bool], warm: Path, alone: Outcome, tmp_path: Path

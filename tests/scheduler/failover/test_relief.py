@@ -58,7 +58,7 @@ def test_a_backup_computes_in_place_of_a_slow_member_until_it_is_well(
     assert found.generation() == 3
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_warm_spare_is_the_backup_and_the_slow_member_is_the_spare_once_it_is_well(
     warm: Path, alone: Outcome, tmp_path: Path
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_warm_spare_is_the_backup_and_the_slow_member_is_the_spare_once_it_is_
     assert found.declared.keys() == {1}
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_member_that_stays_slow_ends_with_the_ring(warm: Path, alone: Outcome, tmp_path: Path) -> None:
     async def be_slow(trial: Trial) -> None:
         await trial.reached(5)
@@ -94,7 +94,7 @@ def test_a_member_that_stays_slow_ends_with_the_ring(warm: Path, alone: Outcome,
     assert found.exits == dict.fromkeys(range(4), 0)
 
 
-@pytest.mark.faults
+@pytest.mark.full
 @pytest.mark.parametrize("victim", ["slow", "backup", "coordinator"])
 def test_a_process_that_is_killed_meanwhile_costs_no_step(
     victim: str, warm: Path, alone: Outcome, tmp_path: Path

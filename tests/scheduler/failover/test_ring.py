@@ -143,7 +143,7 @@ def test_a_ring_all_of_whose_members_are_killed_is_lost(warm: Path, tmp_path: Pa
     assert found.exits == {0: -9, 1: -9, 2: -9, 3: 76}
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_a_ring_that_was_lost_goes_on_from_its_checkpoint(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     faults = [{"member": it, "step": 25, "at": "computing", "do": "KILL"} for it in range(4)]
@@ -154,7 +154,7 @@ def test_a_ring_that_was_lost_goes_on_from_its_checkpoint(warm: Path, undisturbe
     assert found.digests() == undisturbed.digests()
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_of_eight_members_all_stop_when_one_is_killed_though_gloo_would_wait(warm: Path, tmp_path: Path) -> None:
     """Those that are no neighbours of the dead learn of it from the coordinator alone: gloo's own limit is a month."""
     fault = {"member": 5, "step": 10, "at": "reducing", "do": "KILL"}

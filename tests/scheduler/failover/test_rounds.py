@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from .simulated_ring import World
 
@@ -30,7 +31,7 @@ def run(world: World, script: list[tuple[str, int]]) -> None:
             EVENTS[name](world, number)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.integers(1, 4), st.integers(0, 2), st.integers(0, 1 << 30), SCRIPTS)
 def test_a_ring_runs_or_is_lost_with_all_its_state_whatever_happened(
     seats: int, spares: int, seed: int, script: list[tuple[str, int]]

@@ -47,7 +47,7 @@ def test_the_clock_that_is_set_is_that_of_other_processes(clock: SetClock) -> No
     assert abs(passed_s - time.monotonic()) < 60.0
 
 
-@pytest.mark.faults
+@pytest.mark.full
 @pytest.mark.parametrize("set_s", [HOUR_S, -HOUR_S])
 def test_a_wall_clock_that_is_set_is_no_fault_and_hides_none(
     clock: SetClock, warm_and_set: Path, undisturbed: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

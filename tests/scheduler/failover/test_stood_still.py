@@ -91,7 +91,7 @@ def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-@pytest.mark.faults
+@pytest.mark.full
 @pytest.mark.parametrize("first", ["members", "coordinator"])
 @pytest.mark.parametrize("at", ["computing", "reducing", "reduced", "telling Done"])
 def test_a_ring_on_a_machine_that_stands_still_goes_on(

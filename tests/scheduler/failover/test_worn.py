@@ -76,7 +76,7 @@ def look(trial: Trial, report: wire.Report, first: dict[str, tuple[int, int]]) -
     return found
 
 
-@pytest.mark.faults
+@pytest.mark.full
 def test_after_twenty_generations_processes_are_started_anew_and_until_then_they_hold_what_their_groups_take(
     warm: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.scheduler.backends.protocol import GpuView, NodeView
 from longshore.scheduler.health.accusing import EASE_S
@@ -82,7 +83,7 @@ def told(tmp_path: Path) -> Iterator[Told]:
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), TELL, st.booleans()), max_size=60))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_no_reports_of_a_minute_take_more_than_thirty_percent_of_the_nodes_away(
     reports: list[tuple[str, tuple[bool | None, ...], bool]],
 ) -> None:
@@ -145,7 +146,7 @@ def rounds(told: Told, phases_s: list[float], turns: int, says: Callable[[str, i
 
 
 @given(PHASES, BAD, BAD)
-@settings(max_examples=15, phases=[Phase.generate])  # to make it smaller takes minutes
+@settings(max_examples=examples(15), phases=[Phase.generate])  # to make it smaller takes minutes
 def test_a_driver_that_breaks_everywhere_takes_no_gpu_away_whenever_each_agent_tells_so(
     phases_s: list[float], bad: Healthy, again: Healthy
 ) -> None:
@@ -158,7 +159,7 @@ def test_a_driver_that_breaks_everywhere_takes_no_gpu_away_whenever_each_agent_t
 
 
 @given(PHASES, st.lists(TELL, min_size=2, max_size=4), st.integers(0, 11))
-@settings(max_examples=15, phases=[Phase.generate])  # to make it smaller takes minutes
+@settings(max_examples=examples(15), phases=[Phase.generate])  # to make it smaller takes minutes
 def test_agents_that_take_back_what_they_tell_hold_a_true_fault_up_for_seconds_only(
     phases_s: list[float], says: list[Healthy], begins: int
 ) -> None:
@@ -253,7 +254,7 @@ def test_a_known_fault_that_was_mended_counts_again_when_it_comes_back(told: Tol
 
 
 @given(PHASES, st.sets(st.sampled_from(NAMES), max_size=3))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_a_driver_that_breaks_everywhere_is_told_from_known_faults_by_another_scheduler(
     phases_s: list[float], old: set[str]
 ) -> None:

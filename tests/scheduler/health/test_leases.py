@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from tests.support.budgets import examples
 
 from longshore.scheduler.health.monitoring.guarding import Lease, is_valid
 from longshore.scheduler.health.monitoring.leases import LEASE_S, MARGIN_S, NO_LEASE, Leases
@@ -144,7 +145,7 @@ class OneNode(RuleBasedStateMachine):
 
 
 TestNoTwoOwners: Any = OneNode.TestCase
-TestNoTwoOwners.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestNoTwoOwners.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def test_a_lease_runs_out_only_behind_the_time_of_the_last_answer_and_the_margin() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.preflight.arithmetic.inputs import draws, factors
@@ -70,7 +71,7 @@ def products(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 AT = st.integers(0, SIZE - 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(row=AT, column=AT, share=st.floats(0.0, 1.0, exclude_max=True))
 def test_any_flipped_bit_is_found_against_the_output_of_the_same_type(
     products: Products, row: int, column: int, share: float
@@ -84,7 +85,7 @@ def test_any_flipped_bit_is_found_against_the_output_of_the_same_type(
     assert verdict.bit == (row, column, 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(row=AT, column=AT, bit=st.integers(10, 31))
 def test_any_bit_from_10_up_is_found_by_the_tolerance_in_fp32(
     tmp_path_factory: pytest.TempPathFactory, row: int, column: int, bit: int

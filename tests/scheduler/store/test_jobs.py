@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
+from tests.support.budgets import examples
 
 from longshore.scheduler.model.states import FINAL, JOB_CHANGES, AfterStop, Desired, JobState
 from longshore.scheduler.store.database.errors import FencedError, StaleWriteError
@@ -127,7 +128,7 @@ def test_a_wish_for_no_job_is_refused(store: Store) -> None:
         store.write(wishing("nobody", Desired.HOLD))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_way_through_the_states_leaves_an_event_for_each_change(
     store: Store, fence: int, data: st.DataObject

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, delete, insert
+from tests.support.budgets import examples
 
 from longshore.cluster.workloads.history import Alike, histories
 from longshore.scheduler.model.job import estimate_words
@@ -82,7 +83,7 @@ PASTS = st.lists(
 )
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PASTS, st.sampled_from(["ada", "ben", "eve"]), st.sampled_from(["bert", "new", UNNAMED]))
 def test_the_estimate_is_the_one_that_a_trace_of_these_jobs_gives(
     store: Store, jobs: list[Past], owner: str, name: str

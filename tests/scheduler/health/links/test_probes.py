@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.switching.links import SURE_BYTES_PER_S, believed_bytes_per_s
@@ -248,7 +249,7 @@ def test_an_order_is_carried_out_once(agents: tuple[Prober, Prober]) -> None:
     assert answer_to(place, line) == b""
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.binary(max_size=200) | st.text(alphabet='0123456789abcdef {}":,', max_size=200).map(str.encode))
 def test_an_agent_answers_nobody_who_does_not_know_its_key(said: bytes) -> None:
     found = Prober(HERE)

@@ -1,0 +1,175 @@
+"""A mutation sample: how many of the faults seeded into the code the tests find, `make test` and `make test-full`.
+
+Each fault is run against the tests that reach its line, the quickest first, until one fails. A test that fails counts
+if it passes without the fault. Tests of a lane that would take longer than a bound are cut there, as `-x` leaves little
+behind it for a fault that is found at all. What is done is kept: a run that was stopped goes on.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from . import reach
+from .code_faults import Fault, sample
+from .harness import ROOT, Row, main, progress
+
+FAULTS = int(os.environ.get("FAULTS", "100"))
+SEED = int(os.environ.get("SEED", "1"))
+KEPT = Path(os.environ.get("MUTATION", Path(tempfile.gettempdir()) / "longshore-mutation"))
+LANES = {"quick": ("-m", "not full"), "full": ("-m", "", "--hypothesis-profile", "full")}
+MOST_S = {"quick": 150.0, "full": 420.0}  # of a fault's tests, by their times without it
+COMPILED = ("agents", "cluster", "envs")  # a fault here is run as plain Python: all kernels would be compiled anew
+WRONGLY_FAILED = 5  # tests that fail without the fault, too, after which a fault counts as missed
+
+
+class Verdict(NamedTuple):
+    """What a lane's tests said of a fault: found, missed, or no test reaches it."""
+
+    word: str
+    test: str = ""
+
+
+class Copy:
+    """A copy of the checkout in which one fault at a time is seeded."""
+
+    def __init__(self, root: Path, place: Path) -> None:
+        self.root, self.place = root, place
+        names = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True, timeout=60
+        )
+        for name in names.stdout.split("\0")[:-1]:
+            target = place / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if (root / name).exists():
+                shutil.copy2(root / name, target, follow_symlinks=False)
+
+    @contextmanager
+    def with_fault(self, fault: Fault) -> Iterator[None]:
+        """Let the copy have a fault."""
+        path = self.place / fault.path
+        text = path.read_text(encoding="utf-8")
+        path.write_text(fault.applied(text), encoding="utf-8")
+        try:
+            yield
+        finally:
+            path.write_text(text, encoding="utf-8")
+
+    def first_failure(self, tests: Sequence[str], lane: str, *, plain: bool, most_s: float) -> str | None:
+        """Run tests until one fails; return which one, "" if the run itself broke off or ran too long, none if none."""
+        with tempfile.TemporaryDirectory() as folder:
+            listed = Path(folder) / "tests"
+            listed.write_text("\n".join(tests), encoding="utf-8")
+            line = [
+                sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider",
+                *LANES[lane], f"@{listed}",
+            ]  # fmt: skip
+            environment = {
+                **os.environ, "PYTHONPATH": str(self.place / "src"), "OMP_NUM_THREADS": "1",
+                **({"NUMBA_DISABLE_JIT": "1"} if plain else {}),
+            }  # fmt: skip
+            run = subprocess.Popen(
+                line, cwd=self.place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                out, _ = run.communicate(timeout=most_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(run.pid, 9)
+                run.communicate(timeout=60)
+                return ""
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", out, re.MULTILINE)
+        if failed:
+            return failed[1]
+        return None if run.returncode in (0, 5) else ""
+
+
+def judge(fault: Fault, lane: str, tests: list[str], pair: "Pair") -> Verdict:
+    """Say what tests say of a fault."""
+    plain = fault.path.startswith(COMPILED)
+    left = list(tests)
+    for _ in range(WRONGLY_FAILED):
+        if not left:
+            break
+        with pair.faulty.with_fault(fault):
+            failed = pair.faulty.first_failure(left, lane, plain=plain, most_s=4 * MOST_S[lane])
+        if failed is None:
+            return Verdict("missed")
+        suspects = [failed] if failed else left
+        alone = pair.sound.first_failure(suspects, lane, plain=plain, most_s=4 * MOST_S[lane])
+        if alone is None:
+            return Verdict("found", failed)
+        left = [test for test in left if test != (alone or failed)] if failed or alone else []
+    return Verdict("missed" if tests else "unreached")
+
+
+class Pair(NamedTuple):
+    """A copy with the fault and one without any."""
+
+    faulty: Copy
+    sound: Copy
+
+
+def chosen(tests: Sequence[str], known: reach.Reach, most_s: float) -> list[str]:
+    """Return the quickest of some tests, as many as take no longer than a bound."""
+    taken, sum_s = [], 0.0
+    for test in tests:
+        sum_s += known.times_s[test]
+        if sum_s > most_s:
+            break
+        taken.append(test)
+    return taken
+
+
+def measure() -> Iterator[Row]:
+    """Record what tests reach, seed faults, and count those that are found."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    if not (KEPT / "reach" / "done").exists():
+        progress(f"recording which test reaches which line, into {KEPT}")
+        reach.record(ROOT, KEPT / "reach", ["-q", "-m", "", "-n", "4", "--dist", "loadfile"])
+        (KEPT / "reach" / "done").touch()
+    known = reach.read(ROOT, KEPT / "reach")
+    faults = sample(ROOT, FAULTS, SEED)
+    results = KEPT / "verdicts.json"
+    verdicts: dict[str, dict[str, list[str]]] = json.loads(results.read_text()) if results.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        pairs: SimpleQueue[Pair] = SimpleQueue()
+        sound = Copy(ROOT, Path(folder) / "sound")
+        for at in range(len(os.sched_getaffinity(0))):
+            pairs.put(Pair(Copy(ROOT, Path(folder) / f"faulty-{at}"), sound))
+
+        def examine(fault: Fault) -> None:
+            pair, began_s = pairs.get(), time.monotonic()
+            tests = known.tests_of(ROOT, fault.path, fault.line)
+            quick = judge(fault, "quick", chosen(tests, known, MOST_S["quick"]), pair)
+            full = quick
+            if quick.word == "missed":
+                full = judge(fault, "full", chosen(tests, known, MOST_S["full"]), pair)
+            verdicts[fault.name] = {"quick": list(quick), "full": list(full)}
+            results.write_text(json.dumps(verdicts, indent=1), encoding="utf-8")
+            progress(f"{len(verdicts)} of {len(faults)}, {time.monotonic() - began_s:.0f} s: {fault.name}: "
+                     f"quick {quick.word}, full {full.word}")  # fmt: skip
+            pairs.put(pair)
+
+        with ThreadPoolExecutor(pairs.qsize()) as pool:
+            list(pool.map(examine, [fault for fault in faults if fault.name not in verdicts]))
+    ours = [verdicts[fault.name] for fault in faults]
+    found = {lane: sum(verdict[lane][0] == "found" for verdict in ours) for lane in LANES}
+    yield Row("faults seeded", len(ours), "faults")
+    yield Row("reached by no test", sum(verdict["full"][0] == "unreached" for verdict in ours), "faults")
+    yield Row("found by make test-full", found["full"], "faults")
+    yield Row("found by make test, of those", 100.0 * found["quick"] / max(1, found["full"]), "%", least=97.0)
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,186 @@
+"""Which tests reach a line: recorded by coverage.py, and by the calls of kernels, whose lines it cannot see."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CONFIGURATION = """\
+[run]
+branch = False
+parallel = True
+sigterm = True
+patch = _exit, fork
+context = ${{PYTEST_CURRENT_TEST-}}
+data_file = {folder}/data/coverage
+source = {sources}
+"""
+SOURCES = ("agents", "cluster", "envs", "eval", "planner", "scheduler", "src", "tests", "training")
+STEP_TIMEOUT_S = 7200.0
+
+
+class Reach(NamedTuple):
+    """What a recording says.
+
+    Args:
+        lines: The tests that run each line, by the path of its file from the root.
+        times_s: How long each test takes.
+    """
+
+    lines: Mapping[str, Mapping[int, frozenset[str]]]
+    times_s: Mapping[str, float]
+
+    def tests_of(self, root: Path, path: str, line: int) -> list[str]:
+        """Return the tests that reach a line, the quickest first."""
+        found = set(self.lines.get(path, {}).get(line, ()))
+        for caller_path, first, last in callers_of(root, path, line):
+            lines = self.lines.get(caller_path, {})
+            found.update(test for at in range(first, last + 1) for test in lines.get(at, ()))
+        return sorted((test for test in found if test in self.times_s), key=self.times_s.__getitem__)
+
+
+def record(root: Path, folder: Path, arguments: Sequence[str]) -> None:
+    """Run the tests of a checkout with coverage.py, and keep what they reach in a folder.
+
+    Args:
+        root: Of the checkout.
+        folder: Where `read` finds it.
+        arguments: Of pytest.
+    """
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    tool = folder / "tool"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+    if not tool.exists():
+        subprocess.run([*pip, "-c", root / "constraints.txt", "--target", tool, "coverage"], check=True, timeout=600)
+    sources = "\n  ".join(str((root / room).absolute()) for room in SOURCES)
+    configuration = folder / "coverage.ini"
+    configuration.write_text(CONFIGURATION.format(folder=folder.absolute(), sources=sources), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(tool.absolute()), str(root / "src"))),
+        "COVERAGE_PROCESS_START": str(configuration.absolute()),
+        "LONGSHORE_REACH": str(folder.absolute()),
+        "OMP_NUM_THREADS": "1",
+    }
+    line = [sys.executable, "-m", "pytest", "-p", "tests.reach_recorder", *arguments]
+    with _started_everywhere(tool):
+        subprocess.run(line, cwd=root, env=environment, check=False, timeout=STEP_TIMEOUT_S)
+    coverage = [sys.executable, "-m", "coverage"]
+    subprocess.run([*coverage, "combine", "--keep", "--rcfile", configuration, folder / "data"], cwd=root, env=environment,
+                   check=True, timeout=STEP_TIMEOUT_S)  # fmt: skip
+
+
+@contextmanager
+def _started_everywhere(tool: Path) -> Iterator[None]:
+    """Let each Python process of this environment load coverage.py, for as long as the recording takes."""
+    hook = Path(sysconfig.get_path("purelib")) / "a1_coverage.pth"
+    shutil.copyfile(tool / hook.name, hook)
+    try:
+        yield
+    finally:
+        hook.unlink()
+
+
+def read(root: Path, folder: Path) -> Reach:
+    """Return what `record` has kept."""
+    sys.path.append(str(folder / "tool"))
+    from coverage import CoverageData  # installed by the recording alone
+
+    data: Any = CoverageData(str(folder / "data" / "coverage"))
+    data.read()
+    times_s: dict[str, float] = {}
+    for path in folder.glob("times-*.jsonl"):
+        times_s.update(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
+    lines: dict[str, Mapping[int, frozenset[str]]] = {}
+    for measured in data.measured_files():
+        contexts = data.contexts_by_lineno(measured)
+        name = str(Path(measured).resolve().relative_to(root.resolve()))
+        lines[name] = {at: frozenset(map(_test_of, names)) - {""} for at, names in contexts.items()}
+    return Reach(lines, times_s)
+
+
+def _test_of(context: str) -> str:
+    """Return the test that a context names: of the process's start, of pytest's protocol, or of both."""
+    started, _, inside = context.partition("|")
+    return inside or started.rpartition(" (")[0] or started
+
+
+def callers_of(root: Path, path: str, line: int) -> Iterator[tuple[str, int, int]]:
+    """Yield path, first and last line of each plain function that a kernel around a line may be called by."""
+    graph = _graph(root)
+    functions = [it for it in graph.functions if it.path == path and it.first <= line <= it.last]
+    if not functions or not functions[0].is_kernel:
+        return
+    seen, due = {functions[0].name}, [functions[0].name]
+    while due:
+        for caller in graph.users[due.pop()]:
+            if caller.name in seen:
+                continue
+            seen.add(caller.name)
+            if caller.is_kernel or caller.is_table:
+                due.append(caller.name)
+            else:
+                yield caller.path, caller.first, caller.last
+
+
+class Function(NamedTuple):
+    """A function of the product, or a table of some at the top of a module."""
+
+    name: str
+    path: str
+    first: int
+    last: int
+    is_kernel: bool
+    is_table: bool
+
+
+class _Graph(NamedTuple):
+    functions: list[Function]
+    users: Mapping[str, list[Function]]  # of a name: names are taken as unique, which only adds tests
+
+
+_graphs: dict[Path, _Graph] = {}
+
+
+def _graph(root: Path) -> _Graph:
+    if root not in _graphs:
+        functions: list[Function] = []
+        users: dict[str, list[Function]] = defaultdict(list)
+        for room in SOURCES:
+            for path in sorted((root / room).rglob("*.py")):
+                for function, node in _functions_of(path, root):
+                    functions.append(function)
+                    for name in _names_in(node) - {function.name}:
+                        users[name].append(function)
+        _graphs[root] = _Graph(functions, users)
+    return _graphs[root]
+
+
+def _functions_of(path: Path, root: Path) -> Iterator[tuple[Function, ast.stmt]]:
+    """Yield functions, methods and top-level assignments of a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    where = str(path.relative_to(root))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            is_kernel = any("kernel" in ast.unparse(it) or "njit" in ast.unparse(it) for it in node.decorator_list)
+            yield Function(node.name, where, node.lineno, node.end_lineno or 0, is_kernel, is_table=False), node
+    for top in tree.body:
+        if isinstance(top, ast.Assign | ast.AnnAssign):
+            targets = top.targets if isinstance(top, ast.Assign) else [top.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    last = top.end_lineno or 0
+                    yield Function(target.id, where, top.lineno, last, is_kernel=False, is_table=True), top
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    names = {it.id for it in ast.walk(node) if isinstance(it, ast.Name)}
+    return names | {it.attr for it in ast.walk(node) if isinstance(it, ast.Attribute)}
