@@ -4,7 +4,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 # Where bytecode is not to be written, each of the thousand processes of the tests would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: demo demo-failover demo-plan test test-faults lint kernels kernels-after-lint bench screenshots clean
+.PHONY: demo demo-failover demo-plan test test-full lint kernels kernels-after-lint bench screenshots clean
 
 # `make demo TRACE=jobs.csv` runs the jobs of a real trace instead of generated ones, which arrive in bursts.
 demo: $(STAMP)
@@ -38,9 +38,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Rings, nodes and Slurm under rarer faults: they take minutes, and `make test` leaves them out.
-test-faults: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --max-worker-restart 0 --dist load -m faults
+# All tests, the slow ones and rarer faults too, each with its full budget of examples.
+test-full: $(STAMP)
+	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 6 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder -m "" --hypothesis-profile full
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

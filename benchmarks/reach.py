@@ -74,8 +74,8 @@ def record(root: Path, folder: Path, arguments: Sequence[str]) -> None:
     with _started_everywhere(tool):
         subprocess.run(line, cwd=root, env=environment, check=False, timeout=STEP_TIMEOUT_S)
     coverage = [sys.executable, "-m", "coverage"]
-    subprocess.run([*coverage, "combine", "--keep", "--rcfile", configuration, folder / "data"], cwd=root, env=environment,
-                   check=True, timeout=STEP_TIMEOUT_S)  # fmt: skip
+    combine: list[str | Path] = [*coverage, "combine", "--keep", "--rcfile", configuration, folder / "data"]
+    subprocess.run(combine, cwd=root, env=environment, check=True, timeout=STEP_TIMEOUT_S)
 
 
 @contextmanager

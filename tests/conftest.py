@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.budgets import register_profiles
 from xdist.scheduler import LoadFileScheduling
 
 from benchmarks import slurm_cluster as slurm
@@ -14,8 +13,9 @@ from benchmarks.slurm_cluster import SlurmCluster
 from tests.command_line import Command
 from tests.scheduler.backends import ray_cluster as ray
 from tests.scheduler.backends.ray_cluster import RayCluster
+from tests.support.budgets import register_profiles
 
-pytest_plugins = ["tests.support.signals"]
+pytest_plugins = ["tests.support.signals", "tests.support.lanes"]
 # Their assertions compare whole runs: a failure shows what differs, as in a file of tests.
 pytest.register_assert_rewrite("tests.cluster.agreement", "tests.scheduler.failover.trial")
 

@@ -1,0 +1,40 @@
+"""A plug-in of pytest: what the quick lane leaves to `make test-full` is said at the end of a run."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+LEFT: pytest.StashKey[Counter[str]] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT] = Counter()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.config.stash[LEFT]["/".join(item.nodeid.split("::")[0].split("/")[:3]).removesuffix(".py")] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist
+        counts = session.config.stash[LEFT]
+        session.config.workeroutput["left"] = dict(counts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the counts of any process: all collect the same tests."""
+    if left := getattr(node, "workeroutput", {}).get("left"):
+        counts: Counter[str] = Counter(left)
+        node.config.stash[LEFT] = counts
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left = config.stash[LEFT]
+    if left:
+        rooms = ", ".join(f"{room} {count}" for room, count in left.most_common())
+        terminalreporter.write_line(f"left to make test-full: {left.total()} tests ({rooms}), and most examples of all")
