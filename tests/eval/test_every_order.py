@@ -64,6 +64,7 @@ def test_a_trace_and_a_cluster_are_enough_for_an_answer(longshore: Command, tmp_
     assert "Run times were known exactly" in answer.out
 
 
+@pytest.mark.full
 def test_the_same_call_gives_the_same_answer(longshore: Command, tmp_path: Path) -> None:
     options = ("--trace", trace(tmp_path, 500), "--cluster", SMALL, "--runs", 1, "--seed", 3)
     one, other = (Answer(longshore, tmp_path, *options) for _ in range(2))
@@ -83,6 +84,7 @@ def test_the_figures_of_a_pair_are_those_of_its_order_alone(longshore: Command, 
             assert row["mean"][name] == pytest.approx(value["value"])
 
 
+@pytest.mark.full
 def test_a_batch_is_ranked_by_makespan_and_saves_by_workload(longshore: Command, tmp_path: Path) -> None:
     answer = Answer(longshore, tmp_path, "--cluster", SMALL, "--arrivals", "batch", "--workloads", 6, page=True)
     assert answer.figures["objective"] == "makespan_s"
@@ -102,6 +104,7 @@ def test_nobody_waits_where_that_is_forbidden(longshore: Command, tmp_path: Path
     assert "policies may not wait" in answer.figures["facts"]["order"]
 
 
+@pytest.mark.full
 def test_a_single_window_is_said_to_make_nothing_sure(longshore: Command, tmp_path: Path) -> None:
     answer = Answer(longshore, tmp_path, "--trace", trace(tmp_path, 60), "--cluster", SMALL, "--runs", 2, page=True)
     assert "One window gives no interval: nothing is sure." in answer.out
@@ -118,6 +121,7 @@ def test_named_policies_are_run_without_the_heuristics_beside_what_is_common(
     assert "part of the trace" not in answer.figures["facts"]  # a policy that is named may have been trained
 
 
+@pytest.mark.full
 @needs_data
 def test_a_philly_trace_has_an_answer(longshore: Command, tmp_path: Path) -> None:
     answer = Answer(longshore, tmp_path, "--trace", PHILLY, "--cluster", SMALL, "--runs", 2)

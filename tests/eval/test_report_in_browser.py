@@ -10,6 +10,8 @@ from longshore.eval.figures.pictures import pictures
 from longshore.eval.report import write_report
 from tests.eval.runs import EVENTS, GPU_NODE, comparison, policies, scenarios
 
+pytestmark = pytest.mark.full
+
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",

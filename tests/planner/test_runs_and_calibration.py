@@ -39,6 +39,7 @@ def test_a_constant_that_no_run_depends_on_stays_at_the_datasheet_and_is_named()
     assert "efficiency" not in found.not_identified
 
 
+@pytest.mark.full
 def test_a_bound_covers_what_it_says_of_other_runs() -> None:
     covered = []
     for seed in range(4):

@@ -59,6 +59,7 @@ WRONG = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", WRONG)
 def test_a_file_that_cannot_be_profiled_is_told_in_one_line(tmp_path: Path, name: str) -> None:
     text, said = WRONG[name]
@@ -71,6 +72,7 @@ def test_a_file_that_cannot_be_profiled_is_told_in_one_line(tmp_path: Path, name
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.full
 def test_a_file_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     path, child = tmp_path / "train.py", tmp_path / "child"
     text = f"{BUILD}import subprocess\n    started = subprocess.Popen(['sleep', '600'])\n"
@@ -84,6 +86,7 @@ def test_a_file_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
         time.sleep(0.05)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_profile_ends_with_who_asked_for_it(tmp_path: Path, number: int) -> None:
     path, child = tmp_path / "train.py", tmp_path / "child"

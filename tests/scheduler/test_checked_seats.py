@@ -54,6 +54,7 @@ def test_a_gpu_that_passes_takes_the_seat_and_no_other_is_checked(served: Checke
     assert seen.index(("seat", "taken")) > len(seen) - 1 - seen[::-1].index(("preflight", "passed"))
 
 
+@pytest.mark.full
 def test_a_gpu_that_fails_is_struck_off_and_the_next_takes_the_seat(served: Checked) -> None:
     served.say("b", "disk 0")
     job = whole_ring(served)
@@ -121,6 +122,7 @@ def test_a_ring_for_which_nothing_is_fit_goes_on_without_and_grows_once_somethin
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
 
 
+@pytest.mark.full
 def test_a_job_that_wants_no_checks_gets_a_gpu_unchecked(served: Checked) -> None:
     served.say("b", "gpu 0")
     job = whole_ring(served, preflight="off")

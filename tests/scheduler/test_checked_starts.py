@@ -60,6 +60,7 @@ def test_a_node_that_is_not_fit_is_struck_off_and_the_job_starts_on_the_next(ser
     assert "the checks before its start did not pass" in served.call("explain", job).stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("served", [(1, 2)], indirect=True)
 def test_another_gpu_of_the_same_machine_does_as_well(served: Checked) -> None:
     served.say("a", "gpu 0")
@@ -69,6 +70,7 @@ def test_another_gpu_of_the_same_machine_does_as_well(served: Checked) -> None:
     assert list(served.quarantined())[-1] == "a:0"
 
 
+@pytest.mark.full
 def test_a_job_whose_nodes_fail_three_times_waits_without_gpus_until_one_comes_back(served: Checked) -> None:
     for node in "abcd":
         served.say(node, "disk 0")
@@ -91,6 +93,7 @@ def test_a_job_whose_nodes_fail_three_times_waits_without_gpus_until_one_comes_b
     assert served.places(job)[3:] == ["a:0,1"]
 
 
+@pytest.mark.full
 def test_a_check_that_hangs_is_ended_by_its_limit_and_holds_up_nobody(served: Checked) -> None:
     served.say("a", "hang")
     job = served.add("true", gpus=2)
@@ -108,6 +111,7 @@ def test_a_check_that_hangs_is_ended_by_its_limit_and_holds_up_nobody(served: Ch
     until(lambda: not lives(pid))
 
 
+@pytest.mark.full
 def test_a_job_that_is_cancelled_while_its_nodes_are_checked_never_starts(served: Checked) -> None:
     served.say("a", "hang")
     job = served.add("touch", "started", gpus=2)
@@ -135,6 +139,7 @@ def test_a_scheduler_that_is_killed_in_the_midst_of_a_check_loses_nothing(served
     assert served.quarantined() == {}
 
 
+@pytest.mark.full
 def test_a_node_that_is_not_in_order_after_a_job_goes_out_of_service(served: Checked) -> None:
     served.say("a", "memory", kind="after")
     job = served.add("true", gpus=2)
@@ -147,6 +152,7 @@ def test_a_node_that_is_not_in_order_after_a_job_goes_out_of_service(served: Che
     assert [it[0] for it in served.places(other)] == ["b"]
 
 
+@pytest.mark.full
 def test_the_seats_of_a_ring_and_its_spares_are_checked_as_well(served: Checked) -> None:
     served.say("a", "disk 0")
     job = served.add("true", gpus=2, spares=1, failover="switch", retry={"user": 0, "ambiguous": 0, "infra": 0})

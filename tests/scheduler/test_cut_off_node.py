@@ -13,6 +13,8 @@ from benchmarks.namespaces import NAMESPACES, why_not
 from tests.checkout import ROOT
 from tests.scheduler.cut_off_node import SETS_BY_S
 
+pytestmark = pytest.mark.full
+
 SET = [pytest.param(it, marks=pytest.mark.full) for it in SETS_BY_S]  # the node's clock, by an hour
 
 

@@ -4,8 +4,12 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from .conftest import Here
 from .served import Served
+
+pytestmark = pytest.mark.full
 
 
 def estimate(served: Served, job: str) -> tuple[float, str, int]:

@@ -10,6 +10,8 @@ from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.ring_trials import RingTrial
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[RingTrial]:

@@ -14,6 +14,8 @@ from tests.scheduler.served import Served, until
 from tests.scheduler.store.store_rows import job_now, submit
 from tests.scheduler.trials import processes_of
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:

@@ -67,6 +67,7 @@ def by_node(came: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {it["node"]: it for it in came["candidates"]}
 
 
+@pytest.mark.full
 def test_without_agents_that_probe_the_bandwidths_of_the_cluster_file_count(served: Served, agents: Agents) -> None:
     agents.probes = False
     job = whole_ring(served, agents)
@@ -114,6 +115,7 @@ def test_what_was_measured_lately_counts_without_another_probe(served: Served, a
         assert now == was if name.endswith("per_s") else now > was
 
 
+@pytest.mark.full
 def test_a_gpu_that_cannot_reach_its_neighbour_takes_no_seat(
     served: Served, agents: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +154,7 @@ def test_agents_that_hang_hold_no_ring_up_and_the_cluster_file_counts(served: Se
     assert "reckoned, not measured: the agent that should receive does not answer" in by_node(came)["b"]["links"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("served", ["ab"], indirect=True)
 def test_no_job_takes_the_gpu_while_its_links_are_measured(served: Served, agents: Agents) -> None:
     """The probes take as long as they may, and a job waits that would start at once on the GPUs that come free."""

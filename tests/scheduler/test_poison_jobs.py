@@ -4,8 +4,11 @@ import sqlite3
 from pathlib import Path
 
 import httpx
+import pytest
 
 from .served import PATIENCE_S, Served, until
+
+pytestmark = pytest.mark.full
 
 SMALL = Path(__file__).parent.parent.parent / "examples" / "small.yaml"
 AGAIN = ["/bin/sh", "-c", "sleep 1; exit 75"]

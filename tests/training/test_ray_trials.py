@@ -12,6 +12,8 @@ from tests.command_line import Command
 from tests.scheduler.backends.ray_cluster import RayCluster
 from tests.training.smaller import trace
 
+pytestmark = pytest.mark.full
+
 LINE = ("--order", "easy", "--steps", "2000", "--trials", "1", "--logdir", "runs")
 
 

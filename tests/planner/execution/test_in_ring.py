@@ -14,6 +14,8 @@ from longshore.planner.execution.in_ring import MakeRing
 from longshore.planner.execution.worker import main
 from tests.command_line import Command
 
+pytestmark = pytest.mark.full
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 STEPS = 12

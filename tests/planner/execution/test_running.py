@@ -23,6 +23,8 @@ PLAN: dict[str, Any] = {
     "stages": [{"layers": ["words", "places", "blocks.0"]}, {"layers": ["blocks.1", "blocks.2", "head"]}],
 }  # fmt: skip
 
+FEW, MORE = "2x1x1", ("1x1x1", "1x3x1", "2x2x1", "4x1x1")  # degrees: data, pipeline and tensor parallel
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -37,7 +39,7 @@ def test_a_profile_of_a_machine_is_read_as_it_was_written(folder: Path) -> None:
     assert read_hardware(folder / "here.yaml") == HOST
 
 
-@pytest.mark.parametrize("degrees", ["1x1x1", "2x1x1", "1x3x1", "2x2x1", "4x1x1"])
+@pytest.mark.parametrize("degrees", [FEW, *(pytest.param(it, marks=pytest.mark.full) for it in MORE)])
 def test_a_plan_is_written_and_carried_out_as_asked(longshore: Command, folder: Path, degrees: str) -> None:
     options = ("--samples", 80, "--batch", 8, "--hardware", "here.yaml", "--degrees", degrees, "--out", "made.json")
     done = longshore("plan", COUNTING, *options)
@@ -51,6 +53,7 @@ def test_a_plan_is_written_and_carried_out_as_asked(longshore: Command, folder: 
     assert plan.step_s >= max(stage.busy_s for stage in plan.stages) > 0.0
 
 
+@pytest.mark.full
 def test_a_run_writes_losses_and_what_each_stage_took(longshore: Command, folder: Path) -> None:
     options = ("--samples", 80, "--batch", 8, "--hardware", "here.yaml", "--degrees", "1x2x1", "--out", "made.json")
     longshore("plan", COUNTING, *options)
@@ -97,6 +100,7 @@ def build():
 """
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -170,6 +174,7 @@ def test_a_plan_file_says_how_many_ranks_and_micro_batches_it_has() -> None:
     assert (plan.ranks, plan.micro_batches) == (4, 6)
 
 
+@pytest.mark.full
 def test_a_training_of_which_no_step_is_left_says_that_nothing_was_measured(longshore: Command, folder: Path) -> None:
     (folder / "one.json").write_text(json.dumps({**PLAN, "pipeline": 1, "stages": [{"layers": ["words"]}]}))
     run = ("planner", "run", "one.json", COUNTING, "--steps", 1, "--checkpoints", "kept")

@@ -85,6 +85,7 @@ def test_the_best_plans_cost_no_job_time_or_gpu_time() -> None:
     assert ((best.gpus == fixed.gpus) & (best.work_s < fixed.work_s)).any()
 
 
+@pytest.mark.full
 def test_plans_that_put_state_away_come_last_and_each_saves_time() -> None:
     known = tables().setup
     without = Tables(replace(known, host_bytes_per_s=(0.0,) * len(known.offers)), DEFAULT, 48)

@@ -24,6 +24,7 @@ def typed(*words: object) -> tuple[int, str]:
     return done.exit_code, done.output + str(done.exception or "")
 
 
+@pytest.mark.full
 def test_each_job_gets_plans_if_it_can(tmp_path: Path) -> None:
     out = tmp_path / "planned.csv"
     status, said = typed(trace(tmp_path), out, "--models", MODELS, "--cluster", SMALL)

@@ -14,13 +14,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import CheckpointError
 from longshore.planner.offload.host_file import PREFIX, sweep
 from longshore.planner.offload.moving import Mover
 from longshore.planner.offload.places import FilePlace
 from longshore.planner.offload.state import of_optimizer, of_parameters
+from tests.support.budgets import examples
 
 FAR_S = 1e9  # nothing comes back by itself
 COMES_AND_GOES = """\
@@ -157,6 +157,7 @@ def test_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
         mover.need()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["nameless", "named"])
 def test_a_process_killed_at_any_moment_leaves_no_file(how: str, tmp_path: Path) -> None:
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -211,6 +211,7 @@ def test_files_that_run_out_are_one_line_and_are_waited_for(caplog: pytest.LogCa
     assert record.getMessage() == "no connection can be taken: [Errno 24] Too many open files"
 
 
+@pytest.mark.full
 def test_three_hundred_half_sent_requests_do_not_stop_a_scheduler_with_few_files(tmp_path: Path) -> None:
     served = Served(tmp_path)
     line = ["sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", *LONGSHORE, *SERVE, "--port", str(served.port)]

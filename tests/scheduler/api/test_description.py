@@ -18,6 +18,7 @@ def command() -> str:
     return found
 
 
+@pytest.mark.full
 def test_no_made_up_request_about_jobs_gets_an_answer_that_is_not_described(command: str) -> None:
     found = jobs(command, *FEW)
 
@@ -25,6 +26,7 @@ def test_no_made_up_request_about_jobs_gets_an_answer_that_is_not_described(comm
     assert found.cases > 0
 
 
+@pytest.mark.full
 def test_no_made_up_request_about_logs_gets_an_answer_that_is_not_described(command: str) -> None:
     found = logs(command, *FEW)
 

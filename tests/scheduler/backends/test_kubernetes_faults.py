@@ -63,6 +63,7 @@ def test_a_claim_that_was_another_pods_is_not_taken(trial: Trial, backend: Kuber
     assert [len(pod["spec"]["schedulingGates"]) for pod in trial.cluster.pods()] == [1, 1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("call", LAUNCH_CALLS)
 def test_the_attempt_of_a_scheduler_that_was_killed_while_it_launched_starts_once(
     trial: Trial, tmp_path: Path, call: str

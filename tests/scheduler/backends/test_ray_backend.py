@@ -30,6 +30,8 @@ from tests.scheduler.backends.attempts import (
 from tests.scheduler.backends.ray_cluster import GPUS, RayCluster, backend_of, end_attempts
 from tests.scheduler.served import Served
 
+pytestmark = pytest.mark.full
+
 LAYOUT = Layout(list("abcd"), [GPUS] * 4)
 ON_A: Placement = (Share("a", (2,)),)
 TWO_NODES: Placement = (Share("a", (0, 3)), Share("c", (1,)))

@@ -139,6 +139,7 @@ def test_a_coordinator_that_can_never_be_started_again_ends_the_ring(
     assert status == -signal.SIGKILL
 
 
+@pytest.mark.full
 def test_a_coordinator_that_hangs_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "SILENT_S", 2.0)
     monkeypatch.setattr(keeper, "ASK_S", 0.5)

@@ -29,6 +29,8 @@ from tests.scheduler.backends.attempts import (
 )
 from tests.scheduler.backends.slurm_backends import IMPATIENT, ON_A, backend_of
 
+pytestmark = pytest.mark.full
+
 ON_D: Placement = (Share("d", (1, 2)),)
 
 

@@ -14,6 +14,8 @@ from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, heal, held_gpus_of, holding_slurm
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def holding() -> Iterator[SlurmCluster]:

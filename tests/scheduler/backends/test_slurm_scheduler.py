@@ -24,6 +24,8 @@ from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job
 from tests.scheduler.backends.attempts import kill_supervisor, say_nothing_more, sh
 from tests.scheduler.backends.slurm_users import Site, block, held_gpus_of
 
+pytestmark = pytest.mark.full
+
 
 class Killed(BaseException):
     """The scheduler was killed."""

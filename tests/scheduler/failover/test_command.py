@@ -32,6 +32,7 @@ def test_a_ring_ends_with_the_status_of_its_scripts(tmp_path: Path) -> None:
     assert "generation 1 runs with 2 of 2 members" in told
 
 
+@pytest.mark.full
 def test_a_ring_whose_members_name_unlike_ends_is_lost_and_says_so(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(tiny(until="3 + 2 * ring.seat"))
@@ -67,6 +68,7 @@ def test_options_that_make_no_sense_are_refused(arguments: list[str], tmp_path: 
     assert told.splitlines()[-1].startswith("python -m longshore.ring: error:")
 
 
+@pytest.mark.full
 def test_members_are_forked_from_a_warm_process_however_long_the_path_of_the_folder_is(tmp_path: Path) -> None:
     folder = tmp_path / ("of a user with a long name " * 5) / "attempts"
     folder.mkdir(parents=True)
@@ -79,6 +81,7 @@ def test_members_are_forked_from_a_warm_process_however_long_the_path_of_the_fol
     assert "longshore.scheduler.failover.processes.warm" in (tmp_path / "parent").read_text()
 
 
+@pytest.mark.full
 def test_a_ring_that_is_done_does_not_wait_for_a_member_that_is_still_being_started(tmp_path: Path) -> None:
     """Member 1 dies in its first step, the spare takes its seat, and who comes for that one comes too late."""
     script = tmp_path / "train.py"

@@ -130,6 +130,7 @@ def test_a_warm_process_that_cannot_fork_serves_on(tmp_path: Path, monkeypatch: 
     warm._selector.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["logging", "json", "torch", "longshore"])
 def test_folders_of_the_job_are_not_what_a_rings_programs_import(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()

@@ -10,6 +10,8 @@ from longshore.scheduler.failover.settings import Limits
 
 from .trial import Outcome, Trial, run_ring
 
+pytestmark = pytest.mark.full
+
 LIMITS = Limits(slow_steps=2, well_steps=2, hold_steps=5)
 STEPS, PAUSE_S = 300, 0.04
 

@@ -113,6 +113,7 @@ def test_what_nvml_tells_has_its_verdict_and_what_it_does_not_support_is_skipped
     assert said(library, JUDGE) == JUDGED
 
 
+@pytest.mark.full
 def test_without_a_cluster_file_this_machine_is_checked_with_its_gpus(library: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     done = preflight(library, "--folder", folder)

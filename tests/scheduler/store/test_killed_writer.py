@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.jobs import list_jobs
 
 from .store_rows import all_events, assert_each_change_has_one_event
+
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[3]
 WRITER = """
