@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.model.topology import Cluster, grid_cluster
@@ -12,6 +11,7 @@ from tests.batches import RULES, batch, batches, fault_free
 from tests.bounds import optimal_makespan_s
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted
+from tests.support.budgets import examples
 
 
 @pytest.mark.parametrize(

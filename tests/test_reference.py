@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.kernels.counter_random import uniform
 from longshore.cluster.model.outcome import Event, Outcome, metrics
@@ -21,6 +20,7 @@ from tests.reference_state import ReferenceState, slowdown
 from tests.schedule_checker import check_schedule
 from tests.schedule_records import cluster_record, event_records, job_records
 from tests.strategies import Case, cases
+from tests.support.budgets import examples
 
 POLICY_OF = st.sampled_from(sorted(POLICIES)).map(POLICIES.__getitem__) | st.builds(
     scripted, st.integers(0, 2**32 - 1), st.sampled_from((0.0, 0.3))

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.files import durations
 from longshore.cluster.files.yaml_file import FLOAT, TextLoader
+from tests.support.budgets import examples
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("agents", "cluster", "envs", "eval", "planner", "scheduler", "training")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.learned.checkpoint import network_of, schema_of
 from longshore.agents.learned.objective import objective_unit_s, spent_s
@@ -38,6 +37,7 @@ from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import decisions
 from tests.policies_under_test import untrained_candidates
 from tests.strategies import Case, cases
+from tests.support.budgets import examples
 
 SHARPEN = 100.0  # an untrained network's logits hardly differ: rounding must not decide
 

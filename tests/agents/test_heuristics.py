@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.consolidate import fewest_nodes
 from longshore.agents.heuristics.heuristics import HEURISTICS
@@ -19,6 +18,7 @@ from tests import reference_policies
 from tests.cases_by_hand import Jobs, hand_case
 from tests.compiled_runs import at_first_decision, picks, run_heuristic
 from tests.strategies import Case, cases
+from tests.support.budgets import examples
 
 MIXED = np.array([1.0, 2.0, 0.5])
 DOWN = (0, 4, 5)  # of three nodes of 4 GPUs, usable are 1 2 3, then 6 7, then 8 9 10 11

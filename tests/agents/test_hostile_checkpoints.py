@@ -19,10 +19,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
 from longshore.cluster.files.plugins import registered
+from tests.support.budgets import examples
 
 ROOT = Path(__file__).parents[2]
 ROOM_BYTES = 600 << 20  # beside what the loader itself takes

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import network_of, schema_of
@@ -18,6 +17,7 @@ from tests.batches import RULES, batch, batches, fault_free
 from tests.bounds import optimal_makespan_s
 from tests.compiled_runs import run_heuristic, run_policy
 from tests.strategies import Case
+from tests.support.budgets import examples
 
 
 @settings(max_examples=examples(60))

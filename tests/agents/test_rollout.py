@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS, PART_NODES
 from longshore.agents.learned.checkpoint import network_of
@@ -34,6 +33,7 @@ from tests.plain_candidates import without_faults
 from tests.plain_run import busy_case
 from tests.policies_under_test import OBJECTIVES, POLICIES, untrained_candidates
 from tests.strategies import Case, cases
+from tests.support.budgets import examples
 
 DRAW_S = 0.25
 LONG_BATCH = 2  # seed of a deep case: 128 jobs at once on 7 nodes

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import save_policy
@@ -29,6 +28,7 @@ from tests.compiled_runs import at_first_decision, run_policy
 from tests.plain_run import busy_case
 from tests.policies_under_test import CHECKPOINTS, OBJECTIVES, untrained_candidates
 from tests.strategies import Case, cases
+from tests.support.budgets import examples
 
 
 class Seer:

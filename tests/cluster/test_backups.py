@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Outcome
@@ -16,6 +15,7 @@ from tests.compiled_runs import compiled, run_heuristic, run_script
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted
 from tests.strategies import Case, backed_cases
+from tests.support.budgets import examples
 
 NAMES = st.sampled_from(sorted(HEURISTICS))
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.candidates.candidates import is_wait, list_candidates, pick_candidate
 from longshore.cluster.dispatch.order import may_wait
@@ -38,6 +37,7 @@ from tests.plain_candidates import (
     usable_after,
 )
 from tests.strategies import Case, cases, needy_cases, with_needs
+from tests.support.budgets import examples
 
 SEEDS = st.integers(0, 2**32 - 1)
 ANY_CASE = cases() | cases(nodes=(9, 12)) | needy_cases() | needy_cases(nodes=(9, 12))

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.state.state import INDEX_FROM
 from tests.cluster.agreement import agree
@@ -11,6 +10,7 @@ from tests.compiled_runs import run_heuristic, run_script
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted
 from tests.strategies import Case, cases, needy_cases, planned_cases
+from tests.support.budgets import examples
 
 
 @settings(max_examples=examples(300))

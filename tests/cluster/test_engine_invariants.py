@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event
@@ -21,6 +20,7 @@ from tests.reference_state import slowdown
 from tests.schedule_checker import check_schedule
 from tests.schedule_records import cluster_record, event_records, job_records
 from tests.strategies import Case, cases
+from tests.support.budgets import examples
 
 NAMES = st.sampled_from(sorted(HEURISTICS))
 AT_ONCE = sorted(name for name, policy in HEURISTICS.items() if not policy.waits)

@@ -3,7 +3,6 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.candidates.free_nodes import fewest_nodes, first_node, imagine_now, list_free, set_free
 from longshore.cluster.candidates.node_sets import bound_s, holding_level, set_cost, tight_set
@@ -11,6 +10,7 @@ from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import at_first_decision
 from tests.deep_cases import wide_case
 from tests.reference_policies import greedy_set
+from tests.support.budgets import examples
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.integrate import quad
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.rollouts.rollout import Base, Rollout, Search
@@ -24,6 +23,7 @@ from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision, compiled
 from tests.policies_under_test import untrained_candidates
 from tests.strategies import Case, backed_cases, cases, planned_cases
+from tests.support.budgets import examples
 
 FUTURES = 4000
 RATE_PER_S, REPAIR_MEAN_S = 1e-3, 60.0

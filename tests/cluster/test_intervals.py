@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tests.support.budgets import examples
 
 from longshore.cluster.model.intervals import holm, mean_p_values, ratio_estimates, unit_sums
+from tests.support.budgets import examples
 
 FACTOR = st.floats(0.01, 100.0)
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.dispatch.order import keeps_reservation
 from longshore.cluster.dispatch.placing import picked_slowdown, take_gpu, take_node, undo_picks
@@ -21,6 +20,7 @@ from longshore.envs.batch import Batch, View
 from longshore.envs.stepping import GPU_ACTION, NODE_ACTION, write_mask
 from tests.compiled_runs import compiled
 from tests.strategies import Case, cases, needy_cases, planned_cases
+from tests.support.budgets import examples
 
 ROWS = 8
 BACKFILLING = ("easy", "easy-shortest", "shortest")

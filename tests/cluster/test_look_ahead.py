@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.candidates.candidates import list_candidates, pick_candidate
 from longshore.cluster.candidates.lookahead import imagine_candidate, imagine_queue
@@ -23,6 +22,7 @@ from tests.envs.plain_features import Decision
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import Ahead, decisions, listed, look_ahead
 from tests.strategies import Case, cases, needy_cases, planned_cases
+from tests.support.budgets import examples
 
 
 def imagined(sim: Simulation, candidate: int) -> tuple[list[int], list[Ahead]]:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.dispatch.placing import take_gpu, take_node, undo_picks
@@ -26,6 +25,7 @@ from tests.deep_cases import deep_case
 from tests.envs.random_run import open_actions, problem_of
 from tests.policies_under_test import POLICIES
 from tests.strategies import Case, cases, needy_cases, with_needs
+from tests.support.budgets import examples
 
 BACKFILLING = [name for name in ORDERS if name != "fifo"]
 SEEDS = st.integers(0, 2**32 - 1)

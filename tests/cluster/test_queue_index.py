@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.dispatch.expected import estimated_work_s, expected_run_s, revise_end_s, sort_expected_ends
@@ -25,6 +24,7 @@ from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import OTHERS, Simulation
 from tests.compiled_runs import compiled, run_heuristic
 from tests.deep_cases import deep_case
+from tests.support.budgets import examples
 
 ORDERS_WITH_INDEX = ("easy", "easy-shortest", "shortest")
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
@@ -23,6 +22,7 @@ from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.border import rows_to_run
 from longshore.cluster.state.state import Simulation, State, allocate_state
 from tests.strategies import Case, cases
+from tests.support.budgets import examples
 
 SCENARIOS, ROWS = 3, 2
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import EndlessError
 from longshore.cluster.simulator.limits import MOST_QUIET, MOST_STOPS
@@ -20,6 +19,7 @@ from tests.cluster.agreement import check_every_state, put
 from tests.envs.copied_run import problem
 from tests.envs.random_run import open_actions
 from tests.strategies import Case, cases, needy_cases
+from tests.support.budgets import examples
 
 FIELDS = State.__annotations__
 WHOLE = [field.name for field in declared(State) if field.dtype is not None and field.dtype.kind == "i"]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event
@@ -21,6 +20,7 @@ from tests.reference import first_state, simulate
 from tests.reference_policies import POLICIES, scripted
 from tests.reference_state import slowdown
 from tests.strategies import Case, switching_cases
+from tests.support.budgets import examples
 
 SEEDS = st.integers(0, 2**32 - 1)
 NAMES = st.sampled_from(sorted(HEURISTICS))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.candidates.candidates import is_rest, is_wait, list_candidates, pick_candidate
 from longshore.cluster.dispatch.expected import estimated_work_s
@@ -29,6 +28,7 @@ from tests.envs.plain_features import Decision
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import decisions, for_job, given_by, listed, usable_after
 from tests.strategies import Case, cases
+from tests.support.budgets import examples
 
 SEEDS = st.integers(0, 2**32 - 1)
 NAMES = [name for name in ORDERS if name != "fifo"]

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.dispatch.placing import take_gpu
@@ -17,6 +16,7 @@ from longshore.testing import check_policy
 from longshore.testing.policies import check_decisions, check_knowledge, check_patience, check_words
 from tests.policies_under_test import POLICIES
 from tests.strategies import Case, cases, needy_cases, planned_cases
+from tests.support.budgets import examples
 
 DRAW_FROM_THE_SEED = {"random", "best-of-random"}
 

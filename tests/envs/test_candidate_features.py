@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.state.state import CANDIDATES
@@ -18,6 +17,7 @@ from tests.envs.plain_candidate_features import plain_candidate_features
 from tests.envs.random_run import open_actions, problem_of, small_problem
 from tests.plain_candidates import decisions
 from tests.strategies import Case, cases, needy_cases, planned_cases
+from tests.support.budgets import examples
 
 NAMES = [
     *CANDIDATE_GLOBALS,

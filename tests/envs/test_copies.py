@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
@@ -25,6 +24,7 @@ from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import View
 from tests.envs.copied_run import MAKERS, problem, trace
+from tests.support.budgets import examples
 
 ROOT = Path(__file__).parents[2]
 VIEWS = (View("node", "full", "potential"), View("gpu", "patent", "best_of_random"), View("candidate", "full", "jct"))

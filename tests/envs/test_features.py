@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.model.problem import Problem
 from longshore.envs.batch import Batch, View
@@ -14,6 +13,7 @@ from longshore.envs.layout import GLOBALS, NODE_FEATURES
 from tests.envs.plain_features import Decision, plain_features
 from tests.envs.random_run import open_actions, problem_of, small_problem, steps_of_episode
 from tests.strategies import Case, cases, needy_cases, planned_cases
+from tests.support.budgets import examples
 
 STEPS = 60  # of one random problem
 

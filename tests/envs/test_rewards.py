@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.random_rule import pick_at_random
 from longshore.cluster.candidates.random_placement import DRAWS
@@ -16,6 +15,7 @@ from longshore.envs.batch import Batch, View
 from longshore.envs.episodes import episode_summaries
 from tests.envs.random_run import problem_of, steps_of_episode
 from tests.strategies import Case, cases
+from tests.support.budgets import examples
 
 PLAYS = {"action": st.sampled_from(("node", "gpu")), "seed": st.integers(0, 2**32 - 1)}
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.files.errors import EndlessError
@@ -21,6 +20,7 @@ from longshore.eval.run import run_all
 from tests.batches import RULES, fault_free
 from tests.bounds import optimal_makespan_s, optimal_mean_jct_s
 from tests.strategies import Case, cases, planned_cases
+from tests.support.budgets import examples
 
 SLACK = 1 + 1e-9
 

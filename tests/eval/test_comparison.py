@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import InputError
 from longshore.eval.comparison import compare, size_classes
 from longshore.eval.metrics.registry import registered_metrics
 from longshore.eval.table import verdict
 from tests.eval.runs import CLUSTER_GPUS, comparison, finishes, outcome, policies, scenarios
+from tests.support.budgets import examples
 
 NAMES = [metric.name for metric in registered_metrics()]
 MAKESPAN = NAMES.index("makespan_s")

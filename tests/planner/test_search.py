@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.planner.model.hardware import DEFAULT
 from longshore.planner.model.pool import GpuType, Pool
@@ -16,6 +15,7 @@ from longshore.planner.search.lower_bounds import least_step_s, may_fit
 from longshore.planner.search.plan import Misfit, Plan
 from longshore.planner.search.question import Question, chains, question
 from tests.planner.models import a100, any_model, gpt, v100
+from tests.support.budgets import examples
 
 
 def asked(pool: Pool, model: ModelProfile, deadline_s: float | None, batch: int = 8, samples: float = 1e5) -> Question:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.planner.model.break_even import MARGIN_S
 from longshore.planner.model.hardware import DEFAULT
@@ -22,6 +21,7 @@ from longshore.planner.search.lower_bounds import least_step_s, may_fit
 from longshore.planner.search.plan import Misfit, Plan
 from longshore.planner.search.question import Question, question
 from tests.planner.models import a100, any_model, layer
+from tests.support.budgets import examples
 
 LINK = 25e9  # bytes/s
 

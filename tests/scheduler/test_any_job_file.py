@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from sqlalchemy import update
-from tests.support.budgets import examples
 
 from longshore.scheduler.api.views.models import job_detail_page
 from longshore.scheduler.model.job import JobRow
@@ -27,6 +26,7 @@ from longshore.scheduler.store.rows.jobs import NewJob, insert_job
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.obedient_trial import obedient_trial
 from tests.scheduler.trials import RING, Trial
+from tests.support.budgets import examples
 
 NODES = {"a": 4, "b": 4, "c": 2}
 FAILS = Status(Run.EXITED, (RankEnd(0, 3, 0, 2.0),), EndedBy.RANK_FAILED, started_s=1.0)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.files.owner import this_process
@@ -24,6 +23,7 @@ from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.troubled import Case, Trouble
+from tests.support.budgets import examples
 
 
 class UnknownAttempt(Trouble):

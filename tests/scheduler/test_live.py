@@ -5,7 +5,6 @@ from bisect import bisect_left
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
@@ -17,6 +16,7 @@ from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_candidates
 from tests.scheduler.live_run import Told, decided, site_of
 from tests.strategies import Case, cases, needy_cases, planned_cases
+from tests.support.budgets import examples
 
 UNTRAINED = [untrained(action="node", waiting=True), untrained_candidates(waiting=True)]
 TAKEN_UP = [HEURISTICS[name] for name in ("pack", "eft-hazard", "patient", "replacement")]

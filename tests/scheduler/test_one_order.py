@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.dispatch.orders.easy import ORDER as EASY
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
@@ -23,6 +22,7 @@ from longshore.scheduler.store.rows.jobs import set_priority
 from longshore.scheduler.store.rows.retrying import try_again
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import Trial
+from tests.support.budgets import examples
 
 FAILED = Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0),), EndedBy.RANK_FAILED, started_s=1.0)
 LOST = Status(Run.LOST, by=EndedBy.NODE_FAULT, words="its node was deleted", started_s=1.0)  # tried again at once

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.scheduler.control import attempt_driver as settling
 from longshore.scheduler.control.job_errors import LONGEST_REST_S, MOST, JobErrors
@@ -17,6 +16,7 @@ from longshore.scheduler.placement.placer import Placer
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.obedient_trial import StillTrial, obedient_trial
 from tests.scheduler.trials import Trial
+from tests.support.budgets import examples
 
 NODES = {"a": 4, "b": 4}
 TICK_S, LONG_S = 0.25, 300.0

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.api.views.models import UnknownAttemptPage
@@ -28,6 +27,7 @@ from longshore.scheduler.store.opening import Store
 from tests.scheduler.restored_trial import ListingWay
 from tests.scheduler.rights import as_nobody
 from tests.scheduler.trials import Trial
+from tests.support.budgets import examples
 
 NODES = {"a": 4, "b": 4}
 JOB = new_job_id(1e9)

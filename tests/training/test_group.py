@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from tests.support.budgets import examples
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.networks.candidate_run import Record
@@ -35,6 +34,7 @@ from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
 from tests.envs.random_run import small_problem
+from tests.support.budgets import examples
 from tests.training import known_optimum
 from tests.training.groups import SCHEMA, config, learner_of
 from tests.training.known_optimum import makespans_s

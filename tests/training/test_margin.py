@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.agents.learned.checkpoint import load_policy, save_policy
 from longshore.agents.learned.schema import MOST_MARGIN
@@ -22,6 +21,7 @@ from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import decisions
 from tests.policies_under_test import untrained_candidates
 from tests.strategies import Case, cases
+from tests.support.budgets import examples
 from tests.training.groups import config
 
 SIZES = Sizes(64, 16)

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 from hypothesis.extra.numpy import arrays as arrays_of
-from tests.support.budgets import examples
 from torch import nn
 from torch.optim import Adam, RMSprop
 
@@ -33,6 +32,7 @@ from longshore.training.snapshot import (
 )
 from tests.envs.copied_run import problem
 from tests.envs.random_run import open_actions
+from tests.support.budgets import examples
 
 BELIEFS = (
     "gpu_hazard_per_s", "node_hazard_per_s", "lemon", "observed_s", "observed_faults", "observed_gpu_s", "failed_s",

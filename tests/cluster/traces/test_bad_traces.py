@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.traces.detect import read_trace
 from tests.cluster.traces.small_traces import EXAMPLES, PHILLY, written
+from tests.support.budgets import examples
 
 TABLES = sorted(set(EXAMPLES) - {"philly", "swf"})
 # Per format: a column of whole GPU counts, one of run times and one of dates or submissions.

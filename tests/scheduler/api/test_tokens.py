@@ -10,7 +10,6 @@ import pytest
 from fastapi import FastAPI, Request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.api.http import streaming
@@ -19,6 +18,7 @@ from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.rows.decisions import NewDecision, add_decisions
 from longshore.scheduler.store.rows.user_tokens import MOST_EXPIRED, MOST_VALID, add_token, revoke_token, tokens_of
+from tests.support.budgets import examples
 
 SPEC = {"command": ["true"]}
 Headers = dict[str, str]

@@ -8,7 +8,6 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from tests.scheduler.extender.kube_scheduler import RefusalError, passed, scores, victims
 from tests.scheduler.extender.serving import (
@@ -21,6 +20,7 @@ from tests.scheduler.extender.serving import (
     ranker_of,
     served,
 )
+from tests.support.budgets import examples
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.support.budgets import examples
 
 from .simulated_ring import World

@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.scheduler.backends.protocol import GpuView, NodeView
 from longshore.scheduler.health.accusing import EASE_S
@@ -19,6 +18,7 @@ from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.events import events_after
 from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 from longshore.scheduler.store.rows.nodes import ALARM
+from tests.support.budgets import examples
 
 NODES, GPUS, SHARE = 10, 4, 0.3
 NAMES = [f"n{number}" for number in range(NODES)]

@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from tests.support.budgets import examples
 
 from longshore.scheduler.health.monitoring.guarding import Lease, is_valid
 from longshore.scheduler.health.monitoring.leases import LEASE_S, MARGIN_S, NO_LEASE, Leases
+from tests.support.budgets import examples
 
 RENEWED_S = 15.0  # that a scheduler leads without renewing, as the reconciler has it
 KILLED_S = 0.5  # in which a guard notices, and kills

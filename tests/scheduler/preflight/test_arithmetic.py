@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.preflight.arithmetic.inputs import draws, factors
@@ -18,6 +17,7 @@ from longshore.scheduler.preflight.arithmetic.products import Products, bits_of,
 from longshore.scheduler.preflight.arithmetic.references import Maker, Product, Provenance, References
 from longshore.scheduler.preflight.arithmetic.rule import furthest_off, limits
 from longshore.scheduler.preflight.warm.worker import set_arithmetic
+from tests.support.budgets import examples
 
 DTYPES = ("fp32", "bf16", "fp16")
 SIZE = 64

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, delete, insert
-from tests.support.budgets import examples
 
 from longshore.cluster.workloads.history import Alike, histories
 from longshore.scheduler.model.job import estimate_words
@@ -18,6 +17,7 @@ from longshore.scheduler.store.database.schema import attempt, job
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.past_runs import UNNAMED, estimated
 from longshore.scheduler.store.rows.jobs import GIVEN, UNKNOWN, NewJob, insert_job
+from tests.support.budgets import examples
 
 
 class Past(NamedTuple):

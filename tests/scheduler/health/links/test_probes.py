@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.budgets import examples
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.switching.links import SURE_BYTES_PER_S, believed_bytes_per_s
@@ -36,6 +35,7 @@ from longshore.scheduler.health.links.prober import MOST_AT_ONCE, BrokenError, P
 from longshore.scheduler.health.links.transfer import BLOCK
 from longshore.scheduler.preflight.link_checks.bandwidth import MOST_BYTES
 from tests.scheduler.served import PATIENCE_S, until
+from tests.support.budgets import examples
 
 HERE = "127.0.0.1"
 LONG_S = 60.0  # for a probe on a busy machine
