@@ -71,7 +71,8 @@ class Copy:
             listed = Path(folder) / "tests"
             listed.write_text("\n".join(tests), encoding="utf-8")
             line = [
-                sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", "-p", "no:randomly",
+                sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider",
+                "-p", "no:randomly",
                 *LANES[lane], f"@{listed}",
             ]  # fmt: skip
             environment = {
