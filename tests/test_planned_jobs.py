@@ -94,6 +94,7 @@ def dry_run(served: Served, folder: Path, text: str) -> tuple[dict[str, Any], st
     return json.loads(done.stdout)["spec"], done.stderr
 
 
+@pytest.mark.full
 def test_the_cluster_is_told_by_type(large: Served) -> None:
     found = large.ask("/v1/cluster")
     assert {it["name"]: (it["nodes"], it["gpus_in_service"]) for it in found["node_types"]} == {
@@ -104,6 +105,7 @@ def test_the_cluster_is_told_by_type(large: Served) -> None:
     large.call("resume", large.ask("/v1/nodes")[0]["name"])
 
 
+@pytest.mark.full
 def test_a_deadline_is_met_with_fewest_gpus_of_one_type(large: Served, folder: Path) -> None:
     soon, said = dry_run(large, folder, LONG + "deadline: 4h\n")
     late, _ = dry_run(large, folder, LONG + "deadline: 10d\n")
@@ -121,6 +123,7 @@ def test_a_deadline_is_met_with_fewest_gpus_of_one_type(large: Served, folder: P
             assert spec["shape"]["nodes"] * spec["shape"]["gpus_per_node"] == spec["gpus"]
 
 
+@pytest.mark.full
 def test_accepted_types_and_a_bound_are_heeded(large: Served, folder: Path) -> None:
     text = LONG.replace("batch: 512", "batch: 512, gpus: 64") + "needs: {gpu_types: [a100]}\nestimate_s: 77\n"
     spec, _ = dry_run(large, folder, text)
@@ -129,6 +132,7 @@ def test_accepted_types_and_a_bound_are_heeded(large: Served, folder: Path) -> N
     assert spec["estimate_s"] == 77.0  # the file goes before the plan
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("text", "says"),
     [

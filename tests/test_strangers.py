@@ -10,6 +10,8 @@ import pytest
 from tests.extending_page import PARTS, files_of, points_of
 from tests.packages import write_package
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parent.parent
 ROOMS = ("agents", "cluster", "envs", "eval", "planner", "scheduler", "training")
 

@@ -24,6 +24,7 @@ def test_a_run_with_faults_has_the_replacements_of_the_simulator(formula: int, *
     assert kinds == {(True, True), (True, False), (False, True)}  # filled, left empty, won back
 
 
+@pytest.mark.full
 def test_a_ring_that_goes_on_short_and_stands_still_again_wins_seats_back_in_its_turn() -> None:
     """Of the traces that `make bench-switching_twin` runs this one has many such moments."""
     it = compared(4, SOURCE)
