@@ -25,12 +25,12 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.agents.rollouts.rollout import rollout_of
 from longshore.cluster.model.problem import Problem
+from longshore.cluster.presets.named import STREAM_JOBS, STREAM_LOAD
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.workloads.estimates import with_scenario_estimates
 from longshore.eval.run import run_all
 from longshore.training.asked import VALIDATION_SCENARIOS
-from longshore.training.presets import STREAM_JOBS, STREAM_LOAD
 from longshore.training.run_folder import BEST, SCORE, SPENT
 
 from . import bound

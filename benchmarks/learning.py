@@ -26,7 +26,8 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.agents.rollouts.rollout import Rollout, Search, rollout_of
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.presets.problems import Regime, hetero64_problem, patent_problem
+from longshore.cluster.presets.named import NAMED
+from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.envs.rewards.best_of_random import random_makespan_s
 from longshore.eval.run import run_all
@@ -84,10 +85,9 @@ def here() -> str:
 
 def problem_of(preset: str, scenarios: int, seed: int, *, waiting: bool) -> Problem:
     """Return workloads of a preset that is compared on."""
-    regime = Regime(waiting=waiting, oracle=True)
-    if preset == "hetero64":
-        return hetero64_problem(scenarios, seed, regime)
-    return patent_problem(int(preset.removeprefix("patent")), scenarios, seed, regime)
+    draw = NAMED[preset].draw
+    assert draw is not None
+    return draw(scenarios, seed, Regime(waiting=waiting, oracle=True))
 
 
 def rivals_on(preset: str) -> list[Heuristic]:

@@ -1,5 +1,6 @@
 """The page docs/results.md, from the figures of finished runs; learning_figures.py draws its pictures."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,16 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
+from longshore.training.config import REPLAYS
+from longshore.training.presets import PRESETS
 
 from .against import Difference, difference_of_means
 from .harness import ROOT
 from .learning_ways import (
     BEST_RANDOM,
+    FORMER,
     HELD_OUT,
     SEARCHED,
     SECTIONS,
     TIMED,
     Options,
+    Run,
     Runs,
     Section,
     Trial,
@@ -238,6 +243,89 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
     )  # fmt: skip
 
 
+class Ending(NamedTuple):
+    """How the runs of a way ended while the learning rate could fall below 0."""
+
+    name: str
+    asked: int  # steps
+    taken: int  # with the last rollout
+    stay: tuple[int, ...]  # seeds whose policy is the same with a rate of 0
+    moved: dict[int, float]  # by how much the mean makespan is longer with that, in per cent, by the seeds run again
+    runs: int
+
+    @property
+    def rate(self) -> float:
+        """Rate of the last update over the first, in per cent."""
+        return 100.0 * (1.0 - self.taken / self.asked)
+
+
+def endings(runs: Runs, seeds: int, share: float) -> Iterator[Ending]:
+    """Yield how each way by PPO or A2C ended, none twice."""
+    ways = {(section.preset, options): name for section in SECTIONS for name, options in section.ways.items()}
+    for (preset, options), name in ways.items():
+        lines = {seed: commands(options, seed, share, preset) for seed in range(seeds)}
+        found = {seed: runs[key(line)] for seed, line in lines.items() if key(line) in runs}
+        asked = int(_word(lines[0][-1], "--steps", ""))
+        algorithm = _word(lines[0][-1], "--algo", "")
+        if algorithm not in REPLAYS or not found:
+            continue
+        size = PRESETS[preset].hyperparameters(algorithm, _word(lines[0][-1], "--replay", PRESETS[preset].replay))
+        updates = -(-asked // (size.rows * size.steps))
+        former = {seed: runs.get(key(lines[seed]) + FORMER, run) for seed, run in found.items()}
+        moved = {seed: float(change_of(run, found[seed])) for seed, run in former.items() if run is not found[seed]}
+        stay = tuple(seed for seed, run in former.items() if stays(run, updates))
+        yield Ending(f"{preset}: {name}", asked, updates * size.rows * size.steps, stay, moved, len(found))
+
+
+def _word(line: str, option: str, usual: str) -> str:
+    """Return what follows an option in a command."""
+    words = line.split()
+    return words[words.index(option) + 1] if option in words else usual
+
+
+def stays(run: Run, updates: int) -> bool:
+    """Say whether a last update that changes nothing leaves a run's policy as it is.
+
+    So it is if the policy is of an earlier validation, and every update has one: the last finds what the one before
+    found.
+    """
+    means = [mean for _, mean in run.validation]
+    return len(means) == updates and min(means[:-1], default=math.inf) <= means[-1]
+
+
+def change_of(before: Run, after: Run) -> float:
+    """Return by how much the mean held-out makespan has become longer, in per cent."""
+    return 100.0 * (sum(after.makespan_s) / sum(before.makespan_s) - 1.0)
+
+
+def rate_lines(found: Sequence[Ending]) -> Iterator[str]:
+    """Yield the section on the last update."""
+    yield from (
+        "## The last update", "",
+        "An update of PPO or A2C has the learning rate of the step at which its rollout ends, and the last rollout may "
+        "end after the last step ([training.md](training.md#how-it-learns)). Until 2026-11-28 the rate of that last "
+        "update was below 0: it undid a little of what was learned. It is 0 now. All other updates have the same rate "
+        "as before. So a figure has moved only if its policy is of the last validation, or if the last validation is "
+        "the best now.", "",
+        "- *rate*: what the rate of the last update was, in per cent of the first step's.",
+        "- *stay*: seeds whose policy is the same now. Every update of theirs was validated, and the best validation "
+        "was not the last.",
+        "- *run again*: seeds that were run again with a last rate of 0, and by how much that makes the mean held-out "
+        "makespan longer. The rows above have these runs. All other seeds have the former runs.",
+        "", "| way | steps | last rollout ends | rate (%) | stay | run again (%) |", "| --- |" + " --- |" * 5,
+    )  # fmt: skip
+    for it in found:
+        again = ", ".join(f"{seed}: {percent:+.2f}" for seed, percent in it.moved.items()) or "-"
+        stay = f"{len(it.stay)} of {it.runs}"
+        yield f"| {it.name} | {it.asked:,} | {it.taken:,} | {it.rate:+.2f} | {stay} | {again} |"
+    yield from (
+        "", "No row of `group` or `distil` has moved: their rates were never below 0. The checkpoints `hetero64` and "
+        "`hetero64-1` to `hetero64-4` are of PPO with 2,000,000 steps, whose last rollout ends at 2,031,616: the rate "
+        "of their last update was -1.58 % of the first step's. The shipped files are the same, and so is every figure "
+        "of theirs. Training one again may give another policy.", "",
+    )  # fmt: skip
+
+
 def common_rival(found: Sequence[Standing]) -> str:
     """Return the rival of all ways if it is one and the same, and else one that runs by any rules."""
     rivals = {it.rival for it in found}
@@ -250,6 +338,8 @@ def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float, *,
     for section in SECTIONS:
         if found := standings(runs, section, seeds, share):
             lines += section_lines(runs, section, found, share)
+    if ended := list(endings(runs, seeds, share)):
+        lines += rate_lines(ended)
     if tried := points(runs, trials):
         lines += rollout_lines(tried)
     path.write_text(wrapped(lines), encoding="utf-8")

@@ -10,6 +10,7 @@ from ..cluster.presets.hetero64 import hetero64
 from ..cluster.simulator.simulation import simulation_of
 from .features import NODE_COUNT
 from .layout import action_count, bounds, observation_size
+from .rewards.best_of_random import MOST_RANDOM_RUNS, RANDOM_RUNS, random_makespan_s
 from .rewards.table import REWARDS, reward_of
 from .stepping import (
     CANDIDATE_ACTION,
@@ -53,16 +54,25 @@ class View:
         observation: `patent-literal` (SPEC R2 to the letter), `patent` (the same of what is left of the job) or `full`
             (envs/layout.py); `candidate` has its own, envs/candidate_layout.py.
         reward: `dt`, `potential`, `jct`, `best_of_random`, or another that is registered (envs/rewards/).
+        random_runs: Of each scenario, whose best `best_of_random` compares with (SPEC R5); other rewards have none.
+
+    Raises:
+        ValueError: If they are not known, or do not go together.
     """
 
     action: str = "node"
     observation: str = "full"
     reward: str = "potential"
+    random_runs: int = RANDOM_RUNS
 
     def __post_init__(self) -> None:
         for value, known in ((self.action, ACTIONS), (self.observation, OBSERVATIONS), (self.reward, REWARDS)):
             if value not in known:
                 raise ValueError(f"{value!r} is none of {', '.join(known)}")
+        if not 1 <= self.random_runs <= MOST_RANDOM_RUNS:
+            raise ValueError(f"there are {self.random_runs} random runs, expected 1 to {MOST_RANDOM_RUNS}")
+        if self.random_runs != RANDOM_RUNS and self.reward != "best_of_random":
+            raise ValueError(f"the reward {self.reward!r} compares with no random runs; take 'best_of_random'")
         if self.action == "candidate" and self.observation != "full":
             raise ValueError(
                 f"the observation {self.observation!r} describes no candidates; take 'full', or the action 'gpu'"
@@ -104,7 +114,10 @@ class Batch:
         self.unit_s = ideal_time_s(problem)
         self._credit_s = np.zeros_like(self.unit_s)  # what the cost of each scenario is compared with
         if (against_s := reward_of(view.reward).against_s) is not None:
-            self.unit_s = self._credit_s = against_s(self.sim)
+            by_runs = view.reward == "best_of_random"
+            self.unit_s = self._credit_s = (
+                random_makespan_s(self.sim, view.random_runs) if by_runs else against_s(self.sim)
+            )
         nodes, gpus = problem.cluster.speed.size, problem.cluster.gpu_node.size
         size = observation_size(view.observation, view.action, gpus, nodes)
         self.low, self.high = bounds(view.observation, size, gpus)

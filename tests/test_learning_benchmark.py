@@ -137,12 +137,16 @@ def test_rollouts_are_told_against_patient_and_their_base_with_the_time_for_a_de
 
 
 def test_what_was_trained_on_another_preset_stands_against_all_that_was_played_there() -> None:
-    section = next(section for section in SECTIONS if section.preset == "patent4")
-    runs = {rival_key("patent4", name): run(300, 500) for name in ("eft", "eft-hazard", "reliable")}
-    runs |= {rival_key("patent4", name): run(360, 480) for name in HEURISTICS if rival_key("patent4", name) not in runs}
-    runs[rival_key("patent4", BEST_RANDOM)] = run(200, 200)
+    section = next(section for section in SECTIONS if section.preset == "patent4-ours")
+    runs = {rival_key("patent4-ours", name): run(300, 500) for name in ("eft", "eft-hazard", "reliable")}
+    runs |= {
+        rival_key("patent4-ours", name): run(360, 480)
+        for name in HEURISTICS
+        if rival_key("patent4-ours", name) not in runs
+    }
+    runs[rival_key("patent4-ours", BEST_RANDOM)] = run(200, 200)
     for options in section.ways.values():
-        runs[key(commands(options, 0, 1.0, "patent4"))] = run(180, 200)
+        runs[key(commands(options, 0, 1.0, "patent4-ours"))] = run(180, 200)
     lines = list(section_lines(runs, section, standings(runs, section, 5, 1.0), 1.0))
     table = lines[lines.index("") :]
     rows = [line.split(" | ") for line in table if line.startswith(("| best of", "| their"))]

@@ -17,6 +17,7 @@ from ..cluster.files.plugins import registered
 from ..cluster.files.registered_name import RegisteredName
 from ..cluster.model.weighting import Weighting, weighting_of
 from ..cluster.presets.problems import Regime
+from ..envs.rewards.best_of_random import MOST_RANDOM_RUNS, RANDOM_RUNS
 from .asked import LOADS, Asked, KnownEstimates, Sizes
 from .parameters import FIELDS, read_parameters
 from .presets import HISTORY, PRESETS, TAUGHT, TRACES, DistilParameters, GroupParameters, Hyperparameters
@@ -25,9 +26,11 @@ REPLAYS = {
     "ppo": ("off", "dynamic", "literal", "literal-all", "geppo"),
     "a2c": ("off", "dynamic", "literal", "literal-all", "vtrace"),
 }  # by algorithm
+LITERAL = ("literal", "literal-all")  # of these, samples fall out of the buffer; of the others, whole rollouts
 BY_CANDIDATES = ("group", "distil")
 USUAL_STEPS = {"distil": 175_000.0}  # a decision that is labelled takes as long as some thousand steps
 MOST_STEPS = 1e15  # decades at any speed
+MOST_ENVIRONMENTS, MOST_BUFFER = 16_384, 10**9
 
 
 def with_several(content: object) -> object:
@@ -55,7 +58,10 @@ class TrainingConfig(BaseModel):
     action: Literal["node", "gpu", "candidate"] = "node"
     observation: Literal["full", "patent", "patent-literal"] = "full"
     reward: Annotated[str, RegisteredName("rewards")]
+    random_runs: int = Field(default=RANDOM_RUNS, ge=1, le=MOST_RANDOM_RUNS)  # of a scenario, for best_of_random
     replay: Literal["off", "dynamic", "literal", "literal-all", "geppo", "vtrace"] = "off"
+    buffer: int | None = Field(default=None, ge=1, le=MOST_BUFFER)  # samples of replay; None: of `kept` rollouts
+    environments: int | None = Field(default=None, ge=1, le=MOST_ENVIRONMENTS)  # None: the preset's
     waiting: bool = False
     oracle: bool = True  # of fault rates; runs that do not say were made when all policies were
     orders: tuple[Annotated[str, RegisteredName("orders")], ...] = ("fifo",)
@@ -108,6 +114,9 @@ class TrainingConfig(BaseModel):
         waiting = ["wait"] if self.waiting else []
         usual_replay = PRESETS[self.preset].replay if self.algorithm in REPLAYS else "off"
         replay = [f"replay-{self.replay}"] if self.replay != usual_replay else []
+        sizes = [f"buffer{self.buffer}"] if self.buffer else []
+        sizes += [f"env{self.environments}"] if self.environments else []
+        random_runs = [f"best-of-{self.random_runs}"] if self.random_runs != RANDOM_RUNS else []
         init = ["init"] if self.init else []
         objective = [self.objective.replace(":", "").replace(",", "-")] if self.objective else []
         parameters = [Path(self.parameters).stem] if self.parameters else []
@@ -117,7 +126,9 @@ class TrainingConfig(BaseModel):
             self.algorithm,
             *init,
             *differs,
+            *random_runs,
             *replay,
+            *sizes,
             *waiting,
             *order,
             *ageing,
@@ -238,6 +249,46 @@ def with_objective(config: TrainingConfig, text: str) -> TrainingConfig:
             f"{config.algorithm} minimises {what}", "leave it out, or take --algo group", field="--objective"
         )
     return config.model_copy(update={"objective": weighting.text})
+
+
+def with_numbers(
+    config: TrainingConfig, *, random_runs: int | None, buffer: int | None, environments: int | None
+) -> TrainingConfig:
+    """Return a configuration with other numbers of random runs, samples that replay keeps, and environments.
+
+    Raises:
+        InputError: If the algorithm, its reward or its replay has no use for one, naming the option.
+    """
+    algorithm, size, update = config.algorithm, config.hyperparameters, dict[str, object]()
+    if random_runs is not None:
+        if algorithm not in REPLAYS or config.reward != "best_of_random":
+            paid = f"the reward {config.reward!r}" if algorithm in REPLAYS else algorithm
+            fix = "leave it out, or take --reward best_of_random with --algo ppo or a2c"
+            raise InputError(f"{paid} compares with no random runs", fix, field="--random-runs")
+        update["random_runs"] = random_runs
+    if environments is not None:
+        if algorithm not in REPLAYS:
+            problem, fix = f"{algorithm} runs groups of scenarios", "leave it out, or take --algo ppo or a2c"
+            raise InputError(problem, fix, field="--environments")
+        # A2C learns from a whole rollout at once.
+        minibatch = environments * size.steps if algorithm == "a2c" else size.minibatch
+        size, update["environments"] = replace(size, rows=environments, minibatch=minibatch), environments
+    if buffer is not None:
+        size, update["buffer"] = replace(size, kept=_kept(config.replay, buffer, size)), buffer
+    return config.model_copy(update=update | {"hyperparameters": size})
+
+
+def _kept(replay: str, buffer: int, size: Hyperparameters) -> int:
+    """Return how many rollouts replay keeps that has room for so many samples."""
+    if replay == "off":
+        raise InputError("without replay no sample is kept", "give --replay, too", field="--buffer")
+    if replay in LITERAL:
+        return size.kept  # which counts for the others alone
+    kept, over = divmod(buffer, rollout := size.rows * size.steps)
+    if over or not kept:
+        fix = f"give {max(kept, 1) * rollout} or {(max(kept, 1) + 1) * rollout}, or take --replay literal"
+        raise InputError(f"{replay} keeps whole rollouts of {rollout:,} samples, not {buffer:,}", fix, field="--buffer")
+    return kept
 
 
 def with_parameters(config: TrainingConfig, values: Mapping[str, float]) -> TrainingConfig:

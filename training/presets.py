@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..cluster.model.problem import Problem
-from ..cluster.presets.problems import HETERO64_JOBS, hetero64_problem, patent_problem, window_problem
+from ..cluster.presets.named import NAMED
+from ..cluster.presets.problems import window_problem
 from ..cluster.presets.streams import VALIDATION_SEED, training_key
 from ..cluster.traces.detect import read_trace
 from .asked import TRAINED_PART, VALIDATED_PART, Asked, Problems
@@ -14,7 +14,6 @@ from .trace_problems import trace_problems
 
 TRACES = "traces"  # the preset that takes what users bring
 HISTORY = "history"  # the preset that takes a scheduler's own past
-STREAM_JOBS, STREAM_LOAD = 128, 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +126,16 @@ class Preset:
         return self.a2c if algorithm == "a2c" else self.ppo
 
 
-def _drawn(asked: Asked, *, jobs: int = HETERO64_JOBS, load: float | None = None) -> Problems:
-    """Return what is drawn of the preset `hetero64`, once for each order regime."""
-
-    def draw(scenarios: int, seed: int) -> tuple[Problem, ...]:
-        return tuple(hetero64_problem(scenarios, seed, regime, jobs=jobs, load=load) for regime in asked.regimes)
-
-    sizes = asked.sizes
-    return Problems(draw(sizes.trained, training_key(asked.seed)), draw(sizes.validated, VALIDATION_SEED))
+def _drawn(name: str, asked: Asked) -> Problems:
+    """Return what is drawn of a preset, once for each order regime."""
+    draw, sizes = NAMED[name].draw, asked.sizes
+    assert draw is not None
+    # On 64 GPUs, a workload of the patent takes 400 steps: validations of all would take most of a run.
+    validated = sizes.validated // (5 if name.startswith("patent64") else 1)
+    return Problems(
+        tuple(draw(sizes.trained, training_key(asked.seed), regime) for regime in asked.regimes),
+        tuple(draw(validated, VALIDATION_SEED, regime) for regime in asked.regimes),
+    )
 
 
 def _windows(asked: Asked) -> Problems:
@@ -155,32 +156,37 @@ def _windows(asked: Asked) -> Problems:
     )
 
 
-def _patent(gpus: int, asked: Asked) -> Problems:
-    # On 64 GPUs a workload takes 400 steps: validations of all would take most of a run.
-    validated = asked.sizes.validated // (5 if gpus == 64 else 1)
-    return Problems(
-        tuple(patent_problem(gpus, asked.sizes.trained, training_key(asked.seed), it) for it in asked.regimes),
-        tuple(patent_problem(gpus, validated, VALIDATION_SEED, it) for it in asked.regimes),
-    )
-
-
-def _patent_preset(gpus: int, about: str, rows: int) -> Preset:
-    """Return the patent's method as printed: R2's state, R3's network, R4's action, R5's reward, R6's replay."""
+def _patent_preset(name: str, about: str, rows: int) -> Preset:
+    """Return the patent's method to the letter: R2's state, R3's network, R4's action, R5's reward, R6's replay."""
     return Preset(
-        about, needs_trace=False, build=partial(_patent, gpus), reward="best_of_random", action="gpu",
-        observation="patent", network="mlp", replay="dynamic",
+        about, needs_trace=False, build=partial(_drawn, name), reward="best_of_random", action="gpu",
+        observation="patent-literal", network="mlp", replay="literal",
         ppo=Hyperparameters(rows=rows, minibatch=1024), a2c=replace(A2C, rows=2 * rows, minibatch=2 * rows * A2C.steps),
     )  # fmt: skip
 
 
+def _our_variant(preset: Preset) -> Preset:
+    """Return a preset of the patent in our reading: the state is of what is left of the job, rollouts are kept."""
+    about = f"{preset.about} in our reading: the state of what is left of a job, batches from whole rollouts"
+    return replace(preset, about=about, observation="patent", replay="dynamic")
+
+
+_PATENT4 = _patent_preset("patent4", "16 jobs at once on 4 GPUs alike but for their faults, the patent's method", 64)
+_PATENT64 = _patent_preset(
+    "patent64", "64 jobs at once on 64 GPUs alike but for their faults, the patent's method", 128
+)
+
 PRESETS = {
     "hetero64": Preset(
-        "64 jobs at once on 64 GPUs of two speeds, a lemon node", needs_trace=False, build=_drawn, reward="potential"
+        "64 jobs at once on 64 GPUs of two speeds, a lemon node",
+        needs_trace=False,
+        build=partial(_drawn, "hetero64"),
+        reward="potential",
     ),
     "hetero64-stream": Preset(
         "the same cluster, 128 jobs that arrive one by one at a load of 0.85",
         needs_trace=False,
-        build=partial(_drawn, jobs=STREAM_JOBS, load=STREAM_LOAD),
+        build=partial(_drawn, "hetero64-stream"),
         reward="jct",
     ),
     TRACES: Preset(
@@ -192,8 +198,8 @@ PRESETS = {
         network="candidates",
         algorithm="group",
         group=OVER_TIME,
-        waiting=True,
-        orders=("shortest",),
+        waiting=NAMED[TRACES].waiting,
+        orders=(NAMED[TRACES].order,),
     ),
     HISTORY: Preset(
         "windows of the jobs of a live scheduler's decisions (--history), on its cluster and under its rules",
@@ -218,6 +224,8 @@ PRESETS = {
         build=_windows,
         reward="jct",
     ),
-    "patent4": _patent_preset(4, "16 jobs at once on 4 GPUs alike but for their faults, the patent's method", 64),
-    "patent64": _patent_preset(64, "64 jobs at once on 64 GPUs alike but for their faults, the patent's method", 128),
+    "patent4": _PATENT4,
+    "patent64": _PATENT64,
+    "patent4-ours": _our_variant(_PATENT4),
+    "patent64-ours": _our_variant(_PATENT64),
 }

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
 
-from stable_baselines3.common.logger import HParam, configure
+from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
+from torch.utils.tensorboard.writer import SummaryWriter
 
 from ..agents.learned.checkpoint import load_policy, policy_of, save_policy
 from ..agents.learned.network import Network
@@ -50,6 +51,14 @@ def _now() -> Spent:
     return Spent(time.monotonic(), time.process_time())
 
 
+class _Curves(TensorBoardOutputFormat):
+    """Writes figures for TensorBoard, which hides what is in the folder already from a step on."""
+
+    def __init__(self, folder: Path, *, hidden_from: int) -> None:
+        self.writer = SummaryWriter(str(folder), purge_step=hidden_from)
+        self._is_closed = False
+
+
 class RunFolder:
     """Validates, writes checkpoints and metrics, and remembers that the run was interrupted.
 
@@ -68,7 +77,7 @@ class RunFolder:
     ) -> None:  # fmt: skip
         self.path, self.schema, self.validation, self.config, self.tell = folder, schema, validation, config, tell
         self._validations = validations
-        self.logger = configure(str(folder), ["tensorboard"])
+        self.logger = Logger(str(folder), [])
         self.interrupted = False
         self.best: Score | None = None
         self.latest: Score | None = None
@@ -97,7 +106,12 @@ class RunFolder:
                 self.best = Score(**json.loads(path.read_text()))
 
     def begin(self, steps: int) -> None:
-        """Begin, or go on, at so many steps."""
+        """Begin, or go on, at so many steps.
+
+        A session that was cut off has written figures of steps beyond its last snapshot: TensorBoard hides them, so
+        that no curve goes back.
+        """
+        self.logger.output_formats.append(_Curves(self.path, hidden_from=steps + 1))
         self._began_at, self._began, self._validated_at = steps, time.monotonic(), steps
         values = self.config.model_dump()
         values |= values.pop("hyperparameters") | values.pop("group") | values.pop("distil")

@@ -6,7 +6,7 @@ Files that were written then are read as if they had today's names. Nothing is w
 from collections.abc import Mapping
 
 _TODAY: Mapping[str, Mapping[str, str]] = {
-    "preset": {"source4": "patent4", "source64": "patent64"},
+    "preset": {"source4": "patent4-ours", "source64": "patent64-ours"},
     "network": {"moves": "candidates"},
     "observation": {"source": "patent", "source-literal": "patent-literal"},
     "globals": {"moves": "candidates"},

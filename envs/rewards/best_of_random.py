@@ -8,22 +8,24 @@ from ...cluster.state.state import Simulation
 from .dt import time_s
 from .reward import Reward
 
-RANDOM_RUNS = 5
+RANDOM_RUNS = 5  # if none are asked for
+MOST_RANDOM_RUNS = 1000
 
 
-def random_makespan_s(sim: Simulation) -> NDArray[np.float64]:
-    """Return the smallest makespan of RANDOM_RUNS random runs of every scenario, shape (scenarios,).
+def random_makespan_s(sim: Simulation, runs: int = RANDOM_RUNS) -> NDArray[np.float64]:
+    """Return the smallest makespan of several random runs of every scenario, shape (scenarios,).
 
     Args:
         sim: A simulation, of which row 0 is run and left at an end.
+        runs: Random runs of each scenario, from 1 to MOST_RANDOM_RUNS.
     """
     scenarios = sim.scenarios.jobs.size
     least_s = np.empty(scenarios)
-    least_random_makespans_s(sim, np.arange(scenarios), RANDOM_RUNS, least_s)
+    least_random_makespans_s(sim, np.arange(scenarios), runs, least_s)
     return np.maximum(least_s, 1e-9)
 
 
 REWARD = Reward(
-    "nothing before the end, then the smallest makespan of 5 random runs minus the makespan, over that smallest one",
+    "nothing before the end, then the least makespan of several random runs minus the makespan, over that least one",
     time_s, at_end=True, against_s=random_makespan_s,
 )  # fmt: skip

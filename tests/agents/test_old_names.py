@@ -49,7 +49,7 @@ def test_options_and_configurations_with_old_names_are_those_of_today() -> None:
         "waiting": False, "threads": 1,
     }  # fmt: skip
     old = config_of(preset="source4", observation="source-literal", **asked)  # type: ignore[arg-type]
-    new = config_of(preset="patent4", observation="patent-literal", **asked)  # type: ignore[arg-type]
+    new = config_of(preset="patent4-ours", observation="patent-literal", **asked)  # type: ignore[arg-type]
     assert old == new
     kept = {**new.model_dump(), "preset": "source4", "observation": "source-literal"}
     assert TrainingConfig.model_validate(kept) == new

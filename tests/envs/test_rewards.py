@@ -89,13 +89,19 @@ def random_makespan_s(case: Case, run: int) -> float:
 
 
 @settings(max_examples=examples(40))
-@given(case=cases(), **PLAYS)
-def test_best_of_random_pays_at_the_end_by_how_much_five_random_runs_are_beaten(
-    case: Case, action: str, seed: int
+@given(case=cases(), runs=st.integers(1, 8), **PLAYS)
+def test_best_of_random_pays_at_the_end_by_how_much_the_random_runs_are_beaten(
+    case: Case, runs: int, action: str, seed: int
 ) -> None:
-    batch = Batch(problem_of(case), View(action=action, observation="patent", reward="best_of_random"), 1)
+    batch = Batch(problem_of(case), View(action, "patent", "best_of_random", runs), 1)
     *before, last = rewards_of(batch, case, seed)
-    random_s = min(random_makespan_s(case, run) for run in range(5))
+    random_s = min(random_makespan_s(case, run) for run in range(runs))
     assert not any(before)
     assert last == pytest.approx((random_s - float(batch.sim.state.now_s[0])) / random_s, abs=1e-6)
     assert episode_summaries(batch, np.array([0]))[0]["r"] == pytest.approx(last, abs=1e-6)
+
+
+@pytest.mark.parametrize(("reward", "runs"), [("best_of_random", 0), ("best_of_random", 1001), ("dt", 8)])
+def test_random_runs_that_no_reward_compares_with_are_refused(reward: str, runs: int) -> None:
+    with pytest.raises(ValueError, match="random runs"):
+        View(reward=reward, random_runs=runs)

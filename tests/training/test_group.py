@@ -1,5 +1,6 @@
 """Learning from groups of runs that are measured against each other."""
 
+import itertools
 import math
 import signal
 from collections.abc import Iterator
@@ -231,6 +232,16 @@ def test_random_numbers_of_any_generator_go_on_the_same(seed: int, drawn: int) -
         learner.rng = np.random.default_rng(0)
         learner.load()
     assert np.array_equal(learner.rng.permutation(1000), expected)
+
+
+@pytest.mark.parametrize("steps", [1, 400])
+def test_its_rate_falls_from_its_start_and_never_below_0(steps: int, tmp_path: Path) -> None:
+    learner, rates = learner_of(tmp_path, small_problem(waiting=True), config(steps)), list[float]()
+    while learner.steps < steps:  # as a run does
+        learner.update()
+        rates.append(float(learner.optimizer.param_groups[0]["lr"]))
+    assert rates[0] == learner.parameters.group_learning_rate
+    assert all(0.0 < after < before for before, after in itertools.pairwise(rates))
 
 
 def test_it_learns_within_twenty_updates_what_no_greedy_rule_finds(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from longshore.envs.sb3 import PlacementVecEnv
 from longshore.training import run
 from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C
 from longshore.training.asked import Asked, Sizes
-from longshore.training.config import TrainingConfig, config_of
+from longshore.training.config import TrainingConfig, config_of, with_numbers
 from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.run_folder import Progress
 from tests.training.tensorboard_names import documented, events_of, shown
@@ -36,7 +36,8 @@ def asked(**changes: object) -> TrainingConfig:
         "preset": "patent4", "algorithm": "ppo", "steps": 1e5, "seed": 0, "network": None, "action": None,
         "observation": None, "reward": None, "waiting": False, "threads": 1,
     }  # fmt: skip
-    return config_of(**(defaults | changes))  # type: ignore[arg-type]
+    numbers: Any = {name: changes.pop(name, None) for name in ("random_runs", "buffer", "environments")}
+    return with_numbers(config_of(**(defaults | changes)), **numbers)  # type: ignore[arg-type]
 
 
 def small(steps: int = 1024, **changes: object) -> TrainingConfig:
@@ -53,7 +54,9 @@ class Whole(NamedTuple):
 @pytest.fixture(scope="module", params=METHODS, ids="-".join)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     algorithm, replay = request.param
-    config = small(1280, algorithm=algorithm, replay=replay)
+    config = small(1200, algorithm=algorithm, replay=replay)
+    if replay == "literal":
+        config = config.model_copy(update={"buffer": 200})  # less than a rollout
     return Whole(config, train(config, tmp_path_factory.mktemp("whole")).folder)
 
 
@@ -65,13 +68,58 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return all((a[name] == b[name]).all() for name in a)
 
 
-@pytest.mark.parametrize("preset", ["patent4", "patent64"])
+def rates_of(folder: Path) -> list[float]:
+    return [float(event.value) for event in events_of(folder).Scalars("train/learning_rate")]
+
+
+@pytest.mark.parametrize("gpus", [4, 64])
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
-def test_the_presets_of_the_patent_train_its_method_if_nothing_else_is_said(preset: str, algorithm: str) -> None:
+@pytest.mark.parametrize(("variant", "observation", "replay"), [
+    ("", "patent-literal", "literal"), ("-ours", "patent", "dynamic"),
+])  # fmt: skip
+def test_the_presets_of_the_patent_train_its_method_if_nothing_else_is_said(
+    gpus: int, algorithm: str, variant: str, observation: str, replay: str
+) -> None:
+    preset = f"patent{gpus}{variant}"
     config = asked(preset=preset, algorithm=algorithm)
-    assert (config.action, config.observation, config.network) == ("gpu", "patent", "mlp")
-    assert (config.reward, config.replay, config.name) == ("best_of_random", "dynamic", f"{preset}-{algorithm}-0")
+    assert (config.action, config.observation, config.network) == ("gpu", observation, "mlp")
+    assert (config.reward, config.replay, config.name) == ("best_of_random", replay, f"{preset}-{algorithm}-0")
     assert config.hyperparameters == PRESETS[preset].hyperparameters(algorithm)
+
+
+def test_numbers_of_the_patents_method_can_be_chosen() -> None:
+    ours = asked(preset="patent4-ours", random_runs=20, buffer=3 * 8 * 128, environments=8)
+    assert (ours.random_runs, ours.hyperparameters.rows, ours.hyperparameters.kept) == (20, 8, 3)
+    assert ours.name == "patent4-ours-ppo-best-of-20-buffer3072-env8-0"
+    assert asked(algorithm="a2c", environments=8).hyperparameters.minibatch == 8 * 16  # a whole rollout
+    literal = asked(buffer=1000)
+    assert (literal.buffer, literal.hyperparameters) == (1000, asked().hyperparameters)
+    assert asked(preset="hetero64", replay="geppo", buffer=2 * 512 * 64).hyperparameters.kept == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"preset": "hetero64", "random_runs": 8}, "--random-runs"),  # its reward compares with none
+        ({"algorithm": "group", "network": "candidates", "random_runs": 8}, "--random-runs"),
+        ({"algorithm": "group", "environments": 8}, "--environments"),
+        ({"algorithm": "distil", "environments": 8}, "--environments"),
+        ({"replay": "off", "buffer": 1000}, "--buffer"),
+        ({"preset": "hetero64", "buffer": 1000}, "--buffer"),
+        ({"algorithm": "group", "buffer": 1000}, "--buffer"),
+        ({"preset": "patent4-ours", "buffer": 64 * 128 + 1}, "--buffer"),  # no whole rollouts
+        ({"replay": "geppo", "buffer": 1}, "--buffer"),
+    ],
+)
+def test_numbers_that_nothing_uses_are_refused_by_their_option(changes: dict[str, object], field: str) -> None:
+    with pytest.raises(InputError, match=field):
+        asked(**changes)
+
+
+def test_rollouts_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
+    config = asked(replay="off").model_copy(update={"hyperparameters": Hyperparameters(rows=16, steps=10**7)})
+    with pytest.raises(InputError, match=r"--environments.* GiB"):
+        train(config, tmp_path)
 
 
 def test_what_is_said_goes_before_the_preset() -> None:
@@ -110,6 +158,11 @@ def test_a_run_with_replay_that_was_interrupted_ends_as_if_it_had_not_been(whole
     resumed = train(whole.config, tmp_path)
     assert resumed.finished
     assert same(weights(whole.folder), weights(resumed.folder))
+    rates = rates_of(resumed.folder)
+    assert rates == rates_of(whole.folder)
+    assert [*rates] == sorted(rates, reverse=True)
+    assert SMALL.learning_rate > rates[0] > 0.0
+    assert rates[-1] == 0.0  # the last rollout ends at 1280, beyond the steps
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
@@ -117,12 +170,17 @@ def test_without_replay_a_run_is_plain_ppo_or_a2c(algorithm: str, tmp_path: Path
     config = small(algorithm=algorithm, replay="off")
     (problem,) = PRESETS["patent4"].build(Asked(0, config.regimes, FEW)).trained
     schema = schema_of(
-        algorithm=algorithm, network="mlp", action="gpu", observation="patent", waiting=False, node_gpus=(1,) * 4
+        algorithm=algorithm,
+        network="mlp",
+        action="gpu",
+        observation="patent-literal",
+        waiting=False,
+        node_gpus=(1,) * 4,
     )
     policy = {"network": "mlp", "layout": layout_of(schema)} | (RMSPROP if algorithm == "a2c" else {})
     kind = MaskableA2C if algorithm == "a2c" else MaskablePPO
     plain = kind(
-        MaskedPolicy, PlacementVecEnv(problem, View("gpu", "patent", "best_of_random"), SMALL.rows),
+        MaskedPolicy, PlacementVecEnv(problem, View("gpu", "patent-literal", "best_of_random"), SMALL.rows),
         learning_rate=lambda left: SMALL.learning_rate * left, n_steps=SMALL.steps, batch_size=SMALL.minibatch,
         n_epochs=SMALL.epochs, gamma=1.0, gae_lambda=SMALL.gae_lambda, clip_range=SMALL.clip, ent_coef=SMALL.entropy,
         vf_coef=SMALL.value, policy_kwargs=policy, seed=0, device="cpu",
@@ -139,5 +197,6 @@ def test_tensorboard_shows_every_name_that_is_documented_for_the_method(whole: W
     if replay != "off":
         events = events_of(whole.folder)
         values = {name: [event.value for event in events.Scalars(name)] for name in names}
-        assert values["replay/age"][-1] == pytest.approx(1.0, abs=0.2)  # of three rollouts
+        age = 0.0 if whole.config.buffer else 1.0  # of a buffer smaller than a rollout, or of three rollouts
+        assert values["replay/age"][-1] == pytest.approx(age, abs=0.2)
         assert all(0.0 < value <= 1.0 + 1e-6 for value in values["replay/effective_sample_size"])

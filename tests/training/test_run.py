@@ -28,7 +28,7 @@ from longshore.training.run import Result
 from longshore.training.run_folder import BEST, SPENT, Progress, Spent
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Score
-from tests.training.tensorboard_names import documented, shown
+from tests.training.tensorboard_names import documented, events_of, shown
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)
 train = partial(run.train, sizes=Sizes(64, 16))
@@ -96,6 +96,27 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(whole: Result, ha
     resumed = train(small(), tmp_path)
     assert resumed.finished
     assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
+
+
+def test_the_curves_of_a_run_that_was_cut_off_do_not_go_back(whole: Result, half: Result, tmp_path: Path) -> None:
+    folder = copied(half, tmp_path)
+    (before,) = folder.glob("*tfevents*")
+    (beyond,) = whole.folder.glob("*tfevents*")
+    # As if a session had gone on from the snapshot, and been cut off before the next one.
+    shutil.copy(beyond, before.with_name(f"{before.name}.later"))
+    resumed = train(small(), tmp_path)
+    for name in shown(resumed.folder):
+        steps = [event.step for event in events_of(resumed.folder).Scalars(name)]
+        assert steps == sorted(steps)
+        assert steps.count(steps[-1]) == 1
+    assert events_of(resumed.folder).Scalars("time/steps_per_s")[-1].step == 1024
+
+
+def test_stable_baselines3s_own_figures_are_those_of_the_last_100_episodes(longer: Result) -> None:
+    events = events_of(longer.folder)
+    length, mean = (events.Scalars(f"rollout/{name}")[-1].value for name in ("ep_len_mean", "ep_rew_mean"))
+    assert 64.0 <= length <= 64.0 * 8.0  # a step for each job and node
+    assert mean <= -1.0  # minus the makespan over the ideal time
 
 
 def test_a_run_that_is_over_is_not_trained_again(whole: Result, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Masked PPO and A2C on the batched environment, on the classes of sb3-contrib and Stable-Baselines3."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import safe_mean
 from torch.distributions import Distribution
 
 from ...agents.learned.checkpoint import layout_of
@@ -25,7 +27,7 @@ from .rollouts import sample_bytes
 from .sample_replay import SampleA2C, SamplePPO, SampleReplay, learning_bytes
 
 NEVER = 1_000_000_000  # updates between Stable-Baselines3's own lines: metrics are written by the callback
-MOST_REPLAY_BYTES = 8 * 2**30
+MOST_ROLLOUT_BYTES = MOST_REPLAY_BYTES = 8 * 2**30
 MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
     ("ppo", "off"): MaskablePPO,
     ("ppo", "dynamic"): MaskablePPO,
@@ -49,7 +51,9 @@ def learn_by_ppo(problem: Problem, run_folder: RunFolder) -> int:
     # Checks of every tensor cost a sixth of the time; masks and shapes are asserted where they arise.
     Distribution.set_default_validate_args(value=False)
     config, snapshot = run_folder.config, run_folder.path / SNAPSHOT
-    env = PlacementVecEnv(problem, View(config.action, config.observation, config.reward), config.hyperparameters.rows)
+    view = View(config.action, config.observation, config.reward, config.random_runs)
+    env = PlacementVecEnv(problem, view, config.hyperparameters.rows)
+    _check_rollout(run_folder, env)
     model = _model(run_folder, env)
     model.set_logger(run_folder.logger)
     replay = _replay(run_folder, env, model)
@@ -67,6 +71,26 @@ def learn_by_ppo(problem: Problem, run_folder: RunFolder) -> int:
     return int(model.num_timesteps)
 
 
+def falling(start: float, steps: int, rollout: int) -> Callable[[float], float]:
+    """Return the learning rate of an update by the share of the run's steps that are left after its rollout.
+
+    It falls linearly from `start` to 0 at the last step. Rollouts are whole, so the last one may end beyond that, with
+    a share below 0: the rate is 0 there. A run of less than two rollouts falls over two, for else it would learn
+    nothing.
+
+    Args:
+        start: Rate at the first step.
+        steps: Of the whole run, in all its sessions.
+        rollout: Steps between two updates, of all environments together.
+    """
+    unasked = 1.0 - min(1.0, steps / (2.0 * rollout))  # share of two rollouts that the run does not ask for
+
+    def rate(left: float) -> float:
+        return start * max(0.0, left + (1.0 - left) * unasked)
+
+    return rate
+
+
 def _model(run_folder: RunFolder, env: PlacementVecEnv) -> MaskablePPO:
     config = run_folder.config
     parameters = config.hyperparameters
@@ -78,7 +102,7 @@ def _model(run_folder: RunFolder, env: PlacementVecEnv) -> MaskablePPO:
     return MODELS[config.algorithm, config.replay](
         MaskedPolicy,
         env,
-        learning_rate=lambda left: parameters.learning_rate * left,
+        learning_rate=falling(parameters.learning_rate, config.steps, parameters.rows * parameters.steps),
         n_steps=parameters.steps,
         batch_size=parameters.minibatch,
         n_epochs=parameters.epochs,
@@ -93,12 +117,24 @@ def _model(run_folder: RunFolder, env: PlacementVecEnv) -> MaskablePPO:
     )
 
 
+def _check_rollout(run_folder: RunFolder, env: PlacementVecEnv) -> None:
+    """Refuse rollouts that take too much memory: of each sample what is seen, the masks and six numbers, in floats."""
+    parameters = run_folder.config.hyperparameters
+    samples = parameters.rows * parameters.steps
+    taken = samples * 4 * (env.batch.observations.shape[1] + env.batch.actions + 6)
+    if taken > MOST_ROLLOUT_BYTES:
+        raise InputError(
+            f"a rollout of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",
+            "take fewer environments, or a smaller observation", field="--environments",
+        )  # fmt: skip
+
+
 def _replay(run_folder: RunFolder, env: PlacementVecEnv, model: MaskablePPO) -> Replay | SampleReplay | None:
     """Return what keeps the rollouts, none if the run learns without replay."""
     config, parameters = run_folder.config, run_folder.config.hyperparameters
     if config.replay == "off":
         return None
-    samples = parameters.kept * parameters.rows * parameters.steps
+    samples = config.buffer or parameters.kept * parameters.rows * parameters.steps
     sizes = env.batch.observations.shape[1], env.batch.actions
     is_literal = isinstance(model, SamplePPO | SampleA2C)
     is_whole = isinstance(model, SampleA2C)
@@ -106,7 +142,7 @@ def _replay(run_folder: RunFolder, env: PlacementVecEnv, model: MaskablePPO) -> 
     if taken > MOST_REPLAY_BYTES:
         raise InputError(
             f"replay of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",
-            "take a smaller observation, or leave replay off", field="--replay",
+            "take a smaller observation or buffer, or leave replay off", field="--replay",
         )  # fmt: skip
     if isinstance(model, SamplePPO | SampleA2C):
         model.replay = SampleReplay(samples, takes_all=config.replay == "literal-all")
@@ -157,6 +193,9 @@ class _Watch(BaseCallback):
             for name, (label, unit) in EPISODE.items():
                 self.logger.record(f"rollout/{label}", float(np.mean([it[name] for it in self._episodes])) / unit)
         self._episodes.clear()
+        if self.model.ep_info_buffer:  # Stable-Baselines3's own figures, of its last 100 episodes
+            for name, key in (("ep_rew_mean", "r"), ("ep_len_mean", "l")):
+                self.logger.record(f"rollout/{name}", safe_mean([it[key] for it in self.model.ep_info_buffer]))
 
     def _validate(self, *, for_best: bool = True) -> None:
         network = self.model.policy.network

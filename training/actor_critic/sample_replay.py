@@ -83,7 +83,7 @@ class SampleReplay(BaseCallback):
         model: Any = self.model
         buffer, ended = model.rollout_buffer, model._last_episode_starts
         new = samples_of(buffer, self.collected)
-        self.samples = new if self.samples is None else self.samples.followed_by(new, self.most)
+        self.samples = (self.samples or new.taken(np.zeros(0, dtype=np.int64))).followed_by(new, self.most)
         ends = np.concatenate((buffer.episode_starts[1:] > 0, ended[None] > 0))
         if not self._open_steps.size:
             self._open_steps = np.zeros(ends.shape[1], dtype=np.int64)

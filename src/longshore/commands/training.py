@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 PresetOption = Annotated[
     str | None,
-    typer.Option(help="traces (with --trace; then the default), hetero64 (else the default), patent4, patent64 ..."),
+    typer.Option(
+        help="traces (with --trace; then the default), hetero64 (else the default), hetero64-stream, history, philly, "
+        "itp; patent4 and patent64 (the patent's method to the letter), patent4-ours and patent64-ours (our variant)."
+    ),
 ]
 AlgorithmOption = Annotated[
     str | None,
@@ -77,7 +80,11 @@ ActionOption = Annotated[
     str | None, typer.Option(help="node, gpu, or candidate (a whole placement): what one step picks; group: candidate.")
 ]
 ObservationOption = Annotated[
-    str | None, typer.Option(help="full, or patent (n, t and s only) with gpu actions; the preset's own if left out.")
+    str | None,
+    typer.Option(
+        help="full; with gpu actions also patent-literal (the patent's n, t and s, of the whole job at each pick) or "
+        "patent (the same of what is left of the job). The preset's own if omitted."
+    ),
 ]
 RewardOption = Annotated[
     str | None,
@@ -88,7 +95,43 @@ RewardOption = Annotated[
 ]
 ReplayOption = Annotated[
     str | None,
-    typer.Option(help="off; dynamic (the patent's, unsound); geppo (ppo only); vtrace (a2c only); the preset's."),
+    typer.Option(
+        help="Whether updates learn from earlier samples, too. off; the patent's, which is unsound: literal (as many "
+        "samples of the buffer as the periods have that have just ended), literal-all (all samples of the buffer) or "
+        "dynamic (our variant: as many as a rollout, from the last rollouts); sound: geppo (ppo), vtrace (a2c). "
+        "The preset's own if omitted."
+    ),
+]
+BufferOption = Annotated[
+    int | None,
+    typer.Option(
+        "--buffer",
+        min=1,
+        max=10**9,
+        metavar="SAMPLES",
+        help="Samples that replay keeps; when it is full, the oldest fall out (with literal and literal-all one by "
+        "one, else as whole rollouts). Four rollouts (geppo: three) if omitted.",
+    ),
+]
+EnvironmentsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--environments",
+        min=1,
+        max=16_384,
+        help="Clusters that ppo and a2c run side by side; a rollout is 128 steps of each (a2c: 16, geppo: 64). "
+        "The preset's own if omitted: 512, patent4 64 (a2c: 128), patent64 128 (a2c: 256).",
+    ),
+]
+RandomRunsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--random-runs",
+        min=1,
+        max=1000,
+        metavar="N",
+        help="The reward best_of_random compares each workload with the best of N random runs of it; 5 if omitted.",
+    ),
 ]
 InitOption = Annotated[
     Path | None, typer.Option(help="Checkpoint of the network candidates to begin with; group and distil.")
@@ -121,24 +164,27 @@ def train(
     action: ActionOption = None,
     observation: ObservationOption = None,
     reward: RewardOption = None,
+    random_runs: RandomRunsOption = None,
     replay: ReplayOption = None,
+    buffer: BufferOption = None,
+    environments: EnvironmentsOption = None,
     waiting: MayWaitOption = None,
     oracle: OracleOption = False,
     threads: ThreadsOption = 2,
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
     with progress("starting"):
-        from ..training.config import config_of, with_objective, with_parameter_file
+        from ..training.config import config_of, with_numbers, with_objective, with_parameter_file
         from ..training.run import train as run
 
     beginning = _beginning(init, online, history, objective)
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, traces=trace or (), cluster=cluster, faults=faults,
-        loads=load or (), estimates=estimates, threads=threads, orders=order or (),
+        loads=load or (), estimates=estimates, threads=threads, orders=order or (), history=history,
         ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=beginning, oracle=oracle,
-        history=history,
     )  # fmt: skip
+    config = with_numbers(config, random_runs=random_runs, buffer=buffer, environments=environments)
     config = config if parameters is None else with_parameter_file(config, parameters)
     config = config if objective is None else with_objective(config, objective)
     if online is not None:
