@@ -51,6 +51,14 @@ def _patient(name: str) -> Policy:
     return patient_of(float(text))
 
 
+def checkpoint_in(name: str) -> Path | None:
+    """Return the checkpoint that a policy's name names, alone or as the base of rollouts; None if it names none."""
+    while name.startswith(ROLLOUT):
+        name = name.removeprefix(ROLLOUT)
+        name = name.rpartition("@")[0] or name
+    return Path(name) if name.endswith(".zip") else None
+
+
 def find_policy(name: str) -> Policy:
     """Return a policy by its registered name, or from a checkpoint by its path, or rollouts of either.
 

@@ -2,21 +2,23 @@
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..agents.heuristics.heuristics import HEURISTICS, PACK, rivals
+from ..agents.learned.trained import Use, remark_on, use_of
 from ..agents.protocol import Policy
-from ..agents.registry import find_policy
+from ..agents.registry import checkpoint_in, find_policy
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import check_outputs, make_folder
 from ..cluster.model.outcome import Event, Outcome, overloaded
 from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import Scenarios, same_jobs
+from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import Regime
 from .advice.ageing import other_bounds
 from .advice.asides import Aside, backup_aside, planning_aside, switching_aside
@@ -66,7 +68,7 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
     """
     _check(request)
     with progress("reading the input"):
-        named = [find_policy(name) for name in dict.fromkeys(request.policies)]
+        named = told_apart([(name, find_policy(name)) for name in dict.fromkeys(request.policies)])
         setting = _with_objective(setting_of(request), request)
     policies = _policies(request, named, setting.problem)
     introduction = _introduction(setting.what, setting.problem, policies, every_order=request.every_order)
@@ -74,7 +76,7 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
         console.print(introduction)
         if request.objective is not None:
             console.print(f"objective: {setting.facts['objective']}")
-    _warn(console, setting.problem, policies)
+    _warn(console, setting.problem, policies, _use(request, setting.problem))
     with progress("setting up") as tell:
         run = (_run_every_order if request.every_order else _run)(request, setting, policies, tell)
         scenarios = run.problem.scenarios
@@ -206,6 +208,7 @@ def _check(request: EvaluationRequest) -> None:
     check_outputs({"--report": request.report, "--json": request.json_out}, inputs)
     if request.pictures is not None:
         make_folder(request.pictures, "--pictures")
+    _check_preset(request)
     request.drawn.check(request.trace, request.load)
     if request.cluster is not None:
         return
@@ -213,13 +216,33 @@ def _check(request: EvaluationRequest) -> None:
         raise InputError("recorded faults need a cluster", "give --cluster", field="--faults")
     if request.drawn.text and request.trace is None:
         field = "--profile" if request.drawn.profile else "--arrivals"
-        raise InputError("the preset hetero64 draws its own jobs", "give --cluster", field=field)
+        raise InputError("the preset draws its own jobs", "give --cluster", field=field)
     if request.trace is None and request.load is not None:
         raise InputError("the preset submits all jobs at once", "give --trace or --cluster", field="--load")
     if request.trace is None and request.max_gpus is not None:
         raise InputError("the preset's jobs ask 32 GPUs at most", "give --trace or --cluster", field="--max-gpus")
     if request.trace is None and request.runs is not None:
         raise InputError("the preset draws faults anew for each workload", "set --workloads", field="--runs")
+
+
+def _check_preset(request: EvaluationRequest) -> None:
+    """Refuse a preset that cannot be run, or what it has no use for."""
+    if (preset := request.preset) is None:
+        return
+    if preset == "history":
+        raise InputError(
+            "its windows are of a live scheduler's past", "run `longshore replay` or `longshore train --history`",
+            field="--preset",
+        )  # fmt: skip
+    if NAMED[preset].draw is None and request.trace is None:
+        raise InputError(f"{preset} has windows of a trace", "give its file", field="--trace")
+    brought = {"--cluster": request.cluster, "--faults": request.faults}
+    if NAMED[preset].draw is not None:
+        brought["--trace"] = request.trace
+    elif preset == "traces":
+        brought = {}
+    for field in (field for field, path in brought.items() if path is not None):
+        raise InputError(f"{preset} has its own", "leave it out, or leave --preset out", field=field)
 
 
 def _introduction(what: str, problem: Problem, policies: list[Policy], *, every_order: bool) -> str:
@@ -232,8 +255,11 @@ def _introduction(what: str, problem: Problem, policies: list[Policy], *, every_
     return f"{what}: {count} scenarios of {jobs} jobs, {len(policies)} policies{under}, the same faults for each"
 
 
-def _warn(console: "Console", problem: Problem, policies: list[Policy]) -> None:
-    """Say which policies cannot do here what they are made for."""
+def _warn(console: "Console", problem: Problem, policies: list[Policy], use: Use) -> None:
+    """Say which policies were trained under something else, or cannot do here what they are made for."""
+    for policy in policies:
+        if remark := remark_on(policy, use):
+            log.warning("%s: %s", policy.name, remark)
     if problem.rules.waiting:
         return
     running = {policy.name for policy in policies}
@@ -243,6 +269,36 @@ def _warn(console: "Console", problem: Problem, policies: list[Policy]) -> None:
     bound = [policy.name for policy in policies if policy.waits]
     if bound:
         log.warning("%s would wait for better GPUs, but may not; allow it with --waiting", ", ".join(bound))
+
+
+def _use(request: EvaluationRequest, problem: Problem) -> Use:
+    """Return what policies are used under."""
+    scenarios = problem.scenarios
+    is_exact = np.array_equal(scenarios.estimate_s, scenarios.work_s)
+    use = use_of(problem.rules, request.estimates or ("exact" if is_exact else "trace"))
+    return use._replace(orders=()) if request.every_order else use
+
+
+def told_apart(named: Sequence[tuple[str, Policy]]) -> list[Policy]:
+    """Return policies; checkpoints of the same name are called by the folders, too, in which they differ.
+
+    Args:
+        named: Policies with the names that they were found by.
+    """
+    alike: dict[str, list[tuple[Policy, tuple[str, ...]]]] = {}
+    for name, policy in named:
+        if (path := checkpoint_in(name)) is not None:
+            alike.setdefault(policy.name, []).append((policy, path.absolute().with_suffix("").parts))
+    for checkpoints in alike.values():
+        longest = max(len(parts) for _, parts in checkpoints)
+        for count in range(2, longest + 1):
+            tails = [parts[-count:] for _, parts in checkpoints]
+            if len(set(tails)) == len(tails) > 1:
+                for (policy, _), tail in zip(checkpoints, tails, strict=True):
+                    base: Any = getattr(policy, "base", policy)
+                    base.name = "/".join(tail)
+                break
+    return [policy for _, policy in named]
 
 
 def _teller(tell: Tell, policies: list[Policy], scenarios: int) -> Callable[[str, int], None]:

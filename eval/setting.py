@@ -15,6 +15,7 @@ from ..cluster.model.problem import Problem
 from ..cluster.model.weighting import Weighting
 from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
+from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import (
     HETERO64_CAPACITY,
     HETERO64_LARGEST,
@@ -26,7 +27,6 @@ from ..cluster.presets.problems import (
     cluster_problem,
     disjoint_windows,
     enough_runs,
-    hetero64_problem,
     jobs_within,
     window_problem,
     windows_of,
@@ -72,6 +72,7 @@ class EvaluationRequest:
     objective: Weighting | None = None  # None: what is usual for the jobs
     plans: str = FIXED  # by which of its plans each job runs, one of LAYOUTS
     part: tuple[float, float] | None = None  # of the trace; None: what no policy may have been trained or tuned on
+    preset: str | None = None  # one of cluster/presets/named.py; None: hetero64 where nothing is brought
     every_order: bool = False  # all order regimes side by side, with the ageing and the waiting of `regime`
 
 
@@ -118,8 +119,10 @@ def _setting(request: EvaluationRequest) -> Setting:
     if request.cluster is not None:
         return _on_cluster(request, read_cluster(request.cluster))
     if request.trace is None:
-        problem = hetero64_problem(request.workloads or WORKLOADS, request.seed, request.regime)
-        return Setting(problem, "preset hetero64", {})
+        preset = request.preset or "hetero64"
+        draw = NAMED[preset].draw
+        assert draw is not None
+        return Setting(draw(request.workloads or WORKLOADS, request.seed, request.regime), f"preset {preset}", {})
     largest = request.max_gpus or HETERO64_LARGEST
     workload, part, facts = _trace(request, request.trace, largest)
     problem = window_problem(

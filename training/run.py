@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ..agents.learned.checkpoint import load_policy, save_policy, schema_of
 from ..agents.learned.schema import Schema
+from ..agents.learned.trained import USERS, Trained, use_of
 from ..agents.networks.candidates import CandidatePolicy
 from ..cluster.files.errors import InputError
 from ..cluster.model.objective import objective_of
@@ -88,7 +89,7 @@ def train(
     folder = _open_folder(config, logdir)
     torch.set_num_threads(1)  # learning has its own (agents/networks/chunks.py)
     run_folder = RunFolder(
-        folder, _schema(config, problems[0]), Validation(*validated_on, weighting=config.weighting), config, tell,
+        folder, _schema(config, problems), Validation(*validated_on, weighting=config.weighting), config, tell,
         validations=sizes.validations,
     )  # fmt: skip
     began = time.monotonic()
@@ -103,12 +104,25 @@ def train(
     return Result(folder, folder / BEST, score, finished, seconds, validation.best, validation.scenarios, later)
 
 
-def _schema(config: TrainingConfig, problem: Problem) -> Schema:
+def _schema(config: TrainingConfig, problems: Sequence[Problem]) -> Schema:
+    problem = problems[0]
     return schema_of(
         algorithm=config.algorithm, network=config.network, action=config.action, observation=config.observation,
         waiting=config.waiting, node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),
         time_to_go=objective_of(problem.scenarios.submit_s) if config.algorithm in BY_CANDIDATES else None,
+        trained=_trained(config, problems),
     )  # fmt: skip
+
+
+def _trained(config: TrainingConfig, problems: Sequence[Problem]) -> Trained:
+    """Return what a run trains under: a history brings its scheduler's own rules."""
+    known = {TRACES: config.estimates, HISTORY: USERS}.get(config.preset)
+    estimates = known or ("trace" if PRESETS[config.preset].needs_trace else "exact")
+    uses = [use_of(problem.rules, estimates) for problem in problems]
+    orders = tuple(dict.fromkeys(order for use in uses for order in use.orders))
+    return Trained(
+        orders=orders, ageing_h=uses[0].ageing_h, waiting=uses[0].waiting, estimates=estimates, oracle=uses[0].oracle
+    )
 
 
 def _settle_margin(

@@ -20,6 +20,7 @@ from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_byte
 from .network import Layout, Network, find_network
 from .schema import Schema, check_features, feature_names, item_count, with_todays_features
 from .step_policy import LearnedPolicy
+from .trained import Trained
 
 SCHEMA, WEIGHTS = "schema.json", "weights.npz"
 MOST_SCHEMA_BYTES = 1 << 23  # of a cluster of a million nodes, 5 MB
@@ -29,11 +30,12 @@ MOST_UNITS = 4096  # of a layer
 
 def schema_of(
     *, algorithm: str, network: str, action: str, observation: str, waiting: bool, node_gpus: tuple[int, ...],
-    time_to_go: Objective | None = None,
+    time_to_go: Objective | None = None, trained: Trained | None = None,
 ) -> Schema:  # fmt: skip
     """Return the schema of a network for a cluster whose nodes have so many GPUs.
 
-    `time_to_go` is the objective of which its value tells what is still to come, None if it tells something else.
+    `time_to_go` is the objective of which its value tells what is still to come, None if it tells something else;
+    `trained` is what it is trained under, None if that is not known.
     """
     names = feature_names(action, observation)
     return Schema.model_validate(
@@ -41,7 +43,7 @@ def schema_of(
             "longshore": version("longshore"), "algorithm": algorithm, "network": network, "action": action,
             "observation": observation, "waiting": waiting, "globals": names[0], "features": names[1],
             "items": item_count(action, observation, node_gpus), "gpus": sum(node_gpus), "node_gpus": node_gpus,
-            "time_to_go": time_to_go,
+            "time_to_go": time_to_go, "trained": trained,
         }
     )  # fmt: skip
 

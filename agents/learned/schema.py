@@ -11,6 +11,7 @@ from ...cluster.state.state import CANDIDATES
 from ...envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from ...envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
 from .old_names import with_todays_names
+from .trained import Trained
 
 MOST_GPUS = 1_000_000  # as in cluster files
 MOST_MARGIN = 1000.0  # above all differences of logits: the base heuristic decides
@@ -43,6 +44,7 @@ class Schema(BaseModel):
     # By how much another candidate's logit must exceed that of the base heuristic's, so that small advantages, which
     # may be errors of the network, change nothing.
     margin: Annotated[float, Field(ge=0.0, le=MOST_MARGIN)] = 0.0
+    trained: Trained | None = None  # under what; None of checkpoints that do not say
 
     @model_validator(mode="before")
     @classmethod

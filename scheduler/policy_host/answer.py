@@ -12,7 +12,7 @@ from ...cluster.files.errors import PluginError
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MOST_RECORD_BYTES = 1 << 20  # of a decision; what it saw is not sent if it is more
-MOST_NAME = 200  # characters
+MOST_NAME, MOST_REMARK = 200, 1000  # characters
 ROUNDING = 1e-3  # by which a log-probability may be above 0
 
 
@@ -26,6 +26,7 @@ class Ready(_Message):
     kind: Literal["ready"] = "ready"
     name: str
     waits: bool
+    remark: Annotated[str, Field(max_length=MOST_REMARK)] = ""  # how its training differs from its use here
 
 
 class Refused(_Message):

@@ -3,6 +3,7 @@
 Source: SPEC R8, R12.
 """
 
+import logging
 import os
 import pickle
 import signal
@@ -21,6 +22,8 @@ from .frames import MOST_BYTES, Channel
 from .misses import Miss, MissError
 from .versions import Edition
 from .worker import Begin, Question
+
+log = logging.getLogger(__name__)
 
 MOST_TOLD = 500  # entries that a question carries; where there are more, the cluster is sent anew
 LOADED_S, TAKEN_UP_S = 300.0, 10.0  # far more than a policy takes to be loaded, and to take up a cluster
@@ -109,6 +112,8 @@ class PolicyProcess:
             reason = message.reason if isinstance(message, Refused) else "it answered before it was asked"
             raise self._ended(Miss.UNLOADABLE, f"policy {self.edition.name!r} cannot be loaded: {reason}")
         self.known = message
+        if message.remark:
+            log.warning("policy %s: %s", self.edition.name, " ".join(message.remark.split()))
         return message
 
     def catch_up(self, snapshot: Callable[[], Snapshot], until: float) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from ...agents.registry import ROLLOUT
+from ...agents.registry import ROLLOUT, checkpoint_in
 from ...cluster.files.plugins import registered
 
 MOST_FILE_BYTES = 64 << 20
@@ -31,8 +31,7 @@ def base_of(name: str) -> str:
 
 def checkpoint_of(name: str) -> Path | None:
     """Return the checkpoint in a policy's name, None if it names none."""
-    base = base_of(name)
-    return Path(base) if base.endswith(".zip") else None
+    return checkpoint_in(name)
 
 
 def read_edition(name: str) -> Edition:

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...agents.learned.decision_record import Observing
+from ...agents.learned.trained import USERS, remark_on, use_of
 from ...agents.protocol import Policy
 from ...agents.registry import ROLLOUT, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
 from ...cluster.model.scenarios import ORDERS
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.standing import ROW, Asked, Known, MirrorCall, Site, Snapshot
-from .answer import Choice, Failed, Followed, Message, Ready, Refused, parts_of
+from .answer import MOST_REMARK, Choice, Failed, Followed, Message, Ready, Refused, parts_of
 from .frames import Channel
 from .versions import Edition, base_of, checkpoint_of
 
@@ -86,7 +87,8 @@ def serve(channel: Channel) -> None:
         policy = sampling(load(begin.edition), begin.sample_temperature)
         if begin.edition.name.startswith(ROLLOUT):
             limit(policy, begin.deadline_s)
-        ready = Ready(name=policy.name, waits=bool(policy.waits))
+        remark = remark_on(policy, use_of(begin.site.rules, USERS))[:MOST_REMARK]
+        ready = Ready(name=policy.name, waits=bool(policy.waits), remark=remark)
         _warm_up(policy, begin.site)
     except EOFError:
         return

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import isinf
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from ...agents.learned.trained import USERS, Use, remark_on
 from ...agents.registry import find_policy
 from ...cluster.files.errors import InputError, LongshoreError, ManyProblemsError
 from ...cluster.files.input_problems import Place
@@ -26,6 +28,7 @@ class Checked(NamedTuple):
     problems: list[LongshoreError]
     settings: Settings  # without what is wrong with them
     cluster: ClusterSetup | None  # None if there is none in a file, or it cannot be read
+    remarks: tuple[str, ...] = ()  # on policies that were trained under something else
 
 
 def check(path: Path | None) -> Checked:
@@ -48,10 +51,11 @@ def check(path: Path | None) -> Checked:
         own = cluster_of(settings.folder) if exists(cluster_of(settings.folder)) else None
     with _noted(problems, file, ("cluster",)):
         cluster = None if (found := settings.cluster or own) is None else read_cluster(found)
+    remarks, use = [], _use_of(settings)
     for place, name in ((("policy", "fallback"), settings.policy.fallback), (("policy", "name"), settings.policy.name)):
         with _noted(problems, file, place):
-            if name is not None:
-                find_policy(name)
+            if name is not None and (remark := remark_on(find_policy(name), use)):
+                remarks.append(f"policy {name}: {remark}")
     choice = settings.policy
     if choice.name is not None and choice.sample_temperature is not None:
         with _noted(problems, file, ("policy", "sample_temperature")):
@@ -63,7 +67,13 @@ def check(path: Path | None) -> Checked:
             check_folder_of(path)
     with _noted(problems, file, ("open",)):
         check_open(settings)
-    return Checked(problems, settings, cluster)
+    return Checked(problems, settings, cluster, tuple(remarks))
+
+
+def _use_of(settings: Settings) -> Use:
+    """Return what policies are used under."""
+    ageing_h = None if isinf(settings.ageing_s) else settings.ageing_s / 3600.0
+    return Use((settings.order,), ageing_h, settings.waiting, USERS, oracle=False)
 
 
 def summary(checked: Checked) -> Iterator[str]:
@@ -77,6 +87,7 @@ def summary(checked: Checked) -> Iterator[str]:
     policy = settings.policy
     who = policy.fallback if policy.name is None else f"{policy.name} ({policy.mode}), {policy.fallback} if it fails"
     yield f"policy: {who}; order {settings.order}"
+    yield from checked.remarks
     yield f"backend: {settings.backend.name}"
     yield f"store: {'SQLite in the folder' if settings.store is None else _without_password(settings.store)}"
     yield f"folder: {settings.folder}"

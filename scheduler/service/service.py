@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ...agents.learned.trained import USERS, remark_on, use_of
+from ...agents.protocol import Policy
 from ...agents.registry import find_policy
 from ...cluster.files.errors import BackendError, InputError, LongshoreError
 from ...cluster.model.scenarios import ORDERS, stopping
@@ -74,10 +76,9 @@ class Service:
         self.room = _room_of(settings)  # first: what follows writes files
         setup = read_cluster(settings.cluster or default_cluster(settings.folder))
         self.layout = layout_of(setup)
-        kind = settings.backend
+        kind, choice = settings.backend, settings.policy
         self.backend: Backend = build(kind.name, kind.settings, settings.folder, self.layout, chosen.file)
         self.slots = _has_slots(self.backend)
-        choice = settings.policy
         placer = Placer(
             find_policy(choice.fallback), choice.name, choice.deadline_s, Mode(choice.mode),
             sample_temperature=choice.sample_temperature,
@@ -91,6 +92,7 @@ class Service:
             raise
         self._tell_of_agents()
         site = site_of(setup, settings)
+        _note_training(placer.fallback, site)
         self.node_types = node_types_of(setup)
         self.peak_flops = dict(zip(setup.node_names, setup.cluster.peak_flops.tolist(), strict=True))  # of each GPU
         leases = Leases() if settings.fencing == "leases" else None
@@ -322,6 +324,12 @@ def node_types_of(setup: ClusterSetup) -> dict[str, str]:
     """Return the node type of each node."""
     types = [setup.type_names[number] for number in setup.cluster.node_type.tolist()]
     return dict(zip(setup.node_names, types, strict=True))
+
+
+def _note_training(policy: Policy, site: Site) -> None:
+    """Say how the use of the fallback differs from its training; of the policy itself, its process says that."""
+    if remark := remark_on(policy, use_of(site.rules, USERS)):
+        log.warning("policy %s: %s", policy.name, remark)
 
 
 def site_of(setup: ClusterSetup, settings: Settings) -> Site:

@@ -8,16 +8,23 @@ import numpy as np
 import pytest
 
 from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
+from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.scenarios import same_jobs
+from longshore.cluster.presets.named import NAMED
 from longshore.cluster.presets.problems import Regime
+from longshore.cluster.presets.streams import training_key
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workloads.estimates import with_estimates
+from longshore.eval.command import told_apart
 from longshore.eval.setting import EvaluationRequest, setting_of
+from longshore.training.presets import PRESETS
 from tests.checkout import HETERO64
 from tests.eval.answers import ASKED, answer
 from tests.eval.runs import scenarios
 from tests.packages import install
+
+CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 
 
 def figures(request: EvaluationRequest, at: Path) -> dict[str, Any]:
@@ -91,11 +98,75 @@ def test_a_checkpoint_may_not_take_the_name_of_a_heuristic(tmp_path: Path) -> No
         answer(replace(ASKED, policies=(str(untrained(tmp_path / "pack.zip")),)))
 
 
-def test_two_checkpoints_of_one_name_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    paths = untrained(tmp_path / "a" / "mine.zip"), untrained(tmp_path / "mine.zip")
-    with pytest.raises(InputError, match="two policies are called 'mine'; rename one of the checkpoints"):
-        answer(replace(ASKED, policies=tuple(map(str, paths))))
+def named(*names: str) -> list[str]:
+    return [policy.name for policy in told_apart([(name, find_policy(name)) for name in names])]
+
+
+def test_checkpoints_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    def best(*folders: str) -> str:
+        tmp_path.joinpath(*folders).mkdir(parents=True, exist_ok=True)
+        return str(untrained(tmp_path.joinpath(*folders, "best.zip")))
+
+    one, two, deeper = best("runs", "one"), best("runs", "two"), best("others", "two")
+    mine = str(untrained(tmp_path / "mine.zip"))
+    assert named(one, mine) == ["best", "mine"]
+    assert named(one, mine, two) == ["one/best", "mine", "two/best"]
+    assert named(one, two, deeper) == ["runs/one/best", "runs/two/best", "others/two/best"]
+    document = figures(replace(ASKED, policies=(one, two), heuristics=False, workloads=1), tmp_path)
+    assert set(document["policies"]) == {"one/best", "two/best", "eft"}
+
+
+def test_one_checkpoint_by_two_paths_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    untrained(tmp_path / "mine.zip")
+    with pytest.raises(InputError, match="--policy"):
+        answer(replace(ASKED, policies=("mine.zip", "./mine.zip")))
+
+
+def test_a_use_that_differs_from_the_training_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    alone = replace(ASKED, policies=(str(CHECKPOINTS / "hetero64.zip"),), heuristics=False, workloads=1)
+    answer(replace(alone, regime=Regime(oracle=True)))  # as it was trained
+    assert "trained under" not in caplog.text
+    answer(replace(alone, regime=Regime("easy", ageing_s=3600.0), estimates="class-mean"))
+    (remark,) = (line for line in caplog.text.splitlines() if "trained under" in line)
+    for differs in ("order fifo (here order easy)", "ageing", "estimates exact", "true fault rates"):
+        assert differs in remark
+    assert "waiting" not in remark
+
+
+@pytest.mark.parametrize("preset", [name for name, it in NAMED.items() if it.draw is not None])
+def test_what_a_preset_draws_is_run_and_was_met_by_no_training(preset: str) -> None:
+    setting = setting_of(replace(ASKED, preset=preset))
+    draw = NAMED[preset].draw
+    assert draw is not None
+    trained = draw(3, training_key(1), Regime())
+    assert setting.problem.cluster.gpu_node.size == trained.cluster.gpu_node.size
+    assert setting.problem.scenarios.jobs.tolist() == trained.scenarios.jobs.tolist()
+    assert not np.isin(setting.problem.scenarios.fault_seed, trained.scenarios.fault_seed).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"preset": "history"}, "--preset"),
+        ({"preset": "philly"}, "--trace"),
+        ({"preset": "traces"}, "--trace"),
+        ({"preset": "patent4", "trace": HETERO64}, "--trace"),
+        ({"preset": "patent4", "cluster": HETERO64}, "--cluster"),
+        ({"preset": "philly", "trace": HETERO64, "cluster": HETERO64}, "--cluster"),
+        ({"preset": "hetero64", "load": 0.5}, "--load"),
+    ],
+)
+def test_what_does_not_go_with_a_preset_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=field):
+        answer(replace(ASKED, **changes))
+
+
+def test_every_preset_that_can_be_trained_on_has_a_name_here() -> None:
+    assert NAMED.keys() == PRESETS.keys()
+    for name, preset in PRESETS.items():
+        assert (preset.orders, preset.waiting) == ((NAMED[name].order,), NAMED[name].waiting)
+        assert preset.needs_trace == (NAMED[name].draw is None and name != "history")
 
 
 def test_a_short_trace_is_run_whole_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

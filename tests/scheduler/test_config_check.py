@@ -33,6 +33,21 @@ def test_the_example_is_right_and_is_summed_up() -> None:
     assert "serves at 127.0.0.1:8765\n" in done.stdout
 
 
+def test_a_policy_that_was_trained_under_another_regime_is_told_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+
+    def remarks(policy: str, regime: str) -> list[str]:
+        path.write_text(f"folder: {tmp_path / 'f'}\npolicy: {{name: {ROOT / 'checkpoints' / policy}}}\n{regime}")
+        return [line for line in summary(check(path)) if "it was trained" in line]
+
+    (remark,) = remarks("traces.zip", "order: easy\nageing_s: .inf")
+    assert "ageing after 168 h (here no ageing)" in remark
+    assert "order" not in remark
+    assert remarks("traces.zip", "order: easy") == []
+    (remark,) = remarks("hetero64.zip", "")
+    assert "order fifo (here order shortest)" in remark
+
+
 def test_all_faults_are_told_each_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: x\nnode_types: {}\nracks: []\n")  # both are to hold something
     text = (

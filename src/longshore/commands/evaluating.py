@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..cluster.files.errors import InputError
+from ..cluster.files.input_problems import nearest
 from ..scheduler.commands.durations import DURATION, duration
 from .options import (  # fmt: skip
     ArrivalsOption,
@@ -61,11 +63,23 @@ AnyWaitingOption = Annotated[
 ]
 
 
+NamedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--preset", metavar="NAME",
+        help="Scenarios like those of a preset of `longshore train`, which no training has met, under its order and "
+        "waiting: hetero64, hetero64-stream, patent4, patent64, patent4-ours, patent64-ours; or, with --trace, traces, "
+        "philly or itp.",
+    ),
+]  # fmt: skip
+
+
 def evaluate(
     policy: RivalsOption = None,
     trace: TraceOption = None,
     cluster: ClusterOption = None,
     faults: FaultsOption = None,
+    preset: NamedOption = None,
     order: EveryOrderOption = None,
     ageing: AnyAgeingOption = None,
     waiting: AnyWaitingOption = None,
@@ -88,9 +102,8 @@ def evaluate(
 ) -> None:
     """Say which order and policy to run: all of them on the same workloads and faults.
 
-    Without --order, every order regime with every policy, and the answer in words.
-
-    With --order: the policies under that order only. Without a trace and a cluster: the preset hetero64.
+    Without --order, every order regime with every policy, and the answer in words. With --order or --preset: the
+    policies under one order only. Without a trace and a cluster: the preset hetero64.
 
     With a trace: windows of 96 jobs at a load of 0.85; with --policy, --order or --objective from its last 30 %. If
     its jobs have plans, also what these save over one fixed layout.
@@ -104,11 +117,11 @@ def evaluate(
 
     request = EvaluationRequest(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults, workloads=workloads, runs=runs,
-        regime=_regime(order, ageing, waiting, oracle=oracle), every_order=order is None, load=load, max_gpus=max_gpus,
-        objective=_asked(objective), estimates=estimates.value if estimates else None, sigma=sigma, seed=seed,
-        drawn=JobsRequest(profile, arrivals.value if arrivals else None), heuristics=heuristics, report=report,
-        pictures=pictures, json_out=json_out, plans=plans.value, command=shlex.join(["longshore", *sys.argv[1:]]),
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        preset=preset, regime=_regime(preset, order, ageing, waiting, oracle=oracle), load=load, max_gpus=max_gpus,
+        every_order=order is None and preset is None, objective=_asked(objective), sigma=sigma, seed=seed,
+        estimates=estimates.value if estimates else None, heuristics=heuristics, report=report, pictures=pictures,
+        drawn=JobsRequest(profile, arrivals.value if arrivals else None), json_out=json_out, plans=plans.value,
+        command=shlex.join(["longshore", *sys.argv[1:]]), date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
     evaluate_request(request, console(), progress)
 
@@ -119,8 +132,20 @@ def _asked(objective: str | None) -> "Weighting | None":
     return None if objective is None else weighting_of(objective)
 
 
-def _regime(order: str | None, ageing_s: float | None, waiting: bool | None, *, oracle: bool) -> "Regime":
-    """Return the regime asked for; where all orders are tried, what holds under each."""
+def _regime(
+    preset: str | None, order: str | None, ageing_s: float | None, waiting: bool | None, *, oracle: bool
+) -> "Regime":
+    """Return the regime asked for, or that of a preset; where all orders are tried, what holds under each.
+
+    Raises:
+        InputError: If there is no such preset.
+    """
+    if preset is not None:
+        from ..cluster.presets.named import NAMED
+
+        if (known := NAMED.get(preset)) is None:
+            raise InputError(f"there is no preset {preset!r}", nearest(preset, NAMED), field="--preset")
+        order, waiting = order or known.order, known.waiting if waiting is None else waiting
     if order is not None:
         return regime_of(order, ageing_s, waiting=bool(waiting), oracle=oracle)
     return regime_of("fifo", WEEK_S if ageing_s is None else ageing_s, waiting=waiting is not False, oracle=oracle)
