@@ -4,6 +4,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 # Where bytecode is not to be written, each of the thousand processes of the tests would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
+ORDER  := $(if $(SEED),--randomly-seed=$(SEED))
 .PHONY: demo demo-failover demo-plan test test-full lint kernels kernels-after-lint bench screenshots clean
 
 # `make demo TRACE=jobs.csv` runs the jobs of a real trace instead of generated ones, which arrive in bursts.
@@ -18,13 +19,14 @@ demo-failover: $(STAMP)
 demo-plan: $(STAMP)
 	$(BIN)/python examples/plan/demo.py
 
-# A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
+# A file's tests stay together, as some share a server. Files come in a random order, and so do the tests in each:
+# `make test SEED=1234` repeats the order whose seed was printed.
 # More processes than cores, of one thread each, as many tests wait for servers. Two compile the kernels for all: the
 # second begins after the linters, and both end at about the same time.
-# A process that dies ends the run: with another in its place, pytest-xdist 3.8 may wait for ever at the end.
+# A test that hangs where no exception reaches it ends its process, and another goes on with the tests behind it.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 6 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 6 --max-worker-restart 20 --dist loadfile --no-loadscope-reorder $(ORDER)
 
 kernels: $(STAMP)
 	$(BIN)/python -m tests.kernels heuristics candidates
@@ -41,7 +43,7 @@ lint: $(STAMP)
 # All tests, the slow ones and rarer faults too, each with its full budget of examples.
 test-full: $(STAMP)
 	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 6 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder -m "" --hypothesis-profile full
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 6 --max-worker-restart 20 --dist loadfile --no-loadscope-reorder $(ORDER) -m "" --hypothesis-profile full
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
@@ -67,4 +69,6 @@ $(STAMP): pyproject.toml constraints.txt
 	  { while sleep 5; do echo "installing: $$(here) of about $$(grep -c == constraints.txt) packages are in place" >&2; done; } & \
 	  telling=$$!; trap "kill $$telling" EXIT; \
 	  $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt -e '.[dev]' >&2
+	@missing=$$(.ci/missing); [ -z "$$missing" ] || \
+	  echo "some tests will be skipped; to run them, on Debian: apt-get install --no-install-recommends $$missing" >&2
 	@touch $@

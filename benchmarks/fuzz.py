@@ -6,7 +6,6 @@ The scheduler of the application does not tick, so that no made-up job is ever s
 import json
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
 from longshore.scheduler.store.rows.user_tokens import add_token
+from tests.support import processes
 
 from .harness import Row, main
 
@@ -56,7 +56,7 @@ def fuzz(command: str, *options: str) -> Found:
             "--no-color", "--generation-database", "none",
             "--report", "json", "--report-json-path", str(report),
         ]  # fmt: skip
-        done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+        done = processes.run(line, cwd=folder, capture_output=True, check=False)
         if not report.exists():
             raise RuntimeError(f"{done.stdout}{done.stderr}"[-2000:])
         cases = json.loads(report.read_text())["test_cases"]

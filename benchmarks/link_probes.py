@@ -6,7 +6,6 @@ Agents are on nodes in network namespaces of their own (`namespaces.py`); what l
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from longshore.scheduler.health.links.asking import State, probe
 from longshore.scheduler.health.links.messages import ProbePlace
 from longshore.scheduler.health.links.prober import Prober
 from longshore.scheduler.health.links.table import ROUND_S, LinkTable
+from tests.support import processes
 
 from .harness import ROOT, Row, progress
 from .namespaces import NAMESPACES, VARIABLE, Network, enter, why_not
@@ -49,7 +49,7 @@ def probed(runs: int) -> dict[str, list[float]]:
     """Return figures over truths by rate, and how long all links of three candidates took."""
     command = [*NAMESPACES, sys.executable, "-m", "benchmarks.link_probes", str(runs)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = processes.run(command, cwd=ROOT, env=environment, stdout=processes.PIPE, check=True)
     found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -59,7 +59,7 @@ def agent_on(network: Network, node: int) -> Iterator[ProbePlace]:
     """Run what an agent does of probes on a node, and return where it listens."""
     command = [sys.executable, "-m", "benchmarks.link_probes", "--agent", network.address(node)]
     environment = {**os.environ, VARIABLE: network.name(node)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = processes.start(command, cwd=ROOT, env=environment, stdin=processes.PIPE, stdout=processes.PIPE)
     assert process.stdout
     try:
         yield ProbePlace.model_validate_json(process.stdout.readline())

@@ -10,8 +10,9 @@ It is the *manager* itself, at the address MANAGER.
 import ctypes
 import os
 import shutil
-import subprocess
 from pathlib import Path
+
+from tests.support import processes
 
 NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 VARIABLE = "NODE_NAMESPACE"  # of a process that is to run on a node
@@ -25,7 +26,7 @@ def why_not() -> str:
     if not all(map(shutil.which, ("unshare", "ip", "tc"))):
         return "no unshare, ip or tc: apt-get install util-linux iproute2"
     add = ("ip", "link", "add", "v0", "type", "veth")
-    tried = subprocess.run([*NAMESPACES, *add], capture_output=True, text=True, check=False)
+    tried = processes.run([*NAMESPACES, *add], capture_output=True, check=False)
     return f"no namespaces are allowed here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
@@ -110,6 +111,6 @@ def _ip(words: str, namespace: str = "") -> None:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = processes.run(command, capture_output=True, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")

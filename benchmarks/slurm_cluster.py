@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from longshore.cluster.files.free_port import free_port
 from longshore.scheduler.files.processes import Identity, boot_id, find, is_alive
+from tests.support import processes
 
 GPUS = 4
 PLUGIN = Path(__file__).parents[1] / "deploy" / "slurm" / "job_submit.lua"
@@ -179,7 +179,7 @@ class SlurmCluster:
     def call(self, *line: str) -> str:
         """Run one of Slurm's commands and return what it prints."""
         environment = {**os.environ, "SLURM_CONF": str(self.conf)}
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        done = processes.run(line, env=environment, capture_output=True, timeout_s=_PATIENCE_S, check=False)
         assert done.returncode == 0, f"{line}: {done.stderr}"
         return done.stdout
 

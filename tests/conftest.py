@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from benchmarks import slurm_cluster as slurm
 from benchmarks.slurm_cluster import SlurmCluster
@@ -14,8 +13,9 @@ from tests.command_line import Command
 from tests.scheduler.backends import ray_cluster as ray
 from tests.scheduler.backends.ray_cluster import RayCluster
 from tests.support.budgets import register_profiles
+from tests.support.going_on import GoesOn
 
-pytest_plugins = ["tests.support.signals", "tests.support.lanes"]
+pytest_plugins = [f"tests.support.{it}" for it in ("signals", "hanging", "summary", "lanes")]
 # Their assertions compare whole runs: a failure shows what differs, as in a file of tests.
 pytest.register_assert_rewrite("tests.cluster.agreement", "tests.scheduler.failover.trial")
 
@@ -32,7 +32,7 @@ def server_of(nodeid: str) -> str:
     return found[1] if found else ""
 
 
-class ByServer(LoadFileScheduling):  # type: ignore[misc]  # it is not typed
+class ByServer(GoesOn):
     """Lets the tests of a file, and all that share a server, run in one process: a Ray takes a minute to start."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -1,7 +1,6 @@
 """The command line as a user meets it: bad input in this process, the main paths as processes of their own."""
 
 import json
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tests.checkout import DATA, HETERO64, SMALL, needs_data
 from tests.command_line import Command, process
 from tests.packages import install
 from tests.schedule_checker import check_schedule
+from tests.support import processes
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_same_command_writes_the_same_files_in_another_process(longshore: Co
         place.mkdir()
     options = ("--cluster", faulty(HETERO64, tmp_path), "--policy", "random", "--jobs", 50, "--seed", 7)
     longshore(*schedule(*options, at=places[0]))
-    subprocess.run(process(*schedule(*options, at=places[1])), check=True, capture_output=True)
+    processes.run(process(*schedule(*options, at=places[1])), check=True, capture_output=True)
     for name in ("events.jsonl", "jobs.json", "cluster.json"):
         assert (places[0] / name).read_bytes() == (places[1] / name).read_bytes()
 

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -22,6 +21,7 @@ from longshore.scheduler.commands.adding import ENTRIES
 from longshore.scheduler.commands.panels import JOBS, POLICIES, SCHEDULER
 from tests.checkout import HETERO64
 from tests.command_line import Command, process
+from tests.support import processes
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ try:
 finally:
     print(*sys.modules, file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = processes.run([sys.executable, "-c", code], capture_output=True, check=True)
     loaded = {name.split(".")[0] for name in done.stderr.split()}
     assert "typer" in loaded
     assert not loaded & {"torch", "numba", "polars", "matplotlib", "pandas", "scipy", "stable_baselines3", "gymnasium"}
@@ -128,7 +128,7 @@ finally:
 
 def test_ctrl_c_ends_with_130_and_without_a_traceback() -> None:
     command = process("evaluate", "--workloads", 3000)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with processes.start(command, stdout=processes.PIPE, stderr=processes.PIPE, text=True) as running:
         assert running.stderr is not None
         for line in running.stderr:
             if line.startswith("running"):
@@ -141,7 +141,7 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback() -> None:
 
 def test_a_reader_that_leaves_early_is_no_error_to_read_about() -> None:
     command = process("policies")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with processes.start(command, stdout=processes.PIPE, stderr=processes.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         running.stdout.close()
@@ -159,8 +159,8 @@ with telling_of_compiling(lambda: print("compiling")):
     (tmp_path / "kernels.py").write_text(kernel)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     told = [
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        processes.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=True
         ).stdout
         for _ in range(2)
     ]

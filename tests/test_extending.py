@@ -1,7 +1,6 @@
 """What docs/extending.md says works as it stands there: its files are written down and run."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from longshore.cluster.files.plugins import SEAMS
 from longshore.cluster.kernels.compiled import COMPILED_SEAMS
 from tests.extending_page import PARTS, files_of, points_of
 from tests.packages import write_package
+from tests.support import processes
 
 COMPILED = [f"longshore.{seam}" for seam in COMPILED_SEAMS]
 WITH_CODE = [title for title, part in PARTS.items() if "```python" in part]
@@ -29,7 +29,7 @@ def test_an_example_is_one_file_and_one_registration_and_passes_its_check(title:
     # A stranger's kernel is compiled with all of ours, which takes minutes; as plain Python it does the same.
     environment = os.environ | ({"NUMBA_DISABLE_JIT": "1"} if group in COMPILED else {})
     line = [sys.executable, check]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    done = processes.run(line, cwd=tmp_path, capture_output=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
 
 

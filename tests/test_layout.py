@@ -1,7 +1,6 @@
 import ast
 import re
 import statistics
-import subprocess
 import sys
 from functools import cache
 from importlib.resources import files
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.support import processes
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("cluster", "envs", "agents", "training", "eval", "scheduler", "planner")
@@ -128,6 +129,24 @@ def test_folders_are_not_deep() -> None:
     assert max(len(it.parts) for it in deep) <= 4
 
 
+STARTS = re.compile(r"(os|pty)\.(fork|forkpty|posix_spawnp?|spawn\w*|system|popen)|.*\.create_subprocess_\w+")
+
+
+def starts_processes(path: Path) -> bool:
+    """Return whether a module does itself."""
+    tree = ast.parse(path.read_text())
+    called = [ast.unparse(it.func) for it in ast.walk(tree) if isinstance(it, ast.Call)]
+    return bool({"subprocess", "multiprocessing"} & facts_of(path).imported or any(map(STARTS.fullmatch, called)))
+
+
+def test_tests_start_processes_by_their_helper_alone() -> None:
+    """It gives them default signals, ends each wait for them, and ends them with the tests."""
+    tests = ROOT / "tests"
+    hidden = tests / "scheduler" / "backends" / "hidden_process.py"  # a program, which a test starts by the helper
+    found = [it for it in tests.rglob("*.py") if tests / "support" not in it.parents and it != hidden]
+    assert [it for it in found if starts_processes(it)] == []
+
+
 def test_few_classes_stand_between_others_and_a_single_one() -> None:
     """A base of one class is a detour; errors are caught by their bases, and protocols are no bases."""
     ours = [it for room in ROOMS for path in (ROOT / room).rglob("*.py") for it in facts_of(path).classes]
@@ -144,7 +163,7 @@ def test_checkpoints_are_found_in_the_package() -> None:
 
 def test_the_command_line_imports_nothing_heavy() -> None:
     code = "import sys, longshore.cli; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = processes.run([sys.executable, "-c", code], capture_output=True, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert not loaded & {"torch", "numba", "numpy", "pandas", "polars", "matplotlib", "gymnasium", "ray", "ortools"}
 

@@ -1,7 +1,6 @@
 """What a stranger's package registers is used by the command line, as a user would."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,18 +8,19 @@ import pytest
 
 from tests.extending_page import PARTS, files_of, points_of
 from tests.packages import write_package
+from tests.support import processes
 
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parent.parent
 
 
-def call(folders: list[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
+def call(folders: list[Path], *arguments: str) -> processes.CompletedProcess[str]:
     """Call longshore where packages are on the path; as plain Python, as strangers' kernels take minutes to compile."""
     path = os.pathsep.join(str(folder) for folder in folders)
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path, "COLUMNS": "200"}
     line = [sys.executable, "-m", "longshore", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+    return processes.run(line, capture_output=True, check=False, env=environment)
 
 
 @pytest.fixture

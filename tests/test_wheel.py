@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -10,21 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import processes
+
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("agents", "cluster", "envs", "eval", "planner", "scheduler", "training")
 
 
-def run(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, cwd: Path, **variables: str) -> processes.CompletedProcess[str]:
     command = [sys.executable, "-m", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=os.environ | variables)
+    return processes.run(command, cwd=cwd, capture_output=True, check=False, env=os.environ | variables)
 
 
 def tracked() -> list[Path]:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("what belongs to the project is asked of git, and this is no checkout")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = processes.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     return [Path(name) for name in listed.stdout.split("\0") if name]
 
 
@@ -79,7 +80,7 @@ def test_an_installed_wheel_works_without_the_checkout(wheel: Path, tmp_path: Pa
     shutil.copy(ROOT / "examples" / "small.yaml", tmp_path)
     asked = [sys.executable, "-c", "import longshore; print(longshore.__file__)"]
     variables = os.environ | {"PYTHONPATH": str(site)}
-    found = subprocess.run(asked, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True)
+    found = processes.run(asked, cwd=tmp_path, env=variables, capture_output=True, check=True)
     assert Path(found.stdout.strip()).is_relative_to(site)
     # Compiled code is kept by the path of its source, so that kernels would be compiled anew in each run of this test.
     plain = {"PYTHONPATH": str(site), "NUMBA_DISABLE_JIT": "1"}

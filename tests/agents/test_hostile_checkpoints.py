@@ -4,7 +4,6 @@ import io
 import json
 import os
 import struct
-import subprocess
 import sys
 import zipfile
 import zlib
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
 from longshore.cluster.files.plugins import registered
+from tests.support import processes
 from tests.support.budgets import examples
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ Load = Callable[[Path], str]
 def load() -> Iterator[Load]:
     """Load files in a process of little memory; return what it said."""
     command = [sys.executable, "-W", "error", "-c", LOADER]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with processes.start(command, cwd=ROOT, stdin=processes.PIPE, stdout=processes.PIPE, text=True) as process:
         sends, answers = process.stdin, process.stdout
         assert sends is not None
         assert answers is not None

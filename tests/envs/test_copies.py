@@ -3,7 +3,6 @@
 import copy
 import json
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import View
 from tests.envs.copied_run import MAKERS, problem, trace
+from tests.support import processes
 from tests.support.budgets import examples
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def test_what_was_pickled_runs_on_in_another_process(tmp_path: Path) -> None:
         trace(env, 10, 0)
     (tmp_path / "envs").write_bytes(pickle.dumps(envs))
     command = [sys.executable, "-W", "error", "-m", "tests.envs.copied_run", str(tmp_path / "envs"), "30", "7"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = processes.run(command, cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [trace(env, 30, 7) for env in envs]
 

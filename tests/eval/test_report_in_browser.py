@@ -1,6 +1,5 @@
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from longshore.eval.figures.pictures import pictures
 from longshore.eval.report import write_report
 from tests.eval.runs import EVENTS, GPU_NODE, comparison, policies, scenarios
+from tests.support import processes
 
 pytestmark = pytest.mark.full
 
@@ -28,9 +28,7 @@ def test_a_browser_renders_the_report_without_complaint(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", comparison(6), shown, title="In a browser", facts={"date": "2026-11-21"})
     shot = tmp_path / "shot.png"
     command = [BROWSER, *OPTIONS, f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={shot}"]
-    run = subprocess.run(
-        [*command, (tmp_path / "report.html").as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
+    run = processes.run([*command, (tmp_path / "report.html").as_uri()], capture_output=True, timeout_s=120, check=True)
     assert not re.findall(r".*:CONSOLE.*", run.stderr)
     image = imread(shot)[..., :3]
     assert image.shape[:2] == (3600, 1280)

@@ -9,7 +9,6 @@ than empty folders, and pulling, which takes no time.
 import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from longshore.scheduler.files.processes import kill, living
 from tests.kubernetes_double.objects import ApiError, Key, Object, Objects, is_over, now
+from tests.support import processes
 
 _MESSAGE_BYTES = 4096  # of a termination message
 _IMAGE = re.compile(r"[a-z0-9]+([._/:@-]+[a-zA-Z0-9_]+)*")  # roughly the grammar of image references
@@ -51,10 +51,10 @@ class Container:
             "NVIDIA_VISIBLE_DEVICES": ",".join(gpus),
         }
         with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = processes.start(
                 [self._inside(part) for part in (*self.spec["command"], *self.spec.get("args", []))],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=folder,
-                env=given | environment, start_new_session=True,
+                stdin=processes.DEVNULL, stdout=log, stderr=processes.STDOUT, cwd=folder,
+                env=given | environment,
             )  # fmt: skip
         self._lines: list[bytes] = []
         self._read = 0

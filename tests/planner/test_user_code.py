@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.planner.profile.profiling import Limits, profile
+from tests.support import processes
 
 MODEL = """
 import torch
@@ -92,12 +92,12 @@ def test_a_profile_ends_with_who_asked_for_it(tmp_path: Path, number: int) -> No
     path, child = tmp_path / "train.py", tmp_path / "child"
     path.write_text(f"{BUILD}open({str(child)!r}, 'w').write(str(os.getpid()))\n    while True: pass")
     code = "import sys; from longshore.planner.profile.profiling import Limits, profile; profile(sys.argv[1], Limits())"
-    asking = subprocess.Popen([sys.executable, "-c", code, str(path)], stderr=subprocess.DEVNULL)
-    while not (child.exists() and child.read_text()):
-        assert asking.poll() is None
-        time.sleep(0.05)
-    asking.send_signal(number)
-    asking.wait()
+    with processes.start([sys.executable, "-c", code, str(path)], stderr=processes.DEVNULL) as asking:
+        while not (child.exists() and child.read_text()):
+            assert asking.poll() is None
+            time.sleep(0.05)
+        asking.send_signal(number)
+        asking.wait()
     pid, until = int(child.read_text()), time.monotonic() + 30.0
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
         assert time.monotonic() < until

@@ -6,7 +6,6 @@ First the scheduler's end of its link to a node is cut, then the node's ends of 
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import httpx
 from benchmarks.namespaces import NAMESPACES
 from tests.scheduler.cut_off_node import in_other_net, run, tell, until
 from tests.scheduler.serving_apart import serve_apart
+from tests.support import processes
 
 NODES = ("rack0-node1", "rack0-node2")
 HOME, PORT = "10.77.0.1", 8765  # of the scheduler: on none of the links, so that none takes it away
@@ -37,12 +37,12 @@ def inner(number: int) -> None:
     for way in ways:
         ip(way)
     line = ["agent", "--node", NODES[number - 1], "--every", "500ms", "--url", f"http://{HOME}:{PORT}"]
-    agent = subprocess.Popen([sys.executable, "-m", "longshore", *line])
+    agent = processes.start([sys.executable, "-m", "longshore", *line])
     for words in sys.stdin:
         ip(words.strip())
         if words.endswith("up\n"):
             for way in ways:
-                subprocess.run(["ip", *way.split()], capture_output=True, check=False)
+                processes.run(["ip", *way.split()], capture_output=True, check=False)
     agent.kill()
 
 
@@ -66,8 +66,8 @@ class Outer:
         for number in (1, 2):
             command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.apart_nodes", "--inner", str(number)]
             environment = {**os.environ, "LONGSHORE_TOKEN": secret}
-            self.nodes[number] = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
+            self.nodes[number] = processes.start(
+                command, env=environment, stdin=processes.PIPE, stdout=log, stderr=log, text=True
             )
 
     def say(self, number: int, words: str) -> None:

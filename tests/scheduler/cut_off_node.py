@@ -7,7 +7,6 @@ Two parts: the outer one has the scheduler, the inner one (`--inner`) the agent 
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ import httpx
 from benchmarks.namespaces import NAMESPACES
 from tests.scheduler.serving_apart import serve_apart
 from tests.scheduler.set_clock import SetClock
+from tests.support import processes
 
 NODE, ATTEMPT = "rack0-node1", "ls-01m8a4f41mybhyatw0vkdn9dh0-1"
 HERE, THERE, PORT = "10.77.0.1", "10.77.0.2", 8765
@@ -29,7 +29,7 @@ SETTINGS = f"{{folder: served, host: {HERE}, as_root: true, fencing: leases, pol
 
 
 def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+    processes.run(command, check=True, capture_output=True)
 
 
 def until(is_so: Callable[[], object], what: str) -> float:
@@ -57,10 +57,10 @@ def inner(mode: str, folder: Path) -> None:
         run("ip", "link", "set", *command)
     run("ip", "address", "add", f"{THERE}/24", "dev", "v1")
     environment = {**os.environ, "LONGSHORE_ATTEMPT": ATTEMPT}
-    job = subprocess.Popen(["sh", "-c", "env -i sleep 1000 & wait"], env=environment)
+    job = processes.start(["sh", "-c", "env -i sleep 1000 & wait"], env=environment)
     until(lambda: _children(job.pid), "the job's child")
     (child,) = _children(job.pid)
-    agent = subprocess.Popen(
+    agent = processes.start(
         [sys.executable, "-m", "longshore", "agent", "--node", NODE, "--url", f"http://{HERE}:{PORT}", "--fence"],
         env=os.environ | ({} if clock is None else clock.environment),
     )
@@ -109,8 +109,8 @@ class Outer:
         self.served, self.http, secret = serve_apart(folder, SETTINGS, f"http://{HERE}:{PORT}", log)
         command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.cut_off_node", "--inner", mode, str(folder)]
         environment = {**os.environ, "LONGSHORE_TOKEN": secret}
-        pipe = subprocess.PIPE
-        self.node = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True)
+        pipe = processes.PIPE
+        self.node = processes.start(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True)
 
     def state(self) -> str:
         """Return the state of the node, "" before its agent has reported."""

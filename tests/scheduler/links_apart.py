@@ -7,7 +7,6 @@ agent of node a is in two parts, so that it can be told to find a GPU faulty.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from benchmarks.link_probes import agent_on
 from benchmarks.namespaces import MANAGER, Network
 from tests.scheduler.served import LONGSHORE, Served, until
 from tests.scheduler.served_rings import held_by, ring_job, running, seated
+from tests.support import processes
 
 CLUSTER = """\
 node_types:
@@ -70,7 +70,7 @@ def main(folder: Path, case: str) -> None:
         if node:  # that of a is told what to find
             line = ["ip", "netns", "exec", network.name(node), *LONGSHORE, "agent", "--node", name]
             line += ["--url", served.url, "--probe", network.address(node), "--every", "1s"]
-            agents.append(subprocess.Popen(line, cwd=folder, env=environment))
+            agents.append(processes.start(line, cwd=folder, env=environment))
     until(lambda: sum(it["reported"] is not None for it in served.ask("/v1/nodes")) == len(agents))
     sys.stdout.write(json.dumps(play(served, network, case)) + "\n")
     sys.stdout.flush()

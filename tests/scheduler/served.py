@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 
 from longshore.cluster.files.free_port import free_port
+from tests.support import processes
 
 PATIENCE_S = 240.0  # far more than anything here takes
 LONGSHORE = [sys.executable, "-m", "longshore"]
@@ -31,7 +31,7 @@ class Served:
         self.folder, self.options = folder, options
         self.environment = {"XDG_STATE_HOME": str(folder / "state")}  # nothing is left in the home of who tests
         self.port = free_port()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: processes.Process[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -84,7 +84,7 @@ class Served:
         line = [*LONGSHORE, *SERVE, "--port", str(self.port), *self.options]
         environment = {**os.environ, **self.environment}
         with (self.folder / "serve.log").open("ab") as log:
-            process = self.process = subprocess.Popen(line, cwd=self.folder, env=environment, stdout=log, stderr=log)
+            process = self.process = processes.start(line, cwd=self.folder, env=environment, stdout=log, stderr=log)
         try:
             until(lambda: process.poll() is not None or self.answers())
         except AssertionError:
@@ -105,10 +105,10 @@ class Served:
             self.cancel(job["id"])
         until(lambda: self.ask("/v1/queue")["jobs"] == [])
 
-    def call(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str, check: bool = True) -> processes.CompletedProcess[str]:
         line = [*LONGSHORE, *arguments]
-        return subprocess.run(
-            line, cwd=self.folder, env=self.for_commands(), capture_output=True, text=True, check=check
+        return processes.run(
+            line, cwd=self.folder, env=self.for_commands(), capture_output=True, check=check
         )  # fmt: skip
 
     def for_commands(self) -> dict[str, str]:

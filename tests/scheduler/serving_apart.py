@@ -1,7 +1,6 @@
 """A real scheduler in the network namespace of the test."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,12 +8,14 @@ from typing import IO
 
 import httpx
 
+from tests.support import processes
+
 WITHIN_S = 60.0  # for it to start
 
 
 def serve_apart(
     folder: Path, settings: str, url: str, log: IO[str]
-) -> tuple[subprocess.Popen[bytes], httpx.Client, str]:
+) -> tuple[processes.Process[bytes], httpx.Client, str]:
     """Start a scheduler, and return its process, a client with its token, and the token.
 
     Args:
@@ -26,7 +27,7 @@ def serve_apart(
     (folder / "longshore.yaml").write_text(settings)
     serve = [sys.executable, "-m", "longshore", "serve", "--config", str(folder / "longshore.yaml")]
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}  # nothing is left in the home of who tests
-    process = subprocess.Popen(serve, cwd=folder, env=environment, stdout=log, stderr=log)
+    process = processes.start(serve, cwd=folder, env=environment, stdout=log, stderr=log)
     token, until_s = folder / "served" / "token", time.monotonic() + WITHIN_S
     while not (token.exists() and token.read_text().strip()):
         assert time.monotonic() < until_s, "no token"

@@ -2,10 +2,11 @@
 
 import shutil
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support import processes
 
 SOURCE = Path(__file__).with_name("set_clock.c")
 
@@ -22,7 +23,7 @@ class SetClock:
         if compiler is None:
             pytest.skip("no C compiler is installed")
         library, self._file = folder / "set_clock.so", folder / "set_clock"
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)
+        processes.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)
         self._file.write_bytes(struct.pack("l", 0))
         self.environment = {"LD_PRELOAD": str(library), "SET_CLOCK": str(self._file)}
 

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import sqlite3
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.command_line import Command
 from tests.scheduler.restored_trial import Restored, restored_trial
 from tests.scheduler.served import LONGSHORE
 from tests.scheduler.store.store_rows import job_now, submit
+from tests.support import processes
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def trial(tmp_path: Path) -> Iterator[Restored]:
         yield it
 
 
-def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*LONGSHORE, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+def call(folder: Path, *arguments: str) -> processes.CompletedProcess[str]:
+    return processes.run([*LONGSHORE, *arguments], cwd=folder, capture_output=True, check=False)
 
 
 def test_a_copy_is_whole_and_for_its_owner_alone_while_others_write(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """`longshore config check` says all that is wrong at once, and starts nothing."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from longshore.scheduler.serve.config_check import check, summary
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import read_settings
 from tests.scheduler.served import LONGSHORE
+from tests.support import processes
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -26,7 +26,7 @@ def wrong_in(folder: Path, text: str) -> list[str]:
 
 def test_the_example_is_right_and_is_summed_up() -> None:
     line = [*LONGSHORE, "config", "check", "examples/longshore.yaml"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = processes.run(line, cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "64 GPUs on 8 nodes" in done.stdout
     assert "policy: patient; order shortest" in done.stdout
@@ -118,7 +118,7 @@ def test_what_serve_refuses_is_told_by_the_check_in_the_same_words(tmp_path: Pat
 def test_a_file_with_faults_ends_with_status_2(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("port: 0\nhost: ''\n")
     line = [*LONGSHORE, "config", "check", "c.yaml"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = processes.run(line, cwd=tmp_path, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert [it.split(": ")[1] for it in done.stderr.splitlines()] == ["c.yaml:1:port", "c.yaml:2:host"]
 

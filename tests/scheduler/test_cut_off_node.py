@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from benchmarks.namespaces import NAMESPACES, why_not
 from tests.checkout import ROOT
 from tests.scheduler.cut_off_node import SETS_BY_S
+from tests.support import processes
 
 pytestmark = pytest.mark.full
 
@@ -28,7 +28,7 @@ def test_what_runs_on_a_node_that_is_cut_off_ends_before_the_scheduler_takes_it_
         pytest.skip("no C compiler is installed")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.cut_off_node", str(tmp_path), mode]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = processes.run(command, cwd=ROOT, env=environment, capture_output=True, timeout_s=300, check=False)
     log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""
     assert done.returncode == 0, done.stderr + log
     told = json.loads(done.stdout.splitlines()[-1])

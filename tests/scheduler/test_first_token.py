@@ -3,9 +3,7 @@
 import os
 import pty
 import re
-import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.client import END, Client
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.rows.user_tokens import add_token, revoke_token, tokens_of
+from tests.support import processes
 
 from .served import LONGSHORE, SERVE, Served, until
 
@@ -205,7 +204,7 @@ def test_a_port_at_which_another_user_listens_is_not_told_the_token(at_home: Pat
         f"os.setuid({NOBODY})\n"
         "it = socket.create_server(('127.0.0.1', 0)); print(it.getsockname()[1], flush=True); time.sleep(1000)"
     )
-    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    other = processes.start([sys.executable, "-c", code], stdout=processes.PIPE, text=True)
     try:
         assert other.stdout is not None
         port = int(other.stdout.readline())
@@ -228,25 +227,21 @@ def test_who_starts_it_at_a_terminal_is_given_a_link_that_lets_one_browser_in(tm
     ours, theirs = pty.openpty()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [*LONGSHORE, *SERVE, "--port", str(port)], cwd=tmp_path, stdout=theirs,
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
-    )  # fmt: skip
+    line, environment = [*LONGSHORE, *SERVE, "--port", str(port)], {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     told = b""
-    while b"no GPU is behind" not in told:
-        told += os.read(ours, 4096)
+    with processes.start(line, cwd=tmp_path, stdout=theirs, env=environment):
+        while b"no GPU is behind" not in told:
+            told += os.read(ours, 4096)
 
-    [link] = re.findall(rf"http://127\.0\.0\.1:{port}/login\?code=\S+", told.decode())
-    with httpx.Client(trust_env=False) as browser, httpx.Client(trust_env=False) as second:
-        until(lambda: answers(browser, port))
-        entered = browser.get(link)
-        assert (entered.status_code, entered.headers["Location"]) == (303, "/")
-        assert browser.get(f"http://127.0.0.1:{port}/").status_code == 200
-        again = second.get(link)
-        assert (again.status_code, "the link was used" in again.text) == (401, True)
+        [link] = re.findall(rf"http://127\.0\.0\.1:{port}/login\?code=\S+", told.decode())
+        with httpx.Client(trust_env=False) as browser, httpx.Client(trust_env=False) as second:
+            until(lambda: answers(browser, port))
+            entered = browser.get(link)
+            assert (entered.status_code, entered.headers["Location"]) == (303, "/")
+            assert browser.get(f"http://127.0.0.1:{port}/").status_code == 200
+            again = second.get(link)
+            assert (again.status_code, "the link was used" in again.text) == (401, True)
     assert (tmp_path / ".longshore" / "token").read_text().strip() not in told.decode()
-    process.send_signal(signal.SIGINT)
-    process.wait()
     os.close(ours)
     os.close(theirs)
 

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from longshore.scheduler.store.opening import open_store
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.served import Served, until
 from tests.scheduler.store.store_rows import job_now, submit
+from tests.support import processes
 
 MIB = 1 << 20
 LEAST_BYTES = 8 * MIB
@@ -32,7 +32,7 @@ def file_system(folder: Path) -> Iterator[Path]:
     folder.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", f"size={32 * MIB}", "none", str(folder)]
     try:
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        done = processes.run(line, capture_output=True, check=False)
     except FileNotFoundError:
         pytest.skip("no command `mount` here; on Debian: apt-get install mount")
     if done.returncode != 0:
@@ -40,7 +40,7 @@ def file_system(folder: Path) -> Iterator[Path]:
     yield folder
     (folder / "filling").unlink(missing_ok=True)
     end_all(folder / ".longshore")
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    processes.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture

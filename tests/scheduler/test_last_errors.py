@@ -1,7 +1,6 @@
 """The error by which a rank's log says why it ended: of real programs, and of logs that anybody may have written."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.files.last_error import MOST, TAIL_BYTES, error_in, last_error
+from tests.support import processes
 
 # As PyTorch tells of the error of a rank.
 RANK = r"print('[rank0]: Traceback (most recent call last):\n[rank0]:   File x, line 3\n[rank0]: ValueError: nan')"
@@ -34,7 +34,7 @@ def test_the_error_of_a_program_is_the_line_of_its_exception(tmp_path: Path, cod
         output.write(b"ValueError: of another program before it\n")
         output.flush()
         since = output.tell()
-        subprocess.run([sys.executable, "it.py"], cwd=tmp_path, stdout=output, stderr=output, check=False)
+        processes.run([sys.executable, "it.py"], cwd=tmp_path, stdout=output, stderr=output, check=False)
     found = last_error(str(log), since=since)
     assert found == FAILING[code]
 
@@ -43,7 +43,7 @@ def test_the_error_of_a_program_is_the_line_of_its_exception(tmp_path: Path, cod
 def test_a_script_that_cannot_be_begun_is_named(tmp_path: Path, given: str) -> None:
     log = tmp_path / "log"
     with log.open("wb") as output:
-        subprocess.run([sys.executable, given], cwd=tmp_path, stdout=output, stderr=output, check=False)
+        processes.run([sys.executable, given], cwd=tmp_path, stdout=output, stderr=output, check=False)
     assert given.removeprefix("-m") in last_error(str(log))
 
 

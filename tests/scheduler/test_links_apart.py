@@ -3,7 +3,6 @@
 import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from benchmarks.link_probes import MOST_OFF, RATES, probed
 from benchmarks.namespaces import NAMESPACES, why_not
+from tests.support import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ def play(case: str, folder: Path) -> dict[str, Any]:
     """Return what took the seat of a ring on node a; the link of node b is slow."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.links_apart", str(folder), case]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    done = processes.run(command, cwd=ROOT, env=environment, capture_output=True, timeout_s=400, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 from longshore.scheduler.store.rows.nodes import ALARM, CHANGE, GpuRow, NodeRow, set_out_of_service, write_health
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 from tests.scheduler.metrics_page import documented
+from tests.support import processes
 
 SPEC = {"command": ["true"], "grace_s": 30.0}
 OF_THE_CLIENT = re.compile(r"process_|.*_created$")  # not ours
@@ -259,8 +259,8 @@ def test_the_page_lists_every_metric_with_its_labels(watched: Watched) -> None:
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here; on Debian: apt-get install prometheus")
 def test_promtool_finds_nothing_to_complain_about(watched: Watched) -> None:
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=watched.metrics.scrape(), capture_output=True, check=False
+    done = processes.run(
+        ["promtool", "check", "metrics"], input=watched.metrics.scrape().decode(), capture_output=True, check=False
     )
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from tests.scheduler.metrics_page import documented
+from tests.support import processes
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "monitoring"
 NAME = re.compile(r"\blongshore_\w+")
@@ -54,7 +54,7 @@ def test_every_alert_has_a_test() -> None:
 @promtool
 @pytest.mark.parametrize("command", [["test", "rules", "alerts_test.yml"], ["check", "config", "prometheus.yml"]])
 def test_promtool_accepts(command: list[str]) -> None:
-    done = subprocess.run(["promtool", *command], cwd=FOLDER, capture_output=True, text=True, check=False)
+    done = processes.run(["promtool", *command], cwd=FOLDER, capture_output=True, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -67,8 +67,6 @@ def test_promtool_reads_every_query_of_grafana(tmp_path: Path) -> None:
     ]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
 
-    done = subprocess.run(
-        ["promtool", "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, text=True, check=False
-    )
+    done = processes.run(["promtool", "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr

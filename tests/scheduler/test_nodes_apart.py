@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from benchmarks.namespaces import NAMESPACES, why_not
 from tests.checkout import ROOT
+from tests.support import processes
 
 
 @pytest.mark.full
@@ -20,7 +20,7 @@ def test_a_node_is_unreachable_if_only_its_link_to_the_scheduler_is_cut_and_dead
         pytest.skip(why)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.apart_nodes", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    done = processes.run(command, cwd=ROOT, env=environment, capture_output=True, timeout_s=500, check=False)
     log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""
     assert done.returncode == 0, done.stderr + log
     told = json.loads(done.stdout.splitlines()[-1])

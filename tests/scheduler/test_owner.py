@@ -1,10 +1,10 @@
 """A lease may be taken from an owner that is proven gone, and from no other."""
 
 import os
-import subprocess
 import sys
 
 from longshore.scheduler.files.owner import is_proven_dead, this_process
+from tests.support import processes
 
 NAMED = "from longshore.scheduler.files.owner import this_process; print(this_process())"
 
@@ -14,7 +14,7 @@ def test_a_process_that_lives_is_not_dead() -> None:
 
 
 def test_a_process_that_has_ended_is_dead() -> None:
-    done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=True)
+    done = processes.run([sys.executable, "-c", NAMED], capture_output=True, check=True)
     assert is_proven_dead(done.stdout.strip())
 
 

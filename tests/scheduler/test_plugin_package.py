@@ -2,7 +2,6 @@
 
 import importlib.util
 import shutil
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +15,7 @@ from longshore.scheduler.service.twin import starts_of
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
 from tests.scheduler.twin_run import layout_of, simulated, twin_of
+from tests.support import processes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin-policy"
 PATIENCE_S = 120.0  # far more than anything here takes
@@ -27,9 +27,9 @@ def installed(folder: Path) -> Path:
     source, target = folder / "source", folder / "site"
     shutil.copytree(EXAMPLE, source)
     line = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
-    done = subprocess.run(
+    done = processes.run(
         [*line, "--no-deps", "--no-build-isolation", "--target", str(target), str(source)],
-        capture_output=True, text=True, check=False,
+        capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return target

@@ -1,6 +1,5 @@
 """Old history is deleted, with files, and nothing that anybody still needs."""
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from tests.command_line import Command
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.served import LONGSHORE
 from tests.scheduler.trials import Trial, local_trial, processes_of
+from tests.support import processes
 
 NODES = {"a": 4, "b": 4}
 ALL = Horizon(1e12, 1e12, 1e12)
@@ -193,9 +193,9 @@ def test_a_retention_that_cannot_be_is_refused_with_its_line(tmp_path: Path, wro
 
 
 def test_pruning_by_hand_says_what_it_would_do_does_it_and_makes_nothing(tmp_path: Path, longshore: Command) -> None:
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def call(*arguments: str) -> processes.CompletedProcess[str]:
         line = [*LONGSHORE, "prune", *arguments]
-        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return processes.run(line, cwd=tmp_path, capture_output=True, check=False)
 
     assert "is no folder" in call("--folder", "typo").stderr
     (tmp_path / ".longshore").mkdir()

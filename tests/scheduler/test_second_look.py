@@ -1,7 +1,6 @@
 """Real agents that are killed, stopped or shut: what the scheduler and the agents of other nodes find there."""
 
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,6 +16,7 @@ from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.events import events_after
 from longshore.scheduler.store.rows.nodes import CHANGE
 from tests.scheduler.served import LONGSHORE, Served, until
+from tests.support import processes
 
 A, B, C = "rack0-node0", "rack0-node1", "rack0-node2"
 STORE = ".longshore/longshore.db"
@@ -29,13 +29,13 @@ class Watched(Served):
     def __init__(self, folder: Path) -> None:
         (folder / "c.yaml").write_text(SETTINGS)
         super().__init__(folder, "--config", "c.yaml")
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.agents: dict[str, processes.Process[bytes]] = {}
         self.start()
 
     def agent(self, node: str, *options: str) -> None:
         """Start the agent of a node."""
         line = [*LONGSHORE, "agent", "--node", node, "--every", "100ms", "--url", self.url, *options]
-        self.agents[node] = subprocess.Popen(line, cwd=self.folder, stderr=subprocess.DEVNULL)
+        self.agents[node] = processes.start(line, cwd=self.folder, stderr=processes.DEVNULL)
 
     def end_agents(self) -> None:
         for it in self.agents.values():

@@ -2,12 +2,13 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.support import processes
 
 from .conftest import Here
 from .served import LONGSHORE, SERVE, Served, until
@@ -47,7 +48,7 @@ def test_a_policy_that_cannot_be_loaded_is_one_line_and_nothing_is_served(tmp_pa
     (tmp_path / "torn.zip").write_bytes(b"PK")
 
     line = [*LONGSHORE, *SERVE, "--policy", "torn.zip"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = processes.run(line, cwd=tmp_path, capture_output=True, check=False)
 
     assert done.returncode == 2
     loading, error = done.stderr.splitlines()

@@ -19,7 +19,7 @@ PIPE, DEVNULL, STDOUT = subprocess.PIPE, subprocess.DEVNULL, subprocess.STDOUT
 CalledProcessError, TimeoutExpired = subprocess.CalledProcessError, subprocess.TimeoutExpired
 CompletedProcess = subprocess.CompletedProcess
 
-WAIT_S = 40.0  # for all waits that name no other time: less than a test has, so that the wait is what fails
+WAIT_S = 240.0  # for all waits that name no other time: most tests end before, and with them what they started
 # What Python itself ignores in each process, and `subprocess` gives back to a child.
 _PYTHON_IGNORES = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 # In the environment of each process that descends from these tests, whatever session it is in.
@@ -63,6 +63,12 @@ class Process(subprocess.Popen[AnyStr]):
             late.add_note(f"it wrote: {late.output!r}\n{late.stderr!r}")
             raise
 
+    def __del__(self) -> None:
+        """End one that everybody has forgotten, and warn of it as `Popen` does."""
+        if getattr(self, "returncode", 0) is None:
+            _kill_group(self)
+        super().__del__()
+
     def __exit__(self, *_: object) -> None:
         """Kill what is left, and close its pipes: unlike that of `Popen`, this never waits for it to end by itself."""
         self.end()
@@ -81,36 +87,26 @@ class Process(subprocess.Popen[AnyStr]):
 
 @overload
 def start(
-    line: Line, *, text: Literal[True], cwd: Path | str | None = ..., env: Mapping[str, str] | None = ...,
-    stdin: Stream = ..., stdout: Stream = ..., stderr: Stream = ..., before: Callable[[], None] | None = ...,
-) -> Process[str]: ...  # fmt: skip
+    line: Line, *, text: Literal[True], before: Callable[[], None] | None = ..., **options: Any
+) -> Process[str]: ...
 @overload
-def start(
-    line: Line, *, text: Literal[False] = ..., cwd: Path | str | None = ..., env: Mapping[str, str] | None = ...,
-    stdin: Stream = ..., stdout: Stream = ..., stderr: Stream = ..., before: Callable[[], None] | None = ...,
-) -> Process[bytes]: ...  # fmt: skip
+def start(line: Line, **options: Any) -> Process[bytes]: ...
 def start(
     line: Line,
     *,
     text: bool = False,
-    cwd: Path | str | None = None,
-    env: Mapping[str, str] | None = None,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
     before: Callable[[], None] | None = None,
+    env: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Process[Any]:
     """Start a process with default signals, in a session of its own.
 
     Args:
         line: The command and its arguments.
         text: Whether pipes carry text, in UTF-8, rather than bytes.
-        cwd: Where it starts.
-        env: Its environment, that of this process by default; `MARK` is added.
-        stdin: As for `Popen`; so are `stdout` and `stderr`.
-        stdout: See there.
-        stderr: See there.
         before: Called in the child before the command.
+        env: Its environment, that of this process by default; `MARK` is added.
+        options: Of `subprocess.Popen`.
 
     Returns:
         It, which is a context that ends with a kill.
@@ -122,53 +118,39 @@ def start(
             before()
 
     process: Process[Any] = Process(
-        line, cwd=cwd, env={**(os.environ if env is None else env), MARK: os.environ[MARK]}, stdin=stdin,
-        stdout=stdout, stderr=stderr, start_new_session=True, encoding="utf-8" if text else None,
+        line, env={**(os.environ if env is None else env), MARK: os.environ[MARK]}, start_new_session=True,
+        encoding="utf-8" if text else None,
         # Costs a real fork, so that it is only for those that need it.
-        preexec_fn=prepare if before or _signals_to_restore() else None,
+        preexec_fn=prepare if before or _signals_to_restore() else None, **options,
     )  # fmt: skip
     _started.add(process)
     return process
 
 
-@overload
-def run(
-    line: Line, *, check: bool, text: Literal[True] = ..., timeout_s: float = ..., capture_output: bool = ...,
-    input: str | None = ..., cwd: Path | str | None = ..., env: Mapping[str, str] | None = ...,
-    stdin: Stream = ..., stdout: Stream = ..., stderr: Stream = ..., before: Callable[[], None] | None = ...,
-) -> subprocess.CompletedProcess[str]: ...  # fmt: skip
-@overload
-def run(
-    line: Line, *, check: bool, text: Literal[False], timeout_s: float = ..., capture_output: bool = ...,
-    input: bytes | None = ..., cwd: Path | str | None = ..., env: Mapping[str, str] | None = ...,
-    stdin: Stream = ..., stdout: Stream = ..., stderr: Stream = ..., before: Callable[[], None] | None = ...,
-) -> subprocess.CompletedProcess[bytes]: ...  # fmt: skip
 def run(
     line: Line,
     *,
     check: bool,
-    text: bool = True,
     timeout_s: float = WAIT_S,
     capture_output: bool = False,
-    input: str | bytes | None = None,  # noqa: A002
+    input: str | None = None,  # noqa: A002
     stdin: Stream = None,
     stdout: Stream = None,
     stderr: Stream = None,
     **options: Any,
-) -> subprocess.CompletedProcess[Any]:
-    """Run a command to its end, as `subprocess.run` does; what it leaves of its group is killed.
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, as `subprocess.run` does with text; what it leaves of its group is killed.
 
     Args:
         line: The command and its arguments.
         check: Whether a failure raises, with what was written in the message.
-        text: Whether what it wrote is returned as text rather than bytes.
         timeout_s: Seconds that it may take.
         capture_output: Whether what it writes is returned.
         input: What it reads; without it, it reads nothing.
-        stdin: As for `start`; so are `stdout`, `stderr` and the rest.
+        stdin: As for `Popen`; so are `stdout` and `stderr`.
         stdout: See there.
         stderr: See there.
-        options: See there.
+        options: Of `start`.
 
     Raises:
         CalledProcessError: If it fails, and `check` is set.
@@ -176,7 +158,7 @@ def run(
     """
     pipe = PIPE if capture_output else None
     given = PIPE if input is not None else DEVNULL if stdin is None else stdin
-    with start(line, text=text, stdin=given, stdout=stdout or pipe, stderr=stderr or pipe, **options) as process:  # type: ignore[call-overload]
+    with start(line, text=True, stdin=given, stdout=stdout or pipe, stderr=stderr or pipe, **options) as process:
         out, err = process.communicate(input, timeout_s)
         status = process.wait()
     if check and status:

@@ -1,7 +1,6 @@
 """A stranger's network is one file and one registration: it is trained, loaded, compared, and obeyed by a scheduler."""
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from longshore.training.presets import PRESETS, Hyperparameters
 from tests.command_line import Command
 from tests.plain_run import busy_case
 from tests.scheduler.twin_run import layout_of, simulated, twin_of
+from tests.support import processes
 from tests.their_network import install_network, with_actions
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)
@@ -108,5 +108,5 @@ def test_the_help_names_every_network_that_is_installed(tmp_path: Path, monkeypa
     install_network(tmp_path / "package", monkeypatch, with_actions(NODES))
     line = [sys.executable, "-m", "longshore", "train", "--help"]
     environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
+    done = processes.run(line, capture_output=True, check=True, env=environment)
     assert "candidates, mlp, set or theirs" in done.stdout

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from tests.policies_under_test import untrained_candidates
 from tests.scheduler.served import until
 from tests.scheduler.twin_run import learning_case
 from tests.strategies import Case
+from tests.support import processes
 from tests.training.lived import Lived, lived_through
 from tests.training.smaller import with_few_draws, with_short_windows
 
@@ -198,7 +198,7 @@ def test_train_goes_on_online_until_ctrl_c(lived: Lived, tmp_path: Path) -> None
     history.write_text("".join(lived.file.read_text().splitlines(keepends=True)[:3]))
     line: list[str | Path] = [sys.executable, "-m", "longshore", "train", "--history", history]
     line += ["--online", served, "--logdir", tmp_path]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+    with processes.start(line, stdout=processes.PIPE, text=True) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
         process.send_signal(signal.SIGINT)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.command_line import Command
 from tests.scheduler.backends.ray_cluster import RayCluster
+from tests.support import processes
 from tests.training.smaller import trace
 
 pytestmark = pytest.mark.full
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.full
 LINE = ("--order", "easy", "--steps", "2000", "--trials", "1", "--logdir", "runs")
 
 
-def tuned(folder: Path, cluster: RayCluster, address: str) -> subprocess.CompletedProcess[str]:
+def tuned(folder: Path, cluster: RayCluster, address: str) -> processes.CompletedProcess[str]:
     jobs = trace(folder / "jobs.csv", 1, jobs=200)
     line = [sys.executable, "-m", "longshore", "tune", "--trace", str(jobs), *LINE, "--ray", address]
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(cluster.token)}
-    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return processes.run(line, cwd=folder, env=environment, capture_output=True, check=False)
 
 
 def address_of(cluster: RayCluster) -> str:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from longshore.planner.execution.measured import Measured
 from tests.command_line import Command
+from tests.support import processes
 
 pytestmark = pytest.mark.full
 
@@ -91,8 +91,8 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_in_one_line(
 def test_a_checkpoint_that_cannot_be_written_stops_nobody(folder: Path) -> None:
     (folder / "kept").write_text("a file")
     command = [sys.executable, "-m", "longshore", "planner", "run", "two.json", COUNTING]
-    done = subprocess.run(
-        [*command, "--steps", "2", "--checkpoints", "kept"], capture_output=True, text=True, check=True, env=os.environ
+    done = processes.run(
+        [*command, "--steps", "2", "--checkpoints", "kept"], capture_output=True, check=True, env=os.environ
     )
     assert "no checkpoint of step 2: " in done.stdout
     assert "step 2 of 2: loss" in done.stdout

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from longshore.planner.execution.in_ring import MakeRing
 from longshore.planner.execution.worker import main
 from tests.command_line import Command
+from tests.support import processes
 
 pytestmark = pytest.mark.full
 
@@ -57,7 +57,7 @@ def in_ring(*options: str, model: str = "killed.py", kept: str = "kept", status:
     command += [sys.executable, "-m", "longshore.stage", "plan.json", model, "--steps", str(STEPS)]
     command += ["--save", "ring", "--checkpoints", kept, "--checkpoint-s", "0"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = processes.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -157,6 +157,6 @@ def test_a_ring_of_other_seats_than_the_plan_has_replicas_is_refused(folder: Pat
     command = [sys.executable, "-m", "longshore.ring", "--seats", "1", "--"]
     command += [sys.executable, "-m", "longshore.stage", "plan.json", str(HERE / "counting.py")]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = processes.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode != 0
     assert "the ring has 1 seats, and the plan is for 2" in done.stdout + done.stderr

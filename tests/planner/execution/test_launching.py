@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.planner.execution.launching import _RUN, launch
+from tests.support import processes
 
 LAUNCH = """\
 import sys
@@ -39,19 +39,19 @@ def test_a_launcher_that_is_killed_leaves_no_process(how: signal.Signals, tmp_pa
     files = tmp_path / "temporary"
     files.mkdir()
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(files)}
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCH, tmp_path], env=path, stderr=subprocess.DEVNULL)
-    until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
-    launcher.send_signal(how)
-    launcher.wait()
+    with processes.start([sys.executable, "-c", LAUNCH, tmp_path], env=path, stderr=processes.DEVNULL) as launcher:
+        until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
+        launcher.send_signal(how)
+        launcher.wait()
     assert how is signal.SIGKILL or not list(files.iterdir())
-    processes = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
-    until(lambda: not any(map(lives, processes)))
+    ranks = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    until(lambda: not any(map(lives, ranks)))
 
 
 def test_a_process_whose_launcher_ended_before_it_could_ask_to_be_ended_with_it_ends_itself() -> None:
     someone_else = str(os.getppid())
-    done = subprocess.run([sys.executable, "-c", _RUN, someone_else, "this"], capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (1, b"")
+    done = processes.run([sys.executable, "-c", _RUN, someone_else, "this"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 def test_a_process_that_fails_ends_the_others_and_is_told(tmp_path: Path) -> None:

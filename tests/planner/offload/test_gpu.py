@@ -1,7 +1,6 @@
 """State that is put away from a real GPU; without one these tests are skipped."""
 
 import os
-import subprocess
 import sys
 import time
 from itertools import product
@@ -15,6 +14,7 @@ from longshore.planner.model.break_even import Offload
 from longshore.planner.offload.moving import Mover
 from longshore.planner.offload.offloading import Offloading, Wish
 from longshore.planner.offload.pinned import PinnedPlace
+from tests.support import processes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
 GPU = torch.device("cuda", 0)
@@ -119,7 +119,7 @@ def test_a_training_that_puts_state_away_has_the_same_weights_and_needs_less_mem
 
 
 def test_a_kernel_that_fails_while_state_is_away_is_told_and_nobody_waits() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN], env=dict(os.environ), capture_output=True, text=True, timeout=120, check=False
+    done = processes.run(
+        [sys.executable, "-c", BROKEN], env=dict(os.environ), capture_output=True, timeout_s=120, check=False
     )
     assert done.stdout.splitlines() == ["told True"] * 2, done.stderr[-2000:]

@@ -2,8 +2,6 @@
 
 import ctypes
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +18,7 @@ from longshore.planner.offload.host_file import PREFIX, sweep
 from longshore.planner.offload.moving import Mover
 from longshore.planner.offload.places import FilePlace
 from longshore.planner.offload.state import of_optimizer, of_parameters
+from tests.support import processes
 from tests.support.budgets import examples
 
 FAR_S = 1e9  # nothing comes back by itself
@@ -164,12 +163,10 @@ def test_a_process_killed_at_any_moment_leaves_no_file(how: str, tmp_path: Path)
     rng = np.random.default_rng(5)
     for _ in range(3):
         line = [sys.executable, "-c", COMES_AND_GOES, str(tmp_path), how]
-        process = subprocess.Popen(line, env=path, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(rng.uniform(0.0, 0.2))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        with processes.start(line, env=path, stdout=processes.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(rng.uniform(0.0, 0.2))
         if how == "named":  # killed between two calls; whoever comes next removes what is left
             FilePlace(1, tmp_path).close()
         assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from longshore.planner.model.playing import Schedule, order
 from longshore.planner.sharing.arbiter import Arbiter, name_of
 from longshore.planner.sharing.device import Device, Kind, Pass
 from longshore.planner.sharing.turn import Turn
+from tests.support import processes
 
 PASSES = st.builds(Pass, st.integers(0, 3), st.sampled_from(Kind), st.integers(0, 3), st.integers(0, 5))
 EVENTS = st.lists(st.tuples(st.sampled_from(["want", "done", "gone", "grant"]), st.integers(0, 5), PASSES), max_size=80)
@@ -141,11 +141,9 @@ with Turn(sys.argv[1], 0, 0, starts=False).of(0, Kind.forward):
 
 def test_a_device_is_free_again_when_who_has_it_is_killed(arbiter: tuple[str, threading.Thread]) -> None:
     mine = Turn(arbiter[0], 0, 1, starts=False)
-    holder = subprocess.Popen([sys.executable, "-c", HOLDS, arbiter[0]], stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    holder.kill()
-    holder.communicate()
+    with processes.start([sys.executable, "-c", HOLDS, arbiter[0]], stdout=processes.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
     with mine.of(0, Kind.backward):
         pass
     mine.close()

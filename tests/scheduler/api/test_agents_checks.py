@@ -1,7 +1,6 @@
 """A real agent runs the checks that clear a quarantine, where the scheduler's nodes are other machines."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from longshore.scheduler.health.monitoring.check_orders import CheckOrders
 from longshore.scheduler.service.clearing import Clearing
 from longshore.scheduler.service.service import Service
 from tests.scheduler.served import LONGSHORE, until
+from tests.support import processes
 
 NODE = "rack0-node2"
 
@@ -34,10 +34,8 @@ def elsewhere(service: Service) -> None:
 def agent_of(api: httpx.Client, folder: Path, *options: str) -> Iterator[None]:
     line = [*LONGSHORE, "agent", "--node", NODE, "--every", "100ms", "--url", str(api.base_url).rstrip("/"), *options]
     environment = {**os.environ, "XDG_STATE_HOME": str(folder)}
-    process = subprocess.Popen(line, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
-    yield
-    process.kill()
-    process.wait()
+    with processes.start(line, cwd=folder, env=environment, stderr=processes.DEVNULL):
+        yield
 
 
 def clear(api: httpx.Client) -> httpx.Response:

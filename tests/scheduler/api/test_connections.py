@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from longshore.scheduler.serve.connections import Bounds, Patience, bounds_of
 from longshore.scheduler.serve.rare_lines import Seldom
 from longshore.scheduler.serve.server import PATIENCE
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, SERVE, Served, until
+from tests.support import processes
 
 from .conftest import client_of
 
@@ -179,7 +179,7 @@ def test_as_many_files_may_be_opened_as_are_allowed() -> None:
         "from longshore.scheduler.serve.server import raise_files\n"
         "print(raise_files(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = processes.run([sys.executable, "-c", code], capture_output=True, check=True)
 
     assert done.stdout == "300 300 300\n"
 
@@ -216,7 +216,7 @@ def test_three_hundred_half_sent_requests_do_not_stop_a_scheduler_with_few_files
     served = Served(tmp_path)
     line = ["sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", *LONGSHORE, *SERVE, "--port", str(served.port)]
     with (tmp_path / "serve.log").open("wb") as log:
-        process = served.process = subprocess.Popen(
+        process = served.process = processes.start(
             line, cwd=tmp_path, env={**os.environ, **served.environment}, stdout=log, stderr=log,
         )  # fmt: skip
     try:

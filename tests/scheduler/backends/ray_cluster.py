@@ -3,7 +3,6 @@
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.ray.names import LABEL, gpu_resource
 from longshore.scheduler.files.processes import Identity, boot_id, children, find, is_alive
 from tests.scheduler.backends.attempts import until
+from tests.support import processes
 
 GPUS = 4
 INSTALL = "pip install 'longshore[ray]'"
@@ -72,14 +72,13 @@ class RayCluster:
         self._raylets: dict[str, Identity] = {}
         self._process = self._start_head()
 
-    def _start_head(self) -> subprocess.Popen[str]:
+    def _start_head(self) -> processes.Process[str]:
         environment = {
             **os.environ, **_SETTINGS, "RAY_TMPDIR": self._temporary, "RAY_AUTH_TOKEN_PATH": str(self.token),
         }  # fmt: skip
         line = [sys.executable, "-u", "-c", _NODES, _ADDRESS, str(self._port), LABEL]
-        return subprocess.Popen(
-            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
-            start_new_session=True,
+        return processes.start(
+            line, stdin=processes.PIPE, stdout=processes.PIPE, stderr=self._log, env=environment, text=True,
         )  # fmt: skip
 
     def start(self) -> None:

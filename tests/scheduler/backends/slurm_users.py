@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.rows.jobs import list_jobs, set_desired
 from longshore.scheduler.store.rows.reservations import held_gpus
+from tests.support import processes
 
 NOBODY = 65534
 PATIENCE_S = 180.0
@@ -140,17 +140,17 @@ class Site:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def try_sbatch(self, *options: str, script: str = "true", user: int = NOBODY) -> subprocess.CompletedProcess[str]:
+    def try_sbatch(self, *options: str, script: str = "true", user: int = NOBODY) -> processes.CompletedProcess[str]:
         """Submit a script as a user does."""
         line = ["sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", *options, "--wrap", script]
         return self.as_user(*line, user=user)
 
-    def as_user(self, *line: str, user: int = NOBODY) -> subprocess.CompletedProcess[str]:
+    def as_user(self, *line: str, user: int = NOBODY) -> processes.CompletedProcess[str]:
         """Run one of Slurm's commands as a user."""
         environment = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.cluster.conf)}
-        return subprocess.run(
-            line, env=environment, cwd="/tmp", user=user, group=user, extra_groups=(), capture_output=True, text=True,
-            timeout=PATIENCE_S, check=False,
+        return processes.run(
+            line, env=environment, cwd="/tmp", user=user, group=user, extra_groups=(), capture_output=True,
+            timeout_s=PATIENCE_S, check=False,
         )  # fmt: skip
 
     def jobs(self) -> dict[str, JobRow]:

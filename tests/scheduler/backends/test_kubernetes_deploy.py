@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from tests.kubernetes_double.server import LOSE
 from tests.scheduler.backends.attempts import THREE_GPUS, end_of, runs, sh, until
 from tests.scheduler.backends.kubernetes_trials import Trial
+from tests.support import processes
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "kubernetes"
 BASE = DEPLOY / "base"
@@ -147,7 +147,7 @@ def test_every_mount_has_its_volume_and_the_configuration_is_where_it_is_looked_
 
 def is_new_enough(kubectl: str) -> bool:
     """Say whether a kubectl knows patches with a target, as in deploy/kubernetes/postgresql."""
-    told = subprocess.run([kubectl, "version", "--client", "-o", "json"], capture_output=True, text=True, check=False)
+    told = processes.run([kubectl, "version", "--client", "-o", "json"], capture_output=True, check=False)
     version = json.loads(told.stdout)["clientVersion"]
     return (int(version["major"]), int(version["minor"].rstrip("+"))) >= (1, 21)
 
@@ -157,7 +157,7 @@ def rendered(folder: Path) -> list[dict[str, Any]]:
     kubectl = shutil.which("kubectl")
     if kubectl is None or not is_new_enough(kubectl):
         pytest.skip("no kubectl 1.21 or newer (https://kubernetes.io/docs/tasks/tools/); that of Debian 12 is older")
-    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    done = processes.run([kubectl, "kustomize", str(folder)], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 

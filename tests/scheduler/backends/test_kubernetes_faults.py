@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.kubernetes_double.server import CUT, HANG, LOSE
 from tests.scheduler.backends.attempts import NODES, ONE_GPU, THREE_GPUS, end_of, runs, sh, until
 from tests.scheduler.backends.kubernetes_launch import attempt_of
 from tests.scheduler.backends.kubernetes_trials import Trial
+from tests.support import processes
 
 ROOT = Path(__file__).parents[3]
 LAUNCH_CALLS = ("create leases", "create pods", "patch resourceclaims", "patch pods")
@@ -71,14 +71,10 @@ def test_the_attempt_of_a_scheduler_that_was_killed_while_it_launched_starts_onc
     script = f"echo $RANK >> {tmp_path}/starts"
     trial.cluster.server.faults.once(call, HANG)
     command = [sys.executable, "-m", "tests.scheduler.backends.kubernetes_launch"]
-    scheduler = subprocess.Popen(
-        [*command, str(trial.cluster.kubeconfig), str(tmp_path / "scheduler"), script],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
+    line = [*command, str(trial.cluster.kubeconfig), str(tmp_path / "scheduler"), script]
     verb, _, resource = call.partition(" ")
-    until(lambda: any((made.verb, made.resource) == (verb, resource) for made in trial.cluster.server.calls))
-    scheduler.kill()
-    scheduler.wait()
+    with processes.start(line, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}):
+        until(lambda: any((made.verb, made.resource) == (verb, resource) for made in trial.cluster.server.calls))
     trial.cluster.server.faults.lift()
     attempt, fresh = attempt_of(script), trial.make()
     fresh.launch(attempt, THREE_GPUS)

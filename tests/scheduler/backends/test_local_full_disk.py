@@ -2,7 +2,6 @@
 
 import json
 import resource
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.scheduler.backends.attempts import (
     supervisor_of,
     until,
 )
+from tests.support import processes
 
 BLOCK = 1 << 12
 
@@ -51,7 +51,7 @@ def small(tmp_path: Path) -> Iterator[Disk]:
     folder.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
     try:
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        done = processes.run(line, capture_output=True, check=False)
     except FileNotFoundError:
         pytest.skip("no command `mount` here; on Debian: apt-get install mount")
     if done.returncode != 0:
@@ -67,7 +67,7 @@ def small(tmp_path: Path) -> Iterator[Disk]:
     yield Disk(folder, fill, lambda _: (folder / "filling").unlink())
     (folder / "filling").unlink(missing_ok=True)
     end_all(folder)
-    subprocess.run(["umount", str(folder)], check=True)
+    processes.run(["umount", str(folder)], check=True)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,11 +28,12 @@ from tests.scheduler.backends.attempts import (
     supervisor_of,
     until,
 )
+from tests.support import processes
 
 
 @pytest.fixture
-def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:
+def stranger() -> Iterator[processes.Process[bytes]]:
+    with processes.start(["sleep", "1000"]) as process:
         yield process
         process.kill()
 
@@ -249,7 +249,7 @@ def test_a_process_that_lives_on_without_its_first_thread_is_not_gone(tmp_path: 
 
 
 def test_a_stranger_that_got_the_supervisors_pid_lives(
-    tmp_path: Path, backend: LocalBackend, stranger: subprocess.Popen[bytes]
+    tmp_path: Path, backend: LocalBackend, stranger: processes.Process[bytes]
 ) -> None:
     attempt, folder = ended(tmp_path, backend)
     (folder / "exit.json").unlink()
@@ -268,7 +268,7 @@ def test_a_stranger_that_got_the_supervisors_pid_lives(
 
 
 def test_after_a_restart_of_the_machine_an_attempt_is_lost_and_no_number_is_believed(
-    tmp_path: Path, backend: LocalBackend, stranger: subprocess.Popen[bytes]
+    tmp_path: Path, backend: LocalBackend, stranger: processes.Process[bytes]
 ) -> None:
     attempt, folder = ended(tmp_path, backend)
     (folder / "exit.json").unlink()

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ from longshore.scheduler.backends.local.supervisor.member_traces import MemberTr
 from longshore.scheduler.backends.local.supervisor.ring_host import PLACES, RING, read_place
 from longshore.scheduler.backends.protocol import MemberPlace, Seats
 from tests.scheduler.backends.attempts import until
+from tests.support import processes
 
 NAME = "ls-job-1"
 ORPHAN = "import os, time; os.setsid() if os.fork() == 0 else os._exit(0); time.sleep(1000)"
@@ -85,29 +85,28 @@ def test_places_are_read_by_rank(backend: LocalBackend, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[bytes]]]:
-    processes: list[subprocess.Popen[bytes]] = []
-    yield processes
-    for process in processes:
-        process.kill()
-        process.wait()
+def started() -> Iterator[list[processes.Process[bytes]]]:
+    made: list[processes.Process[bytes]] = []
+    yield made
+    for process in made:
+        process.end()
 
 
 @pytest.mark.parametrize("trace", ["environment", "log", "session"])
 def test_what_a_member_left_behind_is_killed_and_others_are_not(
-    tmp_path: Path, started: list[subprocess.Popen[bytes]], trace: str
+    tmp_path: Path, started: list[processes.Process[bytes]], trace: str
 ) -> None:
     log = tmp_path / "rank-1.log"
     clean = {"PATH": os.environ["PATH"]}
     marks = {"LONGSHORE_ATTEMPT": NAME, "LONGSHORE_RING_MEMBER": "1"} if trace == "environment" else {}
     command = [sys.executable, "-c", ORPHAN]
     with log.open("ab") as output:
-        its = output if trace == "log" else subprocess.DEVNULL
+        its = output if trace == "log" else processes.DEVNULL
         line = command if trace != "session" else ["sh", "-c", "sleep 1000 &"]
-        left = subprocess.Popen(line, env={**clean, **marks}, stdout=its, start_new_session=True)
-        other = subprocess.Popen(
+        left = processes.start(line, env={**clean, **marks}, stdout=its)
+        other = processes.start(
             [sys.executable, "-c", "import time; time.sleep(1000)"],
-            env={**clean, "LONGSHORE_ATTEMPT": NAME, "LONGSHORE_RING_MEMBER": "2"}, start_new_session=True,
+            env={**clean, "LONGSHORE_ATTEMPT": NAME, "LONGSHORE_RING_MEMBER": "2"},
         )  # fmt: skip
     started += [left, other]
     left.wait()
@@ -127,7 +126,7 @@ def test_a_rank_is_not_left_while_a_process_lives_that_cannot_be_looked_into(
     if kind == "other" and os.getuid() != 0:
         pytest.skip("only root can start processes of other users")
     command = [sys.executable, "-m", "tests.scheduler.backends.hidden_process", how, kind, str(tmp_path / "log")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = processes.run(command, capture_output=True, check=True)
     left, found = json.loads(done.stdout)
     try:
         assert not any(lives and is_left for lives, is_left in found)

@@ -1,6 +1,5 @@
 import os
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from tests.scheduler.backends.attempts import (
     supervisor_of,
     until,
 )
+from tests.support import processes
 
 WAIT_FOR_GO = "while [ ! -e go ]; do sleep 0.05; done; "
 
@@ -53,13 +53,13 @@ def work_of(folder: Path, attempt: Attempt) -> Path:
 def start_again(folder: Path, attempt: Attempt) -> int:
     module = "longshore.scheduler.backends.local.supervisor.supervisor"
     code = f"import os, sys; from {module} import main; os._exit(main(sys.argv[1]))"
-    return subprocess.run([sys.executable, "-c", code, str(own_folder(folder, attempt))], check=False).returncode
+    return processes.run([sys.executable, "-c", code, str(own_folder(folder, attempt))], check=False).returncode
 
 
 def test_a_job_outlives_its_scheduler_and_is_adopted_by_the_next(tmp_path: Path, backend: LocalBackend) -> None:
     attempt = sh(WAIT_FOR_GO + "exit 9")
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path), attempt.name, attempt.command[2]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as scheduler:
+    with processes.start(command, stdout=processes.PIPE) as scheduler:
         assert scheduler.stdout is not None
         assert scheduler.stdout.readline() == b"launched\n"
         scheduler.kill()

@@ -3,7 +3,6 @@
 import inspect
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from longshore.scheduler.commands.admin.extending import DEFAULT_PORT, extender
 from longshore.scheduler.extender.app import create_app
 from tests.scheduler.extender.kube_scheduler import passed, scores
 from tests.scheduler.extender.serving import HOSTS, PATIENCE_S, ROOT, by_hand, names_request, pod, ranker_of
+from tests.support import processes
 
 LONGSHORE = [sys.executable, "-m", "longshore", "extender"]
 DEPLOY = ROOT / "deploy" / "extender"
@@ -27,7 +27,7 @@ def test_the_command_serves_ranks_until_it_is_stopped(tmp_path: Path) -> None:
     port = free_port()
     line = [*LONGSHORE, "--cluster", str(by_hand(tmp_path)), "--policy", "patient", "--port", str(port)]
     line += ["--deadline", "60s"]  # what is asked here is not how fast it is
-    process = subprocess.Popen(line)
+    process = processes.start(line)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
             give_up = time.monotonic() + PATIENCE_S
@@ -52,7 +52,7 @@ def answers(client: httpx.Client) -> bool:
 
 
 def test_an_address_that_is_none_is_told_in_one_line() -> None:
-    done = subprocess.run([*LONGSHORE, "--api", "here"], capture_output=True, text=True, check=False)
+    done = processes.run([*LONGSHORE, "--api", "here"], capture_output=True, check=False)
 
     assert done.returncode == 2
     assert done.stderr.strip() == (

@@ -3,7 +3,6 @@
 import json
 import shutil
 import ssl
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from longshore.scheduler.extender.watching import Watch
 from tests.scheduler.extender.api_by_hand import KubernetesApi, kubernetes_api
 from tests.scheduler.extender.kube_scheduler import scores
 from tests.scheduler.extender.serving import PATIENCE_S, names_request, node, pod, ranker_of, served
+from tests.support import processes
 
 PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
 
@@ -144,7 +144,7 @@ def test_it_speaks_to_the_api_as_the_service_account_of_its_pod(tmp_path: Path) 
         "-out",
         str(certificate),
     ]
-    subprocess.run(line, check=True, capture_output=True)
+    processes.run(line, check=True, capture_output=True)
     (tmp_path / "token").write_text("secret\n")
     encryption = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     encryption.load_cert_chain(certificate, key)

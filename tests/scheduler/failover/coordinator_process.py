@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from longshore.scheduler.failover import coordinator, wire
 from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover.greeting import greet_blocking
 from longshore.scheduler.failover.settings import STATE, Settings, make_ring
+from tests.support import processes
 
 from .trial import LIMIT_S, ROOT
 
@@ -142,7 +142,7 @@ def started(folder: Path, *before: str, linger_s: float = coordinator.LINGER_S) 
     command = [*before, sys.executable, "-c", begin, str(folder)]
     with (folder / "log").open("ab") as log:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        process = subprocess.Popen(command, env=environment, stderr=log)
+        process = processes.start(command, env=environment, stderr=log)
     ring = Process(folder, settings, process.pid)
     try:
         wait_for((folder / STATE).exists)

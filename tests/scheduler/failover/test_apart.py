@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from benchmarks.namespaces import NAMESPACES, why_not
 from longshore.scheduler.failover import wire
+from tests.support import processes
 
 from .apart import LOST, SEATS, STEPS
 from .trial import ROOT, Outcome, run_ring
@@ -27,7 +27,7 @@ def play(case: str, folder: Path) -> tuple[Outcome, str]:
         pytest.skip(why)
     command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.failover.apart", case, str(folder)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420, check=False)
+    done = processes.run(command, cwd=ROOT, env=environment, capture_output=True, timeout_s=420, check=False)
     assert done.returncode == 0, done.stderr
     found: Outcome = pickle.loads((folder / "outcome.pickle").read_bytes())
     return found, done.stderr

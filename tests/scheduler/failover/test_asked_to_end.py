@@ -3,12 +3,13 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.support import processes
 
 from .tiny import tiny
 from .trial import ROOT
@@ -23,7 +24,7 @@ time.sleep(1000)
 """
 
 
-def begun(folder: Path, script: str, *options: str) -> subprocess.Popen[str]:
+def begun(folder: Path, script: str, *options: str) -> processes.Process[str]:
     """Start a ring, and return it once signals do not meet the bare interpreter any more."""
     (folder / "train.py").write_text(script)
     variables = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1", "MARK": str(folder)}
@@ -40,8 +41,8 @@ def begun(folder: Path, script: str, *options: str) -> subprocess.Popen[str]:
         "python",
         "train.py",
     ]
-    run = subprocess.Popen(
-        command, cwd=folder, env=os.environ | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    run = processes.start(
+        command, cwd=folder, env=os.environ | variables, text=True, stdout=processes.PIPE, stderr=processes.PIPE
     )
     while not _catches(run.pid, signal.SIGTERM):
         assert run.poll() is None
@@ -67,7 +68,7 @@ def alive(folder: Path) -> list[str]:
     return found
 
 
-def check(run: subprocess.Popen[str], folder: Path, number: int) -> None:
+def check(run: processes.Process[str], folder: Path, number: int) -> None:
     """All have ended, and people read one line of it."""
     _, told = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 128 + number

@@ -1,10 +1,11 @@
 """`python -m longshore.ring`, and what it costs to import."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import processes
 
 from .ring_command import VARIABLES, ring
 from .tiny import tiny
@@ -13,13 +14,13 @@ from .tiny import tiny
 @pytest.mark.parametrize("module", ["longshore.ring", "longshore.scheduler.failover.coordinator"])
 def test_what_starts_a_ring_needs_nothing_but_python(module: str) -> None:
     code = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], env=VARIABLES, capture_output=True, text=True, check=True)
+    done = processes.run([sys.executable, "-c", code], env=VARIABLES, capture_output=True, check=True)
     assert not set(done.stdout.split()) & {"torch", "numpy", "pydantic", "numba", "sqlalchemy"}
 
 
 def test_a_script_outside_of_a_ring_is_told_how_to_start_it(tmp_path: Path) -> None:
     code = "from longshore.ring import Ring; Ring(None, None)"
-    done = subprocess.run([sys.executable, "-c", code], env=VARIABLES, capture_output=True, text=True, check=False)
+    done = processes.run([sys.executable, "-c", code], env=VARIABLES, capture_output=True, check=False)
     assert "this process is no member of a ring: LONGSHORE_RING_ADDRESS is not set; start the script by" in done.stderr
 
 

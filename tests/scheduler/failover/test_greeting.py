@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.asking import ask_report
 from longshore.scheduler.failover.greeting import answer, challenge, check_welcome, greet_blocking, is_right, welcome
+from tests.support import processes
 
 from .coordinator_process import Peer, Process, started
 from .trial import LIMIT_S, ROOT
@@ -272,8 +272,8 @@ def test_a_member_obeys_nobody_who_does_not_prove_the_secret_and_comes_back_to_w
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        member = subprocess.Popen(
-            [sys.executable, "-c", MEMBER, address, SECRET], env=environment, stderr=subprocess.PIPE, text=True
+        member = processes.start(
+            [sys.executable, "-c", MEMBER, address, SECRET], env=environment, stderr=processes.PIPE, text=True
         )
         listening.settimeout(LIMIT_S)
         with listening.accept()[0] as thief, contextlib.suppress(OSError):

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from longshore.scheduler.failover.greeting import challenge, welcome
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.processes import warm as warm_process
 from longshore.scheduler.failover.settings import STATE, make_ring, read_settings
+from tests.support import processes
 
 from .ring_command import VARIABLES, ring
 from .tiny import tiny
@@ -138,7 +138,7 @@ def test_folders_of_the_job_are_not_what_a_rings_programs_import(tmp_path: Path,
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "train.py").write_text(tiny())
     command = [sys.executable, "-P", "-m", "longshore.ring", "--seats", "1", "--", "python", "scripts/train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=VARIABLES, capture_output=True, text=True, check=False)
+    done = processes.run(command, cwd=tmp_path, env=VARIABLES, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

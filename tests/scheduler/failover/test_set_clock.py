@@ -4,7 +4,6 @@ import ast
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from longshore import scheduler
 from longshore.scheduler.failover.settings import Limits
 from tests.scheduler.set_clock import SetClock
+from tests.support import processes
 
 from .trial import Outcome, Trial, assert_as_undisturbed, run_ring, warm_process
 
@@ -40,8 +40,8 @@ def warm_and_set(clock: SetClock) -> Iterator[Path]:
 
 def test_the_clock_that_is_set_is_that_of_other_processes(clock: SetClock) -> None:
     clock.set(HOUR_S)
-    told = subprocess.run([sys.executable, "-c", "import time; print(time.time(), time.monotonic())"],
-                          env=dict(os.environ), capture_output=True, check=True, text=True)  # fmt: skip
+    told = processes.run([sys.executable, "-c", "import time; print(time.time(), time.monotonic())"],
+                          env=dict(os.environ), capture_output=True, check=True)  # fmt: skip
     wall_s, passed_s = map(float, told.stdout.split())
     assert HOUR_S - 60.0 < wall_s - time.time() < HOUR_S + 60.0
     assert abs(passed_s - time.monotonic()) < 60.0

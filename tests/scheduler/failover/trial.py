@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import Limits, make_ring
+from tests.support import processes
 
 from .cutting import Cutter, Loses
 
@@ -33,7 +33,7 @@ def warm_process() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="warm-") as folder:
         path = Path(folder) / "warm.sock"
         variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        process = subprocess.Popen(
+        process = processes.start(
             [sys.executable, "-m", "longshore.scheduler.failover.processes.warm", str(path)], env=variables
         )
         try:

@@ -1,6 +1,5 @@
 """A real agent that reports to a real scheduler, and what it finds on a machine."""
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ import pytest
 from longshore.scheduler.health import gpus
 from longshore.scheduler.health.gpus import gpu_reports
 from tests.scheduler.served import LONGSHORE, Served, until
+from tests.support import processes
 
 NODE = "rack0-node2"
 
@@ -38,10 +38,8 @@ def shown(served: Served) -> str:
 def agent_of(served: Served) -> Iterator[None]:
     """An agent that is killed in the end."""
     line = [*LONGSHORE, "agent", "--node", NODE, "--every", "100ms", "--url", served.url]
-    process = subprocess.Popen(line, cwd=served.folder, stderr=subprocess.DEVNULL)
-    yield
-    process.kill()
-    process.wait()
+    with processes.start(line, cwd=served.folder, stderr=processes.DEVNULL):
+        yield
 
 
 def test_a_node_whose_agent_dies_gets_no_job_until_it_reports_again_or_is_resumed(served: Served) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from longshore.scheduler.preflight.workload import Workload
 from longshore.scheduler.rules.retry_policy import TEMPFAIL
 from tests.command_line import Command
 from tests.scheduler.preflight.gpus import gpu
+from tests.support import processes
 
 CLUSTER = """
 node_types: {slots: {gpus: 2, peak_flops: 1e12, memory_bytes: 1e9}}
@@ -81,10 +81,10 @@ def test_an_option_that_makes_no_sense_is_told_in_one_line(
     assert done.err.count("\n") == 1
 
 
-def travelling(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
+def travelling(*arguments: str, **environment: str) -> "processes.Process[str]":
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     line = [sys.executable, "-m", "longshore.preflight", *arguments]
-    return subprocess.Popen(line, env=kept | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return processes.start(line, env=kept | environment, stdout=processes.PIPE, stderr=processes.PIPE, text=True)
 
 
 def test_ranks_check_themselves_and_each_other_and_become_the_command() -> None:

@@ -1,7 +1,6 @@
 """Checks, readers and NCCL on a real GPU; without one these tests are skipped."""
 
 import os
-import subprocess
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from longshore.scheduler.failover.member.control import Control, Pulse
 from longshore.scheduler.failover.member.groups import Group, LinkError
 from longshore.scheduler.failover.wire import Form, Place
 from longshore.scheduler.preflight.readers.nvml import NvmlReader, open_nvml
+from tests.support import processes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
 
@@ -34,10 +34,10 @@ def reader() -> NvmlReader:
     return found
 
 
-def checked(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def checked(*options: str, **environment: str) -> processes.CompletedProcess[str]:
     command = [sys.executable, "-m", "longshore.preflight", *options, "--", "echo", "ran"]
     clean = {name: it for name, it in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=300, check=False)
+    return processes.run(command, env=clean | environment, capture_output=True, timeout_s=300, check=False)
 
 
 def test_everything_that_can_be_read_is_read_from_a_gpu(reader: NvmlReader) -> None:

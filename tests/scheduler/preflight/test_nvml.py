@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.support import processes
 
 SOURCE = Path(__file__).parent / "nvml_stub.c"
 ROOT = Path(__file__).parents[3]
@@ -101,7 +102,7 @@ def library(tmp_path: Path) -> Path:
     if find_spec("pynvml") is None:
         pytest.skip("nvidia-ml-py is not installed")
     target = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", target, SOURCE], check=True)
+    processes.run([compiler, "-shared", "-fPIC", "-o", target, SOURCE], check=True)
     return tmp_path
 
 
@@ -127,16 +128,16 @@ def test_without_a_cluster_file_this_machine_is_checked_with_its_gpus(library: P
     assert json.loads(preflight(library, "--folder", folder).stdout)["nodes"] == ["a"]
 
 
-def preflight(library: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
+def preflight(library: Path, *options: str | Path) -> processes.CompletedProcess[str]:
     command = [sys.executable, "-m", "longshore", "preflight", "--level", "0", "--json", *options]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return processes.run(command, env=environment, capture_output=True, check=False)
 
 
 def said(library: Path, code: str) -> str:
     """Return what a program says that finds this library in place of NVML."""
     paths = f"{ROOT / 'src'}:{ROOT}"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = processes.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
     assert done.stderr == ""
     return done.stdout

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,12 +22,13 @@ from longshore.scheduler.preflight.warm.messages import MOST_FINDINGS, answer_of
 from longshore.scheduler.preflight.warm.process import MOST_GROUPS, LocalNode
 from longshore.scheduler.preflight.warm.worker import Target, serve_node
 from longshore.scheduler.preflight.workload import Workload
+from tests.support import processes
 
 FIVE = ("n0", "n1", "n2", "n3", "n4")
 
 
 @contextmanager
-def processes(
+def started(
     folder: Path, faults: Mapping[str, Target], names: tuple[str, ...] = FIVE
 ) -> Iterator[dict[str, LocalNode]]:
     nodes = {name: LocalNode(Place(name, folder, slots=True), faults.get(name, serve_node)) for name in names}
@@ -51,7 +51,7 @@ def evidence(report: Report, node: str) -> tuple[str, str]:
 
 
 def test_nodes_that_are_well_pass_every_check_that_applies(tmp_path: Path) -> None:
-    with processes(tmp_path, {}) as nodes:
+    with started(tmp_path, {}) as nodes:
         report = checked(nodes)
     assert report.diagnostics() == ()
     assert report.passed
@@ -67,7 +67,7 @@ def test_one_round_names_who_hangs_is_slow_wrong_or_dead_with_evidence(tmp_path:
         "n4": faulty_nodes.speaks_nonsense,
     }  # fmt: skip
     names = (*FIVE, "n5", "n6", "n7")
-    with processes(tmp_path, faults, names) as nodes:
+    with started(tmp_path, faults, names) as nodes:
         report = checked(nodes)
     assert report.bad_nodes == set(faults)
     assert evidence(report, "n0")[0] == "gemm.ref"
@@ -82,7 +82,7 @@ def test_one_round_names_who_hangs_is_slow_wrong_or_dead_with_evidence(tmp_path:
 
 
 def test_a_flipped_bit_is_named_by_its_check_and_its_place(tmp_path: Path) -> None:
-    with processes(tmp_path, {"n1": faulty_nodes.flipped}, ("n0", "n1")) as nodes:
+    with started(tmp_path, {"n1": faulty_nodes.flipped}, ("n0", "n1")) as nodes:
         report = checked(nodes)
     assert report.bad_nodes == {"n1"}
     check, got = evidence(report, "n1")
@@ -92,7 +92,7 @@ def test_a_flipped_bit_is_named_by_its_check_and_its_place(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("names", [FIVE, FIVE[:3]])
 def test_who_sends_a_wrong_value_is_isolated(names: tuple[str, ...], tmp_path: Path) -> None:
-    with processes(tmp_path, {"n1": faulty_nodes.adds_one}, names) as nodes:
+    with started(tmp_path, {"n1": faulty_nodes.adds_one}, names) as nodes:
         report = checked(nodes)
     assert report.bad_nodes == {"n1"}
     assert {it.check for it in report.bad} == {"reduce.answer", "pair.isolate"}
@@ -101,12 +101,12 @@ def test_who_sends_a_wrong_value_is_isolated(names: tuple[str, ...], tmp_path: P
 
 
 def test_of_two_nodes_whose_sum_is_wrong_neither_is_used(tmp_path: Path) -> None:
-    with processes(tmp_path, {"n1": faulty_nodes.adds_one}, ("n0", "n1")) as nodes:
+    with started(tmp_path, {"n1": faulty_nodes.adds_one}, ("n0", "n1")) as nodes:
         assert checked(nodes).bad_nodes == {"n0", "n1"}
 
 
 def test_who_never_comes_to_a_reduction_is_killed_and_the_others_are_not(tmp_path: Path) -> None:
-    with processes(tmp_path, {"n1": faulty_nodes.hangs_in_reduction}, ("n0", "n1", "n2")) as nodes:
+    with started(tmp_path, {"n1": faulty_nodes.hangs_in_reduction}, ("n0", "n1", "n2")) as nodes:
         report = checked(nodes)
         outcomes = {it.node: it.outcome for it in report.results if it.check == "reduce.answer"}
         assert outcomes == {"n0": Outcome.SKIPPED, "n1": Outcome.FAIL, "n2": Outcome.SKIPPED}
@@ -119,14 +119,14 @@ def test_who_never_comes_to_a_reduction_is_killed_and_the_others_are_not(tmp_pat
 
 
 def test_a_node_that_does_not_come_up_is_named(tmp_path: Path) -> None:
-    with processes(tmp_path, {"n1": faulty_nodes.never_warm}, ("n0", "n1")) as nodes:
+    with started(tmp_path, {"n1": faulty_nodes.never_warm}, ("n0", "n1")) as nodes:
         report = checked(nodes, level=0)
     assert report.bad_nodes == {"n1"}
     assert evidence(report, "n1")[0] == "response"
 
 
 def test_a_node_that_was_killed_is_started_again_for_the_next_round(tmp_path: Path) -> None:
-    with processes(tmp_path, {}, ("n0", "n1")) as nodes:
+    with started(tmp_path, {}, ("n0", "n1")) as nodes:
         assert checked(nodes, level=0).passed
         pid = nodes["n0"].pid
         assert pid is not None
@@ -159,7 +159,7 @@ def test_a_process_that_cannot_be_killed_is_told_and_not_waited_for(tmp_path: Pa
 
 
 def test_a_process_that_has_joined_many_groups_is_replaced(tmp_path: Path) -> None:
-    with processes(tmp_path, {}, ("n0", "n1")) as nodes:
+    with started(tmp_path, {}, ("n0", "n1")) as nodes:
         pids = set()
         for _ in range(MOST_GROUPS // 2 + 1):  # two groups in each round
             assert checked(nodes).passed
@@ -182,7 +182,7 @@ if __name__ == "__main__":
 """
     script = tmp_path / "runner.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    done = processes.run([sys.executable, script], capture_output=True, check=False)
     pid, until_s = int(done.stdout), time.monotonic() + 30.0
     while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
         assert time.monotonic() < until_s
@@ -198,10 +198,10 @@ def test_leftovers_of_a_job_are_killed_and_its_scratch_is_emptied(tmp_path: Path
     (scratch / "link").symlink_to(kept)
     sleep = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
     left, other = (
-        subprocess.Popen(sleep, env={**os.environ, "LONGSHORE_ATTEMPT": name}) for name in ("ls-a-1", "ls-a-11")
+        processes.start(sleep, env={**os.environ, "LONGSHORE_ATTEMPT": name}) for name in ("ls-a-1", "ls-a-11")
     )
     try:
-        with processes(tmp_path, {}, ("n0",)) as nodes:
+        with started(tmp_path, {}, ("n0",)) as nodes:
             report = clean_up((Share("n0", (0,)),), Workload(), nodes, attempt="ls-a-1", scratch=str(scratch))
         assert report.passed
         assert left.wait(10.0) == -signal.SIGKILL
@@ -220,7 +220,7 @@ def test_a_scratch_folder_that_makes_no_sense_is_refused_and_nothing_is_deleted(
     (tmp_path / "real" / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     path = str(tmp_path / "link") if scratch == "LINK" else scratch
-    with processes(tmp_path, {}, ("n0",)) as nodes:
+    with started(tmp_path, {}, ("n0",)) as nodes:
         report = clean_up((Share("n0", (0,)),), Workload(), nodes, attempt="", scratch=path)
     assert report.bad_nodes == {"n0"}
     assert (tmp_path / "real" / "file").exists()

@@ -3,9 +3,10 @@
 import os
 import pwd
 import shutil
-import subprocess
 from pathlib import Path
 from tempfile import mkdtemp
+
+from tests.support import processes
 
 BINARIES = (None, "/usr/local/bin", *(str(path) for path in Path("/usr/lib/postgresql").glob("*/bin")))
 
@@ -41,14 +42,14 @@ class Server:
     def run(self, name: str, *arguments: str) -> None:
         command = [binary(name), f"--pgdata={self.folder / 'data'}", *arguments]
         groups: list[str] | None = None if self.user is None else []
-        done = subprocess.run(
+        done = processes.run(
             command,
             user=self.user,
             extra_groups=groups,
             cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdin=processes.DEVNULL,
+            stdout=processes.DEVNULL,
+            stderr=processes.DEVNULL,
             check=False,
         )
         if done.returncode != 0:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.jobs import list_jobs
+from tests.support import processes
 
 from .store_rows import all_events, assert_each_change_has_one_event
 
@@ -47,7 +47,7 @@ LINES = 300  # told as committed before the kill
 
 def test_a_killed_writer_leaves_every_change_whole_and_loses_none_that_it_told(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
-    with subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True) as process:
+    with processes.start([sys.executable, "-c", WRITER, url], stdout=processes.PIPE, text=True) as process:
         assert process.stdout is not None
         told = [process.stdout.readline() for _ in range(LINES)]
         process.send_signal(signal.SIGKILL)
@@ -81,7 +81,7 @@ def test_writers_that_are_killed_and_frozen_lose_and_double_nothing_and_no_old_o
 ) -> None:
     """In a process of its own, which forks: `make bench-killed_writers` does the same for ten minutes."""
     line = [sys.executable, "-c", ENDURE, url, str(tmp_path)]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = processes.run(line, cwd=ROOT, capture_output=True, check=True)
     seen = json.loads(done.stdout)
     assert (seen["lost"], seen["doubled"], seen["backwards"]) == (0, 0, 0)
     assert seen["kills"] > 5

@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from longshore.cluster.traces.public import transfer
 from tests.cluster.traces.public.download_runs import CSV, Download, left, refused
 from tests.command_line import Command, Done
+from tests.support import processes
 
 
 def test_a_trace_comes_whole_with_its_licence_and_can_be_used(longshore: Command, download: Download) -> None:
@@ -203,11 +203,10 @@ def test_the_mirror_can_be_named_by_the_environment(download: Download, monkeypa
 def test_a_disk_that_is_full_is_told_and_the_download_goes_on_later(download: Download) -> None:
     Path("catalogue.json").write_text(json.dumps([download.row]))
     command = [sys.executable, "-m", "longshore", "trace", "download", "small", "--catalogue", "catalogue.json"]
-    done = subprocess.run(
+    done = processes.run(
         [*command, "--mirror", download.server.url],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+        before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
         capture_output=True,
-        text=True,
         check=False,
     )
     assert "free some space" in refused(Done(done.returncode, done.stdout, done.stderr))
@@ -222,7 +221,7 @@ def test_ctrl_c_leaves_what_has_come(download: Download) -> None:
     download.server.ways = ["hang:5000"]
     command = [sys.executable, "-m", "longshore", "trace", "download", "small", "--catalogue", "catalogue.json"]
     line = [*command, "--mirror", download.server.url]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with processes.start(line, stdout=processes.PIPE, stderr=processes.PIPE, text=True) as running:
         while not download.server.asked:
             assert running.poll() is None
             time.sleep(0.01)

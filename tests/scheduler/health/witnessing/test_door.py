@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.health.witnessing.door import Door, Knock, Sight, look_at
+from tests.support import processes
 
 ROOT = Path(__file__).parents[4]
 LOCAL = "127.0.0.1"
@@ -32,10 +32,10 @@ def at(port: int, node: str = "n1", within_s: float = 30.0) -> Sight:
 
 
 @contextlib.contextmanager
-def process() -> Iterator[tuple["subprocess.Popen[str]", int]]:
+def process() -> Iterator[tuple["processes.Process[str]", int]]:
     """A process with a door of node n1."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", AGENT], env=PYTHON, stdin=pipe, stdout=pipe, text=True) as made:
+    pipe = processes.PIPE
+    with processes.start([sys.executable, "-c", AGENT], env=PYTHON, stdin=pipe, stdout=pipe, text=True) as made:
         assert made.stdout is not None
         try:
             yield made, int(made.stdout.readline())
@@ -119,15 +119,13 @@ def test_what_is_no_address_is_not_looked_up(address: str) -> None:
 
 def test_without_a_network_there_is_no_route() -> None:
     alone = ["unshare", "--net", "--map-root-user"]
-    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+    if not shutil.which("unshare") or processes.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces are allowed here")
     script = (
         "from longshore.scheduler.health.witnessing.door import Knock, look_at; "
         "print(*look_at([Knock('n1', '10.77.0.2', 80)]))"
     )
-    told = subprocess.run(
-        [*alone, sys.executable, "-c", script], env=PYTHON, capture_output=True, text=True, check=True
-    )
+    told = processes.run([*alone, sys.executable, "-c", script], env=PYTHON, capture_output=True, check=True)
     assert told.stdout.strip() == "no route"
 
 
