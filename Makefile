@@ -4,6 +4,8 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 # Where bytecode is not to be written, each of the thousand processes of the tests would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
+# Where there is no home to keep compiled kernels in, each process would compile them for itself.
+export XDG_CACHE_HOME := $(or $(XDG_CACHE_HOME),$(if $(shell test -w "$$HOME" && echo yes),,$(CURDIR)/.cache))
 ORDER  := $(if $(SEED),--randomly-seed=$(SEED))
 .PHONY: demo demo-failover demo-plan test test-full lint kernels kernels-after-lint bench screenshots clean
 
