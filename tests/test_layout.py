@@ -37,12 +37,13 @@ class Facts(NamedTuple):
     imports: list[ast.Import | ast.ImportFrom]
     functions: list[tuple[int, str]]  # the length of each, docstring and all, and its name
     classes: list[tuple[str, set[str]]]  # the name of each, and its bases
+    called: set[str]  # as the source names it
 
 
 @cache
 def facts_of(path: Path) -> Facts:
     """Return what the tests ask of a module: each is parsed once for all of them."""
-    facts = Facts(set(), [], [], [])
+    facts = Facts(set(), [], [], [], set())
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
             facts.imports.append(node)
@@ -54,6 +55,8 @@ def facts_of(path: Path) -> Facts:
             facts.functions.append(((node.end_lineno or 0) - node.lineno + 1, f"{path}:{node.name}"))
         elif isinstance(node, ast.ClassDef):
             facts.classes.append((node.name, {base.id for base in node.bases if isinstance(base, ast.Name)}))
+        elif isinstance(node, ast.Call):
+            facts.called.add(ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else "")
     return facts
 
 
@@ -134,9 +137,8 @@ STARTS = re.compile(r"(os|pty)\.(fork|forkpty|posix_spawnp?|spawn\w*|system|pope
 
 def starts_processes(path: Path) -> bool:
     """Return whether a module does itself."""
-    tree = ast.parse(path.read_text())
-    called = [ast.unparse(it.func) for it in ast.walk(tree) if isinstance(it, ast.Call)]
-    return bool({"subprocess", "multiprocessing"} & facts_of(path).imported or any(map(STARTS.fullmatch, called)))
+    facts = facts_of(path)
+    return bool({"subprocess", "multiprocessing"} & facts.imported or any(map(STARTS.fullmatch, facts.called)))
 
 
 def test_tests_start_processes_by_their_helper_alone() -> None:
