@@ -11,6 +11,7 @@ from ..cluster.candidates.node_sets import least_run_s
 from ..cluster.dispatch.expected import estimated_work_s, expected_fault_loss_s
 from ..cluster.dispatch.order import may_wait
 from ..cluster.dispatch.orders.table import is_by_key, is_smallest_first, passes
+from ..cluster.dispatch.turns import has_turns, line_up
 from ..cluster.kernels.compiled import kernel
 from ..cluster.kernels.selection import kth_smallest
 from ..cluster.state.state import AHEAD, CANDIDATES, SHOWN, Simulation
@@ -60,8 +61,12 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
         out[at, DECISION.queued_gpu_time_0 + place] = 0.0
     large, before, longest, longest_s = -1, 0, -1, 0.0
     shorter, own_s = 0, estimated_work_s(sim, row, current)
+    turned = has_turns(sim)
+    count = line_up(sim, row, SCANNED) if turned else min(state.queued[row], SCANNED)
     job, place = state.head[row], 0
-    while job >= 0 and place < SCANNED:
+    while place < count:
+        if turned:
+            job = sim.scratch.lined_up[row, place]
         work_s = estimated_work_s(sim, row, job)
         out[at, DECISION.queued_gpu_time_0 + _size_class(gpus[job])] += (
             work_s * gpus[job] / (4.0 * unit_s * cluster_gpus)

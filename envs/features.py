@@ -9,6 +9,7 @@ from ..cluster.dispatch.expected import estimated_work_s, expected_run_s, revise
 from ..cluster.dispatch.order import may_wait
 from ..cluster.dispatch.placing import SEVERAL_RACKS, order_nodes, slowdown_of
 from ..cluster.dispatch.planned import common_divisor, is_planned
+from ..cluster.dispatch.turns import has_turns, line_up
 from ..cluster.kernels.compiled import kernel
 from ..cluster.state.state import Simulation
 from ..cluster.state.usable import usable_on
@@ -133,9 +134,15 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
     """Write the first jobs of the queue behind the current one."""
     state = sim.state
     scenario, current = state.scenario[row], state.current[row]
+    turned, after = has_turns(sim), 0
+    count = line_up(sim, row, LOOK_AHEAD + 1) if turned else 0
     job = state.head[row]
     for i in range(LOOK_AHEAD):
-        if job == current:
+        if turned:
+            after += after < count and sim.scratch.lined_up[row, after] == current
+            job = sim.scratch.lined_up[row, after] if after < count else -1
+            after += 1
+        elif job == current:
             job = state.next_job[row, job]
         if job < 0:
             out[at, AHEAD_GPUS + AHEAD_COUNT * i] = 0.0

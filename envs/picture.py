@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cluster.dispatch.turns import has_turns, line_up
 from .batch import Batch
 
 MARKS = string.ascii_lowercase + string.ascii_uppercase  # of jobs, by index, over and over
@@ -87,9 +88,12 @@ def _due(batch: Batch, row: int) -> str:
 def _queue(batch: Batch, row: int) -> str:
     state = batch.sim.state
     gpus = batch.sim.scenarios.gpus[state.scenario[row]]
-    named: list[str] = []
-    job = int(state.head[row])
-    while job >= 0 and len(named) < LISTED:
-        named.append(f"{job} ({gpus[job]})")
-        job = int(state.next_job[row, job])
-    return " ".join(named) + (" ..." if job >= 0 else "")
+    jobs: list[int] = []
+    if has_turns(batch.sim):
+        jobs += batch.sim.scratch.lined_up[row, : line_up(batch.sim, row, LISTED)].tolist()
+    else:
+        job = int(state.head[row])
+        while job >= 0 and len(jobs) < LISTED:
+            jobs.append(job)
+            job = int(state.next_job[row, job])
+    return " ".join(f"{job} ({gpus[job]})" for job in jobs) + (" ..." if state.queued[row] > len(jobs) else "")

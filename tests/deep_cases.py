@@ -34,7 +34,14 @@ def deep_case(seed: int, order: str) -> Case:
     rates = rng.choice([0.0, 1e-5, 1e-4], fault_sources(cluster)) * (rng.random() < 0.7)
     scenarios = stack(cluster, [workload], fault_seed=np.array([seed]), source_rate_per_s=rates)
     process = FaultProcess(1.0, 30.0, 0.0, 0.25, np.zeros(1, np.int32), np.zeros(0), np.zeros(0))
-    return Case(cluster, scenarios, 0, process, deep_rules(rng, order))
+    case = Case(cluster, scenarios, 0, process, deep_rules(rng, order))
+    return of_users(case, rng) if rng.random() < 0.5 else case
+
+
+def of_users(case: Case, rng: np.random.Generator) -> Case:
+    """Return a case whose jobs are of some users, who take turns."""
+    line = rng.integers(0, rng.choice([2, 5, 40]), case.scenarios.gpus.shape).astype(np.int32)
+    return case._replace(scenarios=case.scenarios._replace(line=line), rules=case.rules._replace(turns=True))
 
 
 def wide_case(seed: int, order: str = "fifo", *, waiting: bool = False) -> Case:

@@ -14,7 +14,7 @@ from longshore.cluster.model.scenarios import PLANNED, FaultProcess, Rules, Scen
 from longshore.cluster.model.topology import Cluster
 from tests.reference_backups import back_up, reliefs_s
 from tests.reference_faults import random_outages
-from tests.reference_queue import aged_s, bounded, leader, may_wait, offered, passes
+from tests.reference_queue import aged_s, bounded, leader, may_wait, offered, passes, take_turn
 from tests.reference_slow import end_piece, first_pace, kept_by, note, note_slow_nodes, paced, turn_paces
 from tests.reference_state import (
     Job,
@@ -119,6 +119,7 @@ def first_job(cluster: Cluster, scenarios: Scenarios, row: int, index: int) -> J
         work_s=float(scenarios.work_s[row, index]),
         nodes=frozenset(np.flatnonzero(suits).tolist()),
         rank=int(scenarios.rank[row, index]),
+        line=int(scenarios.line[row, index]) if scenarios.line.size else 0,
         plan=plan_of(scenarios, row, index),
     )
 
@@ -240,7 +241,7 @@ def stop(state: ReferenceState, index: int) -> None:
     while job.estimate_s <= job.saved_s:
         job.estimate_s *= 2
     vacate(state, job)
-    job.entered_s = state.now_s
+    job.entered_s, job.came_back = state.now_s, True
     state.queue.insert(0, index)
 
 
@@ -295,6 +296,8 @@ def check_placement(state: ReferenceState, job: int, gpus: list[int]) -> None:
 
 def start(state: ReferenceState, index: int, gpus: list[int]) -> None:
     job = state.jobs[index]
+    take_turn(state, index)
+    job.came_back = False
     state.queue.remove(index)
     job.wait_s += state.now_s - job.entered_s
     job.placement, job.start_s = gpus, state.now_s

@@ -15,6 +15,7 @@ from tests.reference_state import (
     usable_by,
 )
 
+LEADING, PASSING = range(2)
 FIFO, EASY, SHORTEST = ORDERS["fifo"], ORDERS["easy"], ORDERS["shortest"]
 
 
@@ -35,8 +36,8 @@ def binds(state: ReferenceState, job: int) -> bool:
 
 
 def bounded(state: ReferenceState) -> list[int]:
-    """Return the waiting jobs that the ageing bound is for: under strict FIFO the head only."""
-    return state.queue[:1] if state.rules.order == FIFO else state.queue
+    """Return the waiting jobs that the ageing bound is for: under strict FIFO the one that leads only."""
+    return [first_in_turn(state)] if state.rules.order == FIFO and state.queue else state.queue
 
 
 def may_wait(state: ReferenceState, job: int) -> bool:
@@ -67,14 +68,54 @@ def leader(state: ReferenceState) -> int | None:
     too_long = [job for job in bounded(state) if binds(state, job)]
     if too_long:
         return min(too_long, key=lambda job: waits_since_s(state, job))
+    return first_in_turn(state)
+
+
+def first_in_turn(state: ReferenceState) -> int:
+    """Return the first waiting job by turns and the order regime."""
+    head = state.queue[0]
+    if state.jobs[head].came_back and state.rules.order != SHORTEST:
+        return head
+    jobs = in_turns(state, LEADING)[0]
     if state.rules.order == SHORTEST:
-        return min(state.queue, key=lambda job: (state.jobs[job].rank, estimated_work_s(state, job)))
-    return state.queue[0]
+        return min(jobs, key=lambda job: (state.jobs[job].rank, estimated_work_s(state, job)))
+    return jobs[0]
+
+
+def in_turns(state: ReferenceState, rotation: int) -> list[list[int]]:
+    """Return the waiting jobs by line, as the queue has them; the line first whose turn it is. Without turns, all."""
+    if not state.rules.turns:
+        return [state.queue]
+    lines: dict[int, list[int]] = {}
+    for job in state.queue:
+        lines.setdefault(state.jobs[job].line, []).append(job)
+
+    def turn(line: int) -> tuple[int, tuple[float, int], int]:
+        entered_s, oldest = min((state.jobs[job].entered_s, job) for job in lines[line])
+        since = max((entered_s, 0), state.turns.get((rotation, line), (entered_s, 0)))
+        return state.jobs[oldest].rank, since, oldest
+
+    return [lines[line] for line in sorted(lines, key=turn)]
+
+
+def take_turn(state: ReferenceState, job: int) -> None:
+    """Note that a job starts, with its user's turn unless it was stopped: then it has had it before."""
+    if state.jobs[job].came_back:
+        return
+    last = max((number for _, number in state.turns.values()), default=0)
+    for rotation in (LEADING, PASSING):
+        if rotation == PASSING or job == leader(state):
+            state.turns[rotation, state.jobs[job].line] = (state.now_s, last + 1)
 
 
 def followers(state: ReferenceState, first: int) -> list[int]:
     """Return the other jobs of the queue, in the order in which they may pass the first."""
-    others = [job for job in state.queue if job != first][: state.rules.backfill_depth]
+    return [job for jobs in in_turns(state, PASSING) for job in followers_of(state, first, jobs)]
+
+
+def followers_of(state: ReferenceState, first: int, jobs: list[int]) -> list[int]:
+    """Return those of some jobs that stand in the queue as they do here."""
+    others = [job for job in jobs if job != first][: state.rules.backfill_depth]
     if state.rules.order == EASY:
         return others
     return sorted(others, key=lambda job: (state.jobs[job].rank, estimated_work_s(state, job)))

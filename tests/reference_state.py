@@ -32,6 +32,8 @@ class Job:
     work_s: float
     plan: Plan | None = None
     nodes: frozenset[int] = frozenset()  # that suit it
+    line: int = 0  # of its user and its rank
+    came_back: bool = False  # it was stopped and has not started since
     rank: int = 0  # those of a lower rank go before all of a higher where jobs go by a key
     saved_s: float = 0.0  # of that work, what checkpoints hold
     entered_s: float = 0.0  # when it last came into the queue
@@ -99,6 +101,7 @@ class ReferenceState:
     now_s: float = 0.0
     queue: list[int] = field(default_factory=list)
     submitted: int = 0
+    turns: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)  # last of a rotation and a line
     passed_over: set[int] = field(default_factory=set)  # jobs that are not offered again at this moment
     decisions: int = 0  # taken so far
     busy_gpu_s: float = 0.0

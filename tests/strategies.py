@@ -108,6 +108,7 @@ RULES: dict[str, st.SearchStrategy[Any]] = {
     "ageing_s": st.sampled_from((math.inf, math.inf, 0.0, 40.0, 200.0)),
     "waiting": YES,
     "backfill_depth": st.sampled_from((EVERY_JOB, EVERY_JOB, 0, 1, 3)),
+    "turns": YES,
 }
 HANDLING: dict[str, st.SearchStrategy[Any]] = {
     "preflight_s": st.sampled_from((0.0, 2.0)),
@@ -170,7 +171,20 @@ def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = Fa
     )
     if ranked:
         scenarios.rank[...] = np.reshape(below(draw, scenarios.rank.size, 3) - 1, scenarios.rank.shape)
+    if its_rules.turns:
+        users = np.reshape(below(draw, scenarios.rank.size, 3), scenarios.rank.shape)
+        scenarios = scenarios._replace(line=lines_of(users, scenarios.rank))
     return Case(cluster, scenarios, draw(up_to(len(works) - 1)), process, its_rules)
+
+
+def lines_of(users: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the line of each job, shape (scenarios, jobs), by its user and its rank."""
+    lines = np.zeros(users.shape, dtype=np.int32)
+    for row, pairs in enumerate(zip(users.tolist(), rank.tolist(), strict=True)):
+        numbers: dict[tuple[int, int], int] = {}
+        for job, pair in enumerate(zip(*pairs, strict=True)):
+            lines[row, job] = numbers.setdefault(pair, len(numbers))
+    return lines
 
 
 @st.composite

@@ -258,6 +258,6 @@ def test_on_equal_gpus_the_time_that_is_neither_lost_nor_overhead_is_the_work(ca
 @settings(max_examples=examples(50))
 @given(cases() | cases(ranked=True))
 def test_first_come_first_served_starts_jobs_in_order_of_submission(case: Case) -> None:
-    case = case._replace(rules=case.rules._replace(order=ORDERS["fifo"]))
+    case = case._replace(rules=case.rules._replace(order=ORDERS["fifo"], turns=False))
     first_start_s = run(case)[1].first_start_s[0, : case.scenarios.jobs[case.row]]
     assert (np.diff(first_start_s) >= 0).all()

@@ -7,6 +7,7 @@ Where policies may wait, it also waits for better GPUs, as `patient` does, but l
 import math
 from typing import NamedTuple
 
+from ..dispatch.turns import has_turns, line_up
 from ..kernels.compiled import kernel
 from ..state.holding import held_gpus
 from ..state.state import AHEAD, Simulation
@@ -174,8 +175,13 @@ def imagine_queue(sim: Simulation, row: int, moment: Moment) -> int:
     """
     state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row]]
-    job, places = state.head[row], 1
-    while places < AHEAD and job >= 0:
+    turned, at, places = has_turns(sim), 0, 1
+    length = line_up(sim, row, AHEAD) if turned else state.queued[row]
+    job = state.head[row]
+    while places < AHEAD and at < length:
+        if turned:
+            job = scratch.lined_up[row, at]
+        at += 1
         if job == scratch.ahead_job[row, 0]:
             job = state.next_job[row, job]
             continue

@@ -9,7 +9,8 @@ from ..state.usable import class_of, has_classes, in_service_for, usable_by_clas
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
 from .orders.table import is_by_key, is_smallest_first, key_of, passes
 from .placing import least_slowdown
-from .queue_index import first_to_pass, is_indexed, longest_waiting, next_to_age_s, smallest_job
+from .queue_index import first_to_pass, is_indexed, longest_waiting, next_to_age_s, smallest_job, smallest_of_line
+from .turns import LEADING, PASSING, has_turns, next_line_of
 
 AT_NO_TIME_S = -1.0  # the shadow time while an aged job waits: nobody ends by then
 
@@ -169,7 +170,7 @@ def _has_aged(sim: Simulation, row: int, job: int) -> bool:
 def _aged_job(sim: Simulation, row: int) -> int:
     """Return the job that has waited longest among those past the ageing bound, -1 if there is none.
 
-    Under `fifo` that is the head or none: the bound must not let anybody overtake it. A job that asks for more GPUs
+    Under `fifo` that is who leads or none: the bound must not let anybody overtake it. A job that asks for more GPUs
     than are in service for it is not among them: until a repair, nothing that is kept for it would help it.
     """
     state = sim.state
@@ -177,7 +178,7 @@ def _aged_job(sim: Simulation, row: int) -> int:
         longest = longest_waiting(sim, row, sim.cluster.gpu_node.size - state.down[row])
         return longest if longest >= 0 and _has_aged(sim, row, longest) else -1
     best = -1
-    job = state.head[row]
+    job = state.head[row] if passes(sim.rules.order) else reservation_holder(sim, row)
     while job >= 0:
         if (best < 0 or state.queued_s[row, job] < state.queued_s[row, best]) and _has_aged(sim, row, job):
             best = job
@@ -187,14 +188,14 @@ def _aged_job(sim: Simulation, row: int) -> int:
 
 @kernel
 def next_ageing_s(sim: Simulation, row: int) -> float:
-    """Return when a waiting job next reaches the ageing bound, inf for never; under `fifo`, when the head does."""
+    """Return when a waiting job next reaches the ageing bound, inf for never; under `fifo`, when who leads does."""
     state = sim.state
     least_s = math.inf
     if sim.rules.ageing_s == math.inf:
         return least_s
     if passes(sim.rules.order) and is_indexed(sim, row):
         return next_to_age_s(sim, row)
-    job = state.head[row]
+    job = state.head[row] if passes(sim.rules.order) or state.head[row] < 0 else reservation_holder(sim, row)
     while job >= 0:
         aged_s = state.queued_s[row, job] + sim.rules.ageing_s
         if state.now_s[row] < aged_s < least_s:
@@ -221,9 +222,31 @@ def _smallest(sim: Simulation, row: int) -> int:
 
 
 @kernel
+def _smallest_of_line(sim: Simulation, row: int, line: int) -> int:
+    """Return the waiting job of a line of smallest key, the first among equals."""
+    state = sim.state
+    if is_indexed(sim, row):
+        return smallest_of_line(sim, row, line)
+    best = state.line_head[row, line]
+    least = order_key(sim, row, best)
+    job = state.next_in_line[row, best]
+    while job >= 0:
+        key = order_key(sim, row, job)
+        if key < least:
+            best, least = job, key
+        job = state.next_in_line[row, job]
+    return best
+
+
+@kernel
 def reservation_holder(sim: Simulation, row: int) -> int:
-    """Return the job of the queue that holds the reservation."""
-    return _smallest(sim, row) if is_smallest_first(sim.rules.order) else sim.state.head[row]
+    """Return the job of the queue that leads, and holds the reservation; the queue is not empty."""
+    state, head = sim.state, sim.state.head[row]
+    if not has_turns(sim):
+        return _smallest(sim, row) if is_smallest_first(sim.rules.order) else head
+    if is_smallest_first(sim.rules.order):
+        return _smallest_of_line(sim, row, state.first_line[row, LEADING])
+    return head if state.came_back[row, head] == 1 else state.line_head[row, state.first_line[row, LEADING]]
 
 
 @kernel
@@ -248,6 +271,12 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
     state = sim.state
     if all_may_pass(sim, row) and is_indexed(sim, row):
         return first_to_pass(sim, row)
+    if has_turns(sim):
+        line, found = state.first_line[row, PASSING], -1
+        while line >= 0 and found < 0:
+            found = _backfill_from(sim, row, holder, line)
+            line = next_line_of(sim, row, PASSING, line)
+        return found
     by_key = is_by_key(sim.rules.order)
     best, least = -1, math.inf
     job, left = state.head[row], sim.rules.backfill_depth
@@ -265,6 +294,25 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
 
 
 @kernel
+def _backfill_from(sim: Simulation, row: int, holder: int, line: int) -> int:
+    """Return the job of a line that may pass the holder of the reservation, -1 if there is none."""
+    state, by_key = sim.state, is_by_key(sim.rules.order)
+    best, least = -1, math.inf
+    job, left = state.line_head[row, line], sim.rules.backfill_depth
+    while job >= 0 and left > 0:
+        if job != holder:
+            left -= 1
+            if may_pass(sim, row, job):
+                if not by_key:
+                    return job
+                key = order_key(sim, row, job)
+                if key < least:
+                    best, least = job, key
+        job = state.next_in_line[row, job]
+    return best
+
+
+@kernel
 def _beside_aged(sim: Simulation, row: int, aged: int) -> int:
     """Return the job that may start while an aged one waits: it takes no GPU that suits that one; -1 for none."""
     state = sim.state
@@ -273,6 +321,7 @@ def _beside_aged(sim: Simulation, row: int, aged: int) -> int:
     _hold_for(sim, row, aged)
     state.shadow_s[row] = AT_NO_TIME_S
     job = _backfill(sim, row, aged)
+    state.leads[row] = 0
     state.aged[row] = 1 if job >= 0 and _has_aged(sim, row, job) else 0
     return job
 
@@ -284,9 +333,8 @@ def next_job(sim: Simulation, row: int) -> int:
     state.shadow_s[row] = math.inf
     state.extra[row] = 0
     state.reserved_class[row] = 0
-    state.aged[row] = 0
-    head = state.head[row]
-    if head < 0:
+    state.aged[row], state.leads[row] = 0, 1
+    if state.head[row] < 0:
         return -1
     if sim.rules.ageing_s < math.inf:
         aged = _aged_job(sim, row)
@@ -295,14 +343,15 @@ def next_job(sim: Simulation, row: int) -> int:
             return aged if _fits(sim, row, aged) else _beside_aged(sim, row, aged)
     if state.rested[row] == state.moment[row]:
         return -1
-    if not passes(sim.rules.order):
-        return head if _fits(sim, row, head) and state.waited[row] != state.moment[row] else -1
     holder = reservation_holder(sim, row)
+    if not passes(sim.rules.order):
+        return holder if _fits(sim, row, holder) and state.waited[row] != state.moment[row] else -1
     if _fits(sim, row, holder) and state.passed[row, holder] != state.moment[row]:
         return holder
     if usable_by_class(sim, row, 0) == 0:
         return -1
     reserve(sim, row, holder)
+    state.leads[row] = 0
     return _backfill(sim, row, holder)
 
 

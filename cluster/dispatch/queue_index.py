@@ -6,6 +6,10 @@ node knows of the waiting jobs below it the one that the order regime offers fir
 can have, and the one that has waited longest. Node 1 is the top, below node n are 2 n and 2 n + 1. Jobs that were
 passed over are hidden until the next moment: nobody looks at them again and again.
 
+Where users take turns, each job has a second leaf behind all of these: there the leaves of each line of jobs (turns.py)
+stand side by side, so that what is asked of all jobs can be asked of one line. The line that has its turn first is the
+first, of those in the rotation, in which a job is found; it is looked for only if there is one in any.
+
 A short queue has no index: a walk along it is faster. The index is made when somebody looks for a job in a queue of at
 least `index_from`, is kept from then on while jobs come and go, and is given up when the queue is half as long.
 """
@@ -19,7 +23,8 @@ from ..state.usable import has_classes, usable_by_class
 from .expected import estimated_work_s, expected_run_s
 from .orders.table import is_by_key, key_of
 from .placing import least_slowdown
-from .queue_leaves import EMPTY, KEPT, NO_LEAVES, lay_out, leaves_of, write_node
+from .queue_leaves import EMPTY, KEPT, NO_LEAVES, lay_out, leaves_of, leaves_of_line, write_node
+from .turns import PASSING, has_turns, line_of, next_line_of
 
 LONGEST_S = 1.7976931348623157e308  # the largest number, which stands for runs that are longer: inf is that of no job
 
@@ -86,13 +91,19 @@ def _key(sim: Simulation, row: int, job: int) -> float:
 @kernel
 def _offer(sim: Simulation, row: int, job: int) -> None:
     """Let a job of the queue be found by `first_to_pass`."""
+    key = _key(sim, row, job)
+    run_s = min(expected_run_s(sim, row, job, least_slowdown(sim, row, job)), LONGEST_S)
+    _write_offer(sim, row, sim.state.index_leaf[row, job], key, run_s)
+    if has_turns(sim):
+        _write_offer(sim, row, sim.state.index_own_leaf[row, job], key, run_s)
+
+
+@kernel
+def _write_offer(sim: Simulation, row: int, leaf: int, key: float, run_s: float) -> None:
+    """Write what a leaf offers: its job, by its key and its shortest run."""
     state = sim.state
-    leaf = state.index_leaf[row, job]
     node = state.index_best.shape[1] // 2 + leaf
-    state.index_best[row, node] = leaf
-    state.index_key[row, node] = _key(sim, row, job)
-    run_s = expected_run_s(sim, row, job, least_slowdown(sim, row, job))
-    state.index_run_s[row, node] = min(run_s, LONGEST_S)
+    state.index_best[row, node], state.index_key[row, node], state.index_run_s[row, node] = leaf, key, run_s
     _climb(sim, row, leaf)
 
 
@@ -115,11 +126,18 @@ def _enter(sim: Simulation, row: int, job: int, place: int) -> None:
 def _leave(sim: Simulation, row: int, job: int) -> None:
     """Take a job that is not hidden out of the index."""
     state = sim.state
-    leaf = state.index_leaf[row, job]
-    write_node(sim, row, state.index_best.shape[1] // 2 + leaf, -1, math.inf, math.inf, -1, math.inf)
-    _climb(sim, row, leaf)
+    _clear(sim, row, state.index_leaf[row, job])
+    if has_turns(sim):
+        _clear(sim, row, state.index_own_leaf[row, job])
     if state.index_young_place[row, job] >= 0:
         remove(state.queued_s, state.index_young, state.index_young_place, state.index_young_count, row, job)
+
+
+@kernel
+def _clear(sim: Simulation, row: int, leaf: int) -> None:
+    """Let a leaf have no job."""
+    write_node(sim, row, sim.state.index_best.shape[1] // 2 + leaf, -1, math.inf, math.inf, -1, math.inf)
+    _climb(sim, row, leaf)
 
 
 @kernel
@@ -199,14 +217,22 @@ def forget_index(sim: Simulation, row: int) -> None:
 def hide(sim: Simulation, row: int, job: int) -> None:
     """Let a waiting job not be found by `first_to_pass`, until the next moment or `show_hidden`."""
     state = sim.state
-    leaf = state.index_leaf[row, job]
-    node = state.index_best.shape[1] // 2 + leaf
-    if state.index_best[row, node] < 0:
+    if state.index_best[row, state.index_best.shape[1] // 2 + state.index_leaf[row, job]] < 0:
         return
-    state.index_best[row, node], state.index_key[row, node], state.index_run_s[row, node] = -1, math.inf, math.inf
-    _climb(sim, row, leaf)
+    _hide_leaf(sim, row, state.index_leaf[row, job])
+    if has_turns(sim):
+        _hide_leaf(sim, row, state.index_own_leaf[row, job])
     state.index_hidden_job[row, state.index_hidden[row]] = job
     state.index_hidden[row] += 1
+
+
+@kernel
+def _hide_leaf(sim: Simulation, row: int, leaf: int) -> None:
+    """Let a leaf offer nothing."""
+    state = sim.state
+    node = state.index_best.shape[1] // 2 + leaf
+    state.index_best[row, node], state.index_key[row, node], state.index_run_s[row, node] = -1, math.inf, math.inf
+    _climb(sim, row, leaf)
 
 
 @kernel
@@ -252,6 +278,33 @@ def smallest_job(sim: Simulation, row: int) -> int:
 
 
 @kernel
+def smallest_of_line(sim: Simulation, row: int, line: int) -> int:
+    """Return the waiting job of a line of smallest key, hidden or not, the first in the queue among equals."""
+    state = sim.state
+    leaf, key = -1, math.inf
+    left, right = state.index_line[row, line], state.index_line[row, line + 1]
+    left, right = left + state.index_best.shape[1] // 2, right + state.index_best.shape[1] // 2
+    while left < right:
+        if left & 1:
+            if _is_first(sim, row, state.index_key[row, left], state.index_best[row, left], key, leaf):
+                leaf, key = state.index_best[row, left], state.index_key[row, left]
+            left += 1
+        if right & 1:
+            right -= 1
+            if _is_first(sim, row, state.index_key[row, right], state.index_best[row, right], key, leaf):
+                leaf, key = state.index_best[row, right], state.index_key[row, right]
+        left >>= 1
+        right >>= 1
+    for at in range(state.index_hidden[row]):
+        job = state.index_hidden_job[row, at]
+        if line_of(sim, row, job) == line:
+            own = _key(sim, row, job)
+            if _is_first(sim, row, own, state.index_own_leaf[row, job], key, leaf):
+                leaf, key = state.index_own_leaf[row, job], own
+    return int(state.index_job[row, leaf])
+
+
+@kernel
 def _may_end(sim: Simulation, row: int, run_s: float, until_s: float) -> bool:
     """Say whether a run that starts at once may end by then; an infinite one is that of no job."""
     return run_s < math.inf and sim.state.now_s[row] + run_s <= until_s
@@ -281,9 +334,12 @@ def _first_below(sim: Simulation, row: int, top: int, until_s: float, found: int
 
 
 @kernel
-def _first_of(sim: Simulation, row: int, kind: int, gpus: int, until_s: float, found: int) -> int:
-    """Return the leaf offered first of one found so far and the jobs of a class that fit and may end in time."""
-    left, right = leaves_of(sim, row, kind, gpus)
+def _first_of(sim: Simulation, row: int, line: int, kind: int, gpus: int, until_s: float, found: int) -> int:
+    """Return the leaf offered first of one found so far and the jobs of a class that fit and may end in time.
+
+    Of one line, or of all if `line` is -1.
+    """
+    left, right = leaves_of(sim, row, kind, gpus) if line < 0 else leaves_of_line(sim, row, line, kind, gpus)
     while left < right:  # the nodes that hold these leaves and no others
         if left & 1:
             found = _first_below(sim, row, left, until_s, found)
@@ -299,13 +355,26 @@ def _first_of(sim: Simulation, row: int, kind: int, gpus: int, until_s: float, f
 @kernel
 def first_to_pass(sim: Simulation, row: int) -> int:
     """Return the job offered first of those that fit, keep the reservation and are not hidden; -1 if there is none."""
+    job = _first_in(sim, row, -1)
+    if job < 0 or not has_turns(sim):
+        return job
+    line, job = sim.state.first_line[row, PASSING], -1
+    while line >= 0 and job < 0:
+        job = _first_in(sim, row, line)
+        line = next_line_of(sim, row, PASSING, line)
+    return job
+
+
+@kernel
+def _first_in(sim: Simulation, row: int, line: int) -> int:
+    """Do what `first_to_pass` does for the jobs of one line, or for all at once if it is -1."""
     state = sim.state
     found = -1
     for kind in range(sim.cluster.suits.shape[0]):
         usable = usable_by_class(sim, row, kind)
         harmless = state.extra[row] + sim.scratch.class_beside[row, kind]
-        found = _first_of(sim, row, kind, min(harmless, usable), math.inf, found)
-        found = _first_of(sim, row, kind, usable, state.shadow_s[row], found)
+        found = _first_of(sim, row, line, kind, min(harmless, usable), math.inf, found)
+        found = _first_of(sim, row, line, kind, usable, state.shadow_s[row], found)
     return int(state.index_job[row, found]) if found >= 0 else -1
 
 

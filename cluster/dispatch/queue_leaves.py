@@ -5,6 +5,7 @@ import math
 from ..kernels.compiled import kernel
 from ..state.state import Simulation
 from ..state.usable import class_of
+from .turns import has_turns, line_of
 
 NO_LEAVES, EMPTY, KEPT = range(3)  # `index_stage`
 
@@ -37,11 +38,38 @@ def lay_out(sim: Simulation, row: int) -> None:
     for size in range(sizes - 1, 0, -1):  # each count has moved on to that of the next size
         first[row, size] = first[row, size - 1]
     first[row, 0] = 0
+    if has_turns(sim):
+        _lay_lines(sim, row, jobs)
     for node in range(state.index_best.shape[1]):
         write_node(sim, row, node, -1, math.inf, math.inf, -1, math.inf)
     state.index_young_count[row] = 0
     state.index_stage[row] = EMPTY
     state.index_hidden[row] = 0
+
+
+@kernel
+def _lay_lines(sim: Simulation, row: int, jobs: int) -> None:
+    """Give each job its leaf among those of its line, in the order of its other one."""
+    state = sim.state
+    first, lines = state.index_line, state.index_line.shape[1] - 1
+    for line in range(lines + 1):
+        first[row, line] = 0
+    for job in range(jobs):
+        first[row, line_of(sim, row, job)] += 1
+    after = 2 * jobs
+    for line in range(lines, -1, -1):
+        after -= first[row, line]
+        first[row, line] = after
+    for leaf in range(jobs):
+        job = state.index_job[row, leaf]
+        line = line_of(sim, row, job)
+        own = first[row, line]
+        first[row, line] += 1
+        state.index_own_leaf[row, job] = own
+        state.index_job[row, own] = job
+    for line in range(lines, 0, -1):  # each has moved on to that of the next line
+        first[row, line] = first[row, line - 1]
+    first[row, 0] = jobs
 
 
 @kernel
@@ -63,3 +91,27 @@ def leaves_of(sim: Simulation, row: int, kind: int, gpus: int) -> tuple[int, int
         leaves + int(first[row, _size_of(sim, kind, 0)]),
         leaves + int(first[row, _size_of(sim, kind, gpus) + 1]),
     )
+
+
+@kernel
+def _leaf_from(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> int:
+    """Return the first leaf of a line whose job is of a class and asks for so many GPUs, or stands behind those."""
+    state = sim.state
+    asked = sim.scenarios.gpus[state.scenario[row]]
+    left, right = state.index_line[row, line], state.index_line[row, line + 1]
+    while left < right:
+        middle = (left + right) >> 1
+        job = state.index_job[row, middle]
+        own = class_of(sim, row, job)
+        if own < kind or (own == kind and asked[job] < gpus):
+            left = middle + 1
+        else:
+            right = middle
+    return int(left)
+
+
+@kernel
+def leaves_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> tuple[int, int]:
+    """Do what `leaves_of` does for the jobs of one line."""
+    leaves = sim.state.index_best.shape[1] // 2
+    return leaves + _leaf_from(sim, row, line, kind, 0), leaves + _leaf_from(sim, row, line, kind, gpus + 1)

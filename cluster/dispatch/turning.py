@@ -17,6 +17,7 @@ from .order import (
 from .orders.table import is_by_key, passes
 from .placing import begin_picks
 from .queue_index import first_to_pass, hide, is_indexed, show_hidden
+from .turns import PASSING, has_turns, next_line_of
 
 
 @kernel
@@ -35,11 +36,11 @@ def _other_key(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
-def _insert_other(sim: Simulation, row: int, job: int, count: int) -> int:
-    """Put a job in its place in `other_job`, where `count` stand; return how many then stand there."""
+def _insert_other(sim: Simulation, row: int, job: int, first: int, count: int) -> int:
+    """Put a job in its place in `other_job`, behind the first so many of `count`; return how many then stand there."""
     others = sim.scratch.other_job
     key, at = _other_key(sim, row, job), min(count, OTHERS)
-    while at > 0:
+    while at > first:
         before = others[row, at - 1]
         if not goes_before(sim, row, job, key, before, _other_key(sim, row, before)):
             break
@@ -58,12 +59,12 @@ def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
     hidden = state.index_hidden[row]
     hide(sim, row, holder)
     hide(sim, row, due)
-    count = 0
-    for _ in range(OTHERS if is_by_key(sim.rules.order) else LOOKED_AT):
+    count, by_key = 0, is_by_key(sim.rules.order)
+    for _ in range(OTHERS if by_key else LOOKED_AT):
         job = first_to_pass(sim, row)
         if job < 0:
             break
-        count = _insert_other(sim, row, job, count)
+        count = _insert_other(sim, row, job, count if by_key else 0, count)  # by key they come as they are offered
         hide(sim, row, job)
     show_hidden(sim, row, hidden)
     return count
@@ -81,15 +82,36 @@ def list_others(sim: Simulation, row: int) -> int:
     reserve(sim, row, holder)
     if all_may_pass(sim, row) and is_indexed(sim, row):
         return _find_others(sim, row, holder, due)
+    if has_turns(sim):
+        return _list_in_turns(sim, row, holder, due)
     by_key = is_by_key(sim.rules.order)
     count, seen = 0, 0
     job, left = state.head[row], sim.rules.backfill_depth
     while job >= 0 and left > 0 and (by_key or seen < LOOKED_AT):
         left -= job != holder
         if job not in (holder, due) and may_pass(sim, row, job):
-            count = _insert_other(sim, row, job, count)
+            count = _insert_other(sim, row, job, 0, count)
             seen += 1
         job = state.next_job[row, job]
+    return count
+
+
+@kernel
+def _list_in_turns(sim: Simulation, row: int, holder: int, due: int) -> int:
+    """Do what `list_others` does where users take turns, without an index: line by line."""
+    state, by_key = sim.state, is_by_key(sim.rules.order)
+    count, seen = 0, 0
+    line = state.first_line[row, PASSING]
+    while line >= 0 and (count < OTHERS if by_key else seen < LOOKED_AT):
+        first = count if by_key else 0
+        job, left = state.line_head[row, line], sim.rules.backfill_depth
+        while job >= 0 and left > 0 and (by_key or seen < LOOKED_AT):
+            left -= job != holder
+            if job not in (holder, due) and may_pass(sim, row, job):
+                count = _insert_other(sim, row, job, first, count)
+                seen += 1
+            job = state.next_in_line[row, job]
+        line = next_line_of(sim, row, PASSING, line)
     return count
 
 
@@ -108,5 +130,6 @@ def turn_to(sim: Simulation, row: int, job: int) -> bool:
         if job == holder or not may_pass(sim, row, job):
             next_job(sim, row)
             return False
+        sim.state.leads[row] = 0
     begin_picks(sim, row, job)
     return True

@@ -46,6 +46,8 @@ class Scenarios(NamedTuple):
     fixed_s: NDArray[np.float64] = NO_FIGURES  # (scenarios, jobs) of an iteration, whatever GPUs and links
     edge_bytes: NDArray[np.float64] = NO_FIGURES  # (scenarios, jobs) between stages
     tensor_bytes: NDArray[np.float64] = NO_FIGURES  # (scenarios, jobs) inside a tensor-parallel group
+    # Jobs of one user and one rank form a line; lines take turns (dispatch/turns.py). No job where no user is known
+    line: NDArray[np.int32] = NO_DEGREES  # (scenarios, jobs) number of the line, below the number of jobs
 
 
 class FaultProcess(NamedTuple):
@@ -86,6 +88,7 @@ class Rules(NamedTuple):
     slow_factor: float = 1.0  # its GPUs compute so many times as long meanwhile
     slow_mean_s: float = 0.0  # how long that lasts
     backups: int = 0  # GPUs of a job that may have a backup at a time, if `switching`
+    turns: bool = False  # users take turns in the queue, where the scenarios say whose the jobs are
 
 
 def stopping(rules: Rules) -> Rules:
@@ -106,6 +109,8 @@ PLANNED: dict[str, type[np.generic]] = {  # the same of their plans, by the type
     "pipeline": np.int32, "tensor": np.int32, "fixed_s": np.float64, "edge_bytes": np.float64,
     "tensor_bytes": np.float64,
 }  # fmt: skip
+LINED: dict[str, type[np.generic]] = {"line": np.int32}  # the same of whose they are
+OPTIONAL = PLANNED | LINED  # arrays of no job where no job has any
 ORDERS = {name: number for number, name in enumerate(registered("orders"))}  # number of each order regime
 
 
@@ -163,6 +168,7 @@ def stack(
         source_rate_per_s=rates,
         fault_seed=np.asarray(fault_seed, dtype=np.int64),
         **_planned(workloads, jobs),
+        **_lined(workloads, jobs),
     )
 
 
@@ -178,17 +184,28 @@ def _planned(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]
     return table
 
 
+def _lined(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]]:
+    """Return the line that each job is of, none if no workload is of several users."""
+    if all(len(set(workload.users or ())) < 2 for workload in workloads):
+        return {}
+    table = np.zeros((len(workloads), jobs), dtype=LINED["line"])
+    for row, workload in zip(table, workloads, strict=True):
+        numbers = {user: number for number, user in enumerate(dict.fromkeys(workload.users or ()))}
+        row[: len(workload.users or ())] = [numbers[user] for user in workload.users or ()]
+    return {"line": table}
+
+
 def joined(parts: Sequence[Scenarios]) -> Scenarios:
     """Return the scenarios of several parts as one, in their order; all are of one cluster."""
     jobs = max(it.gpus.shape[1] for it in parts)
 
     def field(name: str) -> Any:
         arrays = [getattr(it, name) for it in parts]
-        if name in PLANNED and any(it.size for it in arrays):
+        if name in OPTIONAL and any(it.size for it in arrays):
             arrays = [
                 it if it.size else np.zeros(part.gpus.shape, it.dtype) for it, part in zip(arrays, parts, strict=True)
             ]
-        if name in PER_JOB or (name in PLANNED and arrays[0].size):
+        if name in PER_JOB or (name in OPTIONAL and arrays[0].size):
             arrays = [np.pad(it, ((0, 0), (0, jobs - it.shape[1]))) for it in arrays]
         return np.concatenate(arrays)
 

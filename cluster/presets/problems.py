@@ -43,18 +43,21 @@ class Regime:
         ageing_s: How long one may be overtaken.
         waiting: Whether policies may wait.
         oracle: Whether policies know the true fault rates; else the mean rate, and what faults teach them.
+        turns: Whether users take turns in the queue, where the jobs tell whose they are.
     """
 
     order: str = "fifo"
     ageing_s: float = float("inf")
     waiting: bool = False
     oracle: bool = False
+    turns: bool = False
 
     def over(self, rules: Rules) -> Rules:
         """Return rules with this regime."""
         return rules._replace(
-            order=ORDERS[self.order], ageing_s=self.ageing_s, waiting=self.waiting, estimated_hazards=not self.oracle
-        )
+            order=ORDERS[self.order], ageing_s=self.ageing_s, waiting=self.waiting,
+            estimated_hazards=not self.oracle, turns=self.turns,
+        )  # fmt: skip
 
     def told(self, cluster: Cluster, scenarios: Scenarios) -> Scenarios:
         """Return scenarios that tell policies of fault rates what they may know: the true ones, or the mean of each.

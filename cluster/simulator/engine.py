@@ -12,6 +12,7 @@ from ..dispatch.expected import note_start, start_overhead_s
 from ..dispatch.order import keeps_reservation, next_ageing_s, next_job
 from ..dispatch.placing import begin_picks, check_picks, picked_slowdown, undo_picks
 from ..dispatch.queue_index import note_passed
+from ..dispatch.turns import has_turns, take_turn
 from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.heap import push
@@ -204,6 +205,8 @@ def start(sim: Simulation, row: int) -> bool:
     if not keeps_reservation(sim, row, slowdown):
         pass_over(sim, row)
         return False
+    if has_turns(sim):
+        take_turn(sim, row, job)
     dequeue(sim, row, job)
     now_s = state.now_s[row]
     gpus = 0

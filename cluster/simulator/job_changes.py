@@ -4,6 +4,7 @@ import math
 
 from ..dispatch.expected import estimated_work_s, note_leave, revise_end_s
 from ..dispatch.queue_index import note_first, note_gone, note_last
+from ..dispatch.turns import enter_line, has_turns, leave_line, line_of
 from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.heap import remove
@@ -52,6 +53,9 @@ def enqueue_last(sim: Simulation, row: int, job: int) -> None:
     link(sim, row, sim.state.tail[row], job)
     link(sim, row, job, -1)
     _count_in(sim, row, job)
+    if has_turns(sim):
+        sim.state.came_back[row, job] = 0
+        enter_line(sim, row, job, -1)
     note_last(sim, row, job)
 
 
@@ -61,6 +65,9 @@ def enqueue_first(sim: Simulation, row: int, job: int) -> None:
     link(sim, row, job, sim.state.head[row])
     link(sim, row, -1, job)
     _count_in(sim, row, job)
+    if has_turns(sim):
+        sim.state.came_back[row, job] = 1
+        enter_line(sim, row, job, sim.state.line_head[row, line_of(sim, row, job)])
     note_first(sim, row, job)
 
 
@@ -75,6 +82,8 @@ def dequeue(sim: Simulation, row: int, job: int) -> None:
     # Sums of floating numbers drift; an empty queue holds nothing.
     left_s = state.queued_gpu_s[row] - _queued_gpu_s(sim, row, job)
     state.queued_gpu_s[row] = left_s if state.queued[row] > 0 else 0.0
+    if has_turns(sim):
+        leave_line(sim, row, job)
     note_gone(sim, row, job)
 
 

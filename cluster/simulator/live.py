@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from ..dispatch.expected import note_start
 from ..dispatch.queue_index import forget_index
+from ..dispatch.turns import enter_line, has_turns, leave_line, line_of, settle_line
 from ..kernels.compiled import kernel
 from ..kernels.heap import push
 from ..model.problem import Problem
-from ..model.scenarios import EVERY_JOB, PER_JOB, PLANNED, FaultProcess, Rules, Scenarios, fault_sources
+from ..model.scenarios import EVERY_JOB, LINED, PER_JOB, PLANNED, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster
 from ..state.state import Simulation
 from ..state.usable import count_by_class, has_classes
@@ -64,6 +65,36 @@ def put_before(sim: Simulation, row: int, job: int, after: int) -> None:
 
 
 @kernel
+def move_to_line(sim: Simulation, row: int, job: int, line: int, rank: int) -> None:
+    """Let a job be of another line and rank; one that waits keeps its place in the queue."""
+    state, scenario = sim.state, sim.state.scenario[row]
+    waits = state.run_place[row, job] < 0
+    if waits:
+        leave_line(sim, row, job)
+    sim.scenarios.line[scenario, job], sim.scenarios.rank[scenario, job] = line, rank
+    if waits:
+        enter_line(sim, row, job, _next_of_line(sim, row, job))
+
+
+@kernel
+def _next_of_line(sim: Simulation, row: int, job: int) -> int:
+    """Return the next job of the queue behind a waiting one that is of its line, -1 if there is none."""
+    state, line = sim.state, line_of(sim, row, job)
+    after = state.next_job[row, job]
+    while after >= 0 and line_of(sim, row, after) != line:
+        after = state.next_job[row, after]
+    return int(after)
+
+
+@kernel
+def place_in_line(sim: Simulation, row: int, job: int) -> None:
+    """Let a waiting job stand in its line as it does in the queue."""
+    if has_turns(sim):
+        leave_line(sim, row, job)
+        enter_line(sim, row, job, _next_of_line(sim, row, job))
+
+
+@kernel
 def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None:
     """Let a job run that has run since before the simulation knew of it; its times stand in the state.
 
@@ -93,22 +124,25 @@ def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None
 def rejoin(sim: Simulation, row: int, job: int, entered_s: float) -> None:
     """Put a job at the end of the queue that has stood there since a time before the simulation knew of it."""
     enqueue_last(sim, row, job)
-    _count_from(sim, row, job, entered_s)
+    count_from(sim, row, job, entered_s)
 
 
 @kernel
 def come_back(sim: Simulation, row: int, job: int, entered_s: float) -> None:
     """Put a job at the head of the queue whose stay counts from a time before."""
     enqueue_first(sim, row, job)
-    _count_from(sim, row, job, entered_s)
+    count_from(sim, row, job, entered_s)
 
 
 @kernel
-def _count_from(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+def count_from(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+    """Let the stay of a waiting job in the queue count from a time before."""
     state = sim.state
     forget_index(sim, row)
     state.entered_s[row, job] = entered_s
     state.queued_s[row, job] = entered_s - state.wait_s[row, job]
+    if has_turns(sim):
+        settle_line(sim, row, line_of(sim, row, job), 1)
 
 
 def empty_row(
@@ -130,6 +164,8 @@ def empty_row(
     figures: dict[str, Any] = {name: np.zeros((1, room)) for name in PER_JOB if name not in ("gpus", "rank", "needs")}
     if has_plans:
         figures |= {name: np.zeros((1, room), dtype) for name, dtype in PLANNED.items()}
+    if rules.turns:
+        figures |= {name: np.zeros((1, room), dtype) for name, dtype in LINED.items()}
     scenarios = Scenarios(
         jobs=np.zeros(1, dtype=np.int32),
         gpus=np.zeros((1, room), dtype=np.int32),

@@ -3,6 +3,7 @@
 import math
 
 from ..dispatch.queue_index import forget_index
+from ..dispatch.turns import forget_turns
 from ..kernels.compiled import kernel
 from ..kernels.heap import heapify
 from ..state.beliefs import begin_beliefs
@@ -113,6 +114,8 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.running[row] = 0
     state.ends_kept[row] = 0
     forget_index(sim, row)
+    forget_turns(sim, row)
+    state.leads[row] = 0
     state.reserved_for[row] = 0
     state.busy_gpu_s[row] = 0.0
     state.down_gpu_s[row] = 0.0

@@ -35,6 +35,7 @@ def simulation_of(
         raise ValueError(f"rows is {rows}, expected at least 1")
     cluster, rules = sound_cluster(problem.cluster), sound_rules(problem.rules)
     scenarios = sound_scenarios(problem.scenarios, cluster, spares=rules.spares if rules.switching else 0.0)
+    rules = rules._replace(turns=rules.turns and scenarios.line.size > 0)
     return Simulation(
         cluster=cluster,
         scenarios=scenarios,
@@ -47,6 +48,7 @@ def simulation_of(
             rows,
             index_from if order_of(rules.order).passes else EVERY_JOB,
             holding=holds_on_by(rules),
+            turns=rules.turns,
         ),
         log=log or allocate_log(0, 0),
     )

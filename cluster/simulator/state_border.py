@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, SEVERAL_RACKS
+from ..dispatch.turns import lay_lines
 from ..state.beliefs import begun_beliefs
 from ..state.border import refuse
 from ..state.holding import mark_spares
@@ -24,14 +25,19 @@ BOUNDED = (
     "now_s", "estimates_s", "queued_gpu_s", "picked_hazard", "busy_gpu_s", "down_gpu_s", "job_time_s",
     "overhead_gpu_s", "source_since_s", "saved_s", "start_s", "end_s", "overhead_s", "entered_s", "wait_s", "queued_s",
     "first_start_s", "finish_s", "lost_s", "struck_s", "fresh_s", "fresh_gpu_s", "since_s", "slowed_s", "backup_gpu_s",
+    "turn_s",
+)  # fmt: skip
+LINES = (
+    "next_in_line", "previous_in_line", "line_head", "line_tail", "line_oldest", "line_since_s", "line_number",
+    "next_line", "previous_line", "first_line", "last_line",
 )  # fmt: skip
 
 
 def sound_state(sim: Simulation, state: State) -> State:
     """Return a state from which the rows of a simulation can be run on.
 
-    What only saves time, the index of the queue and the order of expected ends, is left out: it is found anew. So is
-    the work since signals were last looked for.
+    What only saves time, the index of the queue, its lines and the order of expected ends, is left out: it is found
+    anew. So is the work since signals were last looked for.
 
     Args:
         sim: Its own state gives types and shapes, which `state` must have.
@@ -54,7 +60,23 @@ def sound_state(sim: Simulation, state: State) -> State:
     _check_picks(sim, state)
     _same("index_from", state.index_from, sim.state.index_from)  # by which there is room for an index
     new = {name: np.zeros_like(getattr(state, name)) for name in ("index_stage", "ends_kept", "unlooked")}
-    return state._replace(**new)
+    state = state._replace(**new)
+    return _in_lines(sim, state) if sim.rules.turns else state
+
+
+def _in_lines(sim: Simulation, state: State) -> State:
+    """Return a state whose waiting jobs stand in lines as its queue, and the turns that were had, say.
+
+    Raises:
+        ValueError: If a turn has a number that none was given, or was had in the future.
+    """
+    refuse("state.turn_number", state.turn_number, state.turn_number <= state.turns[:, None], "one of the turns so far")
+    refuse("state.turn_s", state.turn_s, state.turn_s <= state.now_s[:, None], "no time after the present")
+    state = state._replace(**{name: getattr(state, name).copy() for name in LINES})
+    laid = Simulation(sim.cluster, sim.scenarios, sim.traits, sim.process, sim.rules, state, sim.log)
+    for row in range(state.head.size):
+        lay_lines(laid, row)
+    return state
 
 
 def _same(name: str, values: NDArray[Any], expected: NDArray[Any]) -> None:

@@ -130,7 +130,7 @@ def sound_scenarios(scenarios: Scenarios, cluster: Cluster, *, spares: float = 0
         _above_0(name, getattr(scenarios, name), real)
     for name in ("submit_s", "parameter_bytes"):
         _not_below_0(name, getattr(scenarios, name), real)
-    scenarios = _sound_plans(scenarios)
+    scenarios = _sound_lines(_sound_plans(scenarios))
     later = scenarios.submit_s[:, 1:] >= scenarios.submit_s[:, :-1]
     refuse("submit_s", scenarios.submit_s[:, 1:], ~real[:, 1:] | later, "no time before that of the job before")
     _above_0("speed", scenarios.speed)
@@ -159,6 +159,28 @@ def _sound_plans(scenarios: Scenarios) -> Scenarios:
     refuse("pipeline", scenarios.pipeline, scenarios.gpus % stages == 0, "to divide the GPUs, times tensor")
     for name in ("fixed_s", "edge_bytes", "tensor_bytes"):
         _not_below_0(name, found[name], planned)
+    return scenarios
+
+
+def _sound_lines(scenarios: Scenarios) -> Scenarios:
+    """Return scenarios of which all say whose jobs are, or none does, in as many rows as there are scenarios.
+
+    Raises:
+        ValueError: If there is no such line, or it has jobs of several ranks.
+    """
+    rows, room = scenarios.gpus.shape
+    line = scenarios.line
+    if not line.size:
+        return scenarios._replace(line=line.reshape(rows, 0))
+    if line.shape != (rows, room):
+        raise ValueError(f"line has shape {line.shape}, expected {(rows, room)}")
+    refuse("line", line, (line >= 0) & (line < room), f"0 to {room - 1}")
+    real = np.arange(room) < scenarios.jobs[:, None]
+    lowest = np.full((rows, room), np.iinfo(np.int64).max)
+    at = np.nonzero(real)[0], line[real]
+    np.minimum.at(lowest, at, scenarios.rank[real])
+    fits = ~real | (scenarios.rank == np.take_along_axis(lowest, line, axis=1))
+    refuse("line", line, fits, "one whose jobs are all of one rank")
     return scenarios
 
 

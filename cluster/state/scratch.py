@@ -47,6 +47,8 @@ class Scratch(NamedTuple):
     tried_gpu: Annotated[Ints, "rows", "gpus if holding"]  # slow GPUs that are relieved for a try
     class_beside: Annotated[Ints, "rows", "classes"]  # usable GPUs that suit it, and not who holds the reservation
     other_job: Annotated[Ints, "rows", "others"]  # jobs that the policy may turn to
+    lined_up: Annotated[Ints, "rows", "jobs if turns"]  # the queue as users take turns, as far as it was asked for
+    line_at: Annotated[Ints, "rows", "jobs if turns"]  # of each line, the job up to which it is
     ahead_start_s: Annotated[Floats, "rows", "ahead"]  # start, inf if never
     ahead_end_s: Annotated[Floats, "rows", "ahead"]  # end
     ahead_job: Annotated[Ints, "rows", "ahead"]

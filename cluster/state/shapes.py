@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.scenarios import PLANNED
+from ..model.scenarios import LINED, PLANNED
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -33,7 +33,7 @@ AXES: dict[str, dict[str, tuple[str, ...]]] = {
         "speed": ("scenarios", "nodes"),
         "hazard_per_s": ("scenarios", "gpus"), "source_rate_per_s": ("scenarios", "sources"),
         "fault_seed": ("scenarios",),
-        **dict.fromkeys(PLANNED, ("scenarios", "planned jobs")),
+        **dict.fromkeys(PLANNED, ("scenarios", "planned jobs")), **dict.fromkeys(LINED, ("scenarios", "lined jobs")),
     },
     "traits": {
         "max_speed": ("scenarios",), "levels": ("scenarios", "nodes + 1"), "node_hazard_per_s": ("scenarios", "nodes"),
@@ -55,21 +55,26 @@ ANY = 2**63 - 1
 RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (0, "scenario"): ("scenario",),
     (0, "one"): (
-        "aged", "base_waits", "base_refused", "source_failed", "ends_kept", "lemon", "spare", "died", "node_slow",
+        "aged", "leads", "came_back", "base_waits", "base_refused", "source_failed", "ends_kept", "lemon", "spare",
+        "died", "node_slow",
     ),
     (0, "two"): ("index_stage",),
     (-1, "job"): (
-        "head", "tail", "gpu_job", "next_job", "previous_job", "run_place", "index_best", "index_oldest",
-        "index_young_place", "kept_for",
+        "head", "tail", "gpu_job", "next_job", "previous_job", "run_place", "index_young_place", "kept_for",
+        "next_in_line", "previous_in_line", "line_head", "line_tail", "line_oldest", "next_line", "previous_line",
+        "first_line", "last_line",
     ),
+    (-1, "leaf"): ("index_best", "index_oldest"),
+    (0, "leaf"): ("index_leaf", "index_own_leaf"),
     (0, "job"): (
-        "current", "candidate_job", "run_heap", "ends_job", "index_leaf", "index_job", "index_hidden_job",
+        "current", "candidate_job", "run_heap", "ends_job", "index_job", "index_hidden_job",
         "index_young",
     ),
     (0, "jobs"): (
         "finished", "submitted", "queued", "running", "reserved_for", "index_first", "index_hidden",
         "index_young_count", "shrunk",
     ),
+    (0, "leafs"): ("index_line",),
     (-1, "gpu"): ("gpu_next", "first_gpu", "backup_of"),
     (0, "gpus"): (
         "usable", "busy", "down", "extra", "need", "free", "taken",
@@ -89,6 +94,7 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (0, "any"): (
         "quiet", "unlooked", "estimated", "job_events", "decisions", "candidate_hole", "gpu_down", "source_k",
         "stops", "index_from", "switches", "slowed", "pace_k", "backups",
+        "turns", "turn_number", "line_number",
     ),
     (-ANY - 1, "any"): ("candidate_sign", "index_place"),
 }  # fmt: skip

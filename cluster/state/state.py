@@ -38,6 +38,7 @@ class State(NamedTuple):
     # The decision that is due
     current: Annotated[Ints, "rows"]  # job to place, -1 for none
     aged: Annotated[Ints, "rows"]  # 1 if that job has reached the ageing bound
+    leads: Annotated[Ints, "rows"]  # 1 if that job passes nobody: its start is its user's turn to lead
     shadow_s: Annotated[Floats, "rows"]  # a job that takes more than `extra` GPUs must end by then
     extra: Annotated[Ints, "rows"]  # GPUs that the reservation leaves over
     reserved_class: Annotated[Ints, "rows"]  # class of needs of the job that holds the reservation
@@ -148,12 +149,31 @@ class State(NamedTuple):
     reserved_usable: Annotated[Ints, "rows"]
     reserved_shadow_s: Annotated[Floats, "rows"]  # `shadow_s`
     reserved_extra: Annotated[Ints, "rows"]  # `extra`
+    # Turns of users (dispatch/turns.py): jobs of one user and rank form a line; empty where users take no turns.
+    # Twice as many lines: those in the rotation of who leads, then those in that of who passes
+    turns: Annotated[Longs, "rows"]  # turns that were taken
+    came_back: Annotated[Ints, "rows", "jobs if turns"]  # 1 for a waiting job that was stopped
+    next_in_line: Annotated[Ints, "rows", "jobs if turns"]  # towards the end of the line
+    previous_in_line: Annotated[Ints, "rows", "jobs if turns"]
+    line_head: Annotated[Ints, "rows", "jobs if turns"]  # first waiting job of each line, -1 for none
+    line_tail: Annotated[Ints, "rows", "jobs if turns"]
+    line_oldest: Annotated[Ints, "rows", "jobs if turns"]  # the one that came into the queue first
+    turn_s: Annotated[Floats, "rows", "2 x lines"]  # last turn of each line
+    turn_number: Annotated[Longs, "rows", "2 x lines"]  # its number, 0 for none
+    line_since_s: Annotated[Floats, "rows", "2 x lines"]  # since when the line waits for its turn
+    line_number: Annotated[Longs, "rows", "2 x lines"]  # number of the turn it had then, 0 if it had none
+    next_line: Annotated[Ints, "rows", "2 x lines"]  # lines with waiting jobs, the next to have a turn first
+    previous_line: Annotated[Ints, "rows", "2 x lines"]
+    first_line: Annotated[Ints, "rows", "rotations"]
+    last_line: Annotated[Ints, "rows", "rotations"]
     # The index of a long queue (queue_index.py); all but the first two are empty where no queue is ever long
     index_from: Annotated[Ints, "rows"]  # length of a queue from which it has one
     index_stage: Annotated[Ints, "rows"]
     index_moment: Annotated[Ints, "rows"]  # moment for which jobs are hidden
     index_leaf: Annotated[Ints, "rows", "indexed jobs"]  # leaf of each job
-    index_job: Annotated[Ints, "rows", "indexed jobs"]  # job of each leaf
+    index_own_leaf: Annotated[Ints, "rows", "indexed jobs if turns"]  # its leaf among those of its line
+    index_line: Annotated[Ints, "rows", "indexed lines + 1"]  # first of the leaves of each line
+    index_job: Annotated[Ints, "rows", "leaves"]  # job of each leaf
     index_first: Annotated[
         Ints, "rows", "indexed sizes"
     ]  # first leaf of the jobs of each class that ask for so many GPUs
@@ -261,8 +281,9 @@ class Simulation:
         check_types(parts)
         least = int(state.index_from.min(initial=EVERY_JOB))  # a row with an index needs room for it
         holding = holds_on_by(rules)
-        check_shapes(parts, allocate_state(cluster, scenarios, 0, least, holding=holding))
-        self.scratch = zeros_of(Scratch, _extents(cluster, scenarios, state.now_s.size, least, holding=holding))
+        check_shapes(parts, allocate_state(cluster, scenarios, 0, least, holding=holding, turns=rules.turns))
+        extents = _extents(cluster, scenarios, state.now_s.size, least, holding=holding, turns=rules.turns)
+        self.scratch = zeros_of(Scratch, extents)
         parts["scratch"] = self.scratch
         self._table = pack(parts)
         self.address = int(self._table.ctypes.data)
@@ -289,10 +310,13 @@ def holds_on_by(rules: Rules) -> bool:
     return rules.switching or rules.detection_s > 0.0 or rules.slow_per_s > 0.0
 
 
-def _extents(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int, *, holding: bool) -> dict[str, int]:
+def _extents(
+    cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int, *, holding: bool, turns: bool
+) -> dict[str, int]:
     """Return how long each axis of the state is. A queue that is never long enough for an index has none."""
     nodes, gpus, jobs = cluster.speed.size, cluster.gpu_node.size, scenarios.gpus.shape[1]
     indexed, classes = jobs >= index_from, cluster.suits.shape[0]
+    leaves = jobs * indexed * (1 + turns)  # with turns each job has one more, among those of its line
     sizes = int(np.diff(cluster.first_gpu).max()) + 1
     return {
         "rows": rows, "nodes": nodes, "nodes + 1": nodes + 1, "gpus": gpus, "sizes": sizes,
@@ -304,19 +328,22 @@ def _extents(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int,
         "gpus if holding": gpus * holding, "jobs if holding": jobs * holding, "nodes if holding": nodes * holding,
         "seats if holding": 2 * nodes * holding,
         "indexed jobs": jobs * indexed, "indexed sizes": classes * (gpus + 2) * indexed,
-        "2 x leaves": (2 << jobs.bit_length()) * indexed,  # more leaves than jobs: the last is always empty
+        "leaves": leaves, "2 x leaves": (2 << leaves.bit_length()) * indexed,  # the last is always empty
+        "jobs if turns": jobs * turns, "2 x lines": 2 * jobs * turns, "rotations": 2 * turns,
+        "indexed jobs if turns": jobs * indexed * turns, "indexed lines + 1": (jobs + 1) * indexed * turns,
     }  # fmt: skip
 
 
 def allocate_state(
-    cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int = INDEX_FROM, *, holding: bool = False
-) -> State:
+    cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int = INDEX_FROM, *, holding: bool = False,
+    turns: bool = False,
+) -> State:  # fmt: skip
     """Return state for so many clusters, zero but for `scenario` and `index_from`; `reset` of the engine fills it.
 
     Queues of at least `index_from` jobs have an index. There is room for jobs that hold on to their GPUs at a fault if
-    `holding`, which `holds_on_by` says of rules.
+    `holding`, which `holds_on_by` says of rules, and for lines of users if they take `turns`.
     """
-    state = zeros_of(State, _extents(cluster, scenarios, rows, index_from, holding=holding))
+    state = zeros_of(State, _extents(cluster, scenarios, rows, index_from, holding=holding, turns=turns))
     state.scenario[:] = -1
     state.index_from[:] = index_from
     return state

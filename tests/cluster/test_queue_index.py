@@ -17,6 +17,7 @@ from longshore.cluster.dispatch.queue_index import (
     longest_waiting,
     next_to_age_s,
     smallest_job,
+    smallest_of_line,
 )
 from longshore.cluster.dispatch.turning import list_others, may_turn
 from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
@@ -25,16 +26,9 @@ from longshore.cluster.state.state import OTHERS, Simulation
 from tests.compiled_runs import compiled, run_heuristic
 from tests.deep_cases import deep_case
 from tests.support.budgets import examples
+from tests.plain_turns import LEADING, PASSING, in_turns, queue_of
 
 ORDERS_WITH_INDEX = ("easy", "easy-shortest", "shortest")
-
-
-def queue_of(sim: Simulation) -> list[int]:
-    jobs, job = [], int(sim.state.head[0])
-    while job >= 0:
-        jobs.append(job)
-        job = int(sim.state.next_job[0, job])
-    return jobs
 
 
 def work_s(sim: Simulation, job: int) -> float:
@@ -50,6 +44,8 @@ def may_pass(sim: Simulation, job: int) -> bool:
 
 
 def offered_first(sim: Simulation, jobs: list[int]) -> int:
+    if sim.rules.turns:
+        jobs = next((its for line in in_turns(sim, 0, PASSING) if (its := [job for job in line if job in jobs])), [])
     if sim.rules.order != ORDERS["easy"]:
         jobs = sorted(jobs, key=lambda job: work_s(sim, job))
     return jobs[0] if jobs else -1
@@ -58,7 +54,12 @@ def offered_first(sim: Simulation, jobs: list[int]) -> int:
 def check_index(sim: Simulation) -> None:
     """Compare all that the index tells at a decision, with nothing picked, with the queue."""
     state, jobs = sim.state, queue_of(sim)
-    assert smallest_job(sim, 0) == offered_first(sim, jobs)
+    if sim.rules.turns:
+        for line in in_turns(sim, 0, LEADING):
+            smallest = smallest_of_line(sim, 0, int(sim.scenarios.line[0, line[0]]))
+            assert smallest == offered_first(sim, line)
+    else:
+        assert smallest_job(sim, 0) == offered_first(sim, jobs)
     kept = state.shadow_s[0], state.extra[0]
     for shadow_s, extra in (kept, (math.inf, 0), (state.now_s[0] + 100.0, 1), (state.now_s[0] + 300.0, 0)):
         state.shadow_s[0], state.extra[0] = shadow_s, extra

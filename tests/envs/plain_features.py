@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from longshore.envs.batch import Batch
 from longshore.envs.layout import CLIP, GLOBALS, GPU_FEATURES, LOOK_AHEAD, NODE_FEATURES
+from tests.plain_turns import lined_up
 from tests.reference import first_state
 from tests.reference_state import ReferenceState, slowdown
 
@@ -40,11 +41,7 @@ class Decision:
         self.size = Counter(self.gpu_node)
         self.stops = state.stops[row].tolist()
         self.saved_s = state.saved_s[row].tolist()
-        self.queue = []
-        waiting = int(state.head[row])
-        while waiting >= 0:
-            self.queue.append(waiting)
-            waiting = int(state.next_job[row, waiting])
+        self.queue = lined_up(batch.sim, row)
         self.queued_s = state.queued_s[row].tolist()
         self.estimates_s = state.guess_s[row].tolist()
         self.started = {
