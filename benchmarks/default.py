@@ -37,7 +37,7 @@ def measure() -> Iterator[Row]:
     if not traces():
         progress("the real traces are not there: nothing to measure")
         return
-    regime = Regime(DEFAULT.order, DEFAULT.ageing_s, DEFAULT.waiting)
+    regime = Regime(DEFAULT.order, DEFAULT.ageing_s, DEFAULT.waiting, turns=DEFAULT.turns)
     policy = HEURISTICS[DEFAULT.policy.name or DEFAULT.policy.fallback]
     progress(f"default: {regime.order}, aged after {regime.ageing_s / 3600.0:g} h, {policy.name}")
     mine, at_best = everywhere(runs_of(regime, policy)), everywhere(runs_of(regime, policy, exactly=True))

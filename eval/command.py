@@ -121,7 +121,7 @@ def _run(request: EvaluationRequest, setting: Setting, policies: list[Policy], t
 def _run_every_order(request: EvaluationRequest, setting: Setting, policies: list[Policy], tell: Tell) -> Run:
     """Run the policies under every order, and choose."""
     problem = setting.problem
-    regimes = every_order(request.regime.ageing_s, waiting=request.regime.waiting)
+    regimes = every_order(request.regime.ageing_s, waiting=request.regime.waiting, turns=request.regime.turns)
     tuned = tuned_patients(request, regimes, tell)
     pairs, scenarios = len(regimes) * len(policies) + len(tuned), problem.scenarios.jobs.size
     places = itertools.count(1)
@@ -365,6 +365,8 @@ def overload_text(outcomes: dict[str, Outcome], scenarios: Scenarios, *, least_s
 
 def _facts(request: EvaluationRequest, setting: Setting, named: list[Policy], regime: Regime) -> dict[str, str]:
     cluster = setting.problem.cluster
+    turns = "; users take turns" if regime.turns and setting.problem.scenarios.line.size else ""
+    waits = "may" if regime.waiting else "may not"
     ageing = "" if np.isinf(regime.ageing_s) else f", ageing bound {regime.ageing_s / 3600:g} h"
     return {
         "command": request.command,
@@ -372,7 +374,7 @@ def _facts(request: EvaluationRequest, setting: Setting, named: list[Policy], re
         **setting.facts,
         **{f"policy {policy.name}": policy.about for policy in named if policy.name not in HEURISTICS},
         "cluster": f"{cluster.gpu_node.size} GPUs on {cluster.speed.size} nodes",
-        "order": f"{regime.order}{ageing}; policies {'may' if regime.waiting else 'may not'} wait for better GPUs",
+        "order": f"{regime.order}{ageing}; policies {waits} wait for better GPUs{turns}",
         "seed": str(request.seed),
         "version": f"Longshore {version('longshore')}",
         "date": request.date,

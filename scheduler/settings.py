@@ -67,6 +67,8 @@ class PreflightChoice(_Section):
     jobs: Literal["auto", "off"] = "off"  # whether those are checked whose job files do not say
     wiring: Path | None = None  # file of expected wiring
     port_facts: Path | None = None  # file in which a tool of the site tells of transceivers and neighbours
+    link_bytes_per_s: Annotated[float, Field(ge=0.0, le=1e18)] = 0.0  # between nodes of a job, 0.8 of which passes
+    scratch: Path | None = None  # folder on each node in which a job has one of its own, that is removed after it
 
 
 class Settings(_Section):
@@ -80,6 +82,7 @@ class Settings(_Section):
     order: Annotated[str, RegisteredName("orders")] = "shortest"  # this order, bound and fallback: bench-default
     ageing_s: Annotated[float, Field(ge=0.0)] = 7 * 24 * 3600.0
     waiting: bool = True
+    turns: bool = True  # users of one priority take turns in the queue
     host: Name = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8765
     open: bool = False  # whoever is on this machine needs no token
@@ -137,7 +140,7 @@ def located(found: Settings, file: YamlFile) -> Settings:
     home = file.path.absolute().parent
     cluster, asked = _from(home, found.cluster), found.preflight
     preflight = asked.model_copy(
-        update={"wiring": _from(home, asked.wiring), "port_facts": _from(home, asked.port_facts)}
+        update={name: _from(home, getattr(asked, name)) for name in ("wiring", "port_facts", "scratch")}
     )
     return found.model_copy(update={"cluster": cluster, "folder": home / found.folder, "preflight": preflight})
 

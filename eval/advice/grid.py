@@ -104,7 +104,7 @@ class Grid(NamedTuple):
         return self.candidates.index(candidate)
 
 
-def every_order(ageing_s: float, *, waiting: bool) -> list[Regime]:
+def every_order(ageing_s: float, *, waiting: bool, turns: bool = False) -> list[Regime]:
     """Return a regime for each registered order, but those that a stranger's package breaks: these are told."""
     found = []
     for order in registered("orders"):
@@ -113,7 +113,7 @@ def every_order(ageing_s: float, *, waiting: bool) -> list[Regime]:
         except PluginError as error:
             log.warning("an order is left out: %s", error)
         else:
-            found.append(Regime(order, ageing_s, waiting))
+            found.append(Regime(order, ageing_s, waiting, turns=turns))
     return found
 
 

@@ -63,7 +63,12 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
         row.number,
         checks.command_of(spec),
         spec.folder,
-        {**spec.environment, **begins_with, **({} if spec.plan is None else {PLAN_VARIABLE: plan_text(spec.plan)})},
+        {
+            **spec.environment,
+            **begins_with,
+            **checks.environment_of(spec, attempt_name(row)),
+            **({} if spec.plan is None else {PLAN_VARIABLE: plan_text(spec.plan)}),
+        },
         spec.grace_s,
         limit_s,
         spec.image,

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from operator import itemgetter
+from types import MappingProxyType
 
 from ...cluster.model.needs import ANYTHING, Needs
 from ...cluster.model.training_plan import PlanFile
 from ..mirror.shape import Form
-from ..mirror.standing import Asked, Known, Spread, Standing
+from ..mirror.standing import Asked, Known, Spread, Standing, Turn
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
 from ..model.job_spec import LEAST_S, StoredJob
@@ -22,6 +23,7 @@ from ..model.stored_spec import has_needs, is_shaped, is_switching, stored_job, 
 from ..model.tries import Tries
 from ..rules.job_step import may_enter
 from ..rules.quota import Quota
+from ..store.monitoring.user_turns import UserTurn
 from ..store.rows.attempts import AttemptRow
 
 MOST_S = 1e12  # of any time, far beyond all that are meant
@@ -40,7 +42,8 @@ def asked_of(row: JobRow, layout: Layout) -> Asked:
     spec = stored_or_usual(row.spec)
     submitted_s, types = _within(row.submitted_s, 0.0, MOST_S, 0.0), layout.types_for(spec.wants)
     asked = Asked(
-        row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes, types
+        row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes, types,
+        user=row.owner,
     )  # fmt: skip
     return asked if spec.plan is None or spec.plan.ranks != spec.gpus else _by_plan(asked, spec.plan)
 
@@ -87,7 +90,7 @@ def waiting_standing(row: JobRow) -> Standing:
     guess_s, entered_s, saved_s = _times(row)
     return Standing(
         guess_s, entered_s, saved_s, wait_s=_within(row.wait_s, -MOST_S, MOST_S, 0.0), stops=row.attempt,
-        first_start_s=_within(row.submitted_s, 0.0, MOST_S, 0.0) if row.attempt else -1.0,
+        first_start_s=_within(row.submitted_s, 0.0, MOST_S, 0.0) if row.attempt else -1.0, came_back=goes_first(row),
     )  # fmt: skip
 
 
@@ -159,6 +162,7 @@ def known_of(
     now_s: float,
     gpus_per_user: int | None = None,
     about: Callable[[str], AbstractContextManager[None]] = lambda _job: nullcontext(),
+    turns: Mapping[tuple[str, int], UserTurn] = MappingProxyType({}),
 ) -> Known:
     """Return how a cluster stands.
 
@@ -170,6 +174,7 @@ def known_of(
         now_s: The present.
         gpus_per_user: Most that one user may have; None for any number.
         about: Holds what is done about one job; a job for which it keeps an error to itself is left out.
+        turns: That users had, by owner and priority.
     """
     holding = {job: row for job, row in attempts.items() if row.state in OPEN_ATTEMPTS}
     quota = Quota(gpus_per_user, (row for row in jobs if row.id in holding))
@@ -183,4 +188,6 @@ def known_of(
                 waiting.append((queue_key(row), row))
     queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.take(row)}
     inside = [it for job, it in standing.items() if job in holding or job in queued]
-    return Known(now_s, inside, list(queued), down)
+    users = dict.fromkeys((asked.user, asked.rank) for asked, _ in inside)
+    had = [Turn(user, rank, *turn[2:]) for user, rank in users if (turn := turns.get((user, -rank))) is not None]
+    return Known(now_s, inside, list(queued), down, turns=had)

@@ -23,6 +23,7 @@ from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
 from ..rules.turns import Whose
 from ..store.database.errors import StoreRefusesError
+from ..store.monitoring.user_turns import UserTurn, user_turns
 from ..store.opening import Store
 from ..store.row_by_row import jobs_apart, open_jobs_apart, unclosed_attempts_apart
 from ..store.rows.attempts import AttemptColumns, AttemptRow, Opening
@@ -95,7 +96,7 @@ class StateCache:
             self._seq = last_complete_seq(tx)
             (rows, unreadable), (attempts, torn) = open_jobs_apart(tx), unclosed_attempts_apart(tx)
             (count, sum_s), held = sum_of_estimates(tx), held_gpus(tx)
-            past = read_fault_history(tx, now_s)
+            past, turns = read_fault_history(tx, now_s), user_turns(tx)
         self.unreadable = dict[str, str]()  # why, by the ids of jobs that are to be held for it
         self._pass_over(unreadable)
         for (job, number), why in torn.items():
@@ -107,7 +108,7 @@ class StateCache:
         ready = [row for row in rows if row.id in self.attempts or not errors.rests(row.id, now_s)]
         known = known_of(
             ready, as_held(rows, self.attempts, held), parts.layout, (), now_s, parts.gpus_per_user,
-            lambda job: errors.about(job, now_s, lambda: None),
+            lambda job: errors.about(job, now_s, lambda: None), turns,
         )  # fmt: skip
         self.is_torn = False  # what stands in the arrays is less than what could
         self.has_freed = False  # GPUs came free since somebody last set this back
@@ -225,7 +226,9 @@ class StateCache:
 
     def open(self, job: JobRow, opening: Opening, cause: str, now_s: float) -> int:
         """Start a job, and return the number of its attempt."""
-        opened = Opened(job, opening, cause)
+        turn = self.mirror.turn(job.id)
+        had = None if turn is None else UserTurn(job.owner, -turn.rank, *turn[2:])
+        opened = Opened(job, opening, cause, had)
         if job.id in self.attempts:
             self.left.append(self.attempts[job.id])
         self._changes.opened.append(opened)

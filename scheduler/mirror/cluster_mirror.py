@@ -10,13 +10,25 @@ from numpy.typing import NDArray
 from ...cluster.dispatch.order import may_wait, next_ageing_s
 from ...cluster.dispatch.placing import take_gpu, undo_picks
 from ...cluster.dispatch.turning import turn_to
+from ...cluster.dispatch.turns import LEADING, PASSING, lay_lines
 from ...cluster.files.errors import PluginError
 from ...cluster.simulator import engine, fault_changes, job_changes
-from ...cluster.simulator.live import come_back, empty_row, move_by_rank, put_before, rejoin, resume, withdraw
+from ...cluster.simulator.live import (
+    come_back,
+    count_from,
+    empty_row,
+    move_by_rank,
+    move_to_line,
+    place_in_line,
+    put_before,
+    rejoin,
+    resume,
+    withdraw,
+)
 from ...cluster.state.beliefs import note_faults
 from ...cluster.state.holding import claim_gpu, give_up_gpu
 from .checks import check_claim, check_gpus, check_held
-from .standing import OF_JOBS, ROW, Asked, Beliefs, Known, MirrorCall, Site, Snapshot, Standing
+from .standing import OF_JOBS, ROW, Asked, Beliefs, Known, MirrorCall, Site, Snapshot, Standing, Turn
 
 LEAST_ROOM = 16384  # jobs
 TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
@@ -45,6 +57,7 @@ class ClusterMirror:
         engine.reset(self.sim, ROW, 0)
         self._asked: list[Asked] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
+        self._lines: dict[tuple[str, int], int] = {}  # by user and rank, where users take turns
         state = self.sim.state
         state.now_s[ROW], state.moment[ROW] = known.now_s, 0
         state.source_count[ROW] = 0  # reality says what fails, and when
@@ -62,6 +75,33 @@ class ClusterMirror:
         for job in known.queue:
             slot = self._slot[job]
             rejoin(self.sim, ROW, slot, state.entered_s[ROW, slot])
+        if self._takes_turns:
+            self._take_up_turns(known)
+
+    @property
+    def _takes_turns(self) -> bool:
+        return bool(self.sim.rules.turns)
+
+    def _take_up_turns(self, known: Known) -> None:
+        """Let users be where they were in their turns, and jobs that came back go before others."""
+        state, lines = self.sim.state, self.sim.state.line_head.shape[1]
+        for turn in known.turns:
+            line = self._line_of(turn.user, turn.rank)
+            for rotation, at_s, number in ((LEADING, turn.led_s, turn.led), (PASSING, turn.started_s, turn.started)):
+                state.turn_s[ROW, rotation * lines + line] = at_s
+                state.turn_number[ROW, rotation * lines + line] = number
+        state.turns[ROW] = max((max(turn.led, turn.started) for turn in known.turns), default=0)
+        for asked, standing in known.jobs:
+            state.came_back[ROW, self._slot[asked.job]] = standing.came_back
+        lay_lines(self.sim, ROW)
+
+    def _line_of(self, user: str, rank: int) -> int:
+        """Return the line of a user's jobs of a rank, 0 for all where users take no turns."""
+        return self._lines.setdefault((user, rank), len(self._lines)) if self._takes_turns else 0
+
+    def _lacks_line(self, user: str, rank: int) -> bool:
+        """Say whether there is no line for a user's jobs of a rank, and no room for one."""
+        return self._takes_turns and len(self._lines) == self.room and (user, rank) not in self._lines
 
     @property
     def room(self) -> int:
@@ -93,6 +133,7 @@ class ClusterMirror:
         self._note("submit", asked)
         slot = self._write(asked)
         engine.submit(self.sim, ROW)
+        count_from(self.sim, ROW, slot, min(asked.submitted_s, self.now_s))
         move_by_rank(self.sim, ROW, slot)
 
     def come_back(self, asked: Asked, standing: Standing) -> None:
@@ -115,10 +156,16 @@ class ClusterMirror:
         if after is not None and self.sim.state.run_place[ROW, self._slot[after]] >= 0:
             raise ValueError(f"job {after} does not wait")
         self._note("give_place", job, rank, after)
+        if self._lacks_line(self._asked[slot].user, rank):
+            self._make_room()
+            slot = self._slot[job]
         self._asked[slot] = replace(self._asked[slot], rank=rank)
+        if self._takes_turns:
+            move_to_line(self.sim, ROW, slot, self._line_of(self._asked[slot].user, rank), rank)
         self.sim.scenarios.rank[0, slot] = rank
         if self.sim.state.run_place[ROW, slot] < 0:
             put_before(self.sim, ROW, slot, -1 if after is None else self._slot[after])
+            place_in_line(self.sim, ROW, slot)
 
     def beside(self, job: str) -> tuple[str | None, str | None]:
         """Return the jobs right before and behind a waiting one in the queue, None where there is none."""
@@ -296,7 +343,19 @@ class ClusterMirror:
         slot, state = self._slot[job], self.sim.state
         values = {name: float(getattr(state, name)[ROW, slot]) for name in TIMES}
         gpus = self.picks(job) if state.run_place[ROW, slot] >= 0 else ()
-        return Standing(**values, stops=int(state.stops[ROW, slot]), gpus=gpus)
+        came_back = self._takes_turns and not gpus and bool(state.came_back[ROW, slot])
+        return Standing(**values, stops=int(state.stops[ROW, slot]), gpus=gpus, came_back=came_back)
+
+    def turn(self, job: str) -> Turn | None:
+        """Return the last turns of the user of a job of the system, at its rank; None where users take no turns."""
+        if not self._takes_turns:
+            return None
+        asked, state, lines = self.asked(job), self.sim.state, self.sim.state.line_head.shape[1]
+        led, started = (rotation * lines + self._line_of(asked.user, asked.rank) for rotation in (LEADING, PASSING))
+        return Turn(
+            asked.user, asked.rank, float(state.turn_s[ROW, led]), int(state.turn_number[ROW, led]),
+            float(state.turn_s[ROW, started]), int(state.turn_number[ROW, started]),
+        )  # fmt: skip
 
     def known(self) -> Known:
         """Return all that another object needs to go on from here."""
@@ -304,7 +363,8 @@ class ClusterMirror:
         state = self.sim.state
         down = np.repeat(np.arange(state.gpu_down.shape[1]), state.gpu_down[ROW]).tolist()
         estimates = int(state.estimated[ROW]), float(state.estimates_s[ROW])
-        return Known(self.now_s, jobs, tuple(self._queue()), down, estimates, self.beliefs())
+        turns = {turn[:2]: turn for job in self._slot if (turn := self.turn(job)) is not None}
+        return Known(self.now_s, jobs, tuple(self._queue()), down, estimates, self.beliefs(), tuple(turns.values()))
 
     def beliefs(self) -> Beliefs | None:
         """Return what was learned of fault rates, None where nothing is."""
@@ -315,7 +375,8 @@ class ClusterMirror:
     def snapshot(self) -> Snapshot:
         """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
         return Snapshot(
-            self.site, [asked.job for asked in self._asked], self._types.copy(), self._slot.copy(),
+            self.site, [asked.job for asked in self._asked], self._types.copy(), self._lines.copy(),
+            self._slot.copy(),
             {name: getattr(self.sim.scenarios, name).copy() for name in OF_JOBS},
             {name: array.copy() for name, array in self.sim.state._asdict().items()},
         )  # fmt: skip
@@ -326,6 +387,7 @@ class ClusterMirror:
         mirror = cls(snapshot.site, Known(0.0))
         mirror.sim = empty_row(*snapshot.site, snapshot.room, has_plans=snapshot.has_plans)
         mirror.site, mirror._slot, mirror._types = snapshot.site, snapshot.slot, snapshot.types
+        mirror._lines = snapshot.lines
         mirror._asked = snapshot.asked()
         snapshot.copy_into(mirror.sim)
         return mirror
@@ -355,7 +417,7 @@ class ClusterMirror:
             yield self._asked[slot].job
             slot = int(state.next_job[ROW, slot])
 
-    def _make_room(self, asked: Asked) -> None:
+    def _make_room(self, asked: Asked | None = None) -> None:
         """Take the slots of jobs back that have ended; have room for more, and for one of such needs or plan."""
         old, slots = self.sim.state, self._slot
         self._take_over(self.known(), asked)
@@ -366,7 +428,8 @@ class ClusterMirror:
     def _write(self, asked: Asked) -> int:
         """Write what a job asks into the next slot, and return that."""
         has_plans = self.sim.scenarios.pipeline.size > 0
-        if self.is_full or asked.types not in self._types or (asked.spread and not has_plans):
+        is_full = self.is_full or self._lacks_line(asked.user, asked.rank)
+        if is_full or asked.types not in self._types or (asked.spread and not has_plans):
             self._make_room(asked)
         slot, scenarios = len(self._asked), self.sim.scenarios
         self._asked.append(asked)
@@ -379,6 +442,8 @@ class ClusterMirror:
         for name, value in asked.spread._asdict().items() if asked.spread else ():
             getattr(scenarios, name)[0, slot] = value
         scenarios.needs[0, slot] = self._types.index(asked.types)
+        if self._takes_turns:
+            scenarios.line[0, slot] = self._line_of(asked.user, asked.rank)
         self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = asked.estimate_s, -1.0
         return slot
 

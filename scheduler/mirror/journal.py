@@ -22,15 +22,17 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
 from ...cluster.model.scenarios import OLDER_RULES, ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
-from .standing import Asked, Beliefs, Known, MirrorCall, Site, Spread, Standing
+from .standing import Asked, Beliefs, Known, MirrorCall, Site, Spread, Standing, Turn
 
 _OLDER_ASKED = tuple[str, int, float, float, int, float, float]  # also of a job that takes every node
 _ASKED = (
     _OLDER_ASKED  # what is at its default is left out from the end
     | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
     | tuple[str, int, float, float, int, float, float, tuple[int, ...], Spread]
+    | tuple[str, int, float, float, int, float, float, tuple[int, ...], Spread | None, str]
 )
-_STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
+_OLDER_STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
+_STANDING = _OLDER_STANDING | tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...], bool]
 _KNOWN = tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], tuple[int, float]]
 _FLOATS = tuple[float, ...]
 _BELIEFS = tuple[_FLOATS, _FLOATS, tuple[int, ...], _FLOATS, _FLOATS, _FLOATS, _FLOATS]
@@ -57,9 +59,11 @@ _OF_STANDING = attrgetter(*(field.name for field in fields(Standing)))
 DECISIONS = frozenset({"carry_out", "wait"})
 _FROM_KNOWN: TypeAdapter[Any] = TypeAdapter(_KNOWN)
 _FROM_BELIEFS: TypeAdapter[Any] = TypeAdapter(_BELIEFS)
+_FROM_TURNS: TypeAdapter[Any] = TypeAdapter(list[Turn])
 COMPRESSED_FROM = 4096  # bytes
 MOST_BYTES = 1 << 30
 MOST_GPUS = 1 << 31  # of a job
+MOST_TURNS = 1 << 62
 NUMBERED_ORDERS = ("fifo", "easy", "easy-shortest", "shortest")  # as older versions stored them
 
 
@@ -81,7 +85,8 @@ class Past(NamedTuple):
 def encode_opening(opening: Opening) -> str:
     """Return how a past begins, for `encode`; apart from it, for it takes long where there are many jobs."""
     learned = {} if opening.known.beliefs is None else {"beliefs": opening.known.beliefs}
-    return _json({"site": _site(opening.site), "known": _known(opening.known), **learned})[1:-1] + ","
+    turns = {"turns": list(opening.known.turns)} if opening.known.turns else {}
+    return _json({"site": _site(opening.site), "known": _known(opening.known), **learned, **turns})[1:-1] + ","
 
 
 def encode(number: int, calls: Sequence[MirrorCall], opening: str = "") -> bytes:
@@ -124,10 +129,11 @@ def decode(written: Mapping[str, Any]) -> Past:
         calls = tuple(_call_of(entry[0], entry[1:]) for entry in written["told"])
         opening = None
         if "site" in written:
-            known = _read_known(written["known"])._replace(beliefs=_read_beliefs(written))
+            known = _read_known(written["known"])._replace(beliefs=_read_beliefs(written), turns=_read_turns(written))
             opening = Opening(_read_site(written["site"]), known)
             _check_known(opening)
             _check_beliefs(opening)
+            _check_turns(opening)
         return Past(int(written["n"]), opening, calls)
     except (ValidationError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise InputError(f"the past of a decision cannot be read: {str(error).splitlines()[0]}") from error
@@ -139,11 +145,11 @@ def _plain(argument: object) -> object:
 
 def _fields(record: Asked | Standing) -> tuple[object, ...]:
     if isinstance(record, Standing):
-        return _OF_STANDING(record)
+        stands: tuple[object, ...] = _OF_STANDING(record)
+        return stands if record.came_back else stands[:-1]
     told: tuple[object, ...] = _OF_ASKED(record)
-    if record.spread is not None:
-        return told
-    return told[:-1] if record.types else told[:-2]
+    usual = record.user == "", record.spread is None, not record.types
+    return told[: len(told) - next((number for number, it in enumerate(usual) if not it), len(usual))]
 
 
 def _call_of(method: str, arguments: list[object]) -> MirrorCall:
@@ -186,6 +192,24 @@ def _read_known(written: object) -> Known:
 def _read_beliefs(written: Mapping[str, Any]) -> Beliefs | None:
     """Return what was learned of fault rates; None where nothing was, as in what older versions stored."""
     return Beliefs(*_FROM_BELIEFS.validate_python(written["beliefs"])) if "beliefs" in written else None
+
+
+def _read_turns(written: Mapping[str, Any]) -> Sequence[Turn]:
+    turns: list[Turn] = _FROM_TURNS.validate_python(written.get("turns", []))
+    return turns
+
+
+def _check_turns(opening: Opening) -> None:
+    """Refuse turns that nobody can have had, or of users without jobs."""
+    known = opening.known
+    users = {(asked.user, asked.rank) for asked, _ in known.jobs}
+    fits = all(
+        turn[:2] in users and min(turn.led, turn.started) >= 0 and max(turn.led, turn.started) < MOST_TURNS
+        and np.isfinite([turn.led_s, turn.started_s]).all()
+        for turn in known.turns
+    )  # fmt: skip
+    if not fits:
+        raise ValueError(f"turns of users that cannot be, of {len(known.turns)} users")
 
 
 def _site(site: Site) -> dict[str, object]:

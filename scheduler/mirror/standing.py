@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.model.needs import with_classes
-from ...cluster.model.scenarios import PER_JOB, PLANNED, FaultProcess, Rules
+from ...cluster.model.scenarios import LINED, PER_JOB, PLANNED, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 from ...cluster.state.state import Simulation
 
-OF_JOBS = ("jobs", *PER_JOB, *PLANNED)  # the arrays of scenarios that a snapshot has
+OF_JOBS = ("jobs", *PER_JOB, *PLANNED, *LINED)  # the arrays of scenarios that a snapshot has
 ROW = 0  # of the simulation that holds the cluster
 
 
@@ -58,6 +58,7 @@ class Asked:
     parameter_bytes: float = 0.0
     types: tuple[int, ...] = ()  # numbers of the node types that suit it, all if there are none
     spread: Spread | None = None  # None for a job without a plan, which is a ring
+    user: str = ""  # whose it is: users of one rank take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Standing:
     overhead_s: float = 0.0  # restart cost of the run in progress
     slowdown: float = 1.0  # run time over work on its placement
     gpus: tuple[int, ...] = ()  # that it runs on, in the order of their picks; none while it waits
+    came_back: bool = False  # it waits since it was stopped, and goes before others of its rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,17 @@ class Beliefs(NamedTuple):
     failed_s: tuple[float, ...]
 
 
+class Turn(NamedTuple):
+    """The last turns of a user in the queue, of the jobs of one rank: when, and their numbers, 0 for none."""
+
+    user: str
+    rank: int
+    led_s: float  # a job of theirs started that passed none
+    led: int
+    started_s: float  # a job of theirs started
+    started: int
+
+
 class Known(NamedTuple):
     """A cluster at one moment, as it can be taken up again."""
 
@@ -107,6 +120,7 @@ class Known(NamedTuple):
     # jobs alone where that is more.
     estimates: tuple[int, float] = (0, 0.0)
     beliefs: Beliefs | None = None  # None where nothing was observed yet, or nothing is learned
+    turns: Sequence[Turn] = ()  # of users with jobs
 
 
 class MirrorCall(NamedTuple):
@@ -122,6 +136,7 @@ class Snapshot(NamedTuple):
     site: Site
     names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
     types: list[tuple[int, ...]]  # of node types that suit each class of jobs
+    lines: dict[tuple[str, int], int]  # of jobs, by user and rank
     slot: dict[str, int]  # of the jobs in the system
     scenarios: dict[str, NDArray[np.generic]]  # of jobs
     state: dict[str, NDArray[np.generic]]
@@ -138,6 +153,7 @@ class Snapshot(NamedTuple):
 
     def asked(self) -> list[Asked]:
         """Return what its jobs ask for, by slot."""
+        users = {line: user for (user, _), line in self.lines.items()}
         told = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
         columns = [self.scenarios[name][0].tolist() for name in told]
         types = [self.types[kind] for kind in self.scenarios["needs"][0]]
@@ -145,7 +161,8 @@ class Snapshot(NamedTuple):
         if self.has_plans:
             plans = zip(*(self.scenarios[name][0].tolist() for name in PLANNED), strict=True)
             spreads = [Spread(*it) if it[0] else None for it in plans]
-        return [Asked(*values) for values in zip(self.names, *columns, types, spreads, strict=False)]
+        of = [users.get(line, "") for line in self.scenarios["line"][0]] if self.lines else [""] * len(types)
+        return [Asked(*values) for values in zip(self.names, *columns, types, spreads, of, strict=False)]
 
     def copy_into(self, sim: Simulation) -> None:
         """Copy its numbers into a simulation of one row with as much room."""

@@ -126,6 +126,20 @@ class JobNeeds(_Section):
     host_memory_bytes_per_gpu: float = Field(0.0, ge=0.0, le=1e18)
 
 
+class Sample(_Section):
+    """Two steps of a job, run on its nodes before it starts: the last line that it prints is {"losses": [...]}."""
+
+    command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
+    limit_s: float = Field(60.0, ge=1.0, le=600.0)  # of a node; a program that loads PyTorch takes seconds
+
+
+class GpuSettings(_Section):
+    """How GPUs run while they serve a job; what is not given stays as it is by default."""
+
+    clock_mhz: int | None = Field(None, ge=1, le=100_000)  # of the cores, which then neither rises nor falls
+    power_w: float | None = Field(None, ge=1.0, le=100_000.0)  # most that a GPU may take
+
+
 class JobFile(_Section):
     """A job. Times are in seconds; the command runs once for each GPU, and never meets a shell."""
 
@@ -161,6 +175,8 @@ class JobFile(_Section):
     attachments: tuple[Attachment, ...] = Field(
         ALL_ATTACHMENTS, min_length=1, max_length=3, exclude_if=lambda it: it == ALL_ATTACHMENTS
     )
+    sample: Sample | None = Field(None, exclude_if=_is_none)  # of its own steps, in place of ours
+    gpu_settings: GpuSettings | None = Field(None, exclude_if=_is_none)  # that its GPUs are given while it runs
     plan: PlanFile | None = Field(None, exclude_if=_is_none)  # what each rank does (docs/planner.md)
     retry: Retry = Retry()
     health: Health = Health()

@@ -11,9 +11,11 @@ from .workload import Workload
 _ORDER = (
     "response", "count.type", "driver.match", "ecc.volatile", "rows.remap", "xid.recent", "pcie.link", "nvlink.state",
     "nic.state", "wiring", "clocks.thermal", "mem.disk", "gemm.ref", "gemm.speed", "copy.h2d", "job.sample",
-    "dcgm.1", "dcgm.2", "dcgm.3", "reduce.answer", "link.bw", "nvlink.errors", "nic.errors", "post.reset",
+    "dcgm.1", "dcgm.2", "dcgm.3", "reduce.answer", "link.bw", "nvlink.errors", "nic.errors", "gpu.settings",
+    "post.reset",
 )  # fmt: skip
 _FAR = len(_ORDER)
+SAMPLE = "job.sample"
 # Checks of something that a workload may do without.
 _ATTACHED = {Need.NVLINK: "nvlink", Need.NIC: "nic", Need.HOST: "host"}
 
@@ -54,6 +56,12 @@ def chosen_checks(stage: Stage, level: int, workload: Workload) -> list[Check]:
         for check in all_checks()
         if check.stage is stage and check.level <= level and all(_fits(need, workload) for need in check.needs)
     ]
+
+
+def limit_of(check: Check, level: int, workload: Workload) -> float:
+    """Return how long a check of a workload may take, in seconds: its own sample as long as it says."""
+    own = check.name == SAMPLE and workload.sample
+    return workload.sample_limit_s if own else check.limit_at(level)
 
 
 def _fits(need: Need, workload: Workload) -> bool:

@@ -46,6 +46,7 @@ class Stage(StrEnum):
     NODE = "node"  # on each node by itself, first
     GROUP = "group"  # on all nodes together, once all have passed
     LAST = "last"  # on each node by itself, after the traffic of the others
+    READY = "ready"  # on each node by itself, once all checks of all nodes have passed: what stays so for the job
     AFTER = "after"  # when a job has ended
     ASKED = "asked"  # only where another check asks for it
 

@@ -46,7 +46,7 @@ class Chosen:
     limit_s: float  # after which the process is killed
     cleared_s: float = 0.0  # since the boot: faults that the log tells of from before are over
     attempt: str = ""  # of which processes may be left, after a job
-    scratch: str = ""  # folder that a job may have written to, after it
+    scratch: str = ""  # folder that was the job's own, after it
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ..model.placement import Placement, Share
-from .catalogue import chosen_checks, find_check
+from .catalogue import chosen_checks, find_check, limit_of
 from .check import WRONG, Check, Finding, Outcome, Stage, failed, passed, skipped
 from .context import Chosen, Group, Place, is_bad
 from .isolation import Pair, first_pairs, second_pairs, suspects_of, verdict_of
@@ -68,6 +68,8 @@ def preflight(
     well = [name for name in asking.names if not any(is_bad(it) for _, it, _ in found[name])]
     for name, told in asking.by_node(Stage.LAST, well).items():
         found[name] += told
+    if _all_well(found):
+        asking.make_ready(found)
     return Report(tuple(asking.names), tuple(results_of(found)), time.monotonic() - begin_s)
 
 
@@ -101,7 +103,7 @@ def clean_up(
         workload: What it was.
         nodes: By name.
         attempt: Whose processes are killed, if some are left.
-        scratch: Absolute path of a folder that is emptied on each node; none if "".
+        scratch: Absolute path of a folder that is removed on each node; none if "".
 
     Raises:
         PluginError: If a registered check cannot be used.
@@ -159,6 +161,14 @@ class _Round:
         lists = {name: [self.step(check, name, None) for check in checks] for name in names}
         return compared(run_lists(lists, self.nodes, self.progress))
 
+    def make_ready(self, found: Found) -> None:
+        """Let nodes be as the job wants them while it runs; if one cannot be, the others are as before."""
+        ready = self.by_node(Stage.READY, self.names)
+        for name, told in ready.items():
+            found[name] += told
+        if not _all_well(ready):
+            self.by_node(Stage.AFTER, self.names)
+
     def together(self, checks: Sequence[Check], found: Found) -> None:
         """Run checks that take all nodes, one after the other; the first that fails ends them."""
         with _meeting_place() as store:
@@ -214,7 +224,7 @@ class _Round:
             found[name].append((isolation, blamed if name in bad else passed(got=right), 0.0))
 
     def step(self, check: Check, name: str, group: Group | None) -> Step:
-        limit_s = check.limit_at(self.level)
+        limit_s = limit_of(check, self.level, self.workload)
         chosen = Chosen(
             self.shares[name], tuple(self.names), self.level, limit_s, self.cleared_s, self.attempt, self.scratch
         )

@@ -6,7 +6,11 @@ Source: SPEC C8.
 """
 
 import argparse
+import json
 import os
+import shutil
+import signal
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +18,7 @@ from typing import NamedTuple
 
 from ...cluster.files.errors import BackendError, InputError, LongshoreError
 from ..model.job_spec import ALL_ATTACHMENTS
-from .catalogue import chosen_checks
+from .catalogue import chosen_checks, limit_of
 from .check import Check, Result, Stage
 from .context import Chosen, Group, Place
 from .readers.gpu_reader import Gpu, GpuLostError
@@ -26,10 +30,12 @@ from .warm.messages import Order
 from .warm.process import WARM_S, LocalNode
 from .workload import Workload
 
+SCRATCH = "LONGSHORE_SCRATCH"  # variable that names a job's own scratch folder
 NOT_FIT = 3  # exit status
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the scheduler tries the job again
 TOGETHER_S = 120.0  # ranks load PyTorch before they meet, each in its own time
 MOST_RANKS = 1_000_000
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Rank(NamedTuple):
@@ -66,10 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         action="store_true",
         help=f"end with {AGAIN} if a check does not pass: try the job again",
     )
+    parser.add_argument("--link-bytes-per-s", type=float, default=0.0, help="promised between nodes; 0.8 of it passes")
+    parser.add_argument("--sample", help="a command of two steps of the job, as a list of JSON; ours if left out")
+    parser.add_argument("--sample-limit", type=float, default=60.0, help="seconds for the sample")
+    parser.add_argument("--gpu-clock", type=int, default=0, help="MHz of the GPU while the command runs")
+    parser.add_argument("--gpu-power", type=float, default=0.0, help="most W of the GPU while the command runs")
+    parser.add_argument("--scratch", type=Path, help="folder in which the rank has one of its own, removed after it")
     parser.add_argument("command", nargs="+", help="what to run then, behind --")
     given = parser.parse_args(arguments)
     try:
-        workload = Workload(dtype=given.dtype, backend=given.backend, attachments=tuple(given.attachments))
+        workload = _workload(given)
         rank = rank_of(os.environ, () if given.slots else _gpus_here())
         report = check_rank(rank, workload, given.level, given.references, slots=given.slots)
     except LongshoreError as error:
@@ -77,23 +89,88 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not report.passed:
         parser.exit(AGAIN if given.again else NOT_FIT, "".join(f"longshore: {line}\n" for line in report.diagnostics()))
     try:
-        os.execvp(given.command[0], given.command)
+        if not (given.gpu_clock or given.gpu_power or given.scratch):
+            os.execvp(given.command[0], given.command)
+        status = _run_within(given.command, rank, given.scratch, slots=given.slots)
     except OSError as error:
         parser.exit(127, f"longshore: {given.command[0]} cannot be run: {error.strerror}\n")
+    if status < 0:  # as the command ended, so does this process
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    raise SystemExit(status)
 
 
-def wrapped(command: Sequence[str], workload: Workload, *, slots: bool) -> tuple[str, ...]:
+def _workload(given: argparse.Namespace) -> Workload:
+    """Return what was told of the job.
+
+    Raises:
+        InputError: If it makes no sense.
+    """
+    try:
+        sample = tuple(json.loads(given.sample)) if given.sample else ()
+        return Workload(
+            dtype=given.dtype, backend=given.backend, attachments=tuple(given.attachments), sample=sample,
+            sample_limit_s=given.sample_limit, sample_folder=str(Path.cwd()) if sample else "",
+            environment=tuple(os.environ.items()) if sample else (), link_bytes_per_s=given.link_bytes_per_s,
+            clock_mhz=given.gpu_clock, power_w=given.gpu_power,
+        )  # fmt: skip
+    except (ValueError, TypeError) as error:
+        raise InputError("the sample or a number cannot be used", "see --help", field="options") from error
+
+
+def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slots: bool) -> int:
+    """Run a command to its end, with a scratch folder of its own, and take back what was set; return its status.
+
+    Signals that ask it to end go to the command. What kills this process leaves folder and settings as they are.
+
+    Raises:
+        OSError: If it cannot be run, or the folder not be made.
+    """
+    own = None if scratch is None else scratch.absolute() / f"{rank.name}-{rank.rank}"
+    environment = dict(os.environ)
+    try:
+        if own is not None:
+            own.mkdir(parents=True, exist_ok=True, mode=0o700)
+            environment[SCRATCH] = str(own)
+        child = subprocess.Popen(command, env=environment)
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _: child.send_signal(number))
+        return child.wait()
+    finally:
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)
+        if not slots:
+            _reset(rank.gpu)
+
+
+def _reset(gpu: int) -> None:
+    """Let a GPU be as it is by default, if this process may say so."""
+    try:
+        open_nvml().reset_clocks(gpu)
+    except (BackendError, GpuLostError):
+        return
+
+
+def wrapped(command: Sequence[str], workload: Workload, *, slots: bool, scratch: Path | None = None) -> tuple[str, ...]:
     """Return a command with the checks before it.
 
     Args:
         command: To run if they pass.
         workload: Of the job.
         slots: Whether slots stand for GPUs there.
+        scratch: Folder there in which each rank has one of its own; None for none.
     """
     of_job = ("--dtype", workload.dtype, "--backend", workload.backend)
     # Where the job runs there may be a Longshore that does not know this option.
     used = () if workload.attachments == ALL_ATTACHMENTS else ("--attachments", *workload.attachments)
-    options = ("--again", *of_job, *used, *(("--slots",) if slots else ()))
+    more = {
+        "--link-bytes-per-s": workload.link_bytes_per_s, "--gpu-clock": workload.clock_mhz,
+        "--gpu-power": workload.power_w, "--scratch": scratch or "",
+    }  # fmt: skip
+    if workload.sample:
+        more |= {"--sample": json.dumps(workload.sample), "--sample-limit": workload.sample_limit_s}
+    told = [word for name, value in more.items() if value for word in (name, str(value))]
+    options = ("--again", *of_job, *used, *told, *(("--slots",) if slots else ()))
     return ("python", "-m", "longshore.preflight", *options, "--", *command)
 
 
@@ -155,8 +232,9 @@ def check_rank(rank: Rank, workload: Workload, level: int, references: Path | No
             node.begin()
             node.is_warm(WARM_S)
             results = _run(chosen_checks(Stage.NODE, level, workload), rank, workload, level, node)
-            if rank.ranks > 1 and Report((member,), tuple(results)).passed:
-                results += _run(chosen_checks(Stage.GROUP, level, workload), rank, workload, level, node)
+            for stage in (Stage.GROUP, Stage.READY):
+                if (stage is Stage.READY or rank.ranks > 1) and Report((member,), tuple(results)).passed:
+                    results += _run(chosen_checks(stage, level, workload), rank, workload, level, node)
             return Report((member,), tuple(results))
         finally:
             node.close()
@@ -169,7 +247,7 @@ def _run(checks: Sequence[Check], rank: Rank, workload: Workload, level: int, no
 
 def _step(number: int, check: Check, rank: Rank, workload: Workload, level: int, member: str) -> Step:
     together = check.stage is Stage.GROUP
-    limit_s = TOGETHER_S if together else check.limit_at(level)
+    limit_s = TOGETHER_S if together else limit_of(check, level, workload)
     group = None
     if together:
         # Ranks need names that all of them know; what stands for another rank here is never shown.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..model.job_spec import ALL_ATTACHMENTS, Attachment, Collectives, JobFile
+from ..model.job_spec import ALL_ATTACHMENTS, Attachment, Collectives, GpuSettings, JobFile, Sample
 from ..model.job_spec import Dtype as Dtype
 
 Word = Annotated[str, Field(max_length=200)]
@@ -26,6 +26,11 @@ class Workload(BaseModel):
     gpu_memory_bytes: Amount = 0.0  # that it needs of each
     link_bytes_per_s: Amount = 0.0  # between neighbours of its ring; 0 where nobody knows
     sample: Annotated[tuple[str, ...], Field(max_length=1000)] = ()  # command of two of its own steps; ours if empty
+    sample_limit_s: Annotated[float, Field(gt=0.0, le=600.0)] = 60.0  # of that command
+    sample_folder: str = ""  # in which it runs; one of its own if empty
+    environment: tuple[tuple[str, str], ...] = ()  # of that command, beside what tells of its GPUs
+    clock_mhz: Annotated[int, Field(ge=0)] = 0  # of its GPUs while it runs, 0 for that by default
+    power_w: Amount = 0.0  # most that each of them takes meanwhile, 0 for that by default
     job: Word = ""  # whose processes are no strangers on its GPUs
 
 
@@ -34,9 +39,9 @@ def workload_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> Workload:
 
     Args:
         job: The job file.
-        link_bytes_per_s: That the cluster file promises between its nodes.
+        link_bytes_per_s: That is promised between its nodes, 0 for nothing.
     """
-    types = job.wants.gpu_types
+    types, sample, settings = job.wants.gpu_types, job.sample, job.gpu_settings or GpuSettings()
     return Workload(
         dtype=job.dtype,
         backend=job.collectives,
@@ -44,4 +49,10 @@ def workload_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> Workload:
         gpu_type=types[0] if len(types) == 1 else "",
         gpu_memory_bytes=job.wants.gpu_memory_bytes,
         link_bytes_per_s=link_bytes_per_s,
+        sample=() if sample is None else sample.command,
+        sample_limit_s=Sample.model_fields["limit_s"].default if sample is None else sample.limit_s,
+        sample_folder="" if sample is None else job.folder,
+        environment=() if sample is None else tuple(job.environment.items()),
+        clock_mhz=settings.clock_mhz or 0,
+        power_w=settings.power_w or 0.0,
     )

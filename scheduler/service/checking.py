@@ -55,8 +55,12 @@ def checks_of(settings: Settings, layout: Layout, wake: Callable[[], None], *, s
     def ask(node: str, gpu: int | None) -> tuple[bool, str]:
         return orders.ask(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
 
+    def node_checks(rounds: Rounds | None) -> NodeChecks:
+        links, scratch = choice.link_bytes_per_s, None if choice.scratch is None else choice.scratch.absolute()
+        return NodeChecks(rounds, choice.jobs, slots=slots, link_bytes_per_s=links, scratch=scratch)
+
     if settings.backend.name != LOCAL:
-        return ServiceChecks(NodeChecks(None, choice.jobs, slots=slots), ask, orders.can, orders, orders.stop)
+        return ServiceChecks(node_checks(None), ask, orders.can, orders, orders.stop)
     if choice.wiring is not None:
         read_blueprint(choice.wiring)
     read_facts(choice.port_facts)
@@ -72,7 +76,7 @@ def checks_of(settings: Settings, layout: Layout, wake: Callable[[], None], *, s
     def check(node: str, gpu: int | None) -> tuple[bool, str]:
         return check_place(place_of(node), tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
 
-    return ServiceChecks(NodeChecks(rounds, choice.jobs, slots=slots), check, lambda _: True, orders, rounds.close)
+    return ServiceChecks(node_checks(rounds), check, lambda _: True, orders, rounds.close)
 
 
 def _made(folder: Path) -> Path:

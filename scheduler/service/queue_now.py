@@ -3,10 +3,11 @@
 It takes 0.1 s to read where 10,000 jobs wait, so it is read once for all who ask, until something has happened.
 """
 
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -16,8 +17,9 @@ from ...cluster.model.scenarios import ORDERS
 from ..control.facade import Control
 from ..control.job_errors import JobErrors
 from ..model.gpu_index import Layout
-from ..rules.queue_order import in_order, places
+from ..rules.queue_order import Led, Turns, Waiting, in_order, in_turn, places
 from ..settings import Settings
+from ..store.monitoring.user_turns import user_turns
 from ..store.queue_position import owners_of, waiting_jobs
 from ..store.rows.events import last_seq
 from ..store.rows.nodes import gpus_in_service
@@ -63,6 +65,7 @@ class Queue(NamedTuple):
     layout: Layout
     room: Room
     places: dict[str, int]  # of the jobs in the queue, from 1
+    turns: Mapping[tuple[str, int], int]  # users whose turn comes before an owner's at a priority; none without turns
     held: Counter[str]  # GPUs that each owner's jobs hold
     most: int | None  # GPUs that one owner may have
     now_s: float
@@ -113,12 +116,38 @@ class QueueNow:
     def _read(self, tx: Connection, now_s: float) -> Queue:
         settings, room = self._settings, room_in(tx, self._layout)
         order = order_of(ORDERS[settings.order])
-        line = in_order(waiting_jobs(tx, now_s), order, settings.ageing_s, now_s, room.in_service)
+        waiting, had = waiting_jobs(tx, now_s), self._had(tx)
+        line = in_order(waiting, order, settings.ageing_s, now_s, room.in_service, had)
         held = Counter(row.job_id for row in held_gpus(tx)) if settings.limits.gpus is not None else Counter[str]()
         by_owner: Counter[str] = Counter()
         for job, owner in owners_of(tx, sorted(held)).items():
             by_owner[owner] += held[job]
+        turns = {} if had is None else _turns_before(waiting, had)
         return Queue(
-            self._layout, room, places(line), by_owner, settings.limits.gpus, now_s, self._control.held_back,
+            self._layout, room, places(line), turns, by_owner, settings.limits.gpus, now_s, self._control.held_back,
             self._control.errors, self._control.checked,
         )  # fmt: skip
+
+    def _had(self, tx: Connection) -> Turns | None:
+        """Return the turns that users have had to lead, None where they take none."""
+        if not self._settings.turns:
+            return None
+        return {key: Led(turn.led_s, turn.led) for key, turn in user_turns(tx).items()}
+
+    def ahead_of_new(self, tx: Connection, owner: str, priority: int, now_s: float) -> int:
+        """Return how many waiting jobs would stand before one of an owner and a priority that is submitted now."""
+        new = Waiting("", owner, priority, 1, 1 << 62, now_s, 0.0, 0.0, 1.0, 0.0)
+        line = in_order([*waiting_jobs(tx, now_s), new], order_of(ORDERS["easy"]), math.inf, now_s, 0, self._had(tx))
+        return line.index(new)
+
+
+def _turns_before(waiting: Iterable[Waiting], had: Turns) -> dict[tuple[str, int], int]:
+    """Return how many users have their turn before each owner of waiting jobs, at each priority."""
+    by_priority: dict[int, list[Waiting]] = {}
+    for it in waiting:
+        by_priority.setdefault(it.priority, []).append(it)
+    return {
+        (owner, priority): before
+        for priority, jobs in by_priority.items()
+        for before, owner in enumerate(in_turn(jobs, had))
+    }

@@ -336,7 +336,7 @@ def site_of(setup: ClusterSetup, settings: Settings) -> Site:
     """Return what policies know of a cluster."""
     rules = stopping(setup.rules)._replace(
         order=ORDERS[settings.order], ageing_s=settings.ageing_s, waiting=settings.waiting,
-        backfill_depth=BACKFILL_DEPTH, estimated_hazards=True,
+        backfill_depth=BACKFILL_DEPTH, estimated_hazards=True, turns=settings.turns,
     )  # fmt: skip
     process = draw_faults(setup, 0)[1]
     return Site(setup.cluster, rules, process, setup.hazard_per_s)

@@ -130,7 +130,8 @@ class Twin:
             "compute_s": float(of.compute_s[ROW, job]), "parameter_bytes": float(of.parameter_bytes[ROW, job]),
             "retry": RETRY, "failover": "switch" if self.backend.sim.rules.switching else "restart",
         }  # fmt: skip
-        return NewJob(id_of(job), "job", WRITER, spec, 0, gpus, estimate_s, self.backend.now_s)
+        owner = f"user {of.line[ROW, job]}" if of.line.size else WRITER
+        return NewJob(id_of(job), "job", owner, spec, 0, gpus, estimate_s, self.backend.now_s)
 
 
 def type_name(number: int) -> str:

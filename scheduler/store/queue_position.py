@@ -10,7 +10,6 @@ from .database.schema import job
 from .rows.jobs import MANY, is_named
 
 _WAITS = and_(job.c.state == JobState.QUEUED, job.c.desired == Desired.RUN, job.c.not_before_s <= bindparam("now_s"))
-_BEFORE_NEW = select(func.count()).where(_WAITS, job.c.priority >= bindparam("priority"))
 _WAITING = select(*(job.c[name] for name in Waiting._fields)).where(_WAITS)
 # Held ones too: they come back to the queue when their owner wants.
 _QUEUED = select(func.count()).where(
@@ -46,12 +45,6 @@ def listed_jobs(
     if name is not None:
         statement = statement.where(is_named(name))
     return list(tx.execute(statement).scalars())
-
-
-def jobs_before_new(tx: Connection, priority: int, now_s: float) -> int:
-    """Return how many waiting jobs would stand before one of this priority that is submitted."""
-    count: int = tx.execute(_BEFORE_NEW, {"now_s": now_s, "priority": priority}).scalar_one()
-    return count
 
 
 def owners_of(tx: Connection, jobs: list[str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from ..model.job import JobRow
 from ..model.states import ATTEMPT_CHANGES, FINAL, JOB_CHANGES, AttemptState, Contact, Desired, JobState
 from .database import schema
 from .database.errors import StaleWriteError
+from .monitoring.user_turns import UserTurn, put_turns
 from .rows.attempts import CHANGE as ATTEMPT_CHANGE
 from .rows.attempts import CLEANUP, CONTACT, AttemptColumns, AttemptRow, Opening
 from .rows.decisions import NewDecision, add_decisions, settle_decisions
@@ -57,6 +58,7 @@ class Opened(NamedTuple):
     job: JobRow  # as it was read, queued
     opening: Opening
     cause: str
+    turn: UserTurn | None = None  # of its owner, with this start; None where users take no turns
 
 
 @dataclass(slots=True)
@@ -231,6 +233,8 @@ def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]
     """Start jobs but those that are not wanted to run any more, and return these."""
     if not opened:
         return set()
+    # Also of a start that its owner no longer wants: the cluster's arrays know of it.
+    put_turns(tx, [it.turn for it in opened if it.turn is not None])
     refused = _unwanted(tx, opened)
     starting = [it for it in opened if it.job.id not in refused]
     if not starting:

@@ -30,7 +30,7 @@ def asked_in(case: Case, job: int) -> Asked:
     return Asked(
         str(job), int(it.gpus[row, job]), float(it.estimate_s[row, job]), float(it.submit_s[row, job]),
         compute_s=float(it.compute_s[row, job]), parameter_bytes=float(it.parameter_bytes[row, job]), types=types,
-        spread=spread_in(case, job),
+        spread=spread_in(case, job), user=f"user {it.line[row, job]}" if it.line.size else "",
     )  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import Asked, Known, Standing
+from longshore.scheduler.mirror.standing import Asked, Known, Standing, Turn
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.rules.queue_order import Waiting, in_order, places
+from longshore.scheduler.rules.queue_order import Led, Waiting, in_order, places
 from longshore.scheduler.service.service import QUICKSTART, site_of
 from longshore.scheduler.settings import Settings
 
@@ -25,7 +25,7 @@ RUNS = Asked("runs", 1, 1e9, 0.0), Standing(1e9, 0.0, gpus=(0,))
 
 
 @st.composite
-def waiting_jobs(draw: st.DrawFn) -> list[Waiting]:
+def waiting_jobs(draw: st.DrawFn, owners: tuple[str, ...] = ("ada",)) -> list[Waiting]:
     found = []
     for number in range(draw(st.integers(1, MOST))):
         attempt = draw(st.integers(0, 1))
@@ -33,25 +33,42 @@ def waiting_jobs(draw: st.DrawFn) -> list[Waiting]:
         guess_s, saved_s, wait_s = (float(draw(st.integers(least, 4)) * 100) for least in (1, 0, 0))
         priority, has_run = draw(st.integers(-1, 1)), float(attempt)
         times = (entered_s, entered_s * has_run, wait_s * has_run, guess_s, saved_s * has_run)
-        found.append(Waiting(str(number), "ada", priority, 1, number, *times))
+        found.append(Waiting(str(number), draw(st.sampled_from(owners)), priority, 1, number, *times))
     return found
 
 
-def turned_to(waiting: list[Waiting], order: str, ageing_s: float, folder: Path) -> list[str]:
+def turns_of(waiting: list[Waiting]) -> dict[tuple[str, int], Led]:
+    """Return turns to lead that some of the users have had, some of them at the same time."""
+    users = sorted({(it.owner, it.priority) for it in waiting if it.submit_seq % 3})
+    return {user: Led(float(number // 2 * 150), number + 1) for number, user in enumerate(users)}
+
+
+def turned_to(
+    waiting: list[Waiting], order: str, ageing_s: float, folder: Path, turns: dict[tuple[str, int], Led] | None = None
+) -> list[str]:
     """Return jobs in the order in which a scheduler gives them GPUs that has just taken up its store."""
     cluster = folder / "cluster.yaml"
     cluster.write_text(QUICKSTART)
     site = site_of(read_cluster(cluster), Settings())
     site = site._replace(rules=site.rules._replace(order=ORDERS[order], ageing_s=ageing_s, waiting=False))
+    site = site._replace(rules=site.rules._replace(turns=turns is not None))
     jobs = [
         (
-            Asked(it.id, it.gpus, it.guess_s, it.entered_s, -it.priority),
-            Standing(it.guess_s, it.entered_s, it.saved_s, it.wait_s, int(it.not_before_s > 0.0)),
+            Asked(it.id, it.gpus, it.guess_s, it.entered_s, -it.priority, user=it.owner),
+            Standing(
+                it.guess_s,
+                it.entered_s,
+                it.saved_s,
+                it.wait_s,
+                int(it.not_before_s > 0.0),
+                came_back=it.not_before_s > 0.0,
+            ),
         )
         for it in waiting
     ]
     queue = [it.id for it in sorted(waiting, key=queue_key)]  # type: ignore[arg-type]
-    mirror = ClusterMirror(site, Known(NOW_S, [RUNS, *jobs], queue))
+    had = [Turn(user, -priority, *led, *led) for (user, priority), led in (turns or {}).items()]
+    mirror = ClusterMirror(site, Known(NOW_S, [RUNS, *jobs], queue, turns=had))
     placer = Placer(HEURISTICS["pack"])
     placer.begin(mirror)
     found = []
@@ -78,6 +95,36 @@ def test_jobs_pass_the_first_one_in_the_order_that_is_shown(tmp_path: Path, orde
     first = Waiting("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
     shown = [it.id for it in in_order([*waiting, first], order_of(ORDERS[order]), float("inf"), NOW_S, GPUS)]
     assert shown == ["first", *turned_to([*waiting, first], order, float("inf"), tmp_path)]
+
+
+@pytest.mark.parametrize("order", sorted(set(ORDERS) - {"easy-shortest"}))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(waiting=waiting_jobs(("ada", "bob", "eve")), ageing_s=st.sampled_from([300.0, 700.0, float("inf")]))
+def test_users_take_turns_in_the_order_that_is_shown(
+    tmp_path: Path, order: str, waiting: list[Waiting], ageing_s: float
+) -> None:
+    turns, ageing_s = turns_of(waiting), float("inf") if order == "fifo" else ageing_s
+    shown = [it.id for it in in_order(reversed(waiting), order_of(ORDERS[order]), ageing_s, NOW_S, GPUS, turns)]
+    assert shown == turned_to(waiting, order, ageing_s, tmp_path, turns)
+
+
+@pytest.mark.parametrize("order", ["easy", "easy-shortest", "shortest"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(waiting=waiting_jobs(("ada", "bob", "eve")))
+def test_users_take_turns_in_passing_the_first_one(tmp_path: Path, order: str, waiting: list[Waiting]) -> None:
+    waiting = [it._replace(not_before_s=0.0, wait_s=0.0, saved_s=0.0) for it in waiting]
+    first = Waiting("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
+    turns = turns_of([*waiting, first])
+    every = [*waiting, first]
+    shown = [it.id for it in in_order(every, order_of(ORDERS[order]), float("inf"), NOW_S, GPUS, turns)]
+    assert shown == ["first", *turned_to(every, order, float("inf"), tmp_path, turns)]
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS))
+@given(waiting=waiting_jobs(), ageing_s=st.sampled_from([300.0, float("inf")]))
+def test_of_one_user_alone_the_order_is_that_without_turns(order: str, waiting: list[Waiting], ageing_s: float) -> None:
+    rules = order_of(ORDERS[order]), ageing_s, NOW_S, GPUS
+    assert in_order(waiting, *rules, turns_of(waiting)) == in_order(waiting, *rules)
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))

@@ -20,7 +20,7 @@ from ...service.queue_now import room_in
 from ...service.service import Service
 from ...settings import Limits
 from ...store.past_runs import estimated
-from ...store.queue_position import jobs_before_new, queued_of
+from ...store.queue_position import queued_of
 from ...store.rows.idempotency import Answer, recall, remember
 from ...store.rows.jobs import GIVEN, UNKNOWN, NewJob, insert_job
 from ..http.auth import Changing, Serving
@@ -206,7 +206,7 @@ def _plan(service: Service, spec: JobFile, owner: str) -> PlanPage:
     with service.store.read() as tx:
         spec = spec.model_copy(update={"estimate_s": estimated(tx, _new(spec, owner, service.now_s())).estimate_s})
         room = room_in(tx, service.layout).on(service.layout.nodes_for(spec.wants))
-        ahead = jobs_before_new(tx, spec.priority, service.now_s())
+        ahead = service.queue.ahead_of_new(tx, owner, spec.priority, service.now_s())
     fits = spec.all_gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
     return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=room.free, would_fit=fits)
 

@@ -94,6 +94,7 @@ class WaitingPage(Page):
     """Why a job does not run yet."""
 
     position: int | None  # in the queue, from 1; none outside of it
+    turn: int | None  # users whose turn comes before its owner's at its priority; none outside, or without turns
     reason: str
 
 

@@ -27,8 +27,9 @@ def _waiting_page(row: JobRow, queue: Queue, last: DecisionRow | None) -> Waitin
     place = queue.places.get(row.id)
     outside = _why_outside(row, queue)
     if outside or place is None:
-        return WaitingPage(position=None, reason=outside or "it is decided about next")
-    return WaitingPage(position=place, reason=_why_in_queue(row, queue, place, last))
+        return WaitingPage(position=None, turn=None, reason=outside or "it is decided about next")
+    turn = queue.turns.get((row.owner, row.priority))
+    return WaitingPage(position=place, turn=turn, reason=_why_in_queue(row, queue, place, last))
 
 
 def _why_outside(row: JobRow, queue: Queue) -> str:
@@ -66,7 +67,18 @@ def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | Non
         return f"{last.explanation.get('obeyed')} lets it wait for better GPUs"
     if place == 1:
         return "it is decided about next"
-    return "1 job stands before it" if place == 2 else f"{place - 1} jobs stand before it"
+    before = "1 job stands before it" if place == 2 else f"{place - 1} jobs stand before it"
+    return f"{before}, {_turn(row, queue)}".removesuffix(", ")
+
+
+def _turn(row: JobRow, queue: Queue) -> str:
+    """Return whose turn it is at a job's priority, nothing where users take none or there is one alone."""
+    before = queue.turns.get((row.owner, row.priority))
+    if before is None or sum(priority == row.priority for _, priority in queue.turns) < 2:
+        return ""
+    if before == 0:
+        return "and it is its owner's turn"
+    return "and 1 other user has a turn first" if before == 1 else f"and {before} other users have their turns first"
 
 
 def _such(needs: Needs) -> str:

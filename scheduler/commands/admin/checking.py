@@ -1,6 +1,7 @@
 """`longshore preflight`. Heavy modules are imported when it runs."""
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,13 @@ def preflight(
     folder: FolderOption = None,
     level: Annotated[int, typer.Option(min=0, max=3, help="0 state, 1 seconds, 2 minutes, 3 half an hour.")] = 1,
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="That jobs compute in.")] = "fp32",
+    sample: Annotated[
+        str | None, typer.Option(help="A program that takes two steps of yours, as in a job file; ours if left out.")
+    ] = None,
+    sample_limit: Annotated[float, typer.Option(min=1.0, max=600.0, help="Seconds for it on a node.")] = 60.0,
+    link_bytes_per_s: Annotated[
+        float, typer.Option(min=0.0, help="Bandwidth promised between nodes: 0.8 of it passes. 0: it is only shown.")
+    ] = 0.0,
     wiring: Annotated[Path | None, typer.Option(help="File of expected wiring.")] = None,
     learn_wiring: Annotated[Path | None, typer.Option(help="Write what is plugged in where to this file.")] = None,
     port_facts: Annotated[
@@ -66,7 +74,8 @@ def preflight(
         Place(share.node, home.absolute(), slots, dtype, wiring=_whole(wiring), port_facts=_whole(port_facts))
         for share in placement
     ]
-    workload = Workload(dtype=dtype)
+    own = {"sample": _words(sample), "sample_folder": str(Path.cwd())} if sample else {}
+    workload = Workload(dtype=dtype, link_bytes_per_s=link_bytes_per_s, sample_limit_s=sample_limit, **own)
     with _warm(places) as warm:
         if learn_wiring is not None:
             _learn(learn_wiring, placement, workload, warm)
@@ -74,6 +83,13 @@ def preflight(
         report = check_all(placement, workload, warm, level=level, progress=None if json else _tell)
     print_json(report.as_json()) if json else _show(report)
     raise typer.Exit(0 if report.passed else 1)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise InputError(f"it cannot be taken apart: {error}", "close its quotes", field="--sample") from error
 
 
 def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int) -> "Placement":

@@ -27,8 +27,17 @@ def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT
         waiting = asked["waiting"]
         why = "it has ended" if waiting is None else waiting["reason"]
         typer.echo(f"nothing was decided on it: {why}")
+    if asked["waiting"] is not None and (before := asked["waiting"]["turn"]) is not None:
+        typer.echo(f"{'turn':{len(INDENT)}}{_turn(before)}")
     for line in checks_lines(asked):
         typer.echo(line)
+
+
+def _turn(before: int) -> str:
+    """Return whose turn it is in the queue, by how many users come before a job's owner."""
+    if before == 0:
+        return "its owner's is next"
+    return "of 1 other user before its owner's" if before == 1 else f"of {before} other users before its owner's"
 
 
 def checks_lines(job: dict[str, Any]) -> list[str]:

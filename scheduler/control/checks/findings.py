@@ -16,17 +16,19 @@ MOST_TOLD, MOST_TEXT = 20, 300  # results of a round in an event, and characters
 _GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", is blamed on the node
 
 
-def findings_of(report: Report, placement: Placement, at_s: float) -> list[Finding]:
+def findings_of(report: Report, placement: Placement, at_s: float, of_job: Container[str] = ()) -> list[Finding]:
     """Return what comes into quarantine: GPUs of which a check tells, else nodes; each place once for each check.
 
     Args:
         report: Of a round.
         placement: That it checked. A check that blames a GPU beside it says that the node is not fit.
         at_s: Unix time of its end.
+        of_job: Checks that run a program of the job's owner. What they find may be that program's doing: the job does
+            not start, and nothing comes into quarantine.
     """
     chosen = {(share.node, gpu) for share in placement for gpu in share.gpus}
     found = dict[tuple[Place, str], Finding]()
-    for it in report.bad:
+    for it in (it for it in report.bad if it.check not in of_job):
         place = _place_of(it, chosen)
         how = "did not pass" if it.outcome is Outcome.FAIL else "did not come to an end"
         finding = Finding(

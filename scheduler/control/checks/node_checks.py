@@ -10,10 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from ....cluster.files.errors import BackendError
 from ...health.monitor import Health
 from ...health.quarantining import Acted, quarantine
 from ...model.event import NewEvent
@@ -25,10 +27,11 @@ from ...model.quarantine import Finding, Place
 from ...model.run import Run
 from ...model.states import AttemptState, JobState
 from ...model.stored_spec import stored_or_usual
+from ...preflight.catalogue import SAMPLE
 from ...preflight.replacing import MOST_TRIES, Start, Tried, TryOthers, next_step
 from ...preflight.round import clean_up, preflight
 from ...preflight.rounds import Ended, Rounds, Work
-from ...preflight.travelling import wrapped
+from ...preflight.travelling import SCRATCH, wrapped
 from ...preflight.workload import workload_of
 from ...rules.attempt_step import ENDED, UNFIT, Checks
 from ...rules.device_quarantine import Fleet, closed_gpus
@@ -75,6 +78,7 @@ class _Round(NamedTuple):
     attempt: str
     when: When
     placement: Placement  # that it checks
+    of_job: frozenset[str] = frozenset()  # checks that run a program of the job
 
 
 class _Unfit(NamedTuple):
@@ -91,13 +95,19 @@ class NodeChecks:
         rounds: Runs them beside the scheduler; None where it cannot, and they travel with jobs.
         jobs: "auto" to check jobs that do not say, else "off".
         slots: Whether slots stand for GPUs.
+        link_bytes_per_s: That is promised between nodes, 0 for nothing.
+        scratch: Folder on each node in which a job that is checked has one of its own; None for none.
 
     Attributes:
         checked: Jobs whose nodes are being checked before they start, or will be next. Any thread may read it.
     """
 
-    def __init__(self, rounds: Rounds | None = None, jobs: str = "off", *, slots: bool = False) -> None:
+    def __init__(
+        self, rounds: Rounds | None = None, jobs: str = "off", *, slots: bool = False, link_bytes_per_s: float = 0.0,
+        scratch: Path | None = None,
+    ) -> None:  # fmt: skip
         self._rounds, self._jobs, self._slots = rounds, jobs, slots
+        self._link_bytes_per_s, self._scratch = link_bytes_per_s, scratch
         self.checked: frozenset[str] = frozenset()
         self._fence: int | None = None
         self._begun: dict[str, _Round] = {}  # by the name of the round
@@ -118,8 +128,26 @@ class NodeChecks:
     def command_of(self, spec: StoredJob) -> tuple[str, ...]:
         """Return what a job runs: its command, behind the checks if they travel with it."""
         if self._rounds is None and self.are_wanted(spec):
-            return wrapped(spec.command, workload_of(spec), slots=self._slots)
+            workload = workload_of(spec, link_bytes_per_s=self._link_bytes_per_s)
+            return wrapped(spec.command, workload, slots=self._slots, scratch=self._scratch)
         return spec.command
+
+    def environment_of(self, spec: StoredJob, attempt: str) -> dict[str, str]:
+        """Return what the environment of an attempt has for its checks: the name of its scratch folder, which is made.
+
+        Where checks travel with jobs the folder is made by them.
+
+        Raises:
+            BackendError: If it cannot be made.
+        """
+        if self._rounds is None or self._scratch is None or not self.are_wanted(spec):
+            return {}
+        folder = self._scratch / attempt
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise BackendError(f"scratch folder {folder} cannot be made: {error.strerror}") from error
+        return {SCRATCH: str(folder)}
 
     def standing(self, row: AttemptRow, job: JobRow | None, run: Run) -> Standing:
         """Return how the checks of an attempt stand.
@@ -154,7 +182,8 @@ class NodeChecks:
         if is_start:
             self._tried.setdefault(row.job_id, Tried(time.monotonic()))
             self.checked |= {row.job_id}
-        begun = _Round(row.job_id, row.number, name, When.START if is_start else When.END, row.placement)
+        of_job = frozenset({SAMPLE}) if stored_or_usual(job.spec).sample is not None else frozenset[str]()
+        begun = _Round(row.job_id, row.number, name, When.START if is_start else When.END, row.placement, of_job)
         self._begin(_round_name(name, begun.when.value), begun, job)
 
     def newcomer(self, row: AttemptRow, job: JobRow, share: Share) -> Standing:
@@ -183,8 +212,18 @@ class NodeChecks:
         """Begin a round, if there is room for it."""
         if self._rounds is not None:
             nodes = (share.node for share in begun.placement)
-            if self._rounds.begin(round_name, nodes, _work(begun, stored_or_usual(job.spec))):
+            if self._rounds.begin(round_name, nodes, self._work(begun, stored_or_usual(job.spec))):
                 self._begun[round_name] = begun
+
+    def _work(self, begun: _Round, spec: StoredJob) -> Work:
+        """Return what a round does."""
+        workload = workload_of(spec, link_bytes_per_s=self._link_bytes_per_s).model_copy(update={"job": begun.job})
+        scratch = "" if self._scratch is None else str(self._scratch / begun.attempt)
+        if begun.when is When.END:
+            return lambda nodes: clean_up(begun.placement, workload, nodes, attempt=begun.attempt, scratch=scratch)
+        if begun.when is When.SEAT:  # its sample runs before the job starts
+            workload = workload.model_copy(update={"sample": ()})
+        return lambda nodes: preflight(begun.placement, workload, nodes)
 
     def wait_s(self, row: AttemptRow) -> float:
         """Return how long the job of an attempt is to wait before it is tried again, as its nodes were not fit."""
@@ -212,7 +251,11 @@ class NodeChecks:
         for name, ended in self._rounds.ended().items():
             begun = self._begun.get(name)
             if begun is not None:
-                found = [] if ended.report is None else findings_of(ended.report, begun.placement, ended.ended_s)
+                found = (
+                    []
+                    if ended.report is None
+                    else findings_of(ended.report, begun.placement, ended.ended_s, begun.of_job)
+                )
                 event = self._event(begun, ended, now_s)
                 put = partial(_put, fleet=fleet, fence=fence, found=found, event=event)
                 self._resting |= dict.fromkeys(store.write(put), now_s + REST_S)
@@ -314,14 +357,6 @@ class NodeChecks:
 
 def _round_name(attempt: str, when: str) -> str:
     return f"{attempt}/{when}"
-
-
-def _work(begun: _Round, spec: StoredJob) -> Work:
-    """Return what a round does."""
-    workload = workload_of(spec).model_copy(update={"job": begun.job})
-    if begun.when is When.END:
-        return lambda nodes: clean_up(begun.placement, workload, nodes, attempt=begun.attempt)
-    return lambda nodes: preflight(begun.placement, workload, nodes)
 
 
 def _put(

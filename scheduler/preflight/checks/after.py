@@ -5,7 +5,6 @@ Source: SPEC C6.
 
 import os
 import shutil
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ OUT = "keep the node out of service until it is put right"
 
 
 def put_in_order(context: Context) -> Iterator[Finding]:
-    """End what the job left, empty its scratch folder, restore clocks, and tell what did not work."""
+    """End what the job left, remove its scratch folder, restore clocks, and tell what did not work."""
     yield _end_leftovers(context.chosen.attempt)
     if context.chosen.scratch:
         yield _clear(Path(context.chosen.scratch))
@@ -59,20 +58,21 @@ def _left_of(attempt: str) -> list[Process]:
 
 
 def _clear(folder: Path) -> Finding:
-    """Empty a folder, which itself stays; links in it are removed, and what they point to stays."""
+    """Remove a folder; links are removed, and what they point to stays. Nodes of one machine may do so at once."""
+    if not folder.is_absolute() or len(folder.parts) < 3:
+        return failed("scratch", str(folder), "an absolute path below another folder", "correct the settings")
+
+    def pass_over_what_is_gone(_call: object, _path: str, error: tuple[type, BaseException, object]) -> None:
+        if not isinstance(error[1], FileNotFoundError):
+            raise error[1]
+
     try:
-        kind = os.lstat(folder).st_mode
-        if not folder.is_absolute() or len(folder.parts) < 3 or not stat.S_ISDIR(kind):
-            return failed(
-                "scratch", str(folder), "the absolute path of a folder that is no link", "correct the settings"
-            )
-        for entry in list(os.scandir(folder)):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            else:
-                Path(entry.path).unlink()
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(folder, onerror=pass_over_what_is_gone)
     except OSError as error:
-        return failed("scratch", f"{error.filename or folder}: {error.strerror}", "an empty folder", OUT)
+        return failed("scratch", f"{error.filename or folder}: {error.strerror}", "no such folder", OUT)
     return passed("scratch")
 
 

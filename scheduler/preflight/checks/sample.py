@@ -5,15 +5,20 @@ Source: SPEC C2.
 
 import json
 import math
+import os
+import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 
 from ..check import Check, Compared, Finding, failed, incomplete, passed
 from ..context import Context
 
 STEPS, WIDTH, BATCH, RATE = 2, 128, 32, 0.1
 MOST_TIMES, LEAST_OVER_S = 2.0, 0.25  # slower than the median by both is slow: short samples vary with the load
+MARGIN_S = 0.5
 AGREE = 1e-3  # relative difference of losses, on GPUs of several types
 LEVEL_2 = "run level 2 on the node"
 
@@ -21,7 +26,7 @@ LEVEL_2 = "run level 2 on the node"
 def sample(context: Context) -> Iterator[Finding]:
     """Take two steps, of the job itself if it says how, and tell the last loss and the time."""
     begin_s = time.perf_counter()
-    losses = _own_losses(context) if not context.workload.sample else _losses_of(context.workload.sample, context)
+    losses = _own_losses(context) if not context.workload.sample else _losses_of(context)
     took_s = time.perf_counter() - begin_s
     if not losses:
         yield incomplete("the job's sample printed no losses", 'let it print {"losses": [...]} in its last line')
@@ -56,17 +61,61 @@ def _trained(where: str, dtype: str) -> float:
     return float(loss.detach())
 
 
-def _losses_of(command: Sequence[str], context: Context) -> list[float]:
-    """Return the losses that a job's own sample prints in its last line; none if there are none."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=context.chosen.limit_s)
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
-        raise RuntimeError(f"the job's sample ended with {done.returncode}: {last[:300]}")
+def _losses_of(context: Context) -> list[float]:
+    """Return the losses that a job's own sample prints in its last line; none if there are none.
+
+    Raises:
+        RuntimeError: If it fails, or takes too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="longshore-sample-") as own:
+        status, output, errors = _run(context, context.workload.sample_folder or own)
+    if status != 0:
+        last = (errors.strip().splitlines() or ["nothing on standard error"])[-1]
+        raise RuntimeError(f"the job's sample ended with {status}: {last[:300]}")
     try:
-        told = json.loads((done.stdout.strip().splitlines() or [""])[-1])
+        told = json.loads((output.strip().splitlines() or [""])[-1])
         return [float(loss) for loss in told["losses"]]
     except (ValueError, TypeError, KeyError):
         return []
+
+
+def _run(context: Context, folder: str) -> tuple[int, str, str]:
+    """Run a job's own sample, and return its status and what it wrote; nothing of it lives on.
+
+    Raises:
+        RuntimeError: If it cannot be run, or takes too long.
+    """
+    most_s = context.chosen.limit_s - MARGIN_S  # by which it has ended before this process is ended for it
+    try:
+        process = subprocess.Popen(
+            context.workload.sample, cwd=folder, env=_environment(context), stdin=subprocess.DEVNULL, text=True,
+            errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise RuntimeError(f"the job's sample cannot be run: {error.strerror}") from error
+    with process:
+        try:
+            output, errors = process.communicate(timeout=most_s)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"the job's sample took longer than {most_s:.3g} s") from error
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output, errors
+
+
+def _environment(context: Context) -> dict[str, str]:
+    """Return what a job's own sample is told: what a rank is, as far as it goes by itself."""
+    gpus, told = ",".join(map(str, context.chosen.gpus)), dict(context.workload.environment)
+    shown = "" if context.place.slots else gpus
+    if context.place.warmed is not None:  # a rank, which may know its GPUs by other numbers
+        shown = told.get("CUDA_VISIBLE_DEVICES", shown)
+    return {
+        "HOME": os.environ.get("HOME", "/"), "PATH": os.defpath, "PYTHONUNBUFFERED": "1",
+        **told, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": shown, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1", "LONGSHORE_NODE": context.node, "LONGSHORE_GPUS": gpus, "LONGSHORE_SAMPLE": "1",
+    }  # fmt: skip
 
 
 def alike(told: Compared) -> Compared:

@@ -116,6 +116,14 @@ class GpuReader(Protocol):
         """Return the processes that hold its memory."""
         ...
 
+    def lock_clock(self, gpu: int, mhz: int) -> bool | None:
+        """Let its cores run at a clock, until it is reset; None without the right to do so."""
+        ...
+
+    def limit_power(self, gpu: int, watts: float) -> bool | None:
+        """Let it take no more power, until that is reset; None without the right to do so."""
+        ...
+
     def reset_clocks(self, gpu: int) -> bool | None:
         """Let its clocks and its power limit be as they are by default; None without the right to do so."""
         ...

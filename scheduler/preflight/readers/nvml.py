@@ -153,13 +153,32 @@ class NvmlReader:
                 return [Holder(int(it.pid), int(it.usedGpuMemory or 0)) for it in found]
         return None
 
+    def lock_clock(self, gpu: int, mhz: int) -> bool | None:
+        """Let its cores run at a clock, until it is reset; None without the right to do so."""
+        handle = self._handle(gpu)
+        return self._did(partial(self._nvml.nvmlDeviceSetGpuLockedClocks, handle, mhz, mhz))
+
+    def limit_power(self, gpu: int, watts: float) -> bool | None:
+        """Let it take no more power, until that is reset; None without the right to do so."""
+        handle = self._handle(gpu)
+        return self._did(partial(self._nvml.nvmlDeviceSetPowerManagementLimit, handle, round(watts * 1000.0)))
+
     def reset_clocks(self, gpu: int) -> bool | None:
         """Let its clocks and its power limit be as they are by default; None without the right to do so."""
         nvml, handle = self._nvml, self._handle(gpu)
-        try:
+
+        def reset() -> None:
             nvml.nvmlDeviceResetGpuLockedClocks(handle)
             default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
             nvml.nvmlDeviceSetPowerManagementLimit(handle, default)
+
+        return self._did(reset)
+
+    def _did(self, change: Callable[[], object]) -> bool | None:
+        """Change something, and say whether that was done; None without the right to do so."""
+        nvml = self._nvml
+        try:
+            change()
         except nvml.NVMLError as error:
             unable = (nvml.NVML_ERROR_NO_PERMISSION, nvml.NVML_ERROR_NOT_SUPPORTED)
             return None if error.value in unable else False

@@ -22,6 +22,9 @@ class ScriptedGpu:
     clocks: Clocks | None = field(default_factory=lambda: Clocks(()))
     holders: Sequence[Holder] | None = ()
     resets: bool | None = True
+    sets: bool | None = True  # clocks and limits of power
+    clock_mhz: int = 0  # as set, 0 for that by default
+    power_w: float = 0.0
     lost: bool = False
 
 
@@ -75,6 +78,21 @@ class ScriptedReader:
         """Return what was scripted."""
         return self._of(gpu).holders
 
+    def lock_clock(self, gpu: int, mhz: int) -> bool | None:
+        """Set it if it can be, and return what was scripted."""
+        it = self._of(gpu)
+        it.clock_mhz = mhz if it.sets else it.clock_mhz
+        return it.sets
+
+    def limit_power(self, gpu: int, watts: float) -> bool | None:
+        """Set it if it can be, and return what was scripted."""
+        it = self._of(gpu)
+        it.power_w = watts if it.sets else it.power_w
+        return it.sets
+
     def reset_clocks(self, gpu: int) -> bool | None:
-        """Return what was scripted."""
-        return self._of(gpu).resets
+        """Take back what was set if that can be done, and return what was scripted."""
+        it = self._of(gpu)
+        if it.resets:
+            it.clock_mhz, it.power_w = 0, 0.0
+        return it.resets

@@ -185,6 +185,17 @@ replacement = Table(  # GPUs that a ring was given while it ran
     ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
 )
 
+user_turn = Table(  # the last turns of each user in the queue
+    "user_turn",
+    METADATA,
+    Column("owner", Text, primary_key=True),
+    Column("priority", Integer, primary_key=True, autoincrement=False),
+    Column("led_s", Double, nullable=False),  # when a job of theirs last started that passed none
+    Column("led", BigInteger, nullable=False),  # number of that turn, 0 for none
+    Column("started_s", Double, nullable=False),  # when one last started
+    Column("started", BigInteger, nullable=False),
+)
+
 lease = Table(
     "lease",
     METADATA,

@@ -29,6 +29,7 @@ from .options import (  # fmt: skip
     ShareOfGpusOption,
     SigmaOption,
     TraceOption,
+    TurnsOption,
     WorkloadsOption,
     names,
     regime_of,
@@ -84,6 +85,7 @@ def evaluate(
     ageing: AnyAgeingOption = None,
     waiting: AnyWaitingOption = None,
     oracle: OracleOption = False,
+    turns: TurnsOption = True,
     estimates: EstimatesOption = None,
     sigma: SigmaOption = 0.5,
     profile: ProfileOption = None,
@@ -117,8 +119,8 @@ def evaluate(
 
     request = EvaluationRequest(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults, workloads=workloads, runs=runs,
-        preset=preset, regime=_regime(preset, order, ageing, waiting, oracle=oracle), load=load, max_gpus=max_gpus,
-        every_order=order is None and preset is None, objective=_asked(objective), sigma=sigma, seed=seed,
+        preset=preset, regime=_regime(preset, order, ageing, waiting, oracle=oracle, turns=turns), load=load,
+        max_gpus=max_gpus, every_order=order is None and preset is None, objective=_asked(objective), sigma=sigma, seed=seed,
         estimates=estimates.value if estimates else None, heuristics=heuristics, report=report, pictures=pictures,
         drawn=JobsRequest(profile, arrivals.value if arrivals else None), json_out=json_out, plans=plans.value,
         command=shlex.join(["longshore", *sys.argv[1:]]), date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -133,7 +135,7 @@ def _asked(objective: str | None) -> "Weighting | None":
 
 
 def _regime(
-    preset: str | None, order: str | None, ageing_s: float | None, waiting: bool | None, *, oracle: bool
+    preset: str | None, order: str | None, ageing_s: float | None, waiting: bool | None, *, oracle: bool, turns: bool
 ) -> "Regime":
     """Return the regime asked for, or that of a preset; where all orders are tried, what holds under each.
 
@@ -147,5 +149,7 @@ def _regime(
             raise InputError(f"there is no preset {preset!r}", nearest(preset, NAMED), field="--preset")
         order, waiting = order or known.order, known.waiting if waiting is None else waiting
     if order is not None:
-        return regime_of(order, ageing_s, waiting=bool(waiting), oracle=oracle)
-    return regime_of("fifo", WEEK_S if ageing_s is None else ageing_s, waiting=waiting is not False, oracle=oracle)
+        return regime_of(order, ageing_s, waiting=bool(waiting), oracle=oracle, turns=turns)
+    return regime_of(
+        "fifo", WEEK_S if ageing_s is None else ageing_s, waiting=waiting is not False, oracle=oracle, turns=turns
+    )

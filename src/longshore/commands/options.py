@@ -118,6 +118,13 @@ OracleOption = Annotated[
     bool,
     typer.Option("--oracle", help="Policies know the true fault rates; else they estimate them from faults so far."),
 ]
+TurnsOption = Annotated[
+    bool,
+    typer.Option(
+        "--turns/--no-turns",
+        help="Users of the trace take turns in the queue, as under `serve`.",
+    ),
+]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of everything that is drawn.")]
 MaxGpusOption = Annotated[
     int | None, typer.Option(min=1, max=2**31 - 1, help="Cut jobs that ask more GPUs to so many.")
@@ -166,8 +173,8 @@ HeuristicsOption = Annotated[
 ]
 
 
-def regime_of(order: str, ageing_s: float | None, *, waiting: bool, oracle: bool) -> "Regime":
+def regime_of(order: str, ageing_s: float | None, *, waiting: bool, oracle: bool, turns: bool) -> "Regime":
     """Return the order regime that options ask for."""
     from ..cluster.presets.problems import Regime
 
-    return Regime(order, float("inf") if ageing_s is None else ageing_s, waiting, oracle)
+    return Regime(order, float("inf") if ageing_s is None else ageing_s, waiting, oracle, turns)

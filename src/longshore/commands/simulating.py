@@ -20,6 +20,7 @@ from .options import (  # fmt: skip
     SeedOption,
     SigmaOption,
     TraceOption,
+    TurnsOption,
     WaitingOption,
     regime_of,
 )
@@ -37,6 +38,7 @@ def simulate(
     ageing: AgeingOption = None,
     waiting: WaitingOption = False,
     oracle: OracleOption = False,
+    turns: TurnsOption = True,
     estimates: EstimatesOption = None,
     sigma: SigmaOption = 0.5,
     profile: ProfileOption = None,
@@ -62,7 +64,7 @@ def simulate(
 
     request = SimulationRequest(
         cluster=cluster, policy=policy, trace=trace, faults=faults,
-        regime=regime_of(order, ageing, waiting=waiting, oracle=oracle),
+        regime=regime_of(order, ageing, waiting=waiting, oracle=oracle, turns=turns),
         estimates=estimates.value if estimates else None, sigma=sigma,
         drawn=JobsRequest(profile, arrivals.value if arrivals else None),
         jobs=jobs, load=load, max_gpus=max_gpus, seed=seed, events=events, jobs_out=jobs_out, cluster_out=cluster_out,

@@ -10,7 +10,7 @@ from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.rules.queue_order import in_order
 from longshore.scheduler.store.database.schema import job
 from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.queue_position import jobs_before_new, listed_jobs, owners_of, queued_of, waiting_jobs
+from longshore.scheduler.store.queue_position import listed_jobs, owners_of, queued_of, waiting_jobs
 from longshore.scheduler.store.rows.jobs import NewJob, insert_job, open_jobs
 
 NOW_S = 100.0
@@ -38,10 +38,8 @@ def test_the_queue_has_the_order_that_the_scheduler_gives_it(store: Store) -> No
     with store.read() as tx:
         inside = [row for row in open_jobs(tx) if row.desired == Desired.RUN and row.not_before_s <= NOW_S]
         line = in_order(waiting_jobs(tx, NOW_S), EASY, float("inf"), NOW_S, 16)
-        before_new = [jobs_before_new(tx, priority, NOW_S) for priority in (4, 3, 0, -1)]
 
     assert [it.id for it in line] == [row.id for row in sorted(inside, key=queue_key)]
-    assert before_new == [0, 8, 14, 14]
 
 
 def test_queued_jobs_are_counted_by_owner(store: Store) -> None:
