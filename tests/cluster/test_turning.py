@@ -168,13 +168,13 @@ def plain_reservation(seen: Decision, holder: int) -> tuple[float, int]:
 def holder_of(seen: Decision) -> int:
     """Return the job that holds the reservation where none has aged."""
     if seen.rules.order == ORDERS["shortest"]:
-        return int(min(seen.queue, key=seen.work_left_s))
+        return int(min(seen.leading, key=seen.work_left_s))
     return int(seen.queue[0])
 
 
 def check_start(seen: Decision, job: int, given: dict[int, int], *, refused: bool) -> None:
     """Check that a job may start: nobody overtakes an aged one, and the holder of the reservation is not delayed."""
-    aged = [other for other in seen.queue if seen.binds(other)]
+    aged = [other for other in seen.standing if seen.binds(other)]
     if aged:
         assert job == min(aged, key=lambda other: seen.queued_s[other])
         return

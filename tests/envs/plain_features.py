@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from longshore.envs.batch import Batch
 from longshore.envs.layout import CLIP, GLOBALS, GPU_FEATURES, LOOK_AHEAD, NODE_FEATURES
-from tests.plain_turns import lined_up
+from tests.plain_turns import LEADING, in_turns, lined_up, queue_of
 from tests.reference import first_state
 from tests.reference_state import ReferenceState, slowdown
 
@@ -41,7 +41,9 @@ class Decision:
         self.size = Counter(self.gpu_node)
         self.stops = state.stops[row].tolist()
         self.saved_s = state.saved_s[row].tolist()
-        self.queue = lined_up(batch.sim, row)
+        self.queue = lined_up(batch.sim, row)  # as users take turns
+        self.standing = queue_of(batch.sim, row)
+        self.leading = in_turns(batch.sim, row, LEADING)[0] if self.rules.turns and self.queue else self.standing
         self.queued_s = state.queued_s[row].tolist()
         self.estimates_s = state.guess_s[row].tolist()
         self.started = {
