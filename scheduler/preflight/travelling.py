@@ -95,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         parser.exit(127, f"longshore: {given.command[0]} cannot be run: {error.strerror}\n")
     if status < 0:  # as the command ended, so does this process
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:  # nobody may handle that one
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     raise SystemExit(status)
 

@@ -25,8 +25,8 @@ from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import OTHERS, Simulation
 from tests.compiled_runs import compiled, run_heuristic
 from tests.deep_cases import deep_case
-from tests.support.budgets import examples
 from tests.plain_turns import LEADING, PASSING, in_turns, queue_of
+from tests.support.budgets import examples
 
 ORDERS_WITH_INDEX = ("easy", "easy-shortest", "shortest")
 

@@ -16,13 +16,13 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
+from tests.cases_by_hand import Jobs, hand_case
 from tests.compiled_runs import compiled, run_heuristic, run_script
 from tests.deep_cases import deep_case, of_users
 from tests.plain_turns import lined_up
 from tests.reference import simulate
 from tests.reference_policies import first_fit
 from tests.strategies import Case, cases
-from tests.test_reference import Jobs, hand_case
 
 ADA, BOB, EVE = range(3)
 

@@ -180,7 +180,9 @@ class NvmlReader:
         try:
             change()
         except nvml.NVMLError as error:
-            unable = (nvml.NVML_ERROR_NO_PERMISSION, nvml.NVML_ERROR_NOT_SUPPORTED)
+            unable = (
+                nvml.NVML_ERROR_NO_PERMISSION, nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            )  # fmt: skip
             return None if error.value in unable else False
         return True
 

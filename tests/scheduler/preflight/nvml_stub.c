@@ -1,8 +1,10 @@
 /* A library with the functions of NVML that Longshore calls. It answers as NVIDIA's documentation says.
  *
- * GPU 0 is well. GPU 1 waits for a row to be replaced and is slowed down by heat. GPU 2 supports nothing. GPU 3 is lost.
+ * GPU 0 is well but for its link to the host. Where NVML_STUB_LOG names a file that link is well too, clocks and limits
+ * of power may be set, and what is set is written there. GPU 1 waits for a row to be replaced and is slowed down by heat. GPU 2 supports nothing. GPU 3 is lost.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, NO_PERMISSION = 4, INSUFFICIENT_SIZE = 7, LOST = 15 };
@@ -13,6 +15,14 @@ typedef struct {
     char old[16]; unsigned domain, bus, device, id, subsystem; char address[32];
 } Pci;
 static Gpu gpus[4] = {{0}, {1}, {2}, {3}};
+static int note(const char *what, Gpu *gpu, unsigned value) {
+    const char *path = getenv("NVML_STUB_LOG");
+    if (!path) return NO_PERMISSION;
+    FILE *log = fopen(path, "a");
+    fprintf(log, "%s %d %u\n", what, gpu->index, value);
+    fclose(log);
+    return SUCCESS;
+}
 #define OPTIONAL(gpu) if ((gpu)->index == 2) return NOT_SUPPORTED; if ((gpu)->index == 3) return LOST
 
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return SUCCESS; }
@@ -51,7 +61,7 @@ int nvmlDeviceGetRemappedRows(Gpu *gpu, unsigned *corrected, unsigned *uncorrect
     return SUCCESS;
 }
 int nvmlDeviceGetCurrPcieLinkGeneration(Gpu *gpu, unsigned *value) { OPTIONAL(gpu); *value = 5; return SUCCESS; }
-int nvmlDeviceGetCurrPcieLinkWidth(Gpu *gpu, unsigned *value) { OPTIONAL(gpu); *value = 8; return SUCCESS; }
+int nvmlDeviceGetCurrPcieLinkWidth(Gpu *gpu, unsigned *value) { OPTIONAL(gpu); *value = getenv("NVML_STUB_LOG") ? 16 : 8; return SUCCESS; }
 int nvmlDeviceGetMaxPcieLinkWidth(Gpu *gpu, unsigned *value) { OPTIONAL(gpu); *value = 16; return SUCCESS; }
 int nvmlDeviceGetNvLinkState(Gpu *gpu, unsigned link, unsigned *active) {
     OPTIONAL(gpu);
@@ -85,4 +95,8 @@ int nvmlDeviceGetComputeRunningProcesses_v2(Gpu *gpu, unsigned *count, Process *
     if (gpu->index == 1) { processes[0].pid = 4321; processes[0].bytes = 1ull << 30; }
     return SUCCESS;
 }
-int nvmlDeviceResetGpuLockedClocks(Gpu *gpu) { (void)gpu; return NO_PERMISSION; }
+int nvmlDeviceSetGpuLockedClocks(Gpu *gpu, unsigned least, unsigned most) {
+    return least == most ? note("clock", gpu, least) : 2;
+}
+int nvmlDeviceSetPowerManagementLimit(Gpu *gpu, unsigned limit) { return note("power", gpu, limit); }
+int nvmlDeviceResetGpuLockedClocks(Gpu *gpu) { return note("reset", gpu, 0); }
