@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ....cluster.files.errors import BackendError
 from .commands import Commands
+from .words import NodeState, gres_of_node, state_of
 
 _JOBS = ("--noheader", "--me", "--all", "--states=all", "--format=%i|%T|%k")
 _NODES = ("--noheader", "--Node", "--all", "--format=%N|%o|%G|%T|%E")
@@ -16,8 +17,7 @@ OVER = frozenset(
      "REQUEUE_HOLD", "REVOKED", "SPECIAL_EXIT", "TIMEOUT")
 )  # fmt: skip
 TIMED_OUT = frozenset(("DEADLINE", "TIMEOUT"))
-_OUT_OF_SERVICE = re.compile(r"down|drain|drng|fail|error|future|maint|reboot|inval|power(ed|ing)_down", re.IGNORECASE)
-_INDEXED = re.compile(r"gpu:((?:.*\D)?(\d+)):1")  # a type for each GPU, which ends in its index
+_INDEXED = re.compile(r"(?:.*\D)?([0-9]{1,5})")  # a type for each GPU, which ends in its index
 
 
 class Job(NamedTuple):
@@ -41,25 +41,35 @@ class Node(NamedTuple):
     reason: str  # why it is out of service
 
     @property
+    def means(self) -> NodeState:
+        """What its state means."""
+        return state_of(self.state)
+
+    @property
     def is_known(self) -> bool:
         """Whether it has answered since the controller was started."""
-        return "unknown" not in self.state.lower()
+        return self.means.base != "UNKNOWN"
 
     @property
     def answers(self) -> bool:
         """Whether its daemon answers the controller."""
-        return not self.state.endswith("*")
+        return "NOT_RESPONDING" not in self.means.flags
 
     @property
     def in_service(self) -> bool:
         """Whether it takes jobs."""
-        return _OUT_OF_SERVICE.search(self.state) is None
+        return self.means.takes_jobs
+
+    @property
+    def is_down(self) -> bool:
+        """Whether Slurm has lost it, or its administrator has taken it out at once."""
+        return self.means.base == "DOWN"
 
     @property
     def is_fenced(self) -> bool:
         """Whether it is switched off for certain: by Slurm, or as its administrator says."""
-        down = self.state.lower().startswith("down")
-        return self.state.lower().startswith("powered_down") or (down and self.reason.lower().startswith("fenced"))
+        base, flags = self.means
+        return "POWERED_DOWN" in (base, *flags) or (self.is_down and self.reason.lower().startswith("fenced"))
 
 
 class Snapshot(NamedTuple):
@@ -90,17 +100,15 @@ def read_snapshot(commands: Commands) -> Snapshot:
 
 
 def types_of(gres: str) -> dict[int, str]:
-    """Return the type of gres that each GPU of a node is.
+    """Return the type of gres that each GPU of a node is, by its index; none if Slurm cannot give one by its index.
 
     Args:
-        gres: As Slurm tells, such as `gpu:i0:1,gpu:i1:1(S:0)`.
+        gres: As Slurm tells, such as `gpu:i0:1,gpu:i1:1(S:0),gpumem:160G`. A GPU that Slurm counts as 0 has no type.
     """
-    bare = re.sub(r"\([^()]*\)", "", gres)  # without what stands in brackets, commas among it
-    gpus = [part for part in bare.split(",") if part.startswith("gpu")]
-    matches = [match for part in gpus if (match := _INDEXED.fullmatch(part))]
-    types = {int(match[2]): match[1] for match in matches}
-    exact = len(types) == len(gpus) and sorted(types) == list(range(len(types)))
-    return types if exact else {}
+    gpus = [it for it in gres_of_node(gres) if it.name == "gpu"]
+    indexed = {int(found[1]): it for it in gpus if it.count <= 1 and (found := _INDEXED.fullmatch(it.type))}
+    exact = len(indexed) == len(gpus) and sorted(indexed) == list(range(len(indexed)))
+    return {index: it.type for index, it in indexed.items() if it.count == 1} if exact else {}
 
 
 def _fields(line: str, count: int) -> list[str]:

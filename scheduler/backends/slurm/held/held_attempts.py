@@ -317,7 +317,7 @@ def job_of(name: str) -> str:
 
 
 def _is_back(node: Node) -> bool:
-    return node.is_known and node.answers and not node.state.lower().startswith("down")
+    return node.is_known and node.answers and not node.is_down
 
 
 def _plain(placement: Placement) -> tuple[tuple[str, tuple[int, ...]], ...]:
