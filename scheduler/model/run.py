@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+PASSED_ON = 128  # that is added to the number of a signal
+SIGNALS = range(1, 32)  # not those for programs' own use, whose codes are more likely of another meaning
+
 
 class Run(StrEnum):
     """What a backend knows of an attempt."""
@@ -24,6 +27,14 @@ class RankEnd:
     code: int  # exit code, 0 to 255; of a signal: 0
     signal: int  # 0 if none ended it
     ended_s: float  # Unix time
+
+    @property
+    def last_signal(self) -> int:
+        """The signal that ended it, or the program that it waited for and whose end it passed on; 0 if none did.
+
+        A shell, and what begins with one, ends with 128 + the number of the signal that ended its last command.
+        """
+        return self.signal or (self.code - PASSED_ON if self.code - PASSED_ON in SIGNALS else 0)
 
 
 class EndedBy(StrEnum):

@@ -66,7 +66,7 @@ def first_end(ends: tuple[RankEnd, ...]) -> RankEnd | None:
     earliest_s = min(end.ended_s for end in failed)
     near = [end for end in failed if end.ended_s <= earliest_s + COLLATERAL_S]
     # Ranks that were only taken down by another die of a signal; one that ended by itself says more.
-    return min(near, key=lambda end: (end.signal != 0, end.ended_s, end.rank))
+    return min(near, key=lambda end: (end.last_signal != 0, end.ended_s, end.rank))
 
 
 def rank_to_look_at(ends: tuple[RankEnd, ...], outcome: str) -> RankEnd | None:
@@ -83,7 +83,7 @@ def rank_to_look_at(ends: tuple[RankEnd, ...], outcome: str) -> RankEnd | None:
 
 
 def _killed_for_memory(ends: tuple[RankEnd, ...]) -> RankEnd | None:
-    return next((end for end in ends if end.signal == SIGKILL), None)
+    return next((end for end in ends if end.last_signal == SIGKILL), None)
 
 
 def class_of(status: Status) -> tuple[ExitClass, str]:
@@ -119,9 +119,10 @@ def _class_of_rank(first: RankEnd, error: str) -> tuple[ExitClass, str]:
         error: By which the rank's log says why, "" if nobody knows.
     """
     rank = f"rank {first.rank}"
-    if first.signal:
-        known = first.signal in AMBIGUOUS_SIGNALS
-        return ExitClass.AMBIGUOUS if known else ExitClass.USER, f"{rank} was ended by signal {first.signal}"
+    if number := first.last_signal:
+        known = ExitClass.AMBIGUOUS if number in AMBIGUOUS_SIGNALS else ExitClass.USER
+        by_itself = "" if first.signal else f"ended with exit code {first.code}: a command of it "
+        return known, f"{rank} {by_itself}was ended by signal {number}"
     if first.code == TEMPFAIL:
         return ExitClass.AGAIN, f"{rank} asked to be run again (exit code {TEMPFAIL})"
     if error.startswith("the ring is lost"):  # Its ranks are one to the backend.

@@ -100,7 +100,7 @@ def _when(end: RankEnd) -> float:
 
     A rank that was asked to end did so after the one that had failed, also if both ended in the same second.
     """
-    was_asked = end.signal == signal.SIGTERM and end.ended_s.is_integer()
+    was_asked = end.last_signal == signal.SIGTERM and end.ended_s.is_integer()
     return end.ended_s + float(was_asked)
 
 

@@ -110,7 +110,8 @@ class Gang:
 
     def _why(self, code: int) -> str:
         """Return why a rank that failed has failed: nobody else but a lack of memory kills at about that moment."""
-        ran_out = code == -signal.SIGKILL and memory_kills() > self._memory_kills[0][1]
+        was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # itself, or what a shell waited for
+        ran_out = was_killed and memory_kills() > self._memory_kills[0][1]
         return "out of memory" if ran_out else "rank failed"
 
     def _signal(self, number: int) -> None:
