@@ -126,16 +126,17 @@ finally:
     assert not loaded & {"torch", "numba", "polars", "matplotlib", "pandas", "scipy", "stable_baselines3", "gymnasium"}
 
 
-def test_ctrl_c_ends_with_130_and_without_a_traceback() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_wish_to_end_is_told_by_the_status_and_without_a_traceback(number: int) -> None:
     command = process("evaluate", "--workloads", 3000)
     with processes.start(command, stdout=processes.PIPE, stderr=processes.PIPE, text=True) as running:
         assert running.stderr is not None
         for line in running.stderr:
             if line.startswith("running"):
-                running.send_signal(signal.SIGINT)
+                running.send_signal(number)
                 break
         _, err = running.communicate()
-    assert running.returncode == 130
+    assert running.returncode == 128 + number
     assert "Traceback" not in err
 
 

@@ -55,6 +55,7 @@ class Result(NamedTuple):
     best: Path  # checkpoint of the best validation
     score: Score  # its score
     finished: bool  # False if it was interrupted
+    interrupted_by: int  # signal that did, 0 if none came
     seconds: float  # of this session
     rival: str  # best heuristic
     scenarios: int  # validated on
@@ -70,7 +71,7 @@ def train(
 ) -> Result:
     """Train a policy, or go on where the run of this configuration in `logdir` was stopped.
 
-    Ctrl-C ends the run after the update in progress and keeps everything; a second one ends it at once.
+    Ctrl-C or SIGTERM ends the run after the update in progress and keeps everything; a second one ends it at once.
 
     Args:
         config: What is asked for.
@@ -93,7 +94,7 @@ def train(
         validations=sizes.validations,
     )  # fmt: skip
     began = time.monotonic()
-    with interruptible(run_folder):
+    with interruptible(run_folder) as interruption:
         steps = LEARNERS[config.algorithm](problems, run_folder)
     validation, finished = run_folder.validation, steps >= config.steps
     score = run_folder.best_score()
@@ -101,7 +102,10 @@ def train(
         score = _settle_margin(folder / BEST, validated_on, config, validation) or score
     seconds = time.monotonic() - began
     later = _compared(config, sizes, folder) if compares and finished else ()
-    return Result(folder, folder / BEST, score, finished, seconds, validation.best, validation.scenarios, later)
+    return Result(
+        folder, folder / BEST, score, finished, interruption.number, seconds, validation.best, validation.scenarios,
+        later,
+    )  # fmt: skip
 
 
 def _schema(config: TrainingConfig, problems: Sequence[Problem]) -> Schema:

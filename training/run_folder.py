@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
@@ -170,21 +171,39 @@ class Interruptible(Protocol):
     interrupted: bool
 
 
+@dataclass(slots=True)
+class Interruption:
+    """Whether something was interrupted."""
+
+    number: int = 0  # of the signal, 0 if none came
+
+
+STOPS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and what a scheduler or the end of a machine sends
+
+
 @contextmanager
-def interruptible(run: Interruptible, advice: str = AFTER_UPDATE) -> Iterator[None]:
-    """Turn the first Ctrl-C into a stop after the update in progress; off the main thread it is the program's own."""
+def interruptible(run: Interruptible, advice: str = AFTER_UPDATE) -> Iterator[Interruption]:
+    """Turn the first Ctrl-C or SIGTERM into a stop after the update in progress; the next is the program's own.
+
+    Off the main thread all are.
+    """
+    found = Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python lets nobody else handle signals
+        yield found  # Python lets nobody else handle signals
         return
 
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
     def interrupt(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        run.interrupted = True
-        signal.signal(signal.SIGINT, before)
+        del frame
+        run.interrupted, found.number = True, number
+        restore()
         log.warning(advice)
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in STOPS}
     try:
-        yield
+        yield found
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()

@@ -61,7 +61,7 @@ def stopped_at_half(logdir: Path) -> Result:
     def interrupt(progress: Progress) -> None:
         if progress.steps == 512 and not pressed:
             pressed.append(progress.steps)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
 
     return train(small(), logdir, interrupt)
 

@@ -87,10 +87,10 @@ def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(
 ) -> None:
     def stop_in_the_second(line: str) -> None:
         if line.startswith("trial 1 of 3 begins"):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
 
     stopped = tune(asked(), tmp_path, lambda: kept, stop_in_the_second, trials=3, jobs=1, sizes=SIZES)
-    assert not stopped.finished
+    assert (stopped.finished, stopped.interrupted_by) == (False, signal.SIGTERM)
     assert [it.state for it in stopped.trials] == ["finished", "running"]
     again = tune(asked(), tmp_path, lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
     assert again.finished

@@ -70,7 +70,7 @@ class _Learner:
 
     def __init__(self, asked: Asked) -> None:
         assert asked.config.history is not None
-        self.asked, self.interrupted = asked, False
+        self.asked, self.interrupted, self.interrupted_by = asked, False, 0
         self.history = Path(asked.config.history)
         self.folder = asked.logdir.absolute() / f"online-{asked.config.name}"
         make_folder(self.folder, "--logdir")
@@ -150,7 +150,7 @@ class _Learner:
         config = self.asked.config.model_copy(update=files)
         with self.asked.telling() as tell:
             result = train(config, folder, tell, sizes=self.asked.sizes, compares=False)
-        self.interrupted = self.interrupted or not result.finished
+        self.interrupted, self.interrupted_by = self.interrupted or not result.finished, result.interrupted_by
         return result.best if result.finished else None
 
     def _judge(self, folder: Path, best: Path, number: int) -> Round:
@@ -173,8 +173,15 @@ def _jobs_in(path: Path) -> int:
         raise InputError("what came of this round cannot be read", "remove its folder", path=path) from error
 
 
-def learn_online(asked: Asked, *, rounds: int | None = None) -> list[Round]:
-    """Learn in rounds until interrupted by Ctrl-C, or for so many; return what came of each.
+class Learned(NamedTuple):
+    """What was learned online."""
+
+    rounds: list[Round]
+    interrupted_by: int  # signal that ended it, 0 if none came
+
+
+def learn_online(asked: Asked, *, rounds: int | None = None) -> Learned:
+    """Learn in rounds until interrupted by Ctrl-C or SIGTERM, or for so many; return what came of each.
 
     Raises:
         InputError: If the policy that is served cannot be learned from, or nothing can be written.
@@ -183,10 +190,10 @@ def learn_online(asked: Asked, *, rounds: int | None = None) -> list[Round]:
     load_policy(asked.served)  # refused at once
     initial_network(asked.config.model_copy(update={"init": str(asked.served)}))
     learner, found = _Learner(asked), list[Round]()
-    with interruptible(learner, ADVICE):
+    with interruptible(learner, ADVICE) as interruption:
         while not learner.interrupted and (rounds is None or len(found) < rounds):
             one = learner.next()
             if one is not None:
                 found.append(one)
                 asked.say(one.text)
-    return found
+    return Learned(found, interruption.number or learner.interrupted_by)

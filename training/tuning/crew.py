@@ -1,6 +1,7 @@
 """Who runs trials: processes on this machine, or tasks of a Ray cluster."""
 
 import multiprocessing
+import os
 import re
 import signal
 import socket
@@ -9,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
+from types import FrameType
 from typing import Any, Protocol
 
 from ...cluster.files.errors import BackendError, InputError
@@ -34,8 +36,16 @@ class Crew(Protocol):
 
 
 def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which a terminal tells to all processes, to the one that started this."""
+    """Leave Ctrl-C and SIGTERM, which may come to all processes, to the one that started this while it lives."""
+    starter = os.getppid()
+
+    def end_if_left(number: int, frame: FrameType | None) -> None:
+        del frame
+        if os.getppid() != starter:
+            raise SystemExit(128 + number)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end_if_left)
 
 
 class Processes:

@@ -50,6 +50,7 @@ class Tuned(NamedTuple):
     trials: tuple[Trial, ...]
     best: Trial | None  # None if none has finished
     finished: bool  # False if it was interrupted
+    interrupted_by: int = 0  # signal that did, 0 if none came
 
     @property
     def parameters(self) -> Path:
@@ -159,7 +160,7 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """Search for hyper-parameters until a study has so many trials, or go on where it was stopped.
 
-    Ctrl-C ends the trials after their updates in progress and keeps everything.
+    Ctrl-C or SIGTERM ends the trials after their updates in progress and keeps everything.
 
     Args:
         config: Of the runs, but for the hyper-parameters.
@@ -177,7 +178,7 @@ def tune(
     folder = _open_folder(config, logdir)
     study_folder, stop = StudyFolder(config, folder, sizes), StopFile(folder / STOP)
     stop.interrupted = False
-    with interruptible(stop, ADVICE), closing(crew()) as found:
+    with interruptible(stop, ADVICE) as interruption, closing(crew()) as found:
         try:
             _run(study_folder, found, stop, say, trials=trials, jobs=jobs)
             interrupted = stop.interrupted
@@ -185,7 +186,7 @@ def tune(
             stop.interrupted = True  # the others stop soon, and go on with the study
             raise
     stop.interrupted = False
-    return study_folder.tuned(finished=not interrupted)
+    return study_folder.tuned(finished=not interrupted)._replace(interrupted_by=interruption.number)
 
 
 def _run(study_folder: StudyFolder, crew: Crew, stop: StopFile, say: Say, *, trials: int, jobs: int) -> None:

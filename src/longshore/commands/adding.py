@@ -1,7 +1,11 @@
 """All commands that need no scheduler."""
 
+import signal
+import threading
 from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -10,7 +14,7 @@ from ..scheduler.commands.panels import POLICIES
 from . import planning, traces
 from .evaluating import evaluate
 from .listing import policies
-from .progress import progress
+from .progress import BY_SIGNAL, progress
 from .simulating import simulate
 from .training import train
 from .tuning import tune
@@ -31,9 +35,29 @@ COMMANDS: dict[Callable[..., None], str] = {
 def add_commands(app: typer.Typer) -> None:
     """Add the commands that need no scheduler to the command line."""
     for command, example in COMMANDS.items():
-        app.command(rich_help_panel=POLICIES, epilog=f"Example: {example}")(command)
+        app.command(rich_help_panel=POLICIES, epilog=f"Example: {example}")(_unwound_by_sigterm(command))
     app.add_typer(planning.app, name="planner", rich_help_panel=POLICIES)
     app.add_typer(traces.app, name="trace", rich_help_panel=POLICIES)
+
+
+def _unwound_by_sigterm(command: Callable[..., None]) -> Callable[..., None]:
+    """Let SIGTERM, by which jobs are held and cancelled, end a command as Ctrl-C does: what that keeps is kept."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(BY_SIGNAL + number)
+
+    @wraps(command)
+    def unwound(*arguments: Any, **options: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return command(*arguments, **options)  # Python lets nobody else handle signals
+        before = signal.signal(signal.SIGTERM, end)
+        try:
+            return command(*arguments, **options)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    return unwound
 
 
 def plan_job(

@@ -123,7 +123,8 @@ def evaluate(
         max_gpus=max_gpus, every_order=order is None and preset is None, objective=_asked(objective), sigma=sigma,
         seed=seed, estimates=estimates.value if estimates else None, heuristics=heuristics, report=report,
         pictures=pictures, drawn=JobsRequest(profile, arrivals.value if arrivals else None), json_out=json_out,
-        plans=plans.value, command=shlex.join(["longshore", *sys.argv[1:]]), date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        plans=plans.value, command=shlex.join(["longshore", *sys.argv[1:]]),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
     evaluate_request(request, console(), progress)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
 COMPILING = "compiling, once after an install or an upgrade; about half a minute"
 AGAIN_S = 5.0  # of silence on a pipe, after which what is being done is said again
-INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
+BY_SIGNAL = 128  # exit status of what a signal has ended, as of a shell: its number is added
 
 
 def console(*, stderr: bool = False) -> "Console":

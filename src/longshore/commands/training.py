@@ -8,7 +8,7 @@ import typer
 
 from ..cluster.files.errors import InputError
 from .options import AgeingOption, ClusterOption, FaultsOption, ObjectiveOption, OracleOption, names
-from .progress import INTERRUPTED, progress, training_progress
+from .progress import BY_SIGNAL, progress, training_progress
 
 if TYPE_CHECKING:
     from ..training.config import TrainingConfig
@@ -172,7 +172,7 @@ def train(
     oracle: OracleOption = False,
     threads: ThreadsOption = 2,
 ) -> None:
-    """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
+    """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C and SIGTERM keep everything."""
     with progress("starting"):
         from ..training.config import config_of, with_numbers, with_objective, with_parameter_file
         from ..training.run import train as run
@@ -214,8 +214,8 @@ def _beginning(init: Path | None, online: Path | None, history: Path | None, obj
 def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoReturn:
     from ..training.online.rounds import Asked, learn_online
 
-    learn_online(Asked(config, served, logdir, lambda: training_progress(config.steps), typer.echo))
-    raise typer.Exit(INTERRUPTED)
+    learned = learn_online(Asked(config, served, logdir, lambda: training_progress(config.steps), typer.echo))
+    raise typer.Exit(BY_SIGNAL + learned.interrupted_by)
 
 
 def _tell(result: "Result", logdir: Path, config: "TrainingConfig") -> None:
@@ -237,4 +237,4 @@ def _tell(result: "Result", logdir: Path, config: "TrainingConfig") -> None:
             typer.echo(f"  {it.text}")
         typer.echo(verdict(result.later, by))
     if not result.finished:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(BY_SIGNAL + result.interrupted_by)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import ClusterOption, FaultsOption, ObjectiveOption
-from .progress import INTERRUPTED, progress
+from .progress import BY_SIGNAL, progress
 from .training import (
     AlgorithmOption,
     LogdirOption,
@@ -51,7 +51,7 @@ def tune(
     jobs: JobsOption = 1,
     ray: RayOption = None,
 ) -> None:
-    """Search for better hyper-parameters of `longshore train`. The same command goes on; Ctrl-C keeps everything."""
+    """Search for better hyper-parameters of `longshore train`. The same command goes on after Ctrl-C or SIGTERM."""
     with progress("starting"):
         from ..training.config import config_of, with_objective
         from ..training.tuning.study import tune as search
@@ -77,7 +77,7 @@ def tune(
         typer.echo(f"Use them by: {shlex.join([*words, '--parameters', str(tuned.parameters)])}")
     if not tuned.finished:
         typer.echo("interrupted; the same command goes on")
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(BY_SIGNAL + tuned.interrupted_by)
 
 
 def _absolute(traces: tuple[str, ...], cluster: str | None, faults: str | None) -> dict[str, object]:
