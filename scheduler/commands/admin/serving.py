@@ -63,6 +63,9 @@ def run_service(chosen: "Chosen") -> None:
     Raises:
         LongshoreError: If something that was chosen cannot be used.
     """
+    from ...serve.first_process import leave_first_place
+
+    leave_first_place()
     from ...serve.app import create_app
     from ...service.service import Service
 

@@ -1,0 +1,77 @@
+"""The scheduler as the first process of a container: no zombie stays, and its own children end as they did."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SPACE = ["unshare", *(["--user", "--map-root-user"] if os.geteuid() else []), "--pid", "--fork", "--mount-proc"]
+SPACE += ["--kill-child"]
+PROGRAM = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from longshore.scheduler.serve.first_process import leave_first_place
+
+leave_first_place()
+assert os.getpid() != 1
+
+def orphans(count):
+    for _ in range(count):
+        if os.fork() == 0:
+            for _ in range(2):
+                if os.fork() == 0:
+                    os._exit(3)
+            os._exit(0)
+        os.wait()
+
+def states():
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found.append(path.read_text().rpartition(")")[2].split()[0])
+        except OSError:
+            pass
+    return found
+
+orphans(12)
+assert [subprocess.run([sys.executable, "-c", f"raise SystemExit({code})"]).returncode for code in (0, 7)] == [0, 7]
+until_s = time.monotonic() + 30.0
+while "Z" in states() and time.monotonic() < until_s:
+    time.sleep(0.02)
+print("zombies", states().count("Z"), flush=True)
+"""
+
+
+def in_space(more: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that is the first process of a PID namespace, with what it does in the end."""
+    line = [*SPACE, sys.executable, "-c", PROGRAM + textwrap.dedent(more)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _may_make_spaces() -> None:
+    done = subprocess.run([*SPACE, "true"], capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.skip(f"no PID namespace can be made here: {done.stderr.strip()}")
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [("sys.exit(5)", 5), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL), ("", 0)],
+)
+def test_no_zombie_stays_and_the_status_is_that_of_the_scheduler(more: str, status: int) -> None:
+    done = in_space(more)
+    assert (done.stdout, done.returncode) == ("zombies 0\n", status), done.stderr
+
+
+def test_a_signal_to_the_first_process_comes_to_the_scheduler() -> None:
+    more = """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(40 + number))
+    os.kill(1, signal.SIGTERM)
+    time.sleep(30)
+    """
+    done = in_space(more)
+    assert (done.stdout, done.returncode) == ("zombies 0\n", 40 + signal.SIGTERM), done.stderr
