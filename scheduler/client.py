@@ -4,12 +4,14 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
 
 from ..cluster.files.errors import BackendError, InputError
+from .certificates import tls_problem, trusting
 
 PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
 AGAIN = frozenset({409, 503})  # statuses after which that may help, where the answer says when
@@ -40,12 +42,16 @@ class Client:
     Args:
         url: Where it serves.
         token: Returns the token by which it knows the user, None without one. It is asked before each request.
+        ca: File of the authorities that alone are trusted to vouch for it; those of the system if left out.
+
+    Raises:
+        InputError: If that file, or one that the environment names in its place, cannot be used.
     """
 
-    def __init__(self, url: str, token: Callable[[], str | None] = lambda: None) -> None:
-        tls = not url.lower().startswith("http:")  # to load the certificates takes 20 ms
+    def __init__(self, url: str, token: Callable[[], str | None] = lambda: None, ca: Path | None = None) -> None:
+        tls = False if url.lower().startswith("http:") else trusting(ca)  # to load the certificates takes 20 ms
         self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, auth=self._shows_token, verify=tls)
-        self._url, self._token, self._had_token = url, token, False
+        self._url, self._token, self._had_token, self._is_secured = url, token, False, tls is not False
 
     def _shows_token(self, request: httpx.Request) -> httpx.Request:
         """Add the token to a request; none is sent without one once there was one.
@@ -77,7 +83,11 @@ class Client:
         raise AssertionError("the last try returns or raises")
 
     def _absent(self, error: Exception) -> BackendError:
-        return BackendError(f"no scheduler answers at {self._url} ({error}); start one with `longshore serve`")
+        if (problem := tls_problem(error, self._url)) is not None:
+            return problem
+        listens = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError)) and not self._is_secured
+        fix = "write https:// if a proxy with TLS stands there" if listens else "start one with `longshore serve`"
+        return BackendError(f"no scheduler answers at {self._url} ({error}); {fix}")
 
     def _checked(self, answer: httpx.Response) -> httpx.Response:
         if answer.is_success:

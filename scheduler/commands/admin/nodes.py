@@ -8,7 +8,7 @@ import typer
 from ....cluster.files.output_file import make_folder
 from ..durations import DURATION, duration_between
 from ..monitoring.quarantine import place_of
-from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json, said
+from ..options import DEFAULT_URL, CaOption, JsonOption, UrlOption, client_of, print_json, said
 from ..tables import plain
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node.")]
 
 
-def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
     """Show all nodes, which of their GPUs are free, and what is wrong with them."""
-    found = client_of(url).nodes()
+    found = client_of(url, ca).nodes()
     if json:
         print_json(found)
         return
@@ -67,21 +67,23 @@ def drain(
     node: NodeArgument,
     reason: Annotated[str, typer.Option(callback=said, help="Why, for people.")] = "drained",
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """Take a node out of service: jobs on it run to their ends, and none starts there."""
-    client_of(url).drain(node, reason)
+    client_of(url, ca).drain(node, reason)
     typer.echo(f"{node} is out of service; jobs on it run on")
 
 
-def resume(node: NodeArgument, url: UrlOption = DEFAULT_URL) -> None:
+def resume(node: NodeArgument, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
     """Put a node into service again."""
-    client_of(url).resume(node)
+    client_of(url, ca).resume(node)
     typer.echo(f"{node} is in service")
 
 
 def agent(
     node: Annotated[str, typer.Option(help="Name of this node in the cluster file.")],
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
     every: Annotated[
         float, typer.Option(parser=duration_between("100ms", "60s"), metavar=DURATION, help="Between two reports.")
     ] = 5.0,
@@ -108,7 +110,7 @@ def agent(
     from ...health.links.prober import prober_at
     from ...health.monitoring.guarding import lease_file
 
-    client = client_of(url)
+    client = client_of(url, ca)
     checking = _checking(client, node) if checks else None
     # With leases each second counts: several reports must get lost before one runs out.
     fencing = Fencing(lease_file(node)) if fence else None

@@ -12,7 +12,7 @@ import typer
 
 from ....cluster.files.errors import InputError
 from ..durations import DURATION, duration_between
-from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+from ..options import DEFAULT_URL, CaOption, JsonOption, UrlOption, client_of, print_json
 from ..tables import Column, print_table
 
 if TYPE_CHECKING:
@@ -59,12 +59,13 @@ def create(
     folder: FolderOption = None,
     store: StoreOption = None,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """Make a token and print it: it is never shown again."""
     if folder is None and store is None:
         days = None if lifetime is None else lifetime / DAY_S
         wish = {"name": name, "owner": owner, "role": role.value, "days": days, "node": node}
-        typer.echo(client_of(url).create_token(wish))
+        typer.echo(client_of(url, ca).create_token(wish))
         return
     from ...access.tokens import Role, check_name, check_node, new_token
     from ...store.rows.user_tokens import add_token
@@ -85,9 +86,10 @@ def show(
     store: StoreOption = None,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """List tokens, those that have expired too; with --folder those of all owners."""
-    found = client_of(url).tokens(owner) if folder is None and store is None else _stored(folder, store, owner)
+    found = client_of(url, ca).tokens(owner) if folder is None and store is None else _stored(folder, store, owner)
     if json:
         print_json(found)
     elif found:
@@ -103,10 +105,11 @@ def revoke(
     folder: FolderOption = None,
     store: StoreOption = None,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """Let a token expire at once."""
     if folder is None and store is None:
-        client_of(url).revoke_token(name, owner)
+        client_of(url, ca).revoke_token(name, owner)
     else:
         from ...store.rows.user_tokens import revoke_token
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..options import DEFAULT_URL, UrlOption, client_of
+from ..options import DEFAULT_URL, CaOption, UrlOption, client_of
 
 
 def unknown(
@@ -14,9 +14,10 @@ def unknown(
         str | None, typer.Option(metavar="ATTEMPT", help="Give its GPUs away though it is not proven gone.")
     ] = None,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """List attempts that run but are not in the store, as after a restore; no job starts on their GPUs."""
-    client = client_of(url)
+    client = client_of(url, ca)
     for name, wish in ((end, "end"), (disregard, "disregard")):
         if name is not None:
             client.settle_unknown(name, wish)

@@ -7,19 +7,19 @@ from typing import Any
 import typer
 
 from ...rules.attempt_step import UNFIT
-from ..options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
+from ..options import DEFAULT_URL, CaOption, JobArgument, JsonOption, UrlOption, client_of, print_json
 from .jobs import estimate_text
 
 INDENT = " " * 10
 
 
-def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
     """Show which GPUs a job was given, by whom and why, and what policy and heuristic would have chosen."""
-    found = client_of(url).decisions(job)
+    found = client_of(url, ca).decisions(job)
     if json:
         print_json(found)
         return
-    asked = client_of(url).job(job)
+    asked = client_of(url, ca).job(job)
     typer.echo(f"{'estimate':{len(INDENT)}}{estimate_text(asked)}")
     for it in found:
         typer.echo("\n".join(lines_of(it, job)))

@@ -6,16 +6,17 @@ from typing import Annotated
 
 import typer
 
-from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of
+from ..options import DEFAULT_URL, CaOption, JsonOption, UrlOption, client_of
 
 
 def events(
     after: Annotated[int | None, typer.Option(min=0, help="Begin behind this event; 0 shows all.")] = None,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """Show what happens, from now on, until Ctrl-C."""
-    for it in client_of(url).follow_events(after):
+    for it in client_of(url, ca).follow_events(after):
         if json:
             typer.echo(dumps(it))
             continue

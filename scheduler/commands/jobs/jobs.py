@@ -10,7 +10,7 @@ from ....cluster.files.durations import duration_text
 from ...model.job import estimate_words
 from ..moments import clock, moment
 from ..monitoring.sub_tasks import plan_facts, print_sub_tasks
-from ..options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
+from ..options import DEFAULT_URL, CaOption, JobArgument, JsonOption, UrlOption, client_of, print_json
 from ..tables import Column, plain, print_table
 from .logs import crash_line
 from .rings import print_ring
@@ -21,9 +21,9 @@ ATTEMPTS = (
 )  # fmt: skip
 
 
-def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
     """Show a job with all its attempts, and why it waits."""
-    client = client_of(url)
+    client = client_of(url, ca)
     found, training = client.job(job), client.training(job)
     plan = client.sub_tasks(job) if found["spec"].get("plan") else None
     if json:
@@ -33,7 +33,7 @@ def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
     for title, value in facts.items():
         typer.echo(f"{title:10s} {plain(value)}")
     in_ring = found["spec"].get("failover") == "switch"
-    if in_ring and (ring := client_of(url).ring(found["id"])):
+    if in_ring and (ring := client_of(url, ca).ring(found["id"])):
         print_ring(ring)
     if plan is not None:
         typer.echo()

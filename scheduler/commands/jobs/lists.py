@@ -9,7 +9,7 @@ import typer
 from ....cluster.files.durations import duration_text
 from ...model.states import JobState
 from ..moments import ended_s, moment, ran_s
-from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+from ..options import DEFAULT_URL, CaOption, JsonOption, UrlOption, client_of, print_json
 from ..tables import Column, print_table
 
 StateOption = Annotated[list[JobState] | None, typer.Option(help="Only jobs in this state; several times if need be.")]
@@ -27,9 +27,10 @@ def queue(
     name: NameOption = None,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """List the jobs that have not ended: those with GPUs, then the queue in its order, then those outside of it."""
-    found = client_of(url).queue(_asked(state, user, name))
+    found = client_of(url, ca).queue(_asked(state, user, name))
     if json:
         print_json(list(found))
         return
@@ -45,9 +46,10 @@ def jobs(
     limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """List the last jobs, the newest first, those that have ended too."""
-    found = client_of(url).jobs(_asked(state, user, name), limit)
+    found = client_of(url, ca).jobs(_asked(state, user, name), limit)
     if json:
         print_json(list(found))
         return

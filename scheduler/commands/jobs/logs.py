@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ....cluster.files.errors import InputError
-from ..options import DEFAULT_URL, JobArgument, UrlOption, client_of
+from ..options import DEFAULT_URL, CaOption, JobArgument, UrlOption, client_of
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -21,11 +21,12 @@ def logs(
     tail: Annotated[int | None, typer.Option(min=0, max=100_000, help="Only the last lines of each rank.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """Show what ranks of a job wrote; of a failed attempt, say which rank to look at."""
     if rank != ALL and not rank.isdecimal():
         raise InputError(f"--rank is {rank!r}; write the number of a rank, or all")
-    client = client_of(url)
+    client = client_of(url, ca)
     if follow:
         for text in client.follow_logs(job, rank, attempt, tail):
             typer.echo(text, nl=False)

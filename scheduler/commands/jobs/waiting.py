@@ -7,7 +7,7 @@ import typer
 
 from ....cluster.files.errors import BackendError
 from ..durations import DURATION, duration
-from ..options import DEFAULT_URL, JobsArgument, JsonOption, UrlOption, client_of, print_json
+from ..options import DEFAULT_URL, CaOption, JobsArgument, JsonOption, UrlOption, client_of, print_json
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -24,6 +24,7 @@ def wait(
     ] = None,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """Wait until jobs have ended, and say how each did.
 
@@ -31,7 +32,7 @@ def wait(
     """
     from ...client import OUTAGE_S
 
-    client, left = client_of(url), dict.fromkeys(job)
+    client, left = client_of(url, ca), dict.fromkeys(job)
     until_s = float("inf") if timeout is None else time.monotonic() + timeout
     ended: list[dict[str, Any]] = []
     pause_s, told, give_up_s = FIRST_PAUSE_S, set[str](), 0.0  # a scheduler that was never there is not waited for

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from ....cluster.files.durations import duration_text
-from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+from ..options import DEFAULT_URL, CaOption, JsonOption, UrlOption, client_of, print_json
 from ..tables import Column, print_table
 
 DAY_S = 86400.0
@@ -17,9 +17,9 @@ TYPES = (Column("TYPE", gives=True), Column("NODES", right=True), Column("FAULTS
          Column("A NODE-DAY", right=True), Column("REPAIR", right=True))  # fmt: skip
 
 
-def health(json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+def health(json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
     """Show how often nodes fail, how long that lasts, and which are lemons; exit status 1 if there are any."""
-    found = client_of(url).faults()
+    found = client_of(url, ca).faults()
     if json:
         print_json(found)
     else:

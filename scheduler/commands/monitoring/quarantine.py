@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json, said
+from ..options import DEFAULT_URL, CaOption, JsonOption, UrlOption, client_of, print_json, said
 from ..tables import Column, plain, print_table
 
 LOOK_S = 1.0  # between two looks at checks that run
@@ -24,9 +24,10 @@ def show(
     cleared: Annotated[bool, typer.Option("--cleared", help="Also what was cleared within the last 30 days.")] = False,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """List what stands in quarantine, and why."""
-    found = client_of(url).quarantines({"cleared": cleared})
+    found = client_of(url, ca).quarantines({"cleared": cleared})
     if json:
         print_json(found)
     elif found:
@@ -43,9 +44,10 @@ def add(
     ] = "an operator doubts it",
     action: Annotated[str, typer.Option(help="What mends it, for people.")] = "look at it",
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """Let no job start on a node or a GPU until it is cleared; jobs there run on."""
-    acted = client_of(url).put_into_quarantine({**_asked(place), "cause": reason, "action": action})
+    acted = client_of(url, ca).put_into_quarantine({**_asked(place), "cause": reason, "action": action})
     typer.echo(f"{place} is in quarantine" if acted == "quarantined" else f"{place} was in quarantine for that already")
 
 
@@ -54,9 +56,10 @@ def clear(
     place: PlaceArgument,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Run no checks before.")] = False,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """Check what stands in quarantine and let jobs start there again; exit status 1 if the checks do not pass."""
-    client, asked = client_of(url), _asked(place)
+    client, asked = client_of(url, ca), _asked(place)
     if not client.clear_quarantine({**asked, "unchecked": unchecked})["checking"]:
         typer.echo(f"{place} is out of quarantine")
         return

@@ -1,0 +1,199 @@
+"""A scheduler behind TLS: who is trusted, and what is said of a certificate that is not."""
+
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from typer.main import get_command
+
+from longshore.cli import app
+from longshore.cluster.files.errors import BackendError, InputError
+from longshore.scheduler.client import Client
+from tests.command_line import Command
+
+NOW = datetime.now(UTC)
+HOSTS = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+
+
+class Pair(NamedTuple):
+    """A certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def made(name: str, by: Pair | None = None, *, days: tuple[int, int] = (-1, 1), others: bool = False) -> Pair:
+    """Return a certificate by an authority, or by itself, which then is one unless it has names of hosts."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(own)
+        .issuer_name(own if by is None else by.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW + timedelta(days=days[0]))
+        .not_valid_after(NOW + timedelta(days=days[1]))
+        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
+    )
+    hosts: list[x509.GeneralName] = [x509.DNSName("elsewhere.example")] if others else list(HOSTS)
+    if by is not None or name == "alone":
+        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    return Pair(builder.sign(key if by is None else by.key, hashes.SHA256()), key)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers every request with an empty list."""
+
+    def do_GET(self) -> None:  # name of the library
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class Authority(NamedTuple):
+    """A private authority, and where its certificate is."""
+
+    pair: Pair
+    file: Path
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    pair, file = made("Private CA"), tmp_path_factory.mktemp("ca") / "ca.pem"
+    file.write_bytes(pair.pem)
+    return Authority(pair, file)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator["Serve"]:
+    serving = Serve(tmp_path)
+    yield serving
+    serving.close()
+
+
+class Serve:
+    """Servers with certificates, on this machine.
+
+    Args:
+        folder: For the certificates.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._servers = folder, list[ThreadingHTTPServer]()
+
+    def __call__(self, pair: Pair | None) -> int:
+        """Return the port of a server with a certificate; of one without TLS if there is none."""
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        if pair is not None:
+            file, context = self._folder / f"{len(self._servers)}.pem", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            own = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            file.write_bytes(pair.pem + pair.key.private_bytes(serialization.Encoding.PEM, *own))
+            context.load_cert_chain(file)
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        self._servers.append(server)
+        return int(server.server_address[1])
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "LONGSHORE_CA", "LONGSHORE_URL", "LONGSHORE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("how", ["--ca", "LONGSHORE_CA", "SSL_CERT_FILE"])
+def test_an_authority_that_is_named_is_trusted(
+    how: str, serve: Serve, authority: Authority, longshore: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"https://localhost:{serve(made('own', authority.pair))}"
+    assert longshore("nodes", "--url", url).status == 2
+    given = ["--ca", authority.file] if how == "--ca" else []
+    if not given:
+        monkeypatch.setenv(how, str(authority.file))
+    assert longshore("nodes", "--url", url, *given).status == 0
+
+
+def refused(port: int, ca: Path | None, host: str = "localhost") -> str:
+    """Return what is said of a server that is not trusted; nobody is told to start another."""
+    with pytest.raises(BackendError) as caught:
+        Client(f"https://{host}:{port}", ca=ca).nodes()
+    assert "longshore serve" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_certificate_that_is_not_accepted_is_named_with_the_reason(serve: Serve, authority: Authority) -> None:
+    other, date = made("Other CA"), "%b"
+    cases = {
+        "other authority": (made("own", other), ("'own'", "'Other CA'", "not trusted", "--ca")),
+        "by itself": (made("alone"), ("'alone', signed by 'alone'", "not trusted", "--ca")),
+        "expired": (made("own", authority.pair, days=(-9, -2)), ("'own'", "'Private CA'", "expired", f"{NOW:{date}}")),
+        "not yet": (made("own", authority.pair, days=(2, 9)), ("'own'", "'Private CA'", "not valid yet")),
+        "another host": (made("own", authority.pair, others=True), ("'own'", "not for localhost", "elsewhere.example")),
+    }
+    for case, (pair, words) in cases.items():
+        told = refused(serve(pair), authority.file)
+        assert [word for word in words if word not in told] == [], (case, told)
+    told = refused(serve(cases["another host"][0]), authority.file, "127.0.0.1")
+    assert "not for 127.0.0.1" in told
+    told = refused(serve(made("own", authority.pair)), None)
+    assert "'Private CA'" in told
+
+
+def test_a_server_without_tls_is_no_certificate_that_is_refused(serve: Serve, authority: Authority) -> None:
+    assert "http://" in refused(serve(None), authority.file)
+
+
+@pytest.mark.parametrize("how", ["--ca", "SSL_CERT_FILE", "SSL_CERT_DIR"])
+@pytest.mark.parametrize("what", ["nothing", "a folder", "no certificate"])
+def test_a_file_that_vouches_for_nobody_is_named(
+    how: str, what: str, tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ca.pem"
+    if what == "a folder":
+        path.mkdir()
+    elif what == "no certificate":
+        path.write_text("-----BEGIN RSA PRIVATE KEY-----\n")
+    if (how, what) == ("SSL_CERT_DIR", "a folder"):
+        return
+    if how != "--ca":
+        monkeypatch.setenv(how, str(path))
+    with pytest.raises(InputError) as caught:
+        Client("https://localhost:1", ca=path if how == "--ca" else None)
+    assert how in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_every_command_that_asks_a_scheduler_takes_the_option() -> None:
+    def walk(command: object) -> Iterator[tuple[str, set[str]]]:
+        for each in getattr(command, "commands", {}).values():
+            yield from walk(each)
+        options = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
+        yield str(getattr(command, "name", "")), options
+
+    asking = {name: options for name, options in walk(get_command(app)) if "--url" in options}
+    assert len(asking) > 20
+    assert [name for name, options in asking.items() if "--ca" not in options] == []
