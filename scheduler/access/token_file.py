@@ -74,6 +74,8 @@ def close_to_others(path: Path) -> None:
 def link_token(path: Path, port: int) -> None:
     """Let the command line find the token of the scheduler at a port, wherever it is called; best effort."""
     link = _link(port)
+    if link is None:
+        return
     part = link.with_name(f"{link.name}.{os.getpid()}")
     try:
         link.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -107,14 +109,14 @@ def find_token(url: str) -> str | None:
     return None
 
 
-def _link(port: int) -> Path:
-    """Return the place of the link for a port, in a folder of this user."""
+def _link(port: int) -> Path | None:
+    """Return the place of the link for a port, in a folder of this user; None of one who has no home."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111  # without a home too
-    return Path(home) / "longshore" / f"token-{port}"
+    return Path(home) / "longshore" / f"token-{port}" if Path(home).is_absolute() else None
 
 
-def _led_to(link: Path) -> Path | None:
+def _led_to(link: Path | None) -> Path | None:
     try:
-        return link.readlink()
+        return None if link is None else link.readlink()
     except OSError:
         return None

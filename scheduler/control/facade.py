@@ -76,6 +76,11 @@ class Control:
         """Jobs whose nodes are being checked before they start."""
         return self._reconciler.parts.checks.checked
 
+    def why_not_launched(self, job: str) -> str:
+        """Return why the backend has not started a job yet, "" if it was not asked or did not refuse."""
+        cache = self._reconciler.cache
+        return "" if cache is None else cache.launches.why_not(job)
+
     def unknown_attempts(self) -> Sequence[UnknownAttempt]:
         """Return the attempts that the backend has and the store does not."""
         return self._reconciler.unknown_attempts.known

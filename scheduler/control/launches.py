@@ -35,6 +35,11 @@ class Launches:
         it = self._failed.get(name)
         return "" if it is None else it.words
 
+    def why_not(self, job: str) -> str:
+        """Return why the last launch of a job failed, "" if it did not. Any thread may ask."""
+        attempts = f"ls-{job}-"
+        return next((it.words for name, it in list(self._failed.items()) if name.startswith(attempts)), "")
+
     def end(self, name: str) -> None:
         """Forget an attempt: it was launched, or will not be."""
         self._failed.pop(name, None)

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -72,6 +72,7 @@ class Queue(NamedTuple):
     held_back: str  # why nothing starts at the moment, "" if jobs do
     errors: JobErrors
     checked: frozenset[str]  # jobs whose nodes are being checked before they start
+    why_not_launched: Callable[[str], str]  # of a job whose GPUs are reserved; "" if nothing keeps it
 
 
 def room_in(tx: Connection, layout: Layout) -> Room:
@@ -125,7 +126,7 @@ class QueueNow:
         turns = {} if had is None else _turns_before(waiting, had)
         return Queue(
             self._layout, room, places(line), turns, by_owner, settings.limits.gpus, now_s, self._control.held_back,
-            self._control.errors, self._control.checked,
+            self._control.errors, self._control.checked, self._control.why_not_launched,
         )  # fmt: skip
 
     def _had(self, tx: Connection) -> Turns | None:

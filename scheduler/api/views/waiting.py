@@ -34,6 +34,8 @@ def _waiting_page(row: JobRow, queue: Queue, last: DecisionRow | None) -> Waitin
 
 def _why_outside(row: JobRow, queue: Queue) -> str:
     """Return why a job is not in the queue, nothing if it is."""
+    if row.state is JobState.STARTING and (error := queue.why_not_launched(row.id) or queue.errors.words(row.id)):
+        return f"its GPUs are reserved, and it could not be launched yet, which is tried again: {error}"
     if row.state is JobState.STARTING:
         going_on = "its nodes are being checked" if row.id in queue.checked else "its processes are being started"
         return f"its GPUs are reserved, and {going_on}"

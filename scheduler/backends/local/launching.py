@@ -1,7 +1,6 @@
 """From an attempt and its placement to a supervisor that has taken over."""
 
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -38,7 +37,6 @@ def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], ow
     """
     refuse_placement(attempt, placement, nodes)
     refuse_texts(attempt)
-    user = pwd.getpwuid(os.getuid())
     return Spec(
         attempt.name,
         attempt.job,
@@ -46,12 +44,13 @@ def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], ow
         attempt.command,
         attempt.folder or str(own_folder),
         # Unbuffered: else what a program in Python prints is seen late, and is lost when it is killed.
-        {"HOME": user.pw_dir, "PATH": os.defpath, "PYTHONUNBUFFERED": "1", **attempt.environment},
+        {"PATH": os.defpath, "PYTHONUNBUFFERED": "1", **attempt.environment},
         attempt.grace_s,
         None if attempt.limit_s == float("inf") else attempt.limit_s,
-        tuple(Rank(share.node, gpu, i, share.gpus) for share in placement for i, gpu in enumerate(share.gpus)),
+        tuple(Rank(share.node, gpu) for share in placement for gpu in share.gpus),
         attempt.seats,
         attempt.backups,
+        attempt.visible_gpus,
     )
 
 
@@ -85,12 +84,14 @@ def spawn_supervisor(path: Path) -> None:
     Raises:
         BackendError: If it is not known whether it started.
     """
-    # -I -S: nothing of the user's settings or site packages, which also makes it start fast.
+    # -I -S: nothing of the user's settings or site packages, which also makes it start fast. Nor has it anything of the
+    # environment but HOME, for ranks of a user whom the machine does not know.
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _SUPERVISE, str(_ROOT), str(path)]
     silent = subprocess.DEVNULL
+    environment = {"HOME": os.environ["HOME"]} if "HOME" in os.environ else {}
     try:
         done = subprocess.run(
-            command, stdin=silent, stdout=silent, stderr=silent, cwd="/", env={},
+            command, stdin=silent, stdout=silent, stderr=silent, cwd="/", env=environment,
             start_new_session=True, timeout=_START_WITHIN_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:

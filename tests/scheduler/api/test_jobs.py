@@ -7,6 +7,7 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.control import attempt_driver
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.service.service import Service
 
@@ -223,3 +224,20 @@ def test_a_job_that_cannot_be_handled_says_why_while_it_is_tried_again(
 
     reason = api.get(f"/v1/jobs/{job}").json()["waiting"]["reason"]
     assert reason.startswith("it could not be handled, and is tried again: ZeroDivisionError")
+
+
+@pytest.mark.parametrize("where", ["backend", "control"])
+def test_a_job_that_cannot_be_launched_says_why_while_it_is_tried_again(
+    api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("uid not found: 54321")
+
+    at = (LocalBackend, "launch") if where == "backend" else (attempt_driver, "attempt_of")
+    monkeypatch.setattr(*at, fail)
+    job = submit(api)
+    service.reconciler.tick()
+
+    found = api.get(f"/v1/jobs/{job}").json()
+    assert found["state"] == "starting"
+    assert "uid not found: 54321" in found["waiting"]["reason"]

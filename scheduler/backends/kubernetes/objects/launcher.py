@@ -8,6 +8,7 @@ where no end of line follows; the offset counts the rank's own bytes, so that a 
 import ctypes
 import json
 import os
+import pwd
 import select
 import signal
 import sys
@@ -113,24 +114,33 @@ class Launcher:
     def _environment(self, local_rank: int) -> dict[str, str]:
         """Return the environment of a rank: the image's, the job's, and over them what the placement fixes."""
         spec = self.spec
+        # As under torchrun, a rank sees all GPUs of the pod; one that sees its own alone is as the only one of a node.
+        seen = [local_rank] if spec["visible_gpus"] == "rank" else list(range(len(spec["gpus"])))
         return {
             "PYTHONUNBUFFERED": "1",  # else what a program in Python prints is lost when it is killed
+            **_user_variables(),
             **os.environ,
+            **self._home(),
             **spec["environment"],
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": spec["visible"][local_rank],
+            "CUDA_VISIBLE_DEVICES": ",".join(spec["visible"][each] for each in seen),
             "RANK": str(spec["first_rank"] + local_rank),
-            "LOCAL_RANK": str(local_rank),
+            "LOCAL_RANK": str(seen.index(local_rank)),
             "WORLD_SIZE": str(spec["world"]),
-            "LOCAL_WORLD_SIZE": str(len(spec["gpus"])),
+            "LOCAL_WORLD_SIZE": str(len(seen)),
             "MASTER_ADDR": spec["master"],
             "MASTER_PORT": str(spec["port"]),
             "LONGSHORE_JOB": spec["job"],
             "LONGSHORE_ATTEMPT": spec["attempt"],
             "LONGSHORE_NODE": spec["node"],
-            "LONGSHORE_GPUS": ",".join(str(gpu) for gpu in spec["gpus"]),
+            "LONGSHORE_GPUS": ",".join(str(spec["gpus"][each]) for each in seen),
             "LONGSHORE_PROGRESS": str(self.home / "progress.json"),
         }
+
+    def _home(self) -> dict[str, str]:
+        """Return a home for a user who has none in the image that can be written to, as one with any number has."""
+        has_one = os.access(os.environ.get("HOME") or self.home / "none", os.W_OK | os.X_OK)
+        return {} if has_one else {"HOME": str(self.home / "work")}
 
     def _turn(self, wake: int) -> None:
         """Wait until something happens, and do what is due then."""
@@ -225,6 +235,15 @@ class Launcher:
         told = told if isinstance(told, dict) else {}
         most = sys.float_info.max
         return {key: value for key, value in told.items() if type(value) in (int, float) and -most <= value <= most}
+
+
+def _user_variables() -> dict[str, str]:
+    """Return the user's name, or the number of one without: some programs fail without any."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        name = str(os.getuid())
+    return {"USER": name, "LOGNAME": name}
 
 
 def _lines(content: bytes) -> list[bytes]:

@@ -2,11 +2,12 @@
 
 import ctypes
 import os
+import pwd
 import signal
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
-from .spec import Part, Spec
+from .spec import OWN, Part, Spec
 
 _PR_SET_PDEATHSIG = 1
 _NOT_STARTED = 127  # as shells say it
@@ -42,26 +43,60 @@ def saved_name(rank: int) -> str:
 
 
 def environment_of(spec: Spec, start: Start) -> dict[str, str]:
-    """Return the environment of a rank: the attempt's, and over it what the placement fixes."""
-    place = spec.ranks[start.rank]
+    """Return the environment of a rank: the attempt's, and over it what the placement fixes.
+
+    As under torchrun, a rank sees the GPUs of all ranks on its node, and its own is number LOCAL_RANK among them. One
+    that sees its own alone has the environment of the only rank on a node.
+    """
+    place, visible = spec.ranks[start.rank], start.part.visible
+    seen = [rank for rank in visible if spec.ranks[rank].node == place.node]
+    if spec.visible_gpus == OWN:
+        seen = [start.rank]
     return {
+        **user_variables(start.path),
         **spec.environment,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the indices count, and not CUDA's own order of speed
-        "CUDA_VISIBLE_DEVICES": start.part.visible[start.rank],
+        "CUDA_VISIBLE_DEVICES": ",".join(visible[rank] for rank in seen),
         "RANK": str(start.rank),
-        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_RANK": str(seen.index(start.rank)),
         "WORLD_SIZE": str(len(spec.ranks)),
-        "LOCAL_WORLD_SIZE": str(len(place.node_gpus)),
+        "LOCAL_WORLD_SIZE": str(len(seen)),
         "MASTER_ADDR": start.part.address,
         "MASTER_PORT": str(start.part.port),
         "LONGSHORE_JOB": spec.job,
         "LONGSHORE_ATTEMPT": spec.attempt,
         "LONGSHORE_NODE": place.node,
-        "LONGSHORE_GPUS": ",".join(str(gpu) for gpu in place.node_gpus),
+        "LONGSHORE_GPUS": ",".join(str(spec.ranks[rank].gpu) for rank in seen),
         "LONGSHORE_PROGRESS": f"{start.path}/progress.json",
         "LONGSHORE_STEPS": f"{start.path}/{steps_name(start.rank)}",
         "LONGSHORE_SAVED": f"{start.path}/{saved_name(start.rank)}",
     }
+
+
+def user_variables(path: str) -> dict[str, str]:
+    """Return HOME, USER and LOGNAME of the user that this process runs as, whom the machine need not know.
+
+    HOME is the user's home by passwd, or else that of this process, if it can be written to; else a folder in the
+    attempt's own. Without a name the user goes by the number, as programs that ask for a name fail without any.
+
+    Args:
+        path: The attempt's folder.
+    """
+    try:
+        user = pwd.getpwuid(os.getuid())
+        name, known = user.pw_name, user.pw_dir
+    except KeyError:
+        name, known = str(os.getuid()), ""
+    homes = (home for home in (known, os.environ.get("HOME", "")) if home.startswith("/"))
+    home = next((it for it in homes if os.path.isdir(it) and os.access(it, os.W_OK | os.X_OK)), "")  # noqa: PTH112
+    return {"HOME": home or _own_home(path), "USER": name, "LOGNAME": name}
+
+
+def _own_home(path: str) -> str:
+    home = f"{path}/home"
+    with suppress(OSError):  # the program says what it lacks, if it needs any
+        os.makedirs(home, 0o700, exist_ok=True)  # noqa: PTH103  # pathlib is slow to import
+    return home
 
 
 def fork_rank(spec: Spec, start: Start) -> int:
