@@ -36,7 +36,8 @@ from .served import SERVE
 JOB = """\
 import fcntl, os, pathlib, sys, time
 home = pathlib.Path(os.environ["CHAOS"])
-name = "-".join((os.environ["LONGSHORE_NODE"], os.environ["CUDA_VISIBLE_DEVICES"]))
+gpu = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ["LOCAL_RANK"])]
+name = "-".join((os.environ["LONGSHORE_NODE"], gpu))
 rank, attempt = os.environ["RANK"], os.environ["LONGSHORE_ATTEMPT"]
 lock = os.open(home / "gpus" / name, os.O_CREAT | os.O_RDWR)
 try:

@@ -25,7 +25,8 @@ HOME, JOB = Path(os.environ["RECLAIM"]), os.environ["LONGSHORE_JOB"]
 
 def take_gpu() -> int:
     """Lock the GPU of this process."""
-    name = f"{os.environ['LONGSHORE_NODE']}-{os.environ['CUDA_VISIBLE_DEVICES']}"
+    gpu = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ["LOCAL_RANK"])]
+    name = f"{os.environ['LONGSHORE_NODE']}-{gpu}"
     lock = os.open(HOME / "gpus" / name, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

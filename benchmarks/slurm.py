@@ -43,7 +43,7 @@ SEED = 7
 PATIENCE_S = 400.0
 TICK_S = 0.1
 MOST_MS = 50
-COMMAND = "date +%s.%N; echo $LONGSHORE_NODE $CUDA_VISIBLE_DEVICES; exec sleep "
+COMMAND = "date +%s.%N; echo $LONGSHORE_NODE $(echo $CUDA_VISIBLE_DEVICES | cut -d, -f$((LOCAL_RANK + 1))); exec sleep "
 
 
 class Timed(SlurmBackend):

@@ -16,7 +16,8 @@ def main() -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")  # RANK, WORLD_SIZE and MASTER_ADDR come from Longshore
     rank = distributed.get_rank()
-    print(f"rank {rank} of {distributed.get_world_size()} on GPU {os.environ['CUDA_VISIBLE_DEVICES']}", flush=True)
+    gpu = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ["LOCAL_RANK"])]
+    print(f"rank {rank} of {distributed.get_world_size()} on GPU {gpu}", flush=True)
     torch.manual_seed(0)
     network = DistributedDataParallel(nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)))
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)

@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -
     given = _parsed(arguments)
     try:
         plan = _plan_of(given.plan)
+        _use_own_gpu()
         if given.save is not None:
             _make(given.save)
         if ring is not None:
@@ -64,6 +65,13 @@ def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -
         print(f"longshore.stage: {' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
         return 2
     return 0
+
+
+def _use_own_gpu() -> None:
+    """Let `cuda` mean the GPU of this process to a script: it may see those of all ranks on its node."""
+    local = int(os.environ.get("LOCAL_RANK") or 0)
+    if 0 < local < torch.cuda.device_count():  # the first is what it means anyway, and CUDA may not be needed
+        torch.cuda.set_device(local)
 
 
 def _make(folder: Path) -> None:

@@ -45,6 +45,9 @@ class Attempt:
     is_held: bool = False  # the backend has it already, and holds it until it is launched
     seats: int = 0  # of its ring; more GPUs than that are of members that wait. 0: ranks that stop together
     backups: int = 0  # slow members of its ring in whose place others may compute, which are added while it runs
+    # GPUs that a rank sees: "node" for those of all ranks on its node, of which its own is number LOCAL_RANK, as under
+    # torchrun; "rank" for its own alone, with LOCAL_RANK 0 of LOCAL_WORLD_SIZE 1
+    visible_gpus: str = "node"
 
 
 @dataclass(frozen=True, slots=True)

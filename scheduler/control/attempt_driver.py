@@ -75,6 +75,7 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
         is_held=spec.external is not None,
         seats=spec.seats,
         backups=spec.backups,
+        visible_gpus=spec.visible_gpus,
     )
 
 

@@ -43,6 +43,7 @@ Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
 Dtype = Literal["fp32", "bf16", "fp16"]  # that a job computes in
 Collectives = Literal["gloo", "nccl"]  # library by which its ranks exchange
+VisibleGpus = Literal["node", "rank"]  # GPUs that a rank sees: those of all ranks on its node, or its own alone
 Attachment = Literal["host", "nic", "nvlink"]  # by which GPUs are reached
 ALL_ATTACHMENTS: tuple[Attachment, ...] = ("host", "nic", "nvlink")
 OFF = "off"  # in place of a detector: slow steps are not looked for
@@ -166,6 +167,8 @@ class JobFile(_Section):
     spares: int = Field(0, ge=0, le=1000, exclude_if=lambda it: it == 0)  # GPUs beside, whose members wait for a seat
     # Slow members of its ring in whose place others may compute, on GPUs beside those
     backups: int = Field(0, ge=0, le=100, exclude_if=lambda it: it == 0)
+    # GPUs that a rank sees: those of all ranks on its node, as under torchrun, or its own alone
+    visible_gpus: VisibleGpus = Field("node", exclude_if=lambda it: it == "node")
     # Whether its GPUs are checked before it starts; as the scheduler's settings say if left out (docs/preflight.md)
     preflight: Literal["auto", "off"] | None = Field(None, exclude_if=_is_none)
     dtype: Dtype = Field("fp32", exclude_if=lambda it: it == "fp32")  # that it computes in, and its GPUs are checked in
@@ -216,6 +219,12 @@ class JobFile(_Section):
             raise ValueError("backups compute for members of a ring; write `failover: switch` too, or leave them out")
         if self.spares and self.shape is not None:
             raise ValueError("a shape says where all GPUs lie, so there are none beside; leave `spares` or `shape` out")
+        return self
+
+    @model_validator(mode="after")
+    def _shows_a_plan_its_nodes(self) -> "JobFile":
+        if self.plan is not None and self.visible_gpus == "rank":
+            raise ValueError("ranks of a plan count those of their node; leave `visible_gpus: rank` out")
         return self
 
     @field_validator("shape", mode="before")

@@ -131,7 +131,7 @@ def test_after_a_restore_by_hand_what_runs_is_shown_and_can_be_ended(tmp_path: P
 NO_SENSE = [
     b"{torn", b"[]", b"{}", b'{"ranks": [], "command": [], "new": 1}', b"\xff",
     b"[" * 100_000, b'{"a":' * 100_000, b" " * (5 << 20),
-    encode(Spec("ls-other-1", "other", 1, ("true",), "/", {}, 0.0, None, (Rank("a", 0, 0, (0,)),))),
+    encode(Spec("ls-other-1", "other", 1, ("true",), "/", {}, 0.0, None, (Rank("a", 0),))),
 ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ exit 4
 
 
 def test_a_command_runs_once_on_each_gpu_that_it_was_given(served: Served) -> None:
-    job = served.submit("--gpus", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE on gpu $CUDA_VISIBLE_DEVICES")
+    job = served.submit("--gpus", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
 
     assert served.ended(job) == "succeeded"
     told, explained = served.call("status", job).stdout, served.call("explain", job).stdout
@@ -32,8 +32,8 @@ def test_a_command_runs_once_on_each_gpu_that_it_was_given(served: Served) -> No
     assert "rack0-node0:0,1" in told
     assert "rack0-node0:0,1, 1.00 x its estimate" in explained
     assert "chosen by patient in" in explained
-    assert served.call("logs", job).stdout == "rank 0 of 2 on gpu 0\n"
-    assert served.call("logs", job, "--rank", "1").stdout == "rank 1 of 2 on gpu 1\n"
+    assert served.call("logs", job).stdout == "rank 0 of 2 sees 0,1\n"
+    assert served.call("logs", job, "--rank", "1").stdout == "rank 1 of 2 sees 0,1\n"
 
 
 def test_a_job_that_fails_says_why_and_a_program_that_is_not_there_is_named(served: Served) -> None:

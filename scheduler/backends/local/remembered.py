@@ -100,7 +100,7 @@ def _attempt(spec: Spec) -> Attempt:
     limit_s = float("inf") if spec.limit_s is None else spec.limit_s
     return Attempt(
         spec.attempt, spec.job, spec.number, spec.command, spec.folder, spec.environment, spec.grace_s, limit_s,
-        seats=spec.seats, backups=spec.backups,
+        seats=spec.seats, backups=spec.backups, visible_gpus=spec.visible_gpus,
     )  # fmt: skip
 
 

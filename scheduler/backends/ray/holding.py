@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...files.durable import is_there, open_folder, read_whole
 from ..shared_folder.claiming import claim
-from ..shared_folder.node import nodes_of, read_spec, write_stop
+from ..shared_folder.node import gpus_on, nodes_of, read_spec, write_stop
 from ..shared_folder.python import python_line
 from .cluster import Bundle, RayCluster
 
@@ -42,8 +42,7 @@ class Holding:
         self._folder = open_folder(path)
         try:
             spec = read_spec(self._folder)
-            gpus = {rank.node: rank.node_gpus for rank in spec.ranks}
-            self._bundles = [Bundle(node, gpus[node]) for node in nodes_of(spec)]
+            self._bundles = [Bundle(node, gpus_on(spec, node)) for node in nodes_of(spec)]
             # One that may not start any more gets none, and one that runs has them held for it.
             self._group = None if self._is_revoked() else cluster.reserve(spec.attempt, self._bundles)
         except BaseException:

@@ -50,6 +50,11 @@ def nodes_of(spec: Spec) -> list[str]:
     return list(dict.fromkeys(rank.node for rank in spec.ranks))
 
 
+def gpus_on(spec: Spec, node: str) -> tuple[int, ...]:
+    """Return the GPUs of an attempt on a node, in the order of its ranks."""
+    return tuple(rank.gpu for rank in spec.ranks if rank.node == node)
+
+
 def read_spec(folder: int) -> Spec:
     """Return what an attempt is to run.
 
@@ -162,8 +167,8 @@ def read_stop(folder: int) -> str:
 
 def _supervise(spec: Spec, grant: Grant, address: str, wishes: SharedWishes, own: int, path: str) -> bool:
     """Run this node's ranks unless they must not start, and return whether all of them ended well."""
-    ranks = {rank: place.gpu for rank, place in enumerate(spec.ranks) if place.node == grant.node}
-    gpus = list(ranks.values())
+    gpus = list(gpus_on(spec, grant.node))
+    ranks = [rank for rank, place in enumerate(spec.ranks) if place.node == grant.node]
     reason = wishes.asked()
     if not reason and (grant.gpus != gpus or len(grant.visible) != len(gpus)):
         reason = wishes.stopped(f"{MISPLACED}{grant.node} gives GPUs {grant.gpus}, not {gpus}")

@@ -23,7 +23,7 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 OPTIONS = {
     "gpus": "--gpus", "shape": "--shape", "name": "--name", "priority": "--priority", "estimate_s": "--estimate",
     "limit_s": "--limit", "folder": "--folder", "environment": "--env", "command": "the command behind --",
-    "needs": "--gpu-type", "gpu_memory_bytes": "--gpu-memory",
+    "needs": "--gpu-type", "gpu_memory_bytes": "--gpu-memory", "visible_gpus": "--visible-gpus",
 }  # fmt: skip
 
 

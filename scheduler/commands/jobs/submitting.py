@@ -3,14 +3,14 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
 import typer
 from typer.core import TyperCommand
 
 from ....cluster.files.errors import InputError
 from ..durations import DURATION, run_time
-from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+from ..options import DEFAULT_URL, CaOption, JsonOption, UrlOption, client_of, print_json
 
 if TYPE_CHECKING:
     from ....cluster.files.yaml_file import YamlFile
@@ -81,16 +81,26 @@ GpuMemoryOption = Annotated[
     float | None, typer.Option(metavar="GB", help="Least memory of each GPU, in GB of 1e9 bytes.")
 ]
 
+ShapeOption = Annotated[
+    str | None, typer.Option(metavar="NODESxGPUS", help="N nodes with the same number of GPUs each, as in 2x4.")
+]
+VisibleGpusOption = Annotated[
+    Literal["node", "rank"] | None,
+    typer.Option(
+        help="GPUs that each process sees: all of the job on its node, and LOCAL_RANK is its own (node, the default); "
+        "or its own alone, with LOCAL_RANK 0 (rank).",
+    ),
+]
+
 
 def submit(
     context: typer.Context,
     file: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Job file (YAML).")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs; 1 if neither file nor option says.")] = None,
-    shape: Annotated[
-        str | None, typer.Option(metavar="NODESxGPUS", help="So many nodes with so many GPUs each, as in 2x4.")
-    ] = None,
+    shape: ShapeOption = None,
     gpu_type: GpuTypeOption = None,
     gpu_memory: GpuMemoryOption = None,
+    visible_gpus: VisibleGpusOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher goes first, -1000 to 1000.")] = None,
     estimate: EstimateOption = None,
@@ -105,6 +115,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would become of it.")] = False,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
 ) -> None:
     """Submit a job: a job file, or a command behind --, which runs once for each GPU. Prints the job's id.
 
@@ -115,17 +126,17 @@ def submit(
     given = {
         "gpus": gpus, "shape": None if shape is None else shape_of(shape), "name": name, "priority": priority,
         "needs": needs_of(gpu_type or (), gpu_memory),
-        "estimate_s": estimate, "limit_s": limit,
+        "visible_gpus": visible_gpus, "estimate_s": estimate, "limit_s": limit,
         "folder": None if folder is None else str(Path.cwd() / folder),
         "command": command_of(context.meta[COMMAND]), "environment": environment_of(env or (), os.environ),
     }  # fmt: skip
-    planner = Planner(context.obj, lambda: client_of(url).cluster())
+    planner = Planner(context.obj, lambda: client_of(url, ca).cluster())
     spec = _spec(file_of(file or []), {key: value for key, value in given.items() if value is not None}, planner)
     if not dry_run:
-        job = client_of(url).submit(spec)
+        job = client_of(url, ca).submit(spec)
         print_json(job) if json else typer.echo(job["id"])
         return
-    plan = client_of(url).plan(spec)
+    plan = client_of(url, ca).plan(spec)
     if json:
         print_json(plan)
         return

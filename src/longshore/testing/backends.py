@@ -3,6 +3,7 @@
 Source: longshore.scheduler.backends.protocol; docs/plugins.md.
 """
 
+import re
 import sys
 import tempfile
 import time
@@ -167,11 +168,18 @@ def _ranks_get_exactly_the_gpus_that_were_chosen(trial: BackendTrial) -> None:
     backend = trial.backend
     if not backend.capabilities.exact_gpus:
         return
-    # Either the index or a name that ends with it.
-    attempt = sh("echo $LONGSHORE_NODE ${CUDA_VISIBLE_DEVICES##*-}")
-    backend.launch(attempt, THREE_GPUS)
-    end_of(backend, attempt)
-    assert [backend.logs(attempt.name, rank, 0, 100)[0] for rank in range(3)] == [b"a 1\n", b"a 3\n", b"b 0\n"]
+    attempt = sh("echo $LONGSHORE_NODE $LOCAL_RANK $LOCAL_WORLD_SIZE $CUDA_VISIBLE_DEVICES")
+    alone = replace(sh(attempt.command[-1]), visible_gpus="rank")
+    # What CUDA calls a GPU is its index or a name that ends with it.
+    for each, expected in (
+        (attempt, [("a", 0, 2, "1,3"), ("a", 1, 2, "1,3"), ("b", 0, 1, "0")]),
+        (alone, [("a", 0, 1, "1"), ("a", 0, 1, "3"), ("b", 0, 1, "0")]),
+    ):
+        backend.launch(each, THREE_GPUS)
+        end_of(backend, each)
+        told = [backend.logs(each.name, rank, 0, 1000)[0].decode().split() for rank in range(3)]
+        found = [(node, int(local), int(ranks), re.sub(r"[^,]*-", "", visible)) for node, local, ranks, visible in told]
+        assert found == expected
 
 
 @_check

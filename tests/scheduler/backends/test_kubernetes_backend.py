@@ -53,7 +53,8 @@ def test_ranks_report_exactly_the_gpus_of_random_placements_from_inside(tmp_path
     nodes = {"a": 4, "b": 2, "c": 8, "d": 3}
     trial = Trial(tmp_path, nodes)
     backend = trial.make()
-    script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LONGSHORE_NODE $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES"
+    of_torch = "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE"
+    script = f"echo {of_torch} $LONGSHORE_NODE $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES"
     placements = random_placements(nodes, random.Random(seed))
     attempts = [sh(script) for _ in placements]
     try:
@@ -63,11 +64,12 @@ def test_ranks_report_exactly_the_gpus_of_random_placements_from_inside(tmp_path
             assert {end.code for end in end_of(backend, attempt).ends} == {0}
             world, rank = sum(len(share.gpus) for share in placement), 0
             for share in placement:
-                for local_rank, gpu in enumerate(share.gpus):
-                    told = backend.logs(attempt.name, rank, 0, 1000)[0].decode().split()
-                    given = told.pop().split(",")
-                    assert told == [str(n) for n in (rank, world, local_rank, share.node, uuid_of(share.node, gpu))]
-                    assert sorted(given) == sorted(uuid_of(share.node, gpu) for gpu in share.gpus)
+                uuids = [uuid_of(share.node, gpu) for gpu in share.gpus]
+                for local_rank, uuid in enumerate(uuids):
+                    *told, seen, given = backend.logs(attempt.name, rank, 0, 1000)[0].decode().split()
+                    assert told == [str(n) for n in (rank, world, local_rank, len(share.gpus), share.node)]
+                    assert seen.split(",")[local_rank] == uuid
+                    assert sorted(seen.split(",")) == sorted(given.split(",")) == sorted(uuids)
                     rank += 1
     finally:
         trial.end()
@@ -295,11 +297,11 @@ def test_a_driver_that_says_nothing_stops_no_job(trial: Trial, backend: Kubernet
 
 def test_where_gpus_are_counted_the_choice_is_advice_and_says_so(trial: Trial) -> None:
     backend = trial.make(gpus="counts")
-    attempt = sh("echo $LONGSHORE_NODE $CUDA_VISIBLE_DEVICES $LONGSHORE_GPUS")
+    attempt = sh("echo $LONGSHORE_NODE $LOCAL_RANK $CUDA_VISIBLE_DEVICES $LONGSHORE_GPUS")
     backend.launch(attempt, (Share("a", (1, 3)),))
     end_of(backend, attempt)
     assert not backend.capabilities.exact_gpus
-    assert [backend.logs(attempt.name, rank, 0, 100)[0] for rank in (0, 1)] == [b"a 0 1,3\n", b"a 1 1,3\n"]
+    assert [backend.logs(attempt.name, rank, 0, 100)[0] for rank in (0, 1)] == [b"a 0 0,1 1,3\n", b"a 1 0,1 1,3\n"]
     assert pods_of(trial, attempt)[0]["spec"]["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
 
 

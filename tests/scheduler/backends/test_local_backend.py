@@ -49,7 +49,7 @@ def test_ranks_know_their_gpu_and_their_place(backend: LocalBackend) -> None:
     end_of(backend, attempt)
     logs = [backend.logs(attempt.name, rank, 0, 1 << 20)[0].decode() for rank in range(3)]
     told = [dict(line.split("=", 1) for line in log.splitlines()) for log in logs]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["1", "3", "0"]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["1,3", "1,3", "0"]
     assert [one["LONGSHORE_GPUS"] for one in told] == ["1,3", "1,3", "0"]
     assert [one["LONGSHORE_NODE"] for one in told] == ["a", "a", "b"]
     assert [(one["RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in told] == [

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.full
 LAYOUT = Layout(list("abcd"), [GPUS] * 4)
 ON_A: Placement = (Share("a", (2,)),)
 TWO_NODES: Placement = (Share("a", (0, 3)), Share("c", (1,)))
-SAY_GPU = "echo $LONGSHORE_NODE $CUDA_VISIBLE_DEVICES"
+SAY_GPU = "echo $LONGSHORE_NODE $(echo $CUDA_VISIBLE_DEVICES | cut -d, -f$((LOCAL_RANK + 1)))"
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def run_host(
 ) -> tuple[int, Host]:
     """Run a ring of two seats whose members are shells, to its end; they never say a word, and live for `gather_s`."""
     make_ring(folder / RING, 2, limits=Limits(gather_s=gather_s))
-    ranks = (Rank("n", 0, 0, (0,)), Rank("n", 1, 0, (1,)))
+    ranks = (Rank("n", 0), Rank("n", 1))
     variables = {"PATH": os.environ["PATH"]}
     spec = Spec("ls-x-1", "x", 1, ("sh", "-c", script), str(folder), variables, 5.0, None, ranks, 2)
 
@@ -89,10 +89,13 @@ def test_looks_that_fail_are_done_again(tmp_path: Path, monkeypatch: pytest.Monk
         for rank in (1, 2):
             (tmp_path / f"end-{rank}").touch()
 
-    script = 'rank=${LONGSHORE_STEPS##*-}; while [ ! -e "end-$rank" ]; do sleep 0.1; done; exit 76'
+    sees = "echo $LOCAL_RANK $LOCAL_WORLD_SIZE $CUDA_VISIBLE_DEVICES ${RANK-unset} > sees-$rank"
+    script = f'rank=${{LONGSHORE_STEPS##*-}}; {sees}; while [ ! -e "end-$rank" ]; do sleep 0.1; done; exit 76'
     _, host = run_host(tmp_path, script, during, gather_s=100.0)
     assert {0, 1} <= host._left | host._leaving
     assert 0 in host._left
+    seen = [(tmp_path / f"sees-{rank}").read_text() for rank in range(3)]
+    assert seen == ["0 2 0,1 unset\n", "1 2 0,1 unset\n", "1 2 1,2 unset\n"]  # what was left is seen no more
 
 
 def test_a_script_that_ends_with_the_status_of_a_restart_uses_up_its_restarts(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from longshore.cluster.files.errors import BackendError, InputError
 from longshore.scheduler.backends.building import build
 from longshore.scheduler.backends.shared_folder.records import Claim, Part, Records, status_of
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.backends.slurm.snapshot import types_of
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.placement import Placement, Share
 from longshore.scheduler.model.run import RankEnd, Run
@@ -28,7 +27,7 @@ from tests.scheduler.backends.attempts import (
 NODES = dict.fromkeys("abcd", GPUS)
 LAYOUT = Layout(list(NODES), list(NODES.values()))
 TWO_NODES: Placement = (Share("a", (0, 3)), Share("c", (1,)))
-SAY_GPU = "echo $LONGSHORE_NODE $CUDA_VISIBLE_DEVICES"
+SAY_GPU = "echo $LONGSHORE_NODE $(echo $CUDA_VISIBLE_DEVICES | cut -d, -f$((LOCAL_RANK + 1)))"
 
 
 @pytest.fixture
@@ -131,12 +130,6 @@ def test_a_job_of_which_only_some_ranks_ran_has_not_succeeded_though_these_ended
     status = status_of(Records(is_wanted=True, claim=claim, parts=(ran, late)))
     assert status is not None
     assert (status.run, status.reason) == (Run.LOST, "only 1 of 2 ranks ran; cancelled")
-
-
-def test_only_gpus_with_a_type_each_that_ends_in_their_index_can_be_given_exactly() -> None:
-    assert types_of("gpu:i0:1,gpu:i1:1") == {0: "i0", 1: "i1"}
-    assert types_of("gpu:a100-0:1(S:0),gpu:a100-1:1(S:0,1),shard:4") == {0: "a100-0", 1: "a100-1"}
-    assert types_of("gpu:a100:4") == types_of("gpu:4") == types_of("gpu:i1:1") == types_of("(null)") == {}
 
 
 def test_a_configuration_chooses_the_slurm_and_what_its_jobs_are_submitted_with(

@@ -184,6 +184,7 @@ def launcher_spec(attempt: Attempt, placement: Placement, part: Part, settings: 
         "gpus": list(gpus),
         # In a container, CUDA counts from 0 what it was given: a UUID means the same GPU everywhere.
         "visible": [gpu.uuid for gpu in part.gpus] or [str(number) for number in range(len(gpus))],
+        "visible_gpus": attempt.visible_gpus,
         "first_rank": part.first_rank,
         "world": sum(len(share.gpus) for share in placement),
         "master": "127.0.0.1" if len(placement) == 1 else first,

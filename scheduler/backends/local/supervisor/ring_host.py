@@ -127,7 +127,7 @@ class Host:
         if place is None or self._asked or self._launcher.is_over:
             return
         self._logs.append(open_log(self._folder, rank))
-        self._spec = self._spec._replace(ranks=(*self._spec.ranks, Rank(*place, 0, (place[1],))))
+        self._spec = self._spec._replace(ranks=(*self._spec.ranks, Rank(*place)))
         self._part.visible[rank] = str(place[1])
         self._say(f"rank {rank} is on GPU {place[1]} of {place[0]}")
         self._try(self._write_places)
@@ -158,8 +158,11 @@ class Host:
         members = [[self._spec.ranks[it].node, self._spec.ranks[it].gpu, it] for it in (*self._ranks, rank)]
         write_file(Path(self._path) / RING, MEMBERS, members)
         self._ranks.append(rank)
-        environment = environment_of(self._spec, RankStart(rank, self._path, self._part, -1, -1, -1))
-        for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        # The GPUs that the ring has now: what it was given later, or has left, is not seen by this process.
+        has = {it: gpu for it, gpu in self._part.visible.items() if it == rank or it not in self._unused}
+        part = self._part._replace(visible=has)
+        environment = environment_of(self._spec, RankStart(rank, self._path, part, -1, -1, -1))
+        for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
             del environment[name]  # The ring says who sits where, and that changes.
         log = Path(self._path) / log_name(rank)
         start = Start(number, self._spec.command, environment, Path(self._spec.folder), log, place.node)

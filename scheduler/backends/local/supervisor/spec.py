@@ -3,20 +3,20 @@
 import json
 from typing import NamedTuple
 
+ALL_ON_NODE, OWN = "node", "rank"  # GPUs that a rank sees
+
 
 class Rank(NamedTuple):
     """Where one rank runs."""
 
     node: str
     gpu: int  # index on the node
-    local_rank: int
-    node_gpus: tuple[int, ...]  # all that the job has on the node
 
 
 class Part(NamedTuple):
     """The ranks of an attempt that one supervisor runs, and where they meet those of others."""
 
-    visible: dict[int, str]  # CUDA_VISIBLE_DEVICES, by rank
+    visible: dict[int, str]  # what CUDA_VISIBLE_DEVICES calls the GPU of each rank
     address: str
     port: int
 
@@ -35,13 +35,14 @@ class Spec(NamedTuple):
     ranks: tuple[Rank, ...]
     seats: int = 0  # of its ring; 0 for ranks that stop together
     backups: int = 0  # slow members of it in whose place others may compute
+    visible_gpus: str = ALL_ON_NODE  # that a rank sees: those of all ranks on its node, or its own
 
 
 def encode(spec: Spec) -> bytes:
     """Return the spec as a file holds it; equal specs give equal bytes."""
     fields = spec._asdict()
-    for name in ("seats", "backups"):
-        if not fields[name]:
+    for name, default in Spec._field_defaults.items():
+        if fields[name] == default:
             del fields[name]  # as before there was such a thing, so that attempts of older versions are recognised
     return json.dumps(fields, sort_keys=True).encode()
 
@@ -54,7 +55,7 @@ def decode(content: bytes) -> Spec:
     """
     try:
         fields = json.loads(content)
-        ranks = tuple(Rank(node, gpu, local, tuple(gpus)) for node, gpu, local, gpus in fields.pop("ranks"))
+        ranks = tuple(Rank(node, gpu) for node, gpu in fields.pop("ranks"))
         return Spec(command=tuple(fields.pop("command")), ranks=ranks, **fields)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not what an attempt is: {type(error).__name__}: {error}") from error
