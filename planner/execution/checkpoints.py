@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ...cluster.files.errors import InputError
+from ...plain_state import read_state, write_state
 from ...reporting import Steps
 from .plan_file import PlanFile
 from .training import Seat
@@ -102,7 +103,7 @@ def _read(path: Path, plan: PlanFile, seat: Seat) -> tuple[int, Mapping[str, Any
     """Return the step behind a checkpoint, and the state of this process's stage."""
     file = path / f"stage-{seat.stage}.pt"
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        found = read_state(file)
         step, layers, state = int(found["step"]), list(found["layers"]), dict(found["state"])
         batch = int(found.get("batch", plan.batch))  # of a step; the samples of a step go by it
     except OSError as error:
@@ -178,7 +179,7 @@ class Checkpoints:
             try:
                 draft.mkdir(parents=True, exist_ok=True)
                 _put(draft / f"stage-{self._seat.stage}.pt", content)
-            except (OSError, RuntimeError) as error:  # the latter is what PyTorch says of a full disk
+            except (OSError, RuntimeError, InputError) as error:  # PyTorch says of a full disk what the second is
                 problem = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         problems: list[Any] = [""] * dist.get_world_size()
         dist.all_gather_object(problems, problem)  # and wait for all
@@ -213,7 +214,7 @@ class Checkpoints:
 
 def _put(path: Path, content: Mapping[str, Any]) -> None:
     with path.open("wb") as file:
-        torch.save(content, file)
+        write_state(content, file)
         file.flush()
         os.fsync(file.fileno())
     _sync(path.parent)

@@ -3,11 +3,13 @@
 Source: SPEC P6.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from ...gradients import Gathered, Piece, pieces_of
+from .summing import Members
 
 PIECE_BYTES = 4 << 20
 
@@ -17,8 +19,8 @@ class EarlySums:
 
     Args:
         parameters: The same ones on each member.
-        group: The members.
-        members: How many.
+        tables: Identities of those with sparse gradients.
+        members: Replicas of the stage.
         micro_batches: Backward passes of an iteration.
         late: Parameters that are summed with other stages first, and so begin in the end.
     """
@@ -26,19 +28,19 @@ class EarlySums:
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        group: dist.ProcessGroup,
-        members: int,
+        tables: Collection[int],
+        members: Members,
         micro_batches: int,
         late: Sequence[nn.Parameter],
     ) -> None:
-        self._group, self._members, self._micro_batches = group, members, micro_batches
+        self._members, self._micro_batches = members, micro_batches
         lates = {id(it) for it in late}
         early = [it for it in reversed(parameters) if id(it) not in lates]
-        self._pieces = [*_pieces(early), *([it] for it in late)]
+        self._pieces = [*pieces_of(early, tables, PIECE_BYTES), *(Piece([it], tables) for it in late)]
         # All members begin pieces in this order, whichever is whole first: sums of different pieces must not meet.
         self._left = list[int]()  # of each piece, gradients that are to come
-        self._begun = list[tuple[Tensor, dist.Work]]()
-        self._of = {id(it): at for at, piece in enumerate(self._pieces) for it in piece}
+        self._begun = list[tuple[Gathered, dist.Work]]()
+        self._of = {id(it): at for at, piece in enumerate(self._pieces) for it in piece.parameters}
         self._lates = lates
         self._reset()
         for it in early:
@@ -46,50 +48,34 @@ class EarlySums:
 
     def finish(self, loss: Tensor) -> Tensor:
         """Replace gradients by their means over the members; return the mean of the loss."""
+        members = self._members
         for piece in self._pieces[len(self._begun) :]:
-            self._begin(piece, 1)
-        dist.all_reduce(loss, group=self._group)
-        for piece, (whole, work) in zip(self._pieces, self._begun, strict=True):
+            self._begin(piece)
+        members.sum(loss)
+        for _, work in self._begun:
             work.wait()
-            whole.div_(self._members)
-            views = torch.split(whole, [it.numel() for it in piece])
-            for it, view in zip(piece, views, strict=True):
-                it.grad = view.view_as(it)
+        for piece, (own, _) in zip(self._pieces, self._begun, strict=True):
+            piece.put(piece.averaged(own.flat, own, members, members.size).gradients)
         self._reset()
-        return loss.div_(self._members)
+        return loss.div_(members.size)
 
     def _reset(self) -> None:
         # A late piece waits for a gradient more than will come.
         self._left = [
-            len(piece) * self._micro_batches + any(id(it) in self._lates for it in piece) for piece in self._pieces
+            len(piece.parameters) * self._micro_batches + any(id(it) in self._lates for it in piece.parameters)
+            for piece in self._pieces
         ]
         self._begun = []
 
     def _came(self, parameter: Tensor) -> None:
         self._left[self._of[id(parameter)]] -= 1
         while len(self._begun) < len(self._pieces) and not self._left[len(self._begun)]:
-            self._begin(self._pieces[len(self._begun)], self._micro_batches)
+            self._begin(self._pieces[len(self._begun)])
 
-    def _begin(self, piece: Sequence[nn.Parameter], micro_batches: int) -> None:
-        """Begin the sum of a piece; in a schedule gradients are not yet divided by the micro-batches."""
-        parts = [(torch.zeros_like(it) if it.grad is None else it.grad).reshape(-1) for it in piece]
-        whole = torch.cat(parts)
-        if micro_batches > 1:
-            whole.div_(micro_batches)
-        for it in piece:
-            it.grad = None
-        work = dist.all_reduce(whole, group=self._group, async_op=True)
+    def _begin(self, piece: Piece) -> None:
+        own = piece.gathered()
+        own.flat.div_(self._members.size)
+        piece.put([None] * len(piece.parameters))
+        work = dist.all_reduce(own.flat, group=self._members.group, async_op=True)
         assert work is not None
-        self._begun.append((whole, work))
-
-
-def _pieces(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    found, size = list[nn.Parameter](), 0
-    for it in parameters:
-        if found and (it.dtype != found[0].dtype or size + it.nbytes > PIECE_BYTES):
-            yield found
-            found, size = [], 0
-        found.append(it)
-        size += it.nbytes
-    if found:
-        yield found
+        self._begun.append((own, work))

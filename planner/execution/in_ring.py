@@ -87,9 +87,6 @@ def train_in_ring(
         for step in ring.steps(until=given.steps):
             began_s = time.monotonic()
             loss = torch.stack([_shard(plan, script, step, shard) for shard in ring.shards]).mean()
-            for it in trained:
-                if it.grad is not None:
-                    it.grad.div_(plan.micro_batches)  # once, as schedules of pipelines do: so bits are the same
             if not ring.step(loss=loss):
                 continue
             now_s = time.monotonic()
@@ -130,7 +127,7 @@ def _shard(plan: PlanFile, script: Script, step: int, shard: int) -> Tensor:
     for first in range(0, each, size):
         args, kwargs = arguments(_part(batch, first, size))
         loss = script.loss_of(script.made.model(*args, **kwargs), _part(target, first, size))
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss / plan.micro_batches)
         losses.append(loss.detach())
     return torch.stack(losses).mean()
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from ...cluster.files.errors import InputError
+from ...gradients import average_now, check_parameters, pieces_of, tables_of
 from ..model.playing import Schedule, Seconds
 from ..offload.offloading import Offloading, PartMeasured, Wish
 from ..sharing.device import Kind
@@ -26,7 +27,7 @@ from .cutting import Cut, check_layers, cut, parameter_of, state_of
 from .early_sums import EarlySums
 from .plan_file import PlanFile
 from .script import Script, arguments
-from .summing import add_up, sum_gradients
+from .summing import Members, average
 
 CPU = torch.device("cpu")
 SCHEDULES = {Schedule.one_forward_one_backward: Schedule1F1B, Schedule.gpipe: ScheduleGPipe}
@@ -96,6 +97,8 @@ class Member:
             for tensor in (*self.module.parameters(), *self.module.buffers()):  # alike, however they were drawn
                 dist.broadcast(tensor, seat.stage * plan.data, group=seat.replicas)
         self._parameters = [it for it in self.module.parameters() if it.requires_grad]
+        self._tables, self._replicas = tables_of(self.module), Members(seat.replicas)
+        self._pieces = pieces_of(self._parameters, self._tables)
         self._optimizer = script.optimizer(self._parameters)
         self._offloading: Offloading | None = None
         self._turn: Turn | None = None
@@ -106,9 +109,16 @@ class Member:
         backward = self._watch.timed("backward_s", self._stage.backward_one_chunk)
         watched.forward_one_chunk = self._in_turn(Kind.forward, forward)
         watched.backward_one_chunk = self._in_turn(Kind.backward, backward)
-        loss = self._watch.timed("forward_s", script.loss_of)
+        self._losses: list[Tensor] = []  # of the micro-batches of a step
+        loss = self._watch.timed("forward_s", self._share_of_loss)
         self._checked = self.module.register_forward_hook(self._check_output)
-        self._passes = SCHEDULES[schedule](self._stage, plan.micro_batches, loss)
+        self._passes = SCHEDULES[schedule](self._stage, plan.micro_batches, loss, scale_grads=False)
+
+    def _share_of_loss(self, output: Any, target: Tensor | None) -> Tensor:
+        """Return what a micro-batch adds to the loss: gradients add up to a mean, and never to more than that."""
+        loss = self._script.loss_of(output, target)
+        self._losses.append(loss.detach())
+        return loss / self._plan.micro_batches
 
     def _in_turn(self, kind: Kind, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
         """Return a pass that waits for the device; without a pipeline all passes have it in one piece."""
@@ -121,8 +131,9 @@ class Member:
 
         return called
 
-    def _made_stage(self) -> tuple[PipelineStage, list[tuple[nn.Parameter, dist.ProcessGroup]]]:
+    def _made_stage(self) -> tuple[PipelineStage, list[tuple[nn.Parameter, Members]]]:
         plan, seat = self._plan, self._seat
+        check_parameters(self._script.made.model)
         if plan.pipeline == 1:
             check_layers(self._script.made.model, [it.layers for it in plan.stages])
             return PipelineStage(self._script.made.model, 0, 1, CPU, group=seat.pipeline), []
@@ -133,14 +144,14 @@ class Member:
         )
         return stage, self._groups(found, part.module)
 
-    def _groups(self, found: Cut, module: nn.Module) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
+    def _groups(self, found: Cut, module: nn.Module) -> list[tuple[nn.Parameter, Members]]:
         """Return parameters that other stages have too, with those."""
         mine = []
         for it in found.shared:
             for replica in range(self._plan.data):  # every process makes every group
                 group = dist.new_group([k * self._plan.data + replica for k in it.stages])
                 if replica == self._seat.replica and self._seat.stage in it.stages:
-                    mine.append((parameter_of(module, it.names), group))
+                    mine.append((parameter_of(module, it.names), Members(group)))
         return mine
 
     def offload(self, wish: Wish, say: Callable[[str], None]) -> None:
@@ -158,7 +169,7 @@ class Member:
         if early and self._plan.data > 1:
             late = [parameter for parameter, _ in self._shared]
             micro_batches = self._plan.micro_batches
-            self._early = EarlySums(self._parameters, self._seat.replicas, self._plan.data, micro_batches, late)
+            self._early = EarlySums(self._parameters, self._tables, self._replicas, micro_batches, late)
 
     @property
     def away_bytes(self) -> int | None:
@@ -180,15 +191,15 @@ class Member:
         plan, seat = self._plan, self._seat
         each = plan.batch // plan.data
         batch, target = self._script.samples(number * plan.batch + seat.replica * each, each)
-        losses: list[Tensor] = []
+        self._losses = []
         offloading = self._offloading
         if offloading is not None:
             offloading.step_begins()
         turn, self._step = self._turn, number
         is_alone = turn is None or plan.pipeline > 1
         with nullcontext() if is_alone or turn is None else turn.of(number, Kind.phase):
-            self._run_passes(batch, torch.zeros(each) if target is None else target, losses)
-        loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+            self._run_passes(batch, torch.zeros(each) if target is None else target)
+        loss = torch.stack(self._losses).mean() if self._losses else torch.zeros(())
         if offloading is not None:
             offloading.sync_begins()
         mean = self._watch.timed("gradients_s", self._sum)(loss)
@@ -201,14 +212,13 @@ class Member:
             offloading.update_ended()
         return float(mean), self._watch.take()
 
-    def _run_passes(self, batch: Any, target: Tensor, losses: list[Tensor]) -> None:
+    def _run_passes(self, batch: Any, target: Tensor) -> None:
         args, kwargs = arguments(batch) if self._seat.stage == 0 else ((), {})
         is_last = self._seat.stage == self._plan.pipeline - 1
         try:
             self._passes.step(
                 *args,
                 target=target if is_last else None,
-                losses=losses if is_last else None,
                 return_outputs=False,
                 **kwargs,
             )
@@ -231,13 +241,11 @@ class Member:
             raise InputError(f"the model returns a {got}, which torch.distributed.pipelining does not carry", fix)
 
     def _sum(self, loss: Tensor) -> Tensor:
-        for parameter, group in self._shared:
-            add_up(parameter, group)
+        for parameter, members in self._shared:
+            average_now(pieces_of([parameter], self._tables), members, 1)  # divided by 1: a sum
         if self._early is not None:
             return self._early.finish(loss)
-        if self._plan.data > 1:
-            return sum_gradients(self._parameters, loss, self._seat.replicas, self._plan.data)
-        return loss
+        return average(self._pieces, loss, self._replicas) if self._plan.data > 1 else loss
 
     def _update(self) -> None:
         self._optimizer.step()

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...gradients import pieces_of
 from ..execution.script import adamw
-from ..execution.summing import sum_gradients
+from ..execution.summing import Members, average
 from ..model.host import NUMBER_BYTES, Exchange
 
 SIZES = (16_384, 262_144, 1_048_576, 4_194_304)  # numbers
@@ -28,9 +29,9 @@ def reduce(members: int) -> Exchange:
     group = dist.new_group(list(range(members)))
     taken_s = []
     for size in SIZES:
-        parameters, loss = _parameters(size), torch.zeros(())
+        pieces, loss = pieces_of(_parameters(size)), torch.zeros(())
         if dist.get_rank() < members:
-            taken_s.append(_median_s(lambda: sum_gradients(parameters, loss, group, members), group))  # noqa: B023
+            taken_s.append(_median_s(lambda: average(pieces, loss, Members(group)), group))  # noqa: B023
         dist.barrier()
     return _line(members, taken_s) if taken_s else Exchange(members=members, start_s=0.0, byte_s=0.0)
 

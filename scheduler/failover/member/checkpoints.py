@@ -8,15 +8,14 @@ import os
 import pickle
 import re
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from ....cluster.files.errors import InputError
+from ....plain_state import read_state, write_state
 from ..wire import GONE_STATUS
 from .control import Control, end_process
 
-ANEW = "remove it, or name another folder"
+ANEW = "name another folder to begin anew"
 KEPT = 3  # newest ones that are not removed
 _NAME_TEXT = r"step-\d+-g\d+-m\d+\.pt"
 _NAME = re.compile(_NAME_TEXT)
@@ -36,6 +35,7 @@ def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark
         The file; None if another member computes in place of this one by now.
 
     Raises:
+        InputError: If the state holds what could not be read again.
         OSError: If it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark
     draft = folder / f".{path.name}.draft"
     try:
         with draft.open("wb") as file:
-            torch.save(state, file)
+            write_state(state, file)
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
@@ -62,22 +62,41 @@ def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark
     return path
 
 
-def load_newest(folder: Path) -> dict[str, Any] | None:
-    """Return the state of the newest checkpoint, None if there is none.
+class Found(NamedTuple):
+    """The newest checkpoint of a folder."""
 
-    Raises:
-        InputError: If it cannot be read.
-    """
+    path: Path
+    before: Path | None  # the one that was written before it
+
+    @property
+    def step(self) -> int:
+        """Steps that its state has seen, by its name."""
+        return _order(self.path)[0]
+
+    def read(self) -> dict[str, Any]:
+        """Return its state.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        try:
+            state: dict[str, Any] = read_state(self.path)
+        except OSError as error:
+            raise self.problem(f"the checkpoint cannot be read: {error.strerror or error}") from error
+        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
+            raise self.problem("it is no checkpoint of a ring") from error
+        return state
+
+    def problem(self, what: str) -> InputError:
+        """Return an error about it; what to do loses nothing that was written."""
+        older = "" if self.before is None else f", or move it elsewhere to go on from {self.before.name}"
+        return InputError(what, f"{ANEW}{older}", path=self.path)
+
+
+def find_newest(folder: Path) -> Found | None:
+    """Return the newest checkpoint of a folder, None if there is none."""
     found = _found(folder, "step-*.pt", _NAME)
-    if not found:
-        return None
-    try:
-        state: dict[str, Any] = torch.load(found[-1], map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise InputError(f"the checkpoint cannot be read: {error.strerror or error}", ANEW, path=found[-1]) from error
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise InputError("it is no checkpoint of a ring", ANEW, path=found[-1]) from error
-    return state
+    return Found(found[-1], found[-2] if len(found) > 1 else None) if found else None
 
 
 def _found(folder: Path, pattern: str, name: re.Pattern[str]) -> list[Path]:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ....cluster.files.errors import InputError
+from ....gradients import Averages, Gradients, Piece, WideSums, check_parameters, pieces_of, tables_of
+from ....plain_state import plain
 from ..wire import ADDRESS, Form, Ready
-from .checkpoints import ANEW, load_newest
+from .checkpoints import Found, find_newest
 from .control import AbortedError, Control, from_environment
-from .gradients import Averages, Gradients
 from .groups import GlooGroup, Group, LinkError, offer_store, own_address
 from .nccl import NcclGroup, check_nccl, connect
 from .state import HasState, load_model, model_state, random_state, receive_state, send_state, set_random_state
@@ -34,17 +35,20 @@ class Formation:
         collectives: "gloo" or "nccl": what gradients on GPUs go over.
 
     Raises:
-        InputError: If they cannot go over NCCL.
+        InputError: If gradients of the model cannot be exchanged, or not over NCCL.
     """
 
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoints: Path | None, collectives: str
     ) -> None:
-        self._model, self._optimizer = model, optimizer
+        check_parameters(model)
+        self._model, self._optimizer, self._tables = model, optimizer, tables_of(model)
         self._device = next((it.device for it in model.parameters()), torch.device("cpu"))
         self._over_nccl = collectives == "nccl"
         if self._over_nccl:
             check_nccl(self._device)
+        self._trained, self._pieces = list[int](), list[Piece]()
+        self._wide = WideSums(list(model.parameters()), lambda: len(self.shards) > 1)
         self._kept: dict[str, HasState] = {}
         self._given: dict[str, Any] = {}  # states of what is not kept yet
         self._random: dict[str, Any] | None = None  # as it was when the step in progress began
@@ -52,18 +56,26 @@ class Formation:
         self._group: Group | None = None
         self.seat, self.seats, self.rank = -1, 0, -1
         self.shards: list[int] = []
-        step = 0
-        state = None if checkpoints is None else load_newest(checkpoints)
-        if state is not None:
-            try:
-                step = int(state["step"])
-                self._take(state)
-            except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-                raise InputError("the newest checkpoint is of another model", ANEW, path=checkpoints) from error
+        self._newest = None if checkpoints is None else find_newest(checkpoints)
+        self._problem: InputError | None = None  # of it; a member that is given the ring's state does without
+        step = 0 if self._newest is None else self._load(self._newest)
         self._host = own_address(os.environ[ADDRESS])
         self._store, store = offer_store(self._host)
         self.control: Control = from_environment(store, step)
         self.control.start()
+
+    def _load(self, newest: Found) -> int:
+        """Take a checkpoint over, and return its step; 0 if that cannot be done."""
+        try:
+            state = newest.read()
+            try:
+                self._take(state)
+                return int(state["step"])
+            except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                raise newest.problem("the newest checkpoint is of another model") from error
+        except InputError as error:
+            self._problem = error
+            return 0
 
     def join(self, error: Exception | None = None) -> None:
         """Take the seat that the coordinator gives, in a new generation; try until it holds.
@@ -74,6 +86,7 @@ class Formation:
         Raises:
             FinishedError: If all are done instead.
             RelievedError: If another member computes in place of this one.
+            InputError: If the ring has no newer state than a checkpoint that cannot be loaded.
         """
         while True:
             try:
@@ -86,7 +99,10 @@ class Formation:
 
     def gradients(self) -> Gradients:
         """Return the gradients of the step in progress, as this member computed them."""
-        return Gradients(list(self._model.parameters()))
+        trained = [it for it in self._model.parameters() if it.requires_grad]
+        if [id(it) for it in trained] != self._trained:  # a script may freeze and thaw layers on its way
+            self._trained, self._pieces = [id(it) for it in trained], pieces_of(trained, self._tables)
+        return Gradients(self._pieces, self._wide.take())
 
     def averaged(self, gradients: Gradients) -> Averages:
         """Exchange gradients, and begin to change the state by them.
@@ -108,6 +124,7 @@ class Formation:
 
     def begin_step(self) -> None:
         """Note the random numbers; a step that is computed anew has the same again."""
+        self._wide.take()  # of a step that was given up
         if self._random is not None:
             set_random_state(self._random)
         self._random = random_state()
@@ -116,6 +133,14 @@ class Formation:
         """Count a step that was applied."""
         self._random = None
         self.control.end_apply(self.control.step + 1)
+
+    def check_state(self) -> None:
+        """Look whether the state can be saved and copied: at a fault it would be too late to find that it cannot.
+
+        Raises:
+            InputError: If not.
+        """
+        plain(self.state())
 
     def state(self) -> dict[str, Any]:
         """Return the state that a member which joins takes over."""
@@ -158,6 +183,8 @@ class Formation:
         own = self.control.member
         places = [it for it in form.places if it.member == form.source or it.member in form.receivers]
         members = [it.member for it in places]
+        if self._problem is not None and own not in form.receivers:
+            raise self._problem
         if not form.receivers or own not in members:
             return ""
         if len(places) < len(form.places):  # a group of their own, or the link would carry the state to all others too
@@ -167,6 +194,9 @@ class Formation:
         if own == form.source:
             return send_state(self.state(), group, root)
         copied = receive_state(group, root)
+        if self._problem is not None and self._newest is not None and int(copied.state["step"]) < self._newest.step:
+            raise self._problem  # training would begin anew beside what it has written
+        self._problem = None
         self.control.begin_apply()
         self._take(copied.state)
         self.control.end_apply(int(copied.state["step"]))

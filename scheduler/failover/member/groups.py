@@ -52,6 +52,14 @@ class LinkError(Exception):
 class Group(Protocol):
     """What a ring needs of a group."""
 
+    @property
+    def rank(self) -> int:
+        """Of this member in the group."""
+
+    @property
+    def size(self) -> int:
+        """Members of the group."""
+
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all members, each of which has the same bits then."""
 
@@ -103,9 +111,10 @@ class GlooGroup:
     """
 
     def __init__(self, form: Form, name: str, rank: int, host: str, control: Control) -> None:
-        self._control, self._size = control, len(form.places)
+        self._control = control
+        self.rank, self.size = rank, len(form.places)
         before = _sockets()
-        self._group: Any = None if self._size == 1 else self._meet(form, name, rank, host)
+        self._group: Any = None if self.size == 1 else self._meet(form, name, rank, host)
         self.ends = sorted(_sockets() - before)[:512]
 
     def _meet(self, form: Form, name: str, rank: int, host: str) -> ProcessGroupGloo:

@@ -97,6 +97,16 @@ class NcclGroup:
         self._group = made[0]
 
     @property
+    def rank(self) -> int:
+        """Of this member."""
+        return self._host.rank
+
+    @property
+    def size(self) -> int:
+        """Members of the group."""
+        return self._host.size
+
+    @property
     def ends(self) -> list[str]:
         """HOST:PORT of this member's ends of the sockets of gloo; those of NCCL are unknown."""
         return self._host.ends

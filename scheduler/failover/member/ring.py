@@ -54,7 +54,8 @@ class Ring:
         collectives: What gradients on GPUs go over: "gloo", through host memory, or "nccl", which was never tried.
 
     Raises:
-        InputError: If this process was not started as a member of a ring, or has no NCCL.
+        InputError: If this process was not started as a member of a ring, or has no NCCL, if the gradients of the model
+            cannot be exchanged, or if the newest checkpoint cannot be loaded and no living member has a newer state.
     """
 
     def __init__(
@@ -145,6 +146,9 @@ class Ring:
         Returns:
             Whether this member applied the step. If not, nothing is to be done for the step any more: it will come
             again, or it is in the state that was taken over from a member that had applied it.
+
+        Raises:
+            InputError: In the first step, if the state can neither be saved nor copied to a member that joins.
         """
         self._computed_s = time.monotonic() - self._began_s
         self._loss = loss.detach() if loss is not None and hasattr(loss, "detach") else loss
@@ -175,7 +179,8 @@ class Ring:
 
         Args:
             name: The same on all members.
-            it: Has `state_dict` and `load_state_dict`, of numbers, strings, tensors, and dicts and lists of them.
+            it: Has `state_dict` and `load_state_dict`, of numbers, strings, bytes, tensors, arrays of numbers, and
+                dicts, lists, tuples and sets of them.
         """
         self._formation.keep(name, it)
 
@@ -186,7 +191,7 @@ class Ring:
             The file, on the member that wrote it; None on the others.
 
         Raises:
-            InputError: If the ring has no folder for checkpoints.
+            InputError: If the ring has no folder for checkpoints, or the state holds what could not be loaded again.
             OSError: If it cannot be written.
         """
         if self._folder is None:
@@ -250,4 +255,5 @@ class Ring:
         self._formation.end_step()
         if self._is_first:
             self._is_first = False
+            self._formation.check_state()  # it has the optimizer's state by now
             self._control.ran()

@@ -1,21 +1,24 @@
 """The state of a ring's member as numbers and tensors, and its copy from one member to others.
 
-State is a tree of dicts, lists, tuples, plain values and tensors. It is copied as a head (JSON) and one stream of
-bytes, in pieces, with its SHA-256 behind it. Nothing is taken over before all is there and the digest is right.
+State is a tree of plain values and tensors. It is copied as a head, which has the shapes of its tensors, and one stream
+of bytes, in pieces, with its SHA-256 behind it. Nothing is taken over before all is there and the digest is right.
 Source: SPEC F8.
 """
 
 import hashlib
-import json
+import io
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ....plain_state import plain, read_state
 from .groups import Group, LinkError, keep_for_ever
 
 PIECE_BYTES = 2 << 20  # small, so that both sides compute the digest of a piece while others are under way
@@ -88,12 +91,15 @@ def send_state(state: Any, group: Group, root: int) -> str:
     """Give a state to the other members of a group, and return its digest.
 
     Raises:
-        TypeError: If it holds something that cannot be copied.
+        InputError: If it holds something that cannot be copied.
         AbortedError: If the ring is formed anew.
         LinkError: If an exchange fails.
     """
-    tensors: list[Tensor] = []
-    head = json.dumps(_pack(state, tensors, "state")).encode()
+    values = plain(state)
+    tensors = [it for it in tree_leaves(values) if isinstance(it, Tensor)]
+    written = io.BytesIO()
+    torch.save(tree_map_only(Tensor, partial(torch.empty_like, device="meta"), values), written)
+    head = written.getvalue()
     digest = hashlib.sha256(head)
     group.broadcast(torch.tensor([len(head), sum(_bytes(it) for it in tensors)]), root)
     group.broadcast(torch.frombuffer(bytearray(head), dtype=torch.uint8), root)
@@ -130,7 +136,7 @@ def receive_state(group: Group, root: int) -> Copied:
     group.broadcast(told, root)
     if bytes(told.numpy()) != digest.digest():
         raise LinkError(f"the copied state has SHA-256 {digest.hexdigest()}, and {bytes(told.numpy()).hex()} was sent")
-    return Copied(_unpack(json.loads(bytes(head.numpy())), _Reader(stream)), digest.hexdigest())
+    return Copied(_filled(read_state(io.BytesIO(head.numpy().tobytes())), stream), digest.hexdigest())
 
 
 def _ahead(pieces: Iterator[Tensor], group: Group, root: int) -> Iterator[Tensor]:
@@ -163,7 +169,9 @@ def _pieces(tensors: list[Tensor], most_bytes: int) -> Iterator[Tensor]:
     left = sum(_bytes(it) for it in tensors)
     piece, filled = torch.empty(min(left, most_bytes), dtype=torch.uint8), 0
     for tensor in (it for it in tensors if it.numel()):
-        flat = tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8)
+        flat = tensor.detach().reshape(-1).cpu()
+        # Of a single number any stride counts as contiguous, but only this one can be seen as bytes.
+        flat = (flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)).view(torch.uint8)
         while flat.numel():
             part = flat[: piece.numel() - filled]
             piece[filled : filled + part.numel()] = part
@@ -175,48 +183,19 @@ def _pieces(tensors: list[Tensor], most_bytes: int) -> Iterator[Tensor]:
                 piece, filled = torch.empty(min(left, most_bytes), dtype=torch.uint8), 0
 
 
-def _pack(it: Any, tensors: list[Tensor], where: str) -> Any:
-    """Return a tree as JSON, its tensors aside."""
-    if isinstance(it, Tensor):
-        tensors.append(it)
-        return {"tensor": [str(it.dtype).removeprefix("torch."), list(it.shape)]}
-    if isinstance(it, dict):
-        pairs = [[_pack(key, tensors, where), _pack(value, tensors, f"{where}[{key!r}]")] for key, value in it.items()]
-        return {"dict": pairs}
-    if isinstance(it, list | tuple):
-        name = "list" if isinstance(it, list) else "tuple"
-        return {name: [_pack(one, tensors, f"{where}[{at}]") for at, one in enumerate(it)]}
-    if it is None or isinstance(it, bool | int | float | str):
-        return it
-    if isinstance(it, np.generic):
-        return it.item()
-    raise TypeError(f"{where} is of type {type(it).__name__}, which cannot be copied to another member")
+def _filled(tree: Any, stream: Tensor) -> Any:
+    """Return a tree whose tensors, which have shapes alone, hold what a stream of bytes has for them, in order."""
+    at = 0
 
-
-class _Reader:
-    """Takes tensors off a stream of bytes, in order."""
-
-    def __init__(self, stream: Tensor) -> None:
-        self._stream, self._at = stream, 0
-
-    def take(self, kind: str, shape: list[int]) -> Tensor:
-        dtype = getattr(torch, kind)
-        tensor = torch.empty(shape, dtype=dtype)
-        size = _bytes(tensor)
+    def filled(empty: Tensor) -> Tensor:
+        nonlocal at
+        tensor = torch.empty_like(empty, device="cpu")
+        flat = torch.empty(empty.shape, dtype=empty.dtype).reshape(-1)
+        size = _bytes(flat)
         if size:
-            tensor.reshape(-1).view(torch.uint8).copy_(self._stream[self._at : self._at + size])
-        self._at += size
+            flat.view(torch.uint8).copy_(stream[at : at + size])
+            tensor.copy_(flat.view(empty.shape))
+        at += size
         return tensor
 
-
-def _unpack(it: Any, reader: _Reader) -> Any:
-    if not isinstance(it, dict):
-        return it
-    ((kind, content),) = it.items()
-    if kind == "tensor":
-        return reader.take(*content)
-    if kind == "dict":
-        # A key may be a tuple, but not a list or a dict.
-        return {_unpack(key, reader): _unpack(value, reader) for key, value in content}
-    parts = [_unpack(one, reader) for one in content]
-    return tuple(parts) if kind == "tuple" else parts
+    return tree_map_only(Tensor, filled, tree)

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from benchmarks import namespaces
+from longshore.gradients import Gradients
 from longshore.ring import Ring
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.member import state
 from longshore.scheduler.failover.member.control import Control
-from longshore.scheduler.failover.member.gradients import Gradients
 from longshore.scheduler.failover.member.groups import GlooGroup
 
 MEMBER = int(os.environ[wire.MEMBER])
