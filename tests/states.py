@@ -43,17 +43,23 @@ trees = st.recursive(
 
 def same(one: Any, other: Any) -> bool:
     """Whether two trees are of the same types and the same bits; a parameter counts as a tensor."""
-    if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and one.dtype == other.dtype and one.shape == other.shape and alike(one, other)
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return (
+            isinstance(one, Tensor)
+            and isinstance(other, Tensor)
+            and one.dtype == other.dtype
+            and one.shape == other.shape
+            and alike(one, other)
+        )
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
     if isinstance(one, dict):
         return [*map(repr, one)] == [*map(repr, other)] and all(map(same, one.values(), other.values()))
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    return one == other if isinstance(one, set) else repr(one) == repr(other)
+    return bool(one == other) if isinstance(one, set) else repr(one) == repr(other)
 
 
 def alike(one: Tensor, other: Tensor) -> bool:

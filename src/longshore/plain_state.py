@@ -94,9 +94,10 @@ def _value(it: Any, where: str) -> Any:
         if number.bit_length() > MOST_INTEGER_BITS:
             raise InputError(f"{where} is a number of {number.bit_length()} bits, which cannot be read again", FIX)
         return number
-    for kind in (str, bytes, bytearray):  # and what is derived from them, such as NumPy's
-        if isinstance(it, kind):
-            return kind(it)
+    if isinstance(it, str):
+        return str(it)
+    if isinstance(it, bytes | bytearray):
+        return bytes(it) if isinstance(it, bytes) else bytearray(it)
     if isinstance(it, float | np.floating):
         return float(it)
     if isinstance(it, complex | np.complexfloating):

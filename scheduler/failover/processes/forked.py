@@ -26,7 +26,8 @@ class Forked(NamedTuple):
 
 def python_arguments(command: tuple[str, ...]) -> list[str] | None:
     """Return what follows the interpreter if a command runs a script with this Python, None if it is anything else."""
-    if len(command) < 2 or shutil.which(command[0]) != sys.executable:
+    found = shutil.which(command[0])
+    if len(command) < 2 or found is None or str(Path(found).absolute()) != sys.executable:
         return None
     rest = list(command[1:])
     if rest[0] == "-m":

@@ -3,12 +3,17 @@
 Started with a path, it listens there on a Unix socket. Each connection is one member: a line of JSON says what to run,
 with the output's descriptor beside it. Back come a line with the member's pid and, when it has ended, one with its
 status. The member's process ends if the connection does. It is forked while this process has one thread, before
-anything was computed. Source: SPEC F8.
+anything was computed. Its script is run as Python would run it, and ends as Python does: threads are waited for,
+`atexit` is called, files are flushed. Source: SPEC F8.
 """
 
+import builtins
 import contextlib
+import gc
+import io
 import json
 import os
+import pkgutil
 import random
 import runpy
 import selectors
@@ -16,8 +21,11 @@ import signal
 import socket
 import sys
 import time
+import zipfile
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, NoReturn
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NamedTuple
 
 from ...files.sockets import short_name
 
@@ -38,7 +46,27 @@ def main() -> None:
         os.environ[variable] = "1"  # or a library would start threads, which do not come along with a fork
     for name in IMPORTS:
         __import__(name)
-    Warm(Path(sys.argv[1])).serve()
+    # Members would copy the memory of all that was imported, each time their garbage is looked for and at their end.
+    gc.collect()
+    gc.freeze()
+    member = Warm(Path(sys.argv[1])).serve()
+    if member is not None:
+        run(member)
+
+
+class Member(NamedTuple):
+    """What a process that was forked just now is to be."""
+
+    what: dict[str, Any]  # `arguments` behind the interpreter, `environment` and `folder`
+    output: int  # descriptor for what it writes
+
+
+class _ForkedError(Exception):
+    """This is the forked process: it leaves the loop of its parent."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__()
+        self.member = member
 
 
 class Warm:
@@ -54,8 +82,19 @@ class Warm:
         self._members: dict[int, socket.socket] = {}
         self._parent = os.getppid()
 
-    def serve(self) -> None:
-        """Fork a member for each connection, and tell how it ends."""
+    def serve(self) -> Member | None:
+        """Fork a member for each connection, and tell how it ends.
+
+        Returns:
+            None once the parent is gone; in a process that was forked, what it is to be.
+        """
+        try:
+            self._serve()
+        except _ForkedError as forked:
+            return forked.member
+        return None
+
+    def _serve(self) -> None:
         listener = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
@@ -105,21 +144,15 @@ class Warm:
             connection.close()
         else:
             if pid == 0:
-                self._become_member(listener, connection, what, outputs[0])
+                listener.close()
+                connection.close()
+                self._selector.close()
+                raise _ForkedError(Member(what, outputs[0]))
             self._members[pid] = connection
             self._selector.register(connection, selectors.EVENT_READ, pid)
             _say(connection, {"pid": pid})
         for output in outputs:
             os.close(output)
-
-    def _become_member(self, listener: socket.socket, connection: socket.socket, what: Any, output: int) -> NoReturn:
-        try:
-            listener.close()
-            connection.close()
-            self._selector.close()
-            run(what, output)
-        finally:  # A copy of the warm process must not live on.
-            os._exit(1)
 
     def _hung_up(self, connection: Any) -> None:
         """End the member whose launcher is gone."""
@@ -144,30 +177,36 @@ def _say(connection: socket.socket, what: dict[str, int]) -> None:
         connection.sendall(json.dumps(what).encode() + b"\n")
 
 
-def run(what: dict[str, Any], output: int) -> None:
-    """Become a member: run a script as Python would have been started with it; never return.
+def run(member: Member) -> None:
+    """Become a member: run a script as Python would have been started with it.
 
-    Args:
-        what: `arguments` behind the interpreter, `environment` and `folder`.
-        output: Descriptor for what it writes.
+    Raises:
+        BaseException: What the script did not catch; the interpreter does the rest, as it does for any script.
     """
-    status = 1
     try:
-        _become(what, output)
-        _run_script(what["arguments"])
-        status = 0
-    except SystemExit as end:
-        status = _status_of(end)
+        _become(member)
+        _run_script(member.what["arguments"])
     except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+        shown = sys.excepthook  # perhaps the script's own
+
+        def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            trace = _of_script(trace)
+            shown(kind, error.with_traceback(trace), trace)
+
+        sys.excepthook = show
+        raise
 
 
-def _become(what: dict[str, Any], output: int) -> None:
+def _of_script(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without its first lines, which are of what has run the script."""
+    own, at = {"<string>", __file__, runpy.__file__, "<frozen runpy>"}, trace
+    while at is not None and at.tb_frame.f_code.co_filename in own:
+        at = at.tb_next
+    return at
+
+
+def _become(member: Member) -> None:
+    what, output = member
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -187,23 +226,35 @@ def _become(what: dict[str, Any], output: int) -> None:
 
 
 def _run_script(arguments: list[str]) -> None:
+    """Run a script or a module as `__main__`, which it stays: threads and `atexit` may need it after the last line."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = list(arguments)
-        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-        runpy.run_path(arguments[0], run_name="__main__")
+        runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]  # what `python -m` calls
+        return
+    sys.argv = list(arguments)
+    path = arguments[0]
+    if Path(path).is_dir() or zipfile.is_zipfile(path):
+        sys.path.insert(0, path)
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    exec(_code_of(path), main.__dict__)
 
 
-def _status_of(end: SystemExit) -> int:
-    if end.code is None:
-        return 0
-    if isinstance(end.code, int):
-        return end.code & 0xFF
-    sys.stderr.write(f"{end.code}\n")
-    return 1
+def _code_of(path: str) -> CodeType:
+    """Return the code of a script, or end this process as Python does where there is none."""
+    try:
+        with io.open_code(str(Path(path).absolute())) as file:
+            compiled: CodeType | None = pkgutil.read_code(file)  # type: ignore[attr-defined]  # of a .pyc
+    except OSError as error:
+        problem = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: can't open file {str(Path(path).absolute())!r}: {problem}\n")
+        raise SystemExit(2) from None
+    return compile(Path(path).read_bytes(), path, "exec") if compiled is None else compiled
 
 
 if __name__ == "__main__":
