@@ -23,7 +23,7 @@ class Batches(NamedTuple):
 
     calls: Sequence[Call]
     samples: int
-    more: Sequence[Call] = ()  # with more samples by one, for what a sample adds
+    more: Sequence[Call] = ()  # with twice as many samples, for what a sample adds
 
 
 def layer_profiles(recorded: Batches) -> list[LayerProfile]:
@@ -33,16 +33,17 @@ def layer_profiles(recorded: Batches) -> list[LayerProfile]:
         UnlikeError: If two recordings do not have the same layers.
     """
     if recorded.more and [it.name for it in recorded.more] != [it.name for it in recorded.calls]:
-        raise UnlikeError("the model runs other layers with two samples than with one")
+        twice = 2 * recorded.samples
+        raise UnlikeError(f"the model runs other layers with {twice} samples than with {recorded.samples}")
     if recorded.more:
         pairs = zip(recorded.calls, recorded.more, strict=True)
-        return [_layer(call, _added(call.figures, other.figures)) for call, other in pairs]
+        return [_layer(call, _added(call.figures, other.figures, recorded.samples)) for call, other in pairs]
     return [_layer(call, _shared(call.figures, recorded.samples)) for call in recorded.calls]
 
 
-def _added(one: Figures, two: Figures) -> dict[str, float]:
-    """Return what the second sample adds; of what does not grow with samples, nothing."""
-    return {name: max(0.0, getattr(two, name) - getattr(one, name)) for name in ADDED}
+def _added(one: Figures, two: Figures, samples: int) -> dict[str, float]:
+    """Return what each of so many more samples adds; of what does not grow with samples, nothing."""
+    return {name: max(0.0, getattr(two, name) - getattr(one, name)) / samples for name in ADDED}
 
 
 def _shared(figures: Figures, samples: int) -> dict[str, float]:
@@ -54,8 +55,7 @@ def _layer(call: Call, per_sample: dict[str, float]) -> LayerProfile:
     return LayerProfile(
         name=call.name[-300:],
         kind=call.kind[:300],
-        parameters=call.parameters,
-        tied_parameters=call.tied_parameters,
+        **call.weights._asdict(),
         heads=call.figures.heads,
         is_block=call.is_block,
         fixed_costs=1.0 if is_decoder else call.figures.products / DECODER_PRODUCTS,

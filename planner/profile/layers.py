@@ -26,7 +26,10 @@ class LayerProfile(_Part):
     forward_flops: Amount
     backward_flops: Amount
     parameters: Amount  # that no earlier layer has
-    tied_parameters: Amount = 0.0  # that an earlier layer has too: on another stage it needs a copy
+    frozen_parameters: Amount = 0.0  # of these, what is not trained
+    frozen_bytes: Amount = 0.0  # of these, and of buffers
+    tied_parameters: Amount = 0.0  # trained ones that an earlier layer has too: on another stage it needs a copy
+    tied_frozen_bytes: Amount = 0.0  # the same of what is not trained
     saved_bytes: Amount  # that the forward pass keeps for the backward pass
     input_elements: Amount
     output_bytes: Amount  # what crosses the network if the pipeline is cut behind it
@@ -43,11 +46,17 @@ class ModelProfile(_Part):
     tokens_per_sample: Annotated[float, Field(gt=0, le=1e12)]
     layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1, max_length=MOST_LAYERS)]
     notes: tuple[Text, ...] = ()  # what its reader should know
+    least_samples: Annotated[int, Field(ge=1)] = 1  # that it can train on at a time
 
     @property
     def parameters(self) -> float:
         """Parameters of the whole model, tied ones once."""
         return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def trained_parameters(self) -> float:
+        """Of these, what training changes."""
+        return sum(layer.parameters - layer.frozen_parameters for layer in self.layers)
 
     @property
     def forward_flops(self) -> float:

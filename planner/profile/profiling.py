@@ -47,6 +47,7 @@ class _Answer(BaseModel):
     tokens_per_sample: float = 1.0
     layers: tuple[LayerProfile, ...] = ()
     notes: tuple[str, ...] = ()
+    least_samples: int = 1
 
 
 def profile(target: str, limits: Limits) -> ModelProfile:
@@ -71,7 +72,7 @@ def profile(target: str, limits: Limits) -> ModelProfile:
         if answer.problem is None:
             return ModelProfile(
                 name=f"{path.name}:{function}"[-300:], rung=answer.rung, tokens_per_sample=answer.tokens_per_sample,
-                layers=answer.layers, notes=answer.notes,
+                layers=answer.layers, notes=answer.notes, least_samples=answer.least_samples,
             )  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]

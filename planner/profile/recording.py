@@ -10,7 +10,7 @@ Source: SPEC P1.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,16 @@ class Figures:
     products: int = 0  # matrix products and the like: each is a launch or two
 
 
+class Weights(NamedTuple):
+    """What a layer holds: numbers of weights, and bytes of those that are not trained and of buffers."""
+
+    parameters: float = 0.0  # that no layer before it has
+    frozen_parameters: float = 0.0  # of these
+    frozen_bytes: float = 0.0
+    tied_parameters: float = 0.0  # trained ones that a layer before it has
+    tied_frozen_bytes: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call of a layer."""
@@ -47,8 +57,7 @@ class Call:
     kind: str
     is_block: bool
     figures: Figures
-    parameters: float = 0.0
-    tied_parameters: float = 0.0
+    weights: Weights
     hinted: bool = False
 
 
@@ -83,16 +92,20 @@ class Recorder:
         model: On the device that it is to be recorded on.
         hints: Of the user, for layers that cannot be run.
         float_scale: Bytes of a number in training, over those that it has here.
+        element_bytes: Of a number of each parameter and buffer that is not trained, by their names.
     """
 
-    def __init__(self, model: nn.Module, hints: Mapping[str, Hint], float_scale: float) -> None:
+    def __init__(
+        self, model: nn.Module, hints: Mapping[str, Hint], float_scale: float, element_bytes: Mapping[str, float]
+    ) -> None:
         self.calls: list[Call] = []
         self._model, self._hints = model, hints
         self._known: dict[object, tuple[Figures, Any, bool]] = {}
         self._kept = _Kept(scale=float_scale)
         for tensor in (*model.parameters(), *model.buffers()):
             self._kept.passed_over.add(tensor.untyped_storage()._cdata)
-        self._met: set[int] = set()  # parameters
+        self._met: set[int] = set()  # parameters and buffers
+        self._element_bytes = {id(it): element_bytes[name] for name, it in _tensors(model)}
         self._counter, self._seen = FlopCounterMode(display=False), AsOnGpu()
         self._alone = 0.0  # FLOPs of layers that were run alone
         self._forward = True
@@ -114,9 +127,9 @@ class Recorder:
             _backward(output)
             backward = self._flops() - self._alone - forward
         rest = Figures(forward, backward, saved_bytes, self._seen.tally.elements, self._bytes_of(output))
-        own, tied = self._parameters_of(self._model)
-        if forward or own or saved_bytes:
-            self.calls.append(Call(OUTSIDE, "", is_block=False, figures=rest, parameters=own, tied_parameters=tied))
+        weights = self._weights_of(self._model)._replace(tied_parameters=0.0, tied_frozen_bytes=0.0)
+        if forward or weights.parameters or saved_bytes:
+            self.calls.append(Call(OUTSIDE, "", is_block=False, figures=rest, weights=weights))
         return self.calls
 
     @contextmanager
@@ -140,9 +153,10 @@ class Recorder:
             if key not in self._known:
                 self._known[key] = self._run_or_hint(found, forward, args, kwargs)
             figures, output, hinted = self._known[key]
-            own, tied = self._parameters_of(found.module)
             kind = type(found.module).__name__
-            self.calls.append(Call(found.name, kind, found.is_block, figures, own, tied, hinted))
+            self.calls.append(
+                Call(found.name, kind, found.is_block, figures, self._weights_of(found.module), hinted=hinted)
+            )
             return stand_ins(output, (args, kwargs), self._kept.same)
 
         return replacement
@@ -193,17 +207,41 @@ class Recorder:
     def _bytes_of(self, output: Any) -> float:
         return float(sum(it.numel() * it.element_size() for it in _floats(output))) * self._kept.scale
 
-    def _parameters_of(self, module: nn.Module) -> tuple[float, float]:
-        """Return how many parameters nobody before has had, and how many somebody has."""
-        own, tied = 0, 0
-        for parameter in module.parameters():
-            number = parameter.untyped_storage()._cdata
-            if number in self._met:
-                tied += parameter.numel()
-            else:
-                self._met.add(number)
-                own += parameter.numel()
-        return float(own), 0.0 if module is self._model else float(tied)
+    def _weights_of(self, module: nn.Module) -> Weights:
+        """Return what a module holds that no module before it has had, and what one has."""
+        found = dict.fromkeys(Weights._fields, 0.0)
+        for tensor in (*module.parameters(), *module.buffers()):
+            number, is_parameter = tensor.untyped_storage()._cdata, isinstance(tensor, nn.Parameter)
+            is_tied = number in self._met
+            self._met.add(number)
+            found["parameters"] += tensor.numel() if is_parameter and not is_tied else 0
+            if is_parameter and tensor.requires_grad:
+                found["tied_parameters"] += tensor.numel() if is_tied else 0
+                continue
+            found["frozen_parameters"] += tensor.numel() if is_parameter and not is_tied else 0
+            name = "tied_frozen_bytes" if is_tied else "frozen_bytes"
+            found[name] += tensor.numel() * self._width(tensor)
+        return Weights(**found)
+
+    def _width(self, tensor: Tensor) -> float:
+        return self._element_bytes.get(id(tensor), _own_bytes(tensor))  # some come only when the model runs
+
+
+def _own_bytes(tensor: Tensor) -> float:
+    width = float(tensor.dtype.itemsize)
+    return min(width, 2.0) if tensor.is_floating_point() else width
+
+
+def element_bytes(model: nn.Module) -> dict[str, float]:
+    """Return the bytes of a number of each parameter and buffer where it is not trained, by their names.
+
+    Numbers of more than 16 bits are kept in 16, as those that are trained are.
+    """
+    return {name: _own_bytes(it) for name, it in _tensors(model)}
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
 def _unpack(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Source: SPEC P1.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +17,9 @@ from .building import BuildError, Built, built, user_line
 from .composing import Batches, UnlikeError, layer_profiles
 from .hints import Hint
 from .layers import LayerProfile
-from .recording import LayerError, Recorder
+from .recording import LayerError, Recorder, element_bytes
 
-META, CPU = "without weights (meta device)", "run on the CPU with one and two samples"
+META, CPU = "without weights (meta device)", "run on the CPU with {} and {} samples"
 OUT_OF_MEMORY = "it takes more memory than it may"
 INITIALISERS = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
 
@@ -31,6 +31,7 @@ class Profiled(NamedTuple):
     tokens_per_sample: int
     layers: list[LayerProfile]
     notes: tuple[str, ...]
+    least_samples: int
 
 
 class RungError(Exception):
@@ -72,26 +73,54 @@ def _without_weights(build: Callable[[], Any], hints: Mapping[str, Hint], formul
     with _default_type(torch.bfloat16), torch.device("meta"):
         with _no_initial_values():
             made = built(build)
+        widths = element_bytes(made.model)
         made = made.on("meta", torch.bfloat16)
-        calls = Recorder(made.model, hints, 1.0).record(made.step)
+        calls = Recorder(made.model, hints, 1.0, widths).record(made.step)
+        least = _least_samples(made)
     hinted = sum(call.hinted for call in calls)
     parts = [META]
     parts += [f"{hinted} layers by profile_hint"] if hinted else []
     parts += [f"{formulas} FLOP formulas of yours"] if formulas else []
-    return Profiled(", ".join(parts), made.tokens_per_sample, layer_profiles(Batches(calls, made.samples)), ())
+    layers = layer_profiles(Batches(calls, made.samples))
+    return Profiled(", ".join(parts), made.tokens_per_sample, layers, (), least)
+
+
+def _sample_counts(made: Built) -> list[int]:
+    """Return with how many samples a model is tried: some do not train on one, such as batch norm behind pooling."""
+    return sorted({1, 2, made.samples})
+
+
+def _least_samples(made: Built) -> int:
+    """Return the fewest samples that a model runs with, of those that are tried; it runs with its own."""
+    for samples in _sample_counts(made):
+        with suppress(Exception):  # whatever a user's model raises
+            made.with_samples(samples).step()
+            return samples
+    return made.samples
 
 
 def _on_cpu(build: Callable[[], Any], hints: Mapping[str, Hint], first: str) -> Profiled:
     _count_attention_on_cpu()
-    made = built(build).on("cpu", torch.float32)
-    with _no_fused_kernels():
-        one, two = (_recorded(made.with_samples(samples), hints) for samples in (1, 2))
-    note = f"it does not run without weights: {first}"[:300]
-    return Profiled(CPU, made.tokens_per_sample, layer_profiles(Batches(one, 1, two)), (note,))
+    made = built(build)
+    widths = element_bytes(made.model)
+    made = made.on("cpu", torch.float32)
+    problems: dict[int, Exception] = {}
+    for samples in _sample_counts(made):
+        try:
+            with _no_fused_kernels():
+                one, two = (_recorded(made.with_samples(it), hints, widths) for it in (samples, 2 * samples))
+            layers = layer_profiles(Batches(one, samples, two))
+        except Exception as error:  # whatever a user's model raises
+            problems[samples] = error
+            continue
+        note = f"it does not run without weights: {first}"[:300]
+        return Profiled(CPU.format(samples, 2 * samples), made.tokens_per_sample, layers, (note,), samples)
+    raise problems[made.samples]  # of the example as it is
 
 
-def _recorded(made: Built, hints: Mapping[str, Hint]) -> list[Any]:
-    return list(Recorder(made.model, hints, 0.5).record(made.step))  # numbers have 2 bytes in training, here 4
+def _recorded(made: Built, hints: Mapping[str, Hint], widths: Mapping[str, float]) -> list[Any]:
+    # numbers have 2 bytes in training, here 4
+    return list(Recorder(made.model, hints, 0.5, widths).record(made.step))
 
 
 def _reason(error: BaseException) -> str:

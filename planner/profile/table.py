@@ -11,8 +11,10 @@ from ...cluster.traces.table import Rows, read_rows
 from .layers import MOST_LAYERS, LayerProfile, ModelProfile
 
 COLUMNS = ("name", "parameters", "forward_flops", "saved_bytes", "output_bytes")
-OPTIONAL = ("backward_flops", "tied_parameters", "input_elements", "heads", "is_block", "fixed_costs", "tokens")
+AMOUNTS = ("backward_flops", "tied_parameters", "input_elements", "frozen_parameters", "frozen_bytes", "fixed_costs")
+OPTIONAL = (*AMOUNTS, "heads", "is_block", "tokens")
 MOST = 1e30
+NUMBER_BYTES = 2.0  # of a weight that is not trained
 
 
 def read_table(path: Path) -> ModelProfile:
@@ -36,17 +38,22 @@ def read_table(path: Path) -> ModelProfile:
 
 def _layers(rows: Rows) -> list[LayerProfile]:
     columns = {name: rows.numbers(name, most=MOST).tolist() for name in COLUMNS[1:]}
-    for name in OPTIONAL[:3]:
+    for name in AMOUNTS:
         if rows.has(name):
             columns[name] = rows.numbers(name, most=MOST).tolist()
     for name, most in (("heads", 1_000_000), ("is_block", 1)):
         if rows.has(name):
             columns[name] = rows.whole_numbers(name, most=most).tolist()
-    if rows.has("fixed_costs"):
-        columns["fixed_costs"] = rows.numbers("fixed_costs", most=MOST).tolist()
     columns.setdefault("backward_flops", [2.0 * value for value in columns["forward_flops"]])
     # Where nothing is said, as much reaches a layer as it sends on, two bytes a number.
     columns.setdefault("input_elements", [value / 2.0 for value in columns["output_bytes"]])
+    frozen = columns.setdefault("frozen_parameters", [0.0] * len(rows.lines))
+    columns.setdefault("frozen_bytes", [NUMBER_BYTES * value for value in frozen])
+    for row, (all_of_it, part) in enumerate(zip(columns["parameters"], frozen, strict=True)):
+        if part > all_of_it:
+            raise rows.error(
+                "frozen_parameters", row, f"are more than the {all_of_it:g} parameters", "count them there too"
+            )
     names = rows.cells["name"]
     return [
         LayerProfile(name=names[row][-300:], **{name: values[row] for name, values in columns.items()})

@@ -58,7 +58,10 @@ def _answer(path: str, function: str) -> dict[str, Any]:
         where = f" ({at})" if at else ""
         return {"problem": f"it raised {type(error).__name__}: {text}{where}; run `python {path}` to see more"}
     layers = [layer.model_dump() for layer in found.layers]
-    return {"rung": found.rung, "tokens_per_sample": found.tokens_per_sample, "layers": layers, "notes": found.notes}
+    return {
+        "rung": found.rung, "tokens_per_sample": found.tokens_per_sample, "layers": layers, "notes": found.notes,
+        "least_samples": found.least_samples,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

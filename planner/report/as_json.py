@@ -22,6 +22,7 @@ def choice_json(asked: Question, choice: Choice, table: Sequence[Plan | Misfit] 
     said: dict[str, Any] = {
         "model": {
             "name": profile.name, "rung": profile.rung, "parameters": profile.parameters,
+            "trained_parameters": profile.trained_parameters, "least_samples": profile.least_samples,
             "forward_flops": profile.forward_flops, "layers": [layer.name for layer in profile.layers],
             "notes": list(profile.notes),
         },

@@ -12,6 +12,7 @@ from rich.table import Table
 from ...cluster.files.durations import duration_text, exact_text
 from ..model.host import HostProfile
 from ..model.memory import CONTEXT_BYTES, FRAGMENTATION
+from ..profile.layers import ModelProfile
 from ..search.choosing import Choice
 from ..search.plan import Misfit, Plan, Stage
 from ..search.question import Question
@@ -24,7 +25,7 @@ def print_choice(console: Console, asked: Question, choice: Choice) -> None:
     """Print the plan, or that there is none."""
     profile = asked.profile
     console.print(
-        f"{profile.name}: {_amount(profile.parameters)} parameters in {len(profile.layers)} layers, "
+        f"{profile.name}: {_amount(profile.parameters)} parameters{_trained(profile)} in {len(profile.layers)} layers, "
         f"{_amount(profile.forward_flops)}FLOP forward for a sample; profiled {profile.rung}"
     )
     for note in profile.notes:
@@ -34,6 +35,11 @@ def print_choice(console: Console, asked: Question, choice: Choice) -> None:
         console.print(line)
     if choice.plan is not None:
         _print_plan(console, asked, choice.plan)
+
+
+def _trained(profile: ModelProfile) -> str:
+    trained = profile.trained_parameters
+    return "" if trained == profile.parameters else f" ({_amount(trained).strip()} trained)"
 
 
 def verdict(asked: Question, choice: Choice) -> Iterator[str]:

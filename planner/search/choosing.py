@@ -96,7 +96,13 @@ def _field(asked: Question, tried: list[Chain]) -> _Field:
     parts = [fitting_layouts(asked, chain) for chain in tried]
     found = [it for it, _ in parts]
     if not sum(it.data.size for it in found):
-        degrees = "x".join(map(str, asked.degrees or ()))
+        if asked.degrees is None:
+            least = asked.profile.least_samples
+            problem = (
+                f"the model does not train on fewer than {least} samples at a time, and no part of a batch has them"
+            )
+            raise InputError(problem, f"take a multiple of {least}", field="--batch")
+        degrees = "x".join(map(str, asked.degrees))
         fix = f"take a data degree that divides {asked.batch}, stages of one layer at least, and GPUs that there are"
         raise InputError(f"no plan has the degrees {degrees}", fix, field="--degrees")
     return _Field(
@@ -116,7 +122,7 @@ def fitting_layouts(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
         return _of_host(asked, chain)
     node = min(chain, key=lambda it: it.gpus_per_node)
     degrees = tensor_degrees(asked.layers.heads, _common_node(chain, node))
-    found = layouts(asked.batch, asked.layers.count, degrees, gpus_of(chain))
+    found = layouts(asked.batch, asked.layers.count, degrees, gpus_of(chain), asked.profile.least_samples)
     found = _with_degrees(asked, _kept(found, found.gpus > gpus_of(chain[:-1])))
     least_s = least_step_s(asked, chain, found)
     return found, np.where(may_fit(asked, chain, found), least_s, np.inf)
@@ -124,7 +130,8 @@ def fitting_layouts(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
 
 def _of_host(asked: Question, chain: Chain) -> tuple[Layouts, Array]:
     """Return the same for ranks of one machine: they are few, and each is worked out."""
-    found = layouts(asked.batch, stages_at_most(asked.profile), [1], gpus_of(chain))
+    stages = stages_at_most(asked.profile)
+    found = layouts(asked.batch, stages, [1], gpus_of(chain), asked.profile.least_samples)
     found = _with_degrees(asked, _kept(found, found.saving == SAVINGS.index(Saving.none)))
     return found, np.zeros(found.data.size)
 

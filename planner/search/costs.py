@@ -19,8 +19,11 @@ class Layers:
 
     forward_flops: Array
     backward_flops: Array
-    parameters: Array
-    tied_parameters: Array
+    parameters: Array  # that are trained
+    frozen_parameters: Array
+    frozen_bytes: Array  # of these and of buffers
+    tied_parameters: Array  # that are trained
+    tied_frozen_bytes: Array
     saved_bytes: Array
     input_elements: Array
     output_bytes: Array
@@ -39,6 +42,7 @@ def layers_of(profile: ModelProfile) -> Layers:
     """Return the figures of a profile as arrays."""
     names = [it.name for it in fields(Layers) if it.name not in ("has_heads", "heads")]
     columns = {name: profile.column(name) for name in names}
+    columns["parameters"] -= columns["frozen_parameters"]
     has_heads = (profile.column("heads") > 0).astype(np.float64)
     return Layers(**columns, has_heads=has_heads, heads=profile.heads)
 
@@ -46,7 +50,8 @@ def layers_of(profile: ModelProfile) -> Layers:
 def host_layers(profile: ModelProfile) -> Layers:
     """Return the figures of a profile as arrays, with the bytes of numbers on a machine without GPUs."""
     found, wider = layers_of(profile), HOST_BYTES / NUMBER_BYTES
-    return replace(found, saved_bytes=found.saved_bytes * wider, output_bytes=found.output_bytes * wider)
+    names = ("saved_bytes", "output_bytes", "frozen_bytes", "tied_frozen_bytes")
+    return replace(found, **{name: getattr(found, name) * wider for name in names})
 
 
 def pieces(layers: Layers, tensor: Array, micro_batch: Array, recomputes: Array) -> Pieces:
@@ -75,7 +80,7 @@ def pieces(layers: Layers, tensor: Array, micro_batch: Array, recomputes: Array)
 class MemoryCosts:
     """What the layers take on a GPU, arrays of shape (layers,)."""
 
-    state_bytes: Array  # weights, gradients and optimizer
+    state_bytes: Array  # weights, gradients and optimizer, and weights that are not trained
     optimizer_bytes: Array  # of these, the optimizer's
     kept_bytes: Array  # for each micro-batch that is on its way
     working_bytes: float  # for the layer at work, whichever it is
@@ -93,14 +98,15 @@ def memory(layers: Layers, saving: Saving, data: int, tensor: int, micro_batch: 
         copies: Whether tied parameters may be on two stages, and each of these has them.
     """
     parameters = layers.parameters + (layers.tied_parameters if copies else 0.0)
+    frozen = (layers.frozen_bytes + (layers.tied_frozen_bytes if copies else 0.0)) / tensor
     saved = layers.saved_bytes * micro_batch * kept_share(tensor)
     again = layers.is_block if saving.recomputes else np.zeros_like(saved)
     inputs = NUMBER_BYTES * layers.input_elements * micro_batch
     working = float((saved * again).max())
     if saving.zero == 3:  # weights of a layer and of the one after it, and the gradients of one
-        working += 3.0 * NUMBER_BYTES * float(layers.parameters.max())
+        working += float((3.0 * NUMBER_BYTES * layers.parameters + 2.0 * layers.frozen_bytes).max())
     return MemoryCosts(
-        state_bytes=parameters / tensor * state_bytes(saving, data),
+        state_bytes=parameters / tensor * state_bytes(saving, data) + frozen / (data if saving.zero == 3 else 1),
         optimizer_bytes=parameters / tensor * optimizer_state_bytes(saving, data),
         kept_bytes=np.where(again > 0, inputs, saved),
         working_bytes=working,

@@ -137,8 +137,9 @@ def _stage(case: _Case, cuts: Cuts, k: int) -> Stage:
     held = slice(cuts[k], cuts[k + 1])
     constants = asked.constants(it)
     part = Pieces(*(column[held] for column in case.work))
-    parameters = float((asked.layers.parameters[held]).sum()) / layout.tensor
-    gradients = float(all_reduce_bytes(np.array(float(layout.data)), np.array(NUMBER_BYTES * parameters)))
+    trained = float((asked.layers.parameters[held]).sum()) / layout.tensor
+    frozen = float((asked.layers.frozen_parameters[held]).sum()) / layout.tensor
+    gradients = float(all_reduce_bytes(np.array(float(layout.data)), np.array(NUMBER_BYTES * trained)))
     sends = asked.layers.output_bytes[cuts[k + 1] - 1] * layout.micro_batch if k + 1 < layout.pipeline else 0.0
     return Stage(
         first_layer=cuts[k], last_layer=cuts[k + 1] - 1, gpu_type=it.name, gpus=it.gpus,
@@ -146,7 +147,8 @@ def _stage(case: _Case, cuts: Cuts, k: int) -> Stage:
         compute_s=float(compute_s(part, it.peak_flops, constants).sum()),
         tensor_s=float(part.tensor_bytes.sum() / constants.tensor_bytes_per_s),
         flops=float(part.flops.sum()) * case.micro_batches,
-        parameters=parameters, memory_bytes=_needed_bytes(case, cuts, k), gpu_memory_bytes=it.memory_bytes,
+        parameters=trained + frozen, trained_parameters=trained, memory_bytes=_needed_bytes(case, cuts, k),
+        gpu_memory_bytes=it.memory_bytes,
         tensor_bytes=float(part.tensor_bytes.sum()), next_bytes=float(sends), ring_bytes=gradients,
         seconds=_seconds(case, held, it),
         away_bytes=float(case.needs.optimizer_bytes[held].sum()) if case.is_away else 0.0,
@@ -161,15 +163,20 @@ def _seconds(case: _Case, held: slice, it: GpuType) -> Seconds:
     forward_flops = float(asked.layers.forward_flops[held].sum()) * layout.micro_batch / layout.tensor
     share = forward_flops / max(float(part.flops.sum()), 1.0)
     parameters = float(asked.layers.parameters[held].sum()) / layout.tensor
-    gradients_s, optimizer_s = _after_s(case, it, parameters)
+    frozen_bytes = float(asked.layers.frozen_bytes[held].sum()) / layout.tensor
+    gradients_s, optimizer_s = _after_s(case, it, parameters, frozen_bytes)
     return Seconds(share * taken_s, (1.0 - share) * taken_s, gradients_s, optimizer_s)
 
 
-def rounds(parameters: Array, data: Array, micro_batches: Array, zero: Array, is_inside: Array, steps: Array) -> Rounds:
+def rounds(
+    parameters: Array, frozen_bytes: Array, data: Array, micro_batches: Array, zero: Array, is_inside: Array,
+    steps: Array,
+) -> Rounds:  # fmt: skip
     """Return what iterations do beside their micro-batches, arrays of the shape of the arguments.
 
     Args:
-        parameters: That a GPU holds; with ZeRO-3, that it works with.
+        parameters: That a GPU trains; with ZeRO-3, that it works with.
+        frozen_bytes: Of weights that it holds, or works with, and does not train.
         data: Data-parallel members.
         micro_batches: Of each.
         zero: Stage of ZeRO.
@@ -178,7 +185,8 @@ def rounds(parameters: Array, data: Array, micro_batches: Array, zero: Array, is
     """
     summed = np.where(zero == 3, 0.0, all_reduce_bytes(data, NUMBER_BYTES * parameters))
     # ZeRO-3 gathers weights twice and sums gradients once, for every micro-batch.
-    gathered = np.where(zero == 3, 3.0 * NUMBER_BYTES * parameters * micro_batches * (data - 1.0) / data, 0.0)
+    each = 3.0 * NUMBER_BYTES * parameters + 2.0 * frozen_bytes
+    gathered = np.where(zero == 3, each * micro_batches * (data - 1.0) / data, 0.0)
     return Rounds(
         steps=steps,
         inside_bytes=np.where(is_inside > 0, summed + gathered, 0.0),
@@ -188,13 +196,13 @@ def rounds(parameters: Array, data: Array, micro_batches: Array, zero: Array, is
     )
 
 
-def _after_s(case: _Case, it: GpuType, parameters: float) -> tuple[float, float]:
-    """Return the time of gradients and of the optimizer, on a GPU with so many parameters."""
+def _after_s(case: _Case, it: GpuType, parameters: float, frozen_bytes: float) -> tuple[float, float]:
+    """Return the time of gradients and of the optimizer, on a GPU that trains so many parameters."""
     asked, layout = case.asked, case.layout
     constants = asked.constants(it)
     machine = Machine(it.peak_flops, asked.fitted.measured_on.memory_bytes_per_s, it.nic_bytes_per_s)
     figures = (
-        parameters, layout.data, case.micro_batches, layout.saving.zero, layout.gpus <= it.gpus_per_node,
+        parameters, frozen_bytes, layout.data, case.micro_batches, layout.saving.zero, layout.gpus <= it.gpus_per_node,
         case.micro_batches + layout.pipeline - 1,
     )  # fmt: skip
     done = rounds(*(np.array(float(it)) for it in figures))
@@ -205,7 +213,10 @@ def _after_s(case: _Case, it: GpuType, parameters: float) -> tuple[float, float]
 
 def _times(case: _Case, stages: tuple[Stage, ...]) -> Times:
     layout, whole = case.layout, slowest(case.types)
-    gradients_s, optimizer_s = _after_s(case, whole, max(stage.parameters for stage in stages))
+    # Weights that are not trained count in ZeRO-3 alone, which has one stage.
+    frozen_bytes = float(case.asked.layers.frozen_bytes.sum()) / layout.tensor
+    most = max(stage.trained_parameters for stage in stages)
+    gradients_s, optimizer_s = _after_s(case, whole, most, frozen_bytes)
     worst, m = max(stages, key=lambda it: it.micro_batch_s), case.micro_batches
     return Times(
         compute_s=worst.compute_s * m,

@@ -62,7 +62,7 @@ def tensor_degrees(heads: int, node: GpuType) -> list[int]:
     return divisors(int(np.gcd(heads, node.gpus_per_node)), node.gpus_per_node) if heads else [1]
 
 
-def layouts(batch: int, layers: int, tensor: list[int], gpus: int) -> Layouts:
+def layouts(batch: int, layers: int, tensor: list[int], gpus: int, least_samples: int = 1) -> Layouts:
     """Return every layout that takes at most so many GPUs.
 
     Args:
@@ -70,9 +70,13 @@ def layouts(batch: int, layers: int, tensor: list[int], gpus: int) -> Layouts:
         layers: Of the model; each stage has one at least.
         tensor: Degrees of tensor parallelism to try.
         gpus: At most.
+        least_samples: Of a micro-batch.
     """
     # Members, and what each computes at a time.
-    data = [(d, b) for d in divisors(batch, gpus) for b in MICRO_BATCHES if batch // d % b == 0]
+    sizes = sorted(it for it in {*MICRO_BATCHES, least_samples} if it >= least_samples)
+    data = [(d, b) for d in divisors(batch, gpus) for b in sizes if batch // d % b == 0]
+    if not data:
+        return Layouts(*(np.zeros(0, dtype=np.int64) for _ in Layouts._fields))
     most_stages = MOST_LAYOUTS // (len(data) * len(tensor) * len(SAVINGS))
     stages = np.arange(1, min(layers, gpus, max(1, most_stages)) + 1)
     grid = np.meshgrid(np.arange(len(data)), stages, np.array(tensor), np.arange(len(SAVINGS)), indexing="ij")

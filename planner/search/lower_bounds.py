@@ -48,8 +48,9 @@ def least_step_s(asked: Question, chain: Chain, found: Layouts) -> Array:
     balanced = np.maximum(least.total_s / p, least.compute_s / _speeds(chain, found))
     micro_s = np.maximum(np.maximum(blocks, balanced), least.longest_s)
     parameters = float(asked.layers.parameters.sum()) / (p * found.tensor)
+    frozen_bytes = float(asked.layers.frozen_bytes.sum()) / (p * found.tensor)
     done = rounds(
-        parameters, found.data.astype(np.float64), m.astype(np.float64), ZERO[found.saving],
+        parameters, frozen_bytes, found.data.astype(np.float64), m.astype(np.float64), ZERO[found.saving],
         (found.gpus <= it.gpus_per_node).astype(np.float64), (m + p - 1).astype(np.float64),
     )  # fmt: skip
     machine = Machine(it.peak_flops, asked.fitted.measured_on.memory_bytes_per_s, it.nic_bytes_per_s)
@@ -90,11 +91,12 @@ def may_fit(asked: Question, chain: Chain, found: Layouts) -> NDArray[np.bool_]:
     share = _kept_share(found)
     again = RECOMPUTES[found.saving] > 0
     per_sample = np.where(again, _kept_by_recomputing(layers, share), layers.saved_bytes.sum() * share)
-    states, activations = layers.parameters.sum() / found.tensor * state, per_sample * found.micro_batch
+    frozen = layers.frozen_bytes.sum() / found.tensor / np.where(zero == 3, data, 1.0)
+    states, activations = layers.parameters.sum() / found.tensor * state + frozen, per_sample * found.micro_batch
     needed = states + activations
     if asked.offload:
         optimizer = OPTIMIZER_STATE_BYTES / STATE_BYTES * np.where(zero == 1, 1 / data / state * STATE_BYTES, 1.0)
-        needed = np.maximum(states * (1.0 - optimizer) + activations, states)
+        needed = np.maximum(states - (states - frozen) * optimizer + activations, states)
     fits: NDArray[np.bool_] = needed <= usable * found.pipeline * (1.0 + 1e-9)
     return fits
 

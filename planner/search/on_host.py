@@ -77,7 +77,8 @@ def pass_s(layers: Layers, rates: LayerRates, flops: Array, micro_batch: int) ->
         micro_batch: Samples.
     """
     per_sample = rates.flop_s * flops + rates.kept_byte_s * layers.saved_bytes
-    once = rates.parameter_s * (layers.parameters + layers.tied_parameters) + rates.layer_s * layers.fixed_costs
+    weights = layers.parameters + layers.tied_parameters + layers.frozen_parameters
+    once = rates.parameter_s * weights + rates.layer_s * layers.fixed_costs
     taken_s: Array = micro_batch * per_sample + once
     return taken_s
 
@@ -144,14 +145,15 @@ def _sent_bytes(case: _Case, cuts: Cuts, k: int) -> float:
 def _stage(case: _Case, cuts: Cuts, k: int, spent: Seconds) -> Stage:
     held, layers, layout = slice(cuts[k], cuts[k + 1]), case.asked.layers, case.layout
     micro_batch_s = (spent.forward_s + spent.backward_s) / case.micro_batches
-    parameters = float(layers.parameters[held].sum())
-    summed = all_reduce_bytes(np.array(float(layout.data)), np.array(NUMBER_BYTES * parameters))
+    trained = float(layers.parameters[held].sum())
+    summed = all_reduce_bytes(np.array(float(layout.data)), np.array(NUMBER_BYTES * trained))
     samples = case.micro_batches * layout.micro_batch
     return Stage(
         first_layer=cuts[k], last_layer=cuts[k + 1] - 1, gpu_type=case.rank.name, gpus=layout.data,
         micro_batch_s=micro_batch_s, compute_s=micro_batch_s, tensor_s=0.0,
         flops=float((layers.forward_flops[held] + layers.backward_flops[held]).sum()) * samples,
-        parameters=parameters, memory_bytes=_needed_bytes(case, cuts, k), gpu_memory_bytes=case.rank.memory_bytes,
+        parameters=trained + float(layers.frozen_parameters[held].sum()), trained_parameters=trained,
+        memory_bytes=_needed_bytes(case, cuts, k), gpu_memory_bytes=case.rank.memory_bytes,
         tensor_bytes=0.0, next_bytes=_sent_bytes(case, cuts, k), ring_bytes=float(summed),
         seconds=spent,
     )  # fmt: skip

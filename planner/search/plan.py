@@ -21,7 +21,8 @@ class Stage:
     compute_s: float  # of it, in matrix products
     tensor_s: float  # of it, in all-reduces of tensor parallelism
     flops: float  # of an iteration, on each GPU
-    parameters: float  # that each GPU holds a part of or all
+    parameters: float  # that each GPU holds
+    trained_parameters: float  # of these
     memory_bytes: float  # that each GPU needs, fragmentation and context with it
     gpu_memory_bytes: float  # that it has
     tensor_bytes: float  # that each GPU sends for a micro-batch, inside its node

@@ -56,9 +56,10 @@ def any_model(rng: np.random.Generator) -> ModelProfile:
     for i in range(count):
         figures = 10.0 ** rng.uniform((9, 5, 5, 4, 4), (13, 9, 9, 7, 7))
         is_block = bool(rng.random() < 0.6)
-        found.append(
-            layer(f"l{i}", *figures.tolist()).model_copy(
-                update={"is_block": is_block, "heads": heads if is_block else 0, "fixed_costs": float(rng.random())}
-            )
-        )
+        frozen = float(figures[1] * rng.choice([0.0, 0.0, 0.9, 1.0]))
+        update = {
+            "is_block": is_block, "heads": heads if is_block else 0, "fixed_costs": float(rng.random()),
+            "frozen_parameters": frozen, "frozen_bytes": frozen * float(rng.choice([1.0, 2.0])),
+        }  # fmt: skip
+        found.append(layer(f"l{i}", *figures.tolist()).model_copy(update=update))
     return ModelProfile(name="any", rung="drawn", tokens_per_sample=1.0, layers=tuple(found))

@@ -36,7 +36,7 @@ WRONG = {
     "raises at import": ("x = {}\nx['lost']", "it raised KeyError: 'lost' (line 2 of train.py); run `python"),
     "has a layer that does not fit": (
         f"{BUILD}return nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 9)), {BARE}",
-        "build: layer '1' (Linear): RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x8 and 9x9)",
+        "build: layer '1' (Linear): RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 9x9)",
     ),
     "has a forward that fails": (
         "class Odd(nn.Linear):\n    def forward(self, x):\n        return self.lost(x)\n".join(

@@ -249,7 +249,7 @@ def _code_of(path: str) -> CodeType:
     """Return the code of a script, or end this process as Python does where there is none."""
     try:
         with io.open_code(str(Path(path).absolute())) as file:
-            compiled: CodeType | None = pkgutil.read_code(file)  # type: ignore[attr-defined]  # of a .pyc
+            compiled: CodeType | None = pkgutil.read_code(file)  # of a .pyc
     except OSError as error:
         problem = f"[Errno {error.errno}] {error.strerror}"
         sys.stderr.write(f"{sys.executable}: can't open file {str(Path(path).absolute())!r}: {problem}\n")
