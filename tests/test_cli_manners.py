@@ -140,6 +140,29 @@ def test_a_wish_to_end_is_told_by_the_status_and_without_a_traceback(number: int
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["submit", "--", "true"], ["submit", "job.yaml"], ["simulate", "--cluster", "c.yaml"],
+        ["evaluate", "--trace", "x.csv"], ["train", "--steps", "10"], ["tune"], ["serve"],
+        ["trace", "inspect", "x.csv"], ["trace", "plan", "x.csv"], ["plan", "x.py", "--samples", "9"],
+        ["backup", "a.db"], ["config", "check", "x.yaml"], ["decisions", "--out", "x"],
+        ["preflight"], ["extender", "--cluster", "x.yaml"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_folder_that_was_deleted_is_no_reason_for_a_traceback(
+    line: list[str], tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = longshore(*line)
+    assert done.status == 2
+    assert [it for it in done.err.splitlines() if it.startswith("longshore: ")]
+    assert "Traceback" not in done.err
+
+
 def test_a_reader_that_leaves_early_is_no_error_to_read_about() -> None:
     command = process("policies")
     with processes.start(command, stdout=processes.PIPE, stderr=processes.PIPE, text=True) as running:

@@ -9,6 +9,8 @@ from ..model.workload import Workload
 from .jobs import Jobs, workload_from
 from .table import Rows, columns_of, read_rows
 
+DATES = "as dates, and durations in seconds"
+
 
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
@@ -20,12 +22,14 @@ class CsvFormat:
             that `read` can name what is missing.
         jobs: Returns the jobs of some rows.
         optional: Columns that are read where a file has them.
+        times: How the columns have them, such as "in seconds".
     """
 
     columns: tuple[str, ...]
     marks: Callable[[Set[str]], bool]
     jobs: Callable[[Rows], Jobs]
     optional: tuple[str, ...] = ()
+    times: str = ""
 
     def sniff(self, head: str) -> bool:
         """Return whether a file that begins so is in this format."""

@@ -1,5 +1,6 @@
 """Finding the format of a trace, among ours and those that other packages register."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,8 @@ from ..files.errors import InputError, PluginError
 from ..files.plugins import load, registered
 from ..files.text import read_head, shown
 from ..model.workload import Workload
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +21,12 @@ class TraceFormat:
         sniff: Is given the first 4,096 characters of a file and says whether the file is in this format; looks at as
             little as sets the format apart, so that `read` can name what is missing.
         read: Returns the jobs in seconds, or raises InputError with the line and column.
+        times: How a file has its times, such as "in milliseconds"; may be left out. It is shown to who reads a file.
     """
 
     sniff: Callable[[str], bool]
     read: Callable[[Path], Workload]
+    times: str = ""
 
 
 def load_format(name: str) -> TraceFormat:
@@ -37,7 +42,20 @@ def load_format(name: str) -> TraceFormat:
     for function in ("sniff", "read"):
         if not callable(getattr(loaded, function, None)):
             raise PluginError(f"trace format {name!r} ({registered('traces')[name].value}) has no function {function}")
-    return TraceFormat(loaded.sniff, loaded.read)
+    return TraceFormat(loaded.sniff, loaded.read, str(getattr(loaded, "times", "")))
+
+
+def format_words(name: str) -> str:
+    """Return a format with how it has times: what a file is taken for may be wrong by a factor of 1000.
+
+    Args:
+        name: Of the format.
+
+    Raises:
+        PluginError: If there is no such format.
+    """
+    times = load_format(name).times
+    return f"{name} (times {times})" if times else name
 
 
 def detect_format(path: Path) -> str:
@@ -55,13 +73,14 @@ def detect_format(path: Path) -> str:
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        raise InputError(f"it fits several formats: {', '.join(fitting)}", "name one of them", path=path)
+        fix = "name one by --format; other commands read what `longshore trace convert --format` has written"
+        raise InputError(f"it fits several formats: {', '.join(map(format_words, fitting))}", fix, path=path)
     problem = f"no format begins with {shown(head.strip().splitlines()[0])}; formats are {', '.join(known)}"
     raise InputError(problem, "see docs/formats.md for their columns", path=path, line=1)
 
 
 def read_trace(path: Path, *, trace_format: str | None = None) -> Workload:
-    """Read a trace.
+    """Read a trace, and log for what it is taken.
 
     Args:
         path: The file.
@@ -72,6 +91,7 @@ def read_trace(path: Path, *, trace_format: str | None = None) -> Workload:
         PluginError: If there is no such format, or its module does not do its part.
     """
     name = trace_format or detect_format(path)
+    log.info("%s is read as %s", path, format_words(name))
     workload: object = load_format(name).read(path)
     if not isinstance(workload, Workload):
         value = registered("traces")[name].value

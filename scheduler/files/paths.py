@@ -6,6 +6,27 @@ from pathlib import Path
 
 from ...cluster.files.errors import InputError
 
+GONE = "the folder in which this was called has been deleted; change to another one (cd)"
+
+
+def is_gone() -> bool:
+    """Say whether the present folder has been deleted."""
+    try:
+        os.getcwd()  # noqa: PTH109  # which is all that is asked
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def check_present_folder() -> None:
+    """Refuse a present folder that has been deleted: some libraries end the whole process there.
+
+    Raises:
+        InputError: If it has been.
+    """
+    if is_gone():
+        raise InputError(GONE)
+
 
 def exists(path: Path) -> bool:
     """Say whether there is anything at a path.

@@ -14,6 +14,7 @@ from typer.main import get_command
 from .cluster.files.errors import LongshoreError, ManyProblemsError
 from .commands import adding
 from .scheduler.commands.adding import add_commands
+from .scheduler.files.paths import GONE, is_gone
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,16 +46,25 @@ def _longshore(
     del version  # its callback has shown it
 
 
-class _Warnings(logging.Handler):
-    """Shows warnings on standard error as it is at the moment: a status line moves out of their way."""
+class _Lines(logging.Handler):
+    """Shows warnings and notes on standard error as it is at the moment: a status line moves out of their way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown = set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(f"longshore: warning: {record.getMessage()}", err=True)
+        if record.levelno >= logging.WARNING:
+            typer.echo(f"longshore: warning: {record.getMessage()}", err=True)
+        elif record.getMessage() not in self._shown:  # a file may be read several times
+            self._shown.add(record.getMessage())
+            typer.echo(f"longshore: {record.getMessage()}", err=True)
 
 
 def main() -> None:
     """Run the command line; what the outside did wrong becomes a line for each fault, and exit status 2."""
-    logging.basicConfig(handlers=[_Warnings()], level=logging.WARNING, force=True)
+    logging.basicConfig(handlers=[_Lines()], level=logging.WARNING, force=True)
+    logging.getLogger("longshore.cluster.traces.detect").setLevel(logging.INFO)  # what a trace was taken for
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows ASCII only shows a question mark
@@ -63,6 +73,11 @@ def main() -> None:
     except typer.TyperException as error:
         _tell_wrong_usage(error)
         sys.exit(error.exit_code)
+    except FileNotFoundError:
+        if not is_gone():
+            raise
+        typer.echo(f"longshore: {GONE}", err=True)
+        sys.exit(2)
     except LongshoreError as error:
         for each in error.errors if isinstance(error, ManyProblemsError) else (error,):
             typer.echo(f"longshore: {' '.join(str(each).split())}", err=True)

@@ -43,4 +43,4 @@ def _run_s(rows: Rows) -> NDArray[np.float64]:
     return run_s
 
 
-FORMAT = CsvFormat(COLUMNS, _marks, _jobs, (*RUN_COLUMNS, "user", "type", "cpu_num"))
+FORMAT = CsvFormat(COLUMNS, _marks, _jobs, (*RUN_COLUMNS, "user", "type", "cpu_num"), times="as dates")

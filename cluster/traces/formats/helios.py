@@ -1,6 +1,6 @@
 """Jobs of SenseTime's clusters (Helios), `cluster_log.csv`: S-Lab-System-Group/HeliosData."""
 
-from ..csv_format import CsvFormat
+from ..csv_format import DATES, CsvFormat
 from ..jobs import Jobs, jobs_of, needs_of
 from ..table import Rows
 
@@ -19,4 +19,4 @@ def _jobs(rows: Rows) -> Jobs:
     )
 
 
-FORMAT = CsvFormat(COLUMNS, lambda columns: {"vc", "gpu_num"} <= columns, _jobs, ("user", "cpu_num"))
+FORMAT = CsvFormat(COLUMNS, lambda columns: {"vc", "gpu_num"} <= columns, _jobs, ("user", "cpu_num"), times=DATES)

@@ -16,4 +16,4 @@ def _jobs(rows: Rows) -> Jobs:
     )
 
 
-FORMAT = CsvFormat(COLUMNS, lambda columns: "submission_time" in columns, _jobs)
+FORMAT = CsvFormat(COLUMNS, lambda columns: "submission_time" in columns, _jobs, times="in seconds")

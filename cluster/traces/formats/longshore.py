@@ -74,4 +74,4 @@ def _optional(rows: Rows, column: str, *, least: float, most: float) -> NDArray[
     return rows.numbers(column, least=least, most=most, blank=np.nan) if rows.has(column) else None
 
 
-FORMAT = CsvFormat(COLUMNS, _marks, _jobs, OPTIONAL)
+FORMAT = CsvFormat(COLUMNS, _marks, _jobs, OPTIONAL, times="in seconds")

@@ -42,4 +42,4 @@ def _parameter_bytes(model: str) -> float:
     return DEFAULT_PARAMETER_BYTES if parameters is None else float(parameters * BYTES_PER_PARAMETER)
 
 
-FORMAT = CsvFormat(COLUMNS, lambda columns: {"num_gpu", "submit_time"} <= columns, _jobs)
+FORMAT = CsvFormat(COLUMNS, lambda columns: {"num_gpu", "submit_time"} <= columns, _jobs, times="in milliseconds")

@@ -32,4 +32,6 @@ def _needs(rows: Rows, gpus: NDArray[np.int64]) -> tuple[Needs, ...] | None:
     return needs_of(gpus, types=rows.texts("gpu_spec"), cpus=cpus, host_memory_bytes=memory)
 
 
-FORMAT = CsvFormat(COLUMNS, lambda columns: "gpu_milli" in columns, _jobs, ("gpu_spec", "cpu_milli", "memory_mib"))
+FORMAT = CsvFormat(
+    COLUMNS, lambda columns: "gpu_milli" in columns, _jobs, ("gpu_spec", "cpu_milli", "memory_mib"), times="in seconds"
+)

@@ -13,6 +13,7 @@ from ...model.workload import Workload
 from ..dates import epoch_s
 from ..jobs import Jobs, jobs_of, workload_from
 
+times = "as dates"
 UNKNOWN = (None, "", "None")  # how the log writes a time that it lacks
 
 

@@ -26,4 +26,4 @@ def _submit_s(rows: Rows) -> NDArray[np.float64]:
     return rows.dates_s("timestamp")
 
 
-FORMAT = CsvFormat(COLUMNS, lambda columns: {"timestamp", "num_gpus"} <= columns, _jobs)
+FORMAT = CsvFormat(COLUMNS, lambda columns: {"timestamp", "num_gpus"} <= columns, _jobs, times="as dates or in seconds")

@@ -23,6 +23,7 @@ POSITIONS = {
     "12 user": 11,
     "14 executable": 13,
 }
+times = "in seconds"
 PARTIAL = (2, 3, 4)  # states of a line that is one part of a job which has a line of its own
 
 

@@ -12,6 +12,7 @@ import typer
 from ....cluster.files.errors import InputError, LongshoreError
 from ...access.browsers import link_path
 from ...access.token_file import FILE, link_token
+from ...files.paths import check_present_folder
 from ...logging_json import LogFormat, count_repeats, log_as_json
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def run_service(chosen: "Chosen") -> None:
     """
     from ...serve.first_process import leave_first_place
 
+    check_present_folder()
     leave_first_place()
     from ...serve.app import create_app
     from ...service.service import Service

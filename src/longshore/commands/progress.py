@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
+from ..scheduler.files.paths import check_present_folder
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
@@ -71,8 +73,14 @@ class Lines:
 
 @contextmanager
 def progress(first: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being done: in a status line, or line by line where standard error is no terminal."""
+    """Show what is being done: in a status line, or line by line where standard error is no terminal.
+
+    Raises:
+        InputError: If the present folder has been deleted, in which no library can be loaded.
+    """
     from rich.text import Text
+
+    check_present_folder()
 
     to = console(stderr=True)
     if not to.is_terminal:

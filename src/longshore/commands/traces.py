@@ -15,13 +15,13 @@ app.command("plan", epilog=PLAN_EXAMPLE)(plan_trace)
 app.command("list", epilog="Example: longshore trace list")(list_traces)
 app.command("download", epilog="Example: longshore trace download philly_vc_2869ce")(download_trace)
 
+FormatOption = Annotated[str | None, typer.Option("--format", help="Its format, if it is not to be found out.")]
+
 
 @app.command(epilog="Example: longshore trace inspect jobs.csv --gpus 64")
 def inspect(
     file: Annotated[Path, typer.Argument(help="A trace of any format.")],
-    trace_format: Annotated[
-        str | None, typer.Option("--format", help="Its format, if it is not to be guessed.")
-    ] = None,
+    trace_format: FormatOption = None,
     gpus: Annotated[int | None, typer.Option(min=1, max=MOST_GPUS, help="Also show the load on so many GPUs.")] = None,
     estimates: Annotated[
         bool, typer.Option("--estimates", help="Also show how far each kind of run-time estimate is off.")
@@ -31,14 +31,14 @@ def inspect(
 ) -> None:
     """Show the statistics of a trace."""
     from ..cluster.presets.streams import Stream, stream
-    from ..cluster.traces.detect import detect_format, read_trace
+    from ..cluster.traces.detect import detect_format, format_words, read_trace
     from ..cluster.traces.statistics import describe
     from ..cluster.workloads.estimates import estimate_errors
     from ..eval.terminal import print_errors, print_trace
 
     name = trace_format or detect_format(file)
     workload = read_trace(file, trace_format=name)
-    print_trace(console(), name, describe(workload), gpus)
+    print_trace(console(), format_words(name), describe(workload), gpus)
     if estimates:
         print_errors(console(), estimate_errors(workload, sigma, stream(seed, Stream.ESTIMATES)))
 
@@ -47,9 +47,7 @@ def inspect(
 def convert(
     file: Annotated[Path, typer.Argument(help="A trace of any format.")],
     output: Annotated[Path, typer.Argument(help="The csv file to write (docs/formats.md).")],
-    trace_format: Annotated[
-        str | None, typer.Option("--format", help="Its format, if it is not to be guessed.")
-    ] = None,
+    trace_format: FormatOption = None,
 ) -> None:
     """Write a trace in Longshore's own format, which every command reads."""
     from ..cluster.files.output_file import check_csv, check_outputs
@@ -73,6 +71,7 @@ def sample(
     load: LoadOption = None,
     gpus: Annotated[int, typer.Option(min=1, max=MOST_GPUS, help="GPUs that the load is offered to.")] = 64,
     max_gpus: MaxGpusOption = None,
+    trace_format: FormatOption = None,
     seed: SeedOption = 0,
 ) -> None:
     """Write a window of consecutive jobs."""
@@ -87,7 +86,8 @@ def sample(
     check_outputs({"OUTPUT": output}, {"FILE": file})
     rng = np.random.default_rng(seed)
     window = sample_windows(
-        read_trace(file), jobs, 1, rng, first=first, last=last, max_gpus=max_gpus, load=load, cluster_gpus=gpus
-    )[0]
+        read_trace(file, trace_format=trace_format), jobs, 1, rng, first=first, last=last, max_gpus=max_gpus, load=load,
+        cluster_gpus=gpus,
+    )[0]  # fmt: skip
     write_trace(window, output)
     typer.echo(f"{output}: {window.jobs} jobs over {window.submit_s[-1] / 3600:.1f} h")

@@ -9,6 +9,10 @@ MURI = (
     "resource_time_0,resource_time_1,resource_time_2,priority\r\n"
     "0,4,1000,10,resnet18,128,927475000,0,1010,1,2,3,0\r\n1,1,3500,10,strange,128,2000,0,107,0.5,2,3,1\r\n"
 )
+TIRESIAS = (
+    "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
+    "1,4,30,100,vgg16,3600,0\n2,1,90,100,resnet50,120,60\n3,1,95,100,resnet50,0,5\n"
+)
 OPENB = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
     "p0,1,1,1,460,,LS,Running,10,110,20\np1,1,1,8,1000,,BE,Pending,12,50,\np2,1,1,0,0,,LS,Failed,13,50,14\n"
@@ -76,6 +80,7 @@ PHILLY = [
 EXAMPLES = {
     "itp": (ITP, [("d", 2, 1000, 0), ("a", 8, 60, 4.5)], 2),
     "muri": (MURI, [("0", 4, 927475, 0), ("1", 1, 2, 2.5)], 0),
+    "tiresias": (TIRESIAS, [("1", 4, 3600, 0), ("2", 1, 120, 60)], 1),
     "openb": (OPENB, [("p0", 1, 90, 0), ("p3", 4, 1, 20)], 2),
     "helios": (HELIOS, [("9", 2, 5, 0), ("7", 8, 60, 10)], 1),
     "acme": (KALOS, [("dlc1", 64, 70, 0)], 1),

@@ -18,6 +18,7 @@ TABLES = sorted(set(EXAMPLES) - {"philly", "swf"})
 COLUMNS = {
     "itp": ("num_gpu", "duration", "submission_time"),
     "muri": ("num_gpu", "duration", "submit_time"),
+    "tiresias": ("num_gpu", "duration", "submit_time"),
     "openb": ("num_gpu", "deletion_time", "creation_time"),
     "helios": ("gpu_num", "duration", "submit_time"),
     "acme": ("gpu_num", "duration", "submit_time"),
@@ -61,7 +62,7 @@ def refusal(folder: Path, content: str | bytes, trace_format: str | None = None)
 def test_an_impossible_number_is_refused_with_its_line_column_and_value(name: str, value: str, tmp_path: Path) -> None:
     gpus, work, _ = COLUMNS[name]
     for column in (gpus, work):
-        error = refusal(tmp_path, with_cell(EXAMPLES[name][0], column, value))
+        error = refusal(tmp_path, with_cell(EXAMPLES[name][0], column, value), name)
         assert (error.line, error.field) == (2, column)
         assert value[:40] in str(error)
 
@@ -70,7 +71,7 @@ def test_an_impossible_number_is_refused_with_its_line_column_and_value(name: st
 @pytest.mark.parametrize("value", ["1.5", "", "2147483648"])
 def test_gpus_are_a_whole_number(name: str, value: str, tmp_path: Path) -> None:
     gpus = COLUMNS[name][0]
-    error = refusal(tmp_path, with_cell(EXAMPLES[name][0], gpus, value))
+    error = refusal(tmp_path, with_cell(EXAMPLES[name][0], gpus, value), name)
     assert (error.line, error.field) == (2, gpus)
 
 
@@ -78,7 +79,7 @@ def test_gpus_are_a_whole_number(name: str, value: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["2017-13-01 00:00:00", "0001-01-01 00:00:00", "9999-12-31 23:59:59", "soon", ""])
 def test_a_date_out_of_range_is_refused_with_its_line_and_column(name: str, value: str, tmp_path: Path) -> None:
     column = COLUMNS[name][2]
-    error = refusal(tmp_path, with_cell(EXAMPLES[name][0], column, value))
+    error = refusal(tmp_path, with_cell(EXAMPLES[name][0], column, value), name)
     assert (error.line, error.field) == (2, column)
 
 
@@ -91,7 +92,7 @@ def test_milliseconds_since_1970_are_not_taken_for_seconds(tmp_path: Path) -> No
 def test_a_row_that_is_cut_off_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
     lines = EXAMPLES[name][0].splitlines()
     cut = "\n".join([*lines, lines[-1].rpartition(",")[0]])
-    error = refusal(tmp_path, cut)
+    error = refusal(tmp_path, cut, name)
     assert error.line == len(lines) + 1
     assert "cut off" in str(error)
 
@@ -120,7 +121,7 @@ def test_an_empty_file_is_refused_under_any_format(name: str, content: str, tmp_
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_header_without_rows_is_refused(name: str, tmp_path: Path) -> None:
-    assert "there is no job" in str(refusal(tmp_path, EXAMPLES[name][0].splitlines()[0]))
+    assert "there is no job" in str(refusal(tmp_path, EXAMPLES[name][0].splitlines()[0], name))
 
 
 def test_a_trace_in_which_nothing_ran_is_refused(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_lines_are_counted_as_in_an_editor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["openb", "acme"])
 def test_an_end_before_the_start_is_refused(name: str, tmp_path: Path) -> None:
     column, value = {"openb": ("deletion_time", "5"), "acme": ("end_time", "2023-05-17 10:00:00+00:00")}[name]
-    error = refusal(tmp_path, with_cell(EXAMPLES[name][0], column, value))
+    error = refusal(tmp_path, with_cell(EXAMPLES[name][0], column, value), name)
     assert (error.line, error.field) == (2, column)
 
 

@@ -1,3 +1,4 @@
+import re
 import tomllib
 from pathlib import Path
 
@@ -5,8 +6,9 @@ import pytest
 
 from longshore.cluster.files.errors import InputError, PluginError
 from longshore.cluster.files.plugins import registered
-from longshore.cluster.traces.detect import detect_format, load_format, read_trace
+from longshore.cluster.traces.detect import detect_format, format_words, load_format, read_trace
 from tests.cluster.traces.small_traces import EXAMPLES, written
+from tests.command_line import Command
 from tests.packages import install
 
 ROOT = Path(__file__).parents[3]
@@ -36,20 +38,44 @@ def test_an_unknown_format_is_answered_with_the_nearest_one() -> None:
 
 
 def test_a_file_in_no_format_is_answered_with_the_formats(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'x,y'; formats are acme, .*, swf; see"):
+    with pytest.raises(InputError, match=r"'x,y'; formats are acme, .*, swf, tiresias; see"):
         read_trace(written(tmp_path, "x,y\n1,2\n"))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_two_formats_claim_one_file(name: str) -> None:
     head = EXAMPLES[name][0][:4096]
-    assert [other for other in registered("traces") if load_format(other).sniff(head)] == [name]
+    claim = [other for other in registered("traces") if load_format(other).sniff(head)]
+    assert claim == (["muri", "tiresias"] if name == "tiresias" else [name])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_format_says_how_it_has_times(name: str) -> None:
+    assert re.search(r"\(times (in seconds|in milliseconds|as dates)", format_words(name))
+
+
+def test_a_file_whose_times_may_be_seconds_or_milliseconds_has_to_be_named(tmp_path: Path) -> None:
+    path = written(tmp_path, EXAMPLES["tiresias"][0])
+    with pytest.raises(InputError, match=r"muri \(times in milliseconds\), tiresias \(times in seconds\)"):
+        read_trace(path)
+    assert read_trace(path, trace_format="tiresias").work_s.tolist() == [3600.0, 120.0]
+
+
+def test_what_a_file_was_taken_for_is_told_once_by_every_command(tmp_path: Path, longshore: Command) -> None:
+    path = written(tmp_path, EXAMPLES["muri"][0])
+    for line in (["inspect", path], ["convert", path, tmp_path / "out.csv"], ["sample", path, tmp_path / "o.csv"]):
+        done = longshore("trace", *line, *(["--jobs", "1"] if line[0] == "sample" else []))
+        assert done.status == 0
+        assert done.err.count("muri (times in milliseconds)") == 1
+    done = longshore("trace", "inspect", "--format", "muri", written(tmp_path, EXAMPLES["tiresias"][0]))
+    assert done.status == 2
+    assert "muri (times in milliseconds)" in done.err
 
 
 def test_a_file_that_fits_two_formats_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "theirs", monkeypatch, "traces", {"two": "longshore.cluster.traces.formats.itp:FORMAT"})
     path = written(tmp_path, EXAMPLES["itp"][0])
-    with pytest.raises(InputError, match="fits several formats: itp, two"):
+    with pytest.raises(InputError, match=r"fits several formats: itp .*, two"):
         detect_format(path)
     assert read_trace(path, trace_format="two").jobs == 2
 

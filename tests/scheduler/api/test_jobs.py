@@ -233,8 +233,10 @@ def test_a_job_that_cannot_be_launched_says_why_while_it_is_tried_again(
     def fail(*_: object) -> None:
         raise KeyError("uid not found: 54321")
 
-    at = (LocalBackend, "launch") if where == "backend" else (attempt_driver, "attempt_of")
-    monkeypatch.setattr(*at, fail)
+    if where == "backend":
+        monkeypatch.setattr(LocalBackend, "launch", fail)
+    else:
+        monkeypatch.setattr(attempt_driver, "attempt_of", fail)
     job = submit(api)
     service.reconciler.tick()
 
