@@ -13,6 +13,7 @@ from ..agents.heuristics.heuristics import HEURISTICS, PACK, rivals
 from ..agents.learned.trained import Use, remark_on, use_of
 from ..agents.protocol import Policy
 from ..agents.registry import checkpoint_in, find_policy
+from ..agents.rehearsals import rehearsals_of
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import check_outputs, make_folder
 from ..cluster.model.outcome import Event, Outcome, overloaded
@@ -35,7 +36,7 @@ from .report import write_json, write_report
 from .run import run_all, run_recorded
 from .setting import EvaluationRequest, Setting, setting_of
 from .table import terminal_tables
-from .terminal import Progress, Tell
+from .terminal import CompileFirst, Progress, Tell, compile_as_called
 from .tuning import is_heuristic, tuned_patients, tuned_text
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ class Run(NamedTuple):
     tuned: str = ""  # what was tuned for the objective, in words
 
 
-def evaluate_request(request: EvaluationRequest, console: "Console", progress: Progress) -> None:
+def evaluate_request(
+    request: EvaluationRequest, console: "Console", progress: Progress, compile_first: CompileFirst = compile_as_called
+) -> None:
     """Run all policies, print the answer and the table, and write the report.
 
     Raises:
@@ -77,6 +80,7 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
         if request.objective is not None:
             console.print(f"objective: {setting.facts['objective']}")
     _warn(console, setting.problem, policies, _use(request, setting.problem))
+    compile_first(rehearsals_of(request.policies))
     with progress("setting up") as tell:
         run = (_run_every_order if request.every_order else _run)(request, setting, policies, tell)
         scenarios = run.problem.scenarios

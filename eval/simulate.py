@@ -9,6 +9,7 @@ import numpy as np
 
 from ..agents.protocol import Policy
 from ..agents.registry import find_policy
+from ..agents.rehearsals import rehearsals_of
 from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import check_outputs
@@ -27,7 +28,7 @@ from ..cluster.workloads.estimates import EstimateKind, with_estimates
 from ..cluster.workloads.windows import scaled_to_load, with_gpus_cut
 from .generated import JobsRequest
 from .run import run_recorded
-from .terminal import Progress, print_run
+from .terminal import CompileFirst, Progress, compile_as_called, print_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,9 @@ class SimulationRequest:
     plans: str = "fixed"  # by which of its plans each job runs, one of LAYOUTS
 
 
-def simulate_request(request: SimulationRequest, console: "Console", progress: Progress) -> None:
+def simulate_request(
+    request: SimulationRequest, console: "Console", progress: Progress, compile_first: CompileFirst = compile_as_called
+) -> None:
     """Run the simulation, write the schedule and print the run's figures.
 
     Raises:
@@ -71,10 +74,11 @@ def simulate_request(request: SimulationRequest, console: "Console", progress: P
     inputs = {"--cluster": request.cluster, "--trace": request.trace, "--faults": request.faults}
     check_outputs(outputs, inputs)
     request.drawn.check(request.trace, request.load)
-    with progress("reading the input") as tell:
+    with progress("reading the input"):
         policy = find_policy(request.policy)
         problem, workload = _problem(request)
-        tell(f"simulating {workload.jobs} jobs under {policy.name}")
+    compile_first(rehearsals_of([request.policy]))
+    with progress(f"simulating {workload.jobs} jobs under {policy.name}"):
         outcome, happened = run_recorded(problem, policy, 0)
     ids = _written_ids(workload)
     if request.events:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 Tell: TypeAlias = Callable[[str], None]  # shows what is being done
 Progress: TypeAlias = Callable[[str], AbstractContextManager[Tell]]  # begins with what is done first
 
+CompileFirst: TypeAlias = Callable[[list[str]], None]  # is given what `compile_ahead` takes
+
+
+def compile_as_called(rehearsals: list[str]) -> None:
+    """Let each kernel be compiled when it is called."""
+
 
 def print_run(
     console: "Console", outcome: Outcome, scenarios: Scenarios, cluster_gpus: int, ageing_s: float = math.inf

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.plugins import SEAMS
-from longshore.cluster.kernels.compiled import COMPILED_SEAMS
+from longshore.cluster.kernels.kept import COMPILED_SEAMS
 from tests.extending_page import PARTS, files_of, points_of
 from tests.packages import write_package
 from tests.support import processes

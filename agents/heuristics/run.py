@@ -36,7 +36,8 @@ def _usable() -> dict[str, Rule]:
 
 
 RULES = _usable()
-_pick = one_of("heuristic", [rule.pick for rule in RULES.values()])
+PICKS = [rule.pick for rule in RULES.values()]
+_pick = one_of("heuristic", PICKS)
 
 
 @kernel

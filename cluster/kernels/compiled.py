@@ -1,89 +1,137 @@
-"""How Longshore's kernels are compiled, and where compiled code is kept between runs."""
+"""How Longshore's kernels are compiled."""
 
-import hashlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dis import get_instructions
+from typing import Any, TypeVar, cast
 
 import numba
-from numba.core.dispatcher import Dispatcher
-from numba.core.types import Type, unliteral
+from numba.core import event
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
+from numba.core.registry import CPUDispatcher
+from numba.core.sigutils import normalize_signature
+from numba.core.types import Integer, Type, int64, unliteral
+from numba.core.typing.templates import make_concrete_template
 
-from ..files.plugins import is_ours, registered
+from .kept import EntryCache, alone, has_source
+from .parts import KERNELS, Part, PartCache, PartCompiler, part_of
 
-PACKAGE = Path(__file__).absolute().parents[2]
-COMPILED_SEAMS = ("heuristics", "orders", "rewards")  # whose kernels are called by ours, which are compiled with them
-
-
-def _strangers() -> Iterator[bytes]:
-    """Return what tells apart the kernels that other packages add to ours: their names, and the text of the packages.
-
-    An editable install changes without a new version. Nothing is imported for that.
-    """
-    for seam in COMPILED_SEAMS:
-        for name, point in registered(seam).items():
-            if is_ours(point):
-                continue
-            yield f"{seam} {name} {point.value} {point.dist and point.dist.version}".encode()
-            with suppress(Exception):  # whoever uses it is told
-                yield from _texts_of(point.module.partition(".")[0])
-
-
-def _texts_of(package: str) -> Iterator[bytes]:
-    spec = find_spec(package)
-    if spec is None:
-        return
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    files = [path for folder in folders for path in folder.rglob("*.py")] or [Path(spec.origin or "")]
-    for path in sorted(files):
-        yield path.read_bytes()
-
-
-def _cache_folder() -> Path:
-    """Return a folder for this exact state of the sources, which Numba's own cache does not tell apart."""
-    digest = hashlib.sha256(numba.__version__.encode())
-    for room in ("agents", "cluster", "envs"):  # the rooms with kernels
-        for path in sorted((PACKAGE / room).rglob("*.py")):
-            digest.update(path.read_bytes())
-    for text in _strangers():
-        digest.update(text)
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longshore" / "kernels"
-    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or base) / digest.hexdigest()[:16]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="longshore-kernels-"))
-    return folder
-
-
-# Not through the environment: a child started after an upgrade must find its own folder.
-numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
-
+# _nrt: nothing is allocated in a kernel, so nothing need be counted (docs/decisions/0001)
+OPTIONS = {"nopython": True, "error_model": "numpy", "_nrt": False, "nogil": True}
+PART_OPTIONS = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+COMPILES = "numba:compile"  # what Numba calls it, in `numba.core.event`
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def kernel(function: Function) -> Function:
     """Compile a function on its first call, and keep the code for later runs."""
-    # _nrt: nothing is allocated in a kernel, so nothing need be counted (docs/decisions/0001)
-    compiled: Function = numba.njit(cache=True, error_model="numpy", _nrt=False, nogil=True)(function)  # type: ignore[call-overload]
-    if isinstance(compiled, Dispatcher):  # and not plain Python, as NUMBA_DISABLE_JIT asks for
-        _take_literals_as_numbers(compiled)
-    return compiled
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return function
+    return cast("Function", Kernel(function))
 
 
-def _take_literals_as_numbers(compiled: Any) -> None:
-    """Let a call with a number written in the source use the code that serves every number of its type.
+_Dispatcher: Any = CPUDispatcher  # whose types tell only half of what it has
 
-    Numba compiles a function anew for each number that a kernel passes to it. That nearly doubles the time of a first
-    use, and no kernel ran slower without it: LLVM folds such numbers by itself where it inlines the function.
+
+class Kernel(_Dispatcher):  # type: ignore[misc]
+    """A compiled function. What Python calls is a program of its own; what kernels call is a part of theirs.
+
+    Whole numbers are taken as int64, and numbers written in the source as any number of their type: Numba would compile
+    a function anew for each, which nearly doubled the time of a first use, and no kernel ran slower without it.
+
+    Args:
+        function: What is compiled.
     """
-    call_template = compiled.get_call_template
 
-    def of_types(args: Sequence[Type], kws: Mapping[str, Type]) -> object:
-        return call_template([unliteral(it) for it in args], {name: unliteral(it) for name, it in kws.items()})
+    def __init__(
+        self, function: Callable[..., object], *_: object
+    ) -> None:  # Numba's own has more, of which we use none
+        super().__init__(function, {}, OPTIONS)
+        self.key = f"{function.__module__}:{function.__qualname__}:{function.__code__.co_firstlineno}"
+        self._parts: dict[tuple[Type, ...], Part] = {}
+        self._compiler_of_parts = _FunctionCompiler(function, self.targetdescr, PART_OPTIONS, {}, PartCompiler)
+        self._cache_of_parts: Any = None  # a PartCache
+        if has_source(function):
+            self._cache = EntryCache(function)  # type: ignore[no-untyped-call]
+            self._cache_of_parts = PartCache(function)  # type: ignore[no-untyped-call]
+        KERNELS[self.key] = self
 
-    compiled.get_call_template = of_types
+    def compile(self, sig: Any) -> Any:
+        """Return what Python calls with arguments of such types."""
+        types = tuple(normalize_signature(sig)[0])
+        wide = tuple(map(_widened, types))
+        entry = self._entry(wide)
+        if wide != types and types not in self.overloads:
+            self._insert([it._code for it in types], entry, objectmode=False)  # which converts what it is given
+        return entry
+
+    def _entry(self, types: tuple[Type, ...]) -> Any:
+        if types in self.overloads:
+            return self.overloads[types].entry_point
+        with global_compiler_lock:
+            kept = self._cache.load_overload(types, self.targetctx)
+            if kept is not None:
+                self.add_overload(kept)
+                return kept.entry_point
+            with alone(f"{self.key} {types}"):
+                return super().compile(types)
+
+    def get_call_template(
+        self, args: Sequence[Type], kws: Mapping[str, Type]
+    ) -> tuple[Any, Any, tuple[Type, ...], Any]:
+        """Return how a kernel calls this one, as Numba asks for it."""
+        signature, args = self._compiler.fold_argument_types(args, kws)
+        types = tuple(map(_widened, args))
+        name = self.py_func.__name__
+        return make_concrete_template(f"part {name}", name, [self.part(types).signature]), signature, types, {}
+
+    def get_overload(self, sig: Any) -> Part:
+        """Return what Numba knows the code by that a kernel calls."""
+        return self.part(tuple(normalize_signature(sig)[0]))
+
+    def part(self, types: tuple[Type, ...]) -> Part:
+        """Return what kernels call with arguments of such types, which are wide."""
+        part = self._part(types, waits=True)
+        assert part is not None
+        return part
+
+    def part_if_free(self, types: tuple[Type, ...]) -> None:
+        """Compile what kernels call with arguments of such types, which are wide, unless another process is at it."""
+        self._part(types, waits=False)
+
+    def callees(self) -> list["Kernel"]:
+        """Return the kernels that it names, and so may call."""
+        names = dict.fromkeys(it.argval for it in get_instructions(self.py_func) if it.opname == "LOAD_GLOBAL")
+        return [found for name in names if isinstance(found := self.py_func.__globals__.get(name), Kernel)]
+
+    def _part(self, types: tuple[Type, ...], *, waits: bool) -> Part | None:
+        if types in self._parts:
+            return self._parts[types]
+        with global_compiler_lock:
+            part = self._kept_part(types)
+            if part is None:
+                with alone(f"part {self.key} {types}", waits=waits) as free:
+                    if not free:
+                        return None
+                    part = self._kept_part(types) or self._compiled_part(types)
+            self._parts[types] = part
+            self.targetctx.insert_user_function(part, part.descriptor, part.libraries)
+        return part
+
+    def _kept_part(self, types: tuple[Type, ...]) -> Part | None:
+        cache = self._cache_of_parts
+        return None if cache is None else cast("Part | None", cache.load_overload(types, self.targetctx))
+
+    def _compiled_part(self, types: tuple[Type, ...]) -> Part:
+        data = {"dispatcher": self, "args": types, "return_type": None}
+        with self._compiling_counter, event.trigger_event(COMPILES, data=data):
+            part = part_of(self.key, self._compiler_of_parts.compile(types, None))
+        if self._cache_of_parts is not None:
+            self._cache_of_parts.save_overload(types, part)
+        return part
+
+
+def _widened(type_: Type) -> Type:
+    """Return the type that a kernel takes an argument as."""
+    plain: Any = unliteral(type_)
+    return int64 if isinstance(plain, Integer) and plain.signed and plain.bitwidth < 64 else plain

@@ -16,6 +16,7 @@ from ...cluster.files.errors import PluginError
 from ..mirror.checks import check_decision, expected
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import Opening, encode, encode_opening
+from ..mirror.rehearsal import rehearse
 from ..mirror.shape import Form, fitted
 from ..mirror.standing import ROW, Asked, Expected, Known, MirrorCall, Site
 from ..policy_host.answer import RecordParts, Stored, stored_of
@@ -139,7 +140,8 @@ class Placer:
         return len(self._untold) > limits.most_left_over or limits.passed_s() - self._began > limits.past_s
 
     def warm_up(self, site: Site) -> None:
-        """Let the heuristic decide once about nothing: its first decision may have to compile it."""
+        """Let the heuristic decide once about nothing, and all happen once: else the first time would compile it."""
+        rehearse()
         mirror = ClusterMirror(site, Known(0.0))
         mirror.submit(Asked("first", 1, 60.0, 0.0))
         if mirror.due() is not None:

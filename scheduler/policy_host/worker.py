@@ -25,6 +25,7 @@ from ...agents.registry import ROLLOUT, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
 from ...cluster.model.scenarios import ORDERS
 from ..mirror.cluster_mirror import ClusterMirror
+from ..mirror.rehearsal import rehearse
 from ..mirror.standing import ROW, Asked, Known, MirrorCall, Site, Snapshot
 from .answer import MOST_REMARK, Choice, Failed, Followed, Message, Ready, Refused, parts_of
 from .frames import Channel
@@ -174,7 +175,8 @@ def _answer(policy: Policy, observing: Observing | None, mirror: ClusterMirror, 
 
 
 def _warm_up(policy: Policy, site: Site) -> None:
-    """Let the policy decide once, so that everything is compiled before it counts."""
+    """Let the policy decide once, and all happen once, so that everything is compiled before it counts."""
+    rehearse()
     mirror = ClusterMirror(site, Known(0.0))
     for job in ("first", "second"):
         mirror.submit(Asked(job, 1, 3600.0, 0.0))

@@ -12,6 +12,7 @@ import typer
 
 from ..scheduler.commands.panels import POLICIES
 from . import planning, traces
+from .compiling import compile_
 from .evaluating import evaluate
 from .listing import policies
 from .progress import BY_SIGNAL, progress
@@ -28,6 +29,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     train: "longshore train --preset hetero64 --steps 2e6 --seed 0",
     tune: "longshore tune --preset hetero64 --trials 20 --jobs 2",
     policies: "longshore policies",
+    compile_: "longshore compile heuristics serve",
     planning.plan: "longshore plan examples/plan/llama7b.py --deadline 24h --tokens 1e9 --cluster examples/small.yaml",
 }  # each with an example
 
@@ -35,7 +37,8 @@ COMMANDS: dict[Callable[..., None], str] = {
 def add_commands(app: typer.Typer) -> None:
     """Add the commands that need no scheduler to the command line."""
     for command, example in COMMANDS.items():
-        app.command(rich_help_panel=POLICIES, epilog=f"Example: {example}")(_unwound_by_sigterm(command))
+        name, unwound = command.__name__.rstrip("_"), _unwound_by_sigterm(command)
+        app.command(name, rich_help_panel=POLICIES, epilog=f"Example: {example}")(unwound)
     app.add_typer(planning.app, name="planner", rich_help_panel=POLICIES)
     app.add_typer(traces.app, name="trace", rich_help_panel=POLICIES)
 

@@ -35,7 +35,7 @@ from .options import (  # fmt: skip
     regime_of,
     registered_name,
 )
-from .progress import console, progress
+from .progress import compile_first, console, progress
 
 if TYPE_CHECKING:
     from ..cluster.model.weighting import Weighting
@@ -126,7 +126,7 @@ def evaluate(
         plans=plans.value, command=shlex.join(["longshore", *sys.argv[1:]]),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
-    evaluate_request(request, console(), progress)
+    evaluate_request(request, console(), progress, compile_first)
 
 
 def _asked(objective: str | None) -> "Weighting | None":

@@ -2,21 +2,22 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self
 
+from ..cluster.files.errors import PluginError
 from ..scheduler.files.paths import check_present_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.status import Status
 
+    from ..cluster.kernels.ahead import Stand as Compiled
     from ..training.run_folder import Progress as Stand
 
 PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
-COMPILING = "compiling, once after an install or an upgrade; about half a minute"
-AGAIN_S = 5.0  # of silence on a pipe, after which what is being done is said again
+COMPILING = "compiling, once after an install or upgrade"
+AGAIN_S = 1.5  # of silence on a pipe, after which what is being done is said again
 BY_SIGNAL = 128  # exit status of what a signal has ended, as of a shell: its number is added
 
 
@@ -86,32 +87,38 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
     if not to.is_terminal:
         with Lines(lambda text: to.print(f"{text} ...")) as lines:
             lines.tell(first)
-            with telling_of_compiling(lambda: lines.tell(COMPILING)):
+            with telling_of_compiling(lines.tell, lines.note):
                 yield lines.tell
         return
-    with to.status(Text(f"{first} ...")) as status, telling_of_compiling(lambda: _add(status)):
-        yield lambda text: status.update(Text(f"{text} ..."))
+    with to.status(Text(f"{first} ...")) as status:
 
+        def show(text: str) -> None:
+            status.update(Text(f"{text} ..."))
 
-def _add(status: "Status") -> None:
-    status.update(f"{status.status} ({COMPILING})")
+        with telling_of_compiling(show, show):
+            yield show
 
 
 @contextmanager
-def telling_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
-    """Tell once that something is compiled, when that begins; kernels that were kept from an earlier run are not."""
+def telling_of_compiling(tell: Callable[[str], None], note: Callable[[str], None]) -> Iterator[None]:
+    """Tell that something is compiled, when that begins; kernels that were kept from an earlier run are not.
+
+    Args:
+        tell: Is given the text at the first kernel.
+        note: Is given it at all others, with how many there were.
+    """
     from numba.core import event
 
     class Listener(event.Listener):
-        """Hears of the first kernel."""
+        """Hears of each kernel."""
 
-        told = False
+        kernels = 0
 
-        def on_start(self, event: object) -> None:
+        def on_start(self, event: Any) -> None:
             """Take note that a kernel is being compiled."""
-            if not self.told:
-                self.told = True
-                tell()
+            self.kernels += 1
+            says = tell if self.kernels == 1 else note
+            says(f"{COMPILING}: {event.data['dispatcher'].py_func.__name__}, kernel {self.kernels}")
 
         def on_end(self, event: object) -> None:
             """Take no note."""
@@ -124,6 +131,52 @@ def telling_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
         event.unregister("numba:compile", listener)
 
 
+def compile_first(rehearsals: Iterable[str]) -> None:
+    """Compile what a command will call, unless that was done, by a process for each core, and show how far that is.
+
+    What cannot be compiled is told by the command itself, once it calls it.
+
+    Args:
+        rehearsals: As `compile_ahead` takes them.
+    """
+    with suppress(PluginError):
+        compile_all(rehearsals)
+
+
+def compile_all(rehearsals: Iterable[str], processes: int | None = None) -> bool:
+    """Compile like `compile_first`, and return whether there was anything to do.
+
+    Raises:
+        PluginError: If something could not be compiled.
+    """
+    from ..cluster.kernels.ahead import compile_ahead, missing
+
+    if not (names := missing(rehearsals)):
+        return False
+    with _compiling_progress() as tell:
+        compile_ahead(names, tell, processes)
+    return True
+
+
+@contextmanager
+def _compiling_progress() -> Iterator[Callable[["Compiled"], None]]:
+    """Show how much is compiled: a bar, or a line now and then where standard error is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    to = console(stderr=True)
+    if not to.is_terminal:
+        with Lines(lambda line: to.print(f"{line} ...")) as lines:
+            lines.tell(COMPILING)
+            yield lambda stand: lines.note(f"{COMPILING}: {stand.done} of {stand.kernels} kernels, now {stand.now}")
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=to) as bar:
+        task = bar.add_task(COMPILING, total=None)
+        yield lambda stand: bar.update(
+            task, completed=stand.done, total=stand.kernels or None, description=f"{COMPILING}: {stand.now}"
+        )
+
+
 @contextmanager
 def training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
     """Show how far training is: a bar, or a line for each update where standard error is no terminal."""
@@ -132,14 +185,31 @@ def training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
     to, first = console(stderr=True), "drawing workloads and running the heuristics ..."
     if not to.is_terminal:
         to.print(first)
-        with telling_of_compiling(lambda: to.print(f"{COMPILING} ...")):
+        with telling_of_compiling(to.print, _now_and_then(to.print)):
             yield lambda stand: to.print(f"{100 * min(1.0, stand.steps / steps):3.0f} %  {_stand_text(stand)}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=to) as bar:
         task = bar.add_task(first, total=steps)
-        with telling_of_compiling(lambda: bar.update(task, description=f"{first} ({COMPILING})")):
+
+        def show(text: str) -> None:
+            bar.update(task, description=text)
+
+        with telling_of_compiling(show, show):
             yield lambda stand: bar.update(task, completed=stand.steps, description=_stand_text(stand))
+
+
+def _now_and_then(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what says a line unless it just said one."""
+    last_s = time.monotonic()
+
+    def says(text: str) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= AGAIN_S:
+            last_s = time.monotonic()
+            say(text)
+
+    return says
 
 
 @contextmanager

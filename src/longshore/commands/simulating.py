@@ -24,7 +24,7 @@ from .options import (  # fmt: skip
     WaitingOption,
     regime_of,
 )
-from .progress import console, progress
+from .progress import compile_first, console, progress
 
 
 def simulate(
@@ -70,4 +70,4 @@ def simulate(
         jobs=jobs, load=load, max_gpus=max_gpus, seed=seed, events=events, jobs_out=jobs_out, cluster_out=cluster_out,
         plans=plans.value,
     )  # fmt: skip
-    simulate_request(request, console(), progress)
+    simulate_request(request, console(), progress, compile_first)

@@ -1,0 +1,143 @@
+"""What compiled code of policies and environments commands call: compiled ahead of them, `longshore compile`."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ..cluster.candidates.candidates import pick_candidate
+from ..cluster.files.errors import CheckpointError
+from ..cluster.files.plugins import registered
+from ..cluster.kernels.ahead import Rehearsal
+from ..cluster.model.problem import Problem
+from ..cluster.model.scenarios import ORDERS
+from ..cluster.presets.hetero64 import hetero64
+from ..cluster.simulator.engine import advance, reset
+from ..cluster.simulator.simulation import simulation_of
+from ..cluster.state.state import Simulation
+from .heuristics import run
+from .heuristics.heuristics import PATIENT
+from .registry import find_policy
+
+# As `compile_ahead` names them. Each group is what belongs together for a user.
+_HERE = "longshore.agents.rehearsals"
+GROUPS = {
+    "heuristics": [f"{_HERE}:heuristics"],
+    "environments": [f"{_HERE}:environments"],
+    "networks": [f"{_HERE}:networks"],
+    "candidates": [f"{_HERE}:candidates", f"{_HERE}:rollouts"],
+}
+
+
+def rehearsals_of(policies: Iterable[str]) -> list[str]:
+    """Return what `compile_ahead` compiles for runs by the heuristics and by policies of these names."""
+    known = registered("heuristics")
+    return [*GROUPS["heuristics"], *(f"{_HERE}:running:{name}" for name in policies if name not in known)]
+
+
+def heuristics() -> Rehearsal:
+    """Whole runs by heuristics, all of which are one program."""
+    sim = _small()
+    return Rehearsal([run.run], [sim], lambda: PATIENT.run(sim, np.array([0])))
+
+
+def environments() -> Rehearsal:
+    """Steps of environments, of which all actions and observations are one program."""
+    from ..envs.batch import Batch, View
+    from ..envs.stepping import begin_rows, step_rows
+
+    batch = Batch(_problem(), View("node", "full", "dt"), 1)
+
+    def play() -> None:
+        batch.reset()
+        batch.step(batch.masks.argmax(axis=1))
+
+    return Rehearsal([begin_rows, step_rows], [batch.sim], play)
+
+
+def networks() -> Rehearsal:
+    """Runs and decisions by networks that PyTorch runs."""
+    from ..envs.stepping import begin_rows, choose, continue_rows, show
+
+    sim, policy = _small(), _untrained("set", "node")
+
+    def play() -> None:
+        policy.run(sim, np.array([0]))
+        policy.place(_due(sim), 0)
+
+    return Rehearsal([begin_rows, choose, continue_rows, show], [sim], play)
+
+
+def candidates() -> Rehearsal:
+    """Runs and decisions by the network `candidates`."""
+    from .networks.candidate_run import decide_by_network, run_by_network
+
+    sim, policy = _small(), _untrained("candidates", "candidate")
+
+    def play() -> None:
+        policy.run(sim, np.array([0]))
+        policy.place(_due(sim), 0)
+
+    return Rehearsal([run_by_network, decide_by_network, pick_candidate], [sim, policy.weights], play)
+
+
+def rollouts() -> Rehearsal:
+    """Runs by rollouts of a heuristic and of the network `candidates`."""
+    from .networks.candidate_run import run_for_by_network, run_on_by_network, take_candidate
+    from .rollouts.rollout import Rollout, Search
+
+    sim, base = _small(), _untrained("candidates", "candidate")
+    policies = [
+        Rollout(PATIENT, Search(futures=1, width=2)),
+        Rollout(base, Search(futures=1, width=2)),
+        Rollout(base, Search(futures=1, width=2, horizon=1)),
+    ]
+
+    def play() -> None:
+        for policy in policies:
+            policy.run(sim, np.array([0]))
+
+    kernels = [run.run_on, run_on_by_network, run_for_by_network, take_candidate]
+    return Rehearsal(kernels, [sim, base.weights], play)
+
+
+def running(name: str) -> Rehearsal:
+    """Runs by a policy of this name.
+
+    Raises:
+        LongshoreError: If it cannot be loaded.
+    """
+    policy, sim = find_policy(name), _small()
+
+    def play() -> None:
+        with suppress(CheckpointError):  # it is tied to another cluster, and compiled when it runs there
+            policy.run(sim, np.array([0]))
+
+    return Rehearsal([], [sim], play)
+
+
+def _problem() -> Problem:
+    problem = hetero64(1, 0, jobs=4)
+    return problem._replace(rules=problem.rules._replace(waiting=True, order=ORDERS["easy"]))
+
+
+def _small() -> Simulation:
+    return simulation_of(_problem())
+
+
+def _due(sim: Simulation) -> Simulation:
+    """Return a simulation whose first row stands at its first decision."""
+    reset(sim, 0, 0)
+    advance(sim, 0)
+    return sim
+
+
+def _untrained(network: str, action: str) -> Any:
+    from .learned.checkpoint import network_of, policy_of, schema_of
+
+    schema = schema_of(
+        algorithm="group", network=network, action=action, observation="full", waiting=True, node_gpus=(8,) * 8,
+        time_to_go="jct",
+    )  # fmt: skip
+    return policy_of(f"untrained {network}", schema, network_of(schema))

@@ -1,0 +1,254 @@
+"""Compiling before it is needed, by processes over the cores, which share what they compile and may end at any time."""
+
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+
+import numba
+from numba.core import event, types
+from numba.core.errors import NumbaError
+from numba.core.types import Type
+
+from ..files.errors import LongshoreError, PluginError
+from .compiled import COMPILES, Kernel
+from .kept import alone, can_be_kept, folder, processor
+
+TELL_S = 1.0  # between two looks at how far it is, at most
+ENDED_S = 10.0  # that a process which was killed may take to end
+_RUN = """\
+import os, sys
+sys.path[:] = sys.argv.pop().split(os.pathsep)
+from longshore.cluster.kernels.ahead import work
+work()
+"""
+
+
+class Rehearsal(NamedTuple):
+    """What a command will call.
+
+    Args:
+        kernels: Those that Python calls; what is no kernel does not count. What these call is compiled first, by all processes at once.
+        samples: One of each kind of argument that is neither a number nor a plain array, such as a simulation.
+        play: Calls them, with all that belongs to it.
+    """
+
+    kernels: Sequence[object]
+    samples: Sequence[object]
+    play: Callable[[], object]
+
+
+class Stand(NamedTuple):
+    """How far it is."""
+
+    done: int  # kernels
+    kernels: int  # in all, as far as is known
+    now: str  # a kernel that is being compiled, "" if none is
+    since_s: float
+
+
+def missing(rehearsals: Iterable[str]) -> list[str]:
+    """Return those of some rehearsals that were not played to their end on such a machine; see `compile_ahead`."""
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return []
+    return [name for name in dict.fromkeys(rehearsals) if not _stamp(name).exists()]
+
+
+def compile_ahead(rehearsals: Iterable[str], tell: Callable[[Stand], None], processes: int | None = None) -> None:
+    """Compile what commands will call, unless that was done. Where nothing can be kept, nothing is done either.
+
+    Args:
+        rehearsals: Each `module:function`, or `module:function:argument`; the function returns a Rehearsal.
+        tell: Is called about once a second.
+        processes: At most; one for each core that this process may use if None.
+
+    Raises:
+        PluginError: If something could not be compiled. All else was.
+    """
+    names = missing(rehearsals)
+    if not names or not can_be_kept():
+        return
+    count = min(processes or len(os.sched_getaffinity(0)), 8)
+    told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    with ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(_Worker(names, told))
+        failed = _watch(told, count, tell)
+    if failed:
+        raise PluginError("; ".join(f"{name} cannot be compiled: {why}" for name, why in failed.items()))
+
+
+def _stamp(name: str) -> Any:
+    return folder() / "done" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{processor()}"
+
+
+def _watch(told: "queue.SimpleQueue[dict[str, Any]]", count: int, tell: Callable[[Stand], None]) -> dict[str, str]:
+    """Tell how far it is until all processes have ended; return what could not be compiled, and why."""
+    began, at_work = time.monotonic(), count
+    kernels, failed, now, total = set[str](), dict[str, str](), dict[str, None](), 0
+    while at_work:
+        with suppress(queue.Empty):
+            said = told.get(timeout=TELL_S)
+            total = max(total, said.get("kernels", 0))
+            failed |= said.get("failed", {})
+            if "begins" in said:
+                now[said["begins"]] = None
+            if "ends" in said:
+                now.pop(said["ends"], None)
+                kernels.add(said["ends"])
+            at_work -= "over" in said
+        tell(Stand(len(kernels), max(total, len(kernels)), next(reversed(now), ""), time.monotonic() - began))
+    return failed
+
+
+class _Worker:
+    """A process that compiles; it ends with this one."""
+
+    def __init__(self, names: Sequence[str], told: "queue.SimpleQueue[dict[str, Any]]") -> None:
+        command = [sys.executable, "-c", _RUN, json.dumps(names), os.pathsep.join(sys.path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self._told, self._names = told, names
+        self._reads = threading.Thread(target=self._read, name="compiling", daemon=True)
+
+    def _read(self) -> None:
+        process = self._process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors = threading.Thread(target=self._last_error, daemon=True)
+        errors.start()
+        for line in process.stdout:
+            with suppress(ValueError):  # something that a package prints
+                said = json.loads(line)
+                if isinstance(said, dict):
+                    self._told.put(said)
+        errors.join()
+        over: dict[str, Any] = {"over": True}
+        if process.wait() != 0:
+            over["failed"] = {", ".join(self._names): self._error or f"a process ended with {process.returncode}"}
+        self._told.put(over)
+
+    _error = ""
+
+    def _last_error(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._error = line.decode(errors="replace").strip() or self._error
+
+    def __enter__(self) -> "_Worker":
+        self._reads.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # it may have ended
+        self._process.wait(ENDED_S)
+        self._reads.join(ENDED_S)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def work() -> None:
+    """Compile, as one of several processes: what another one is at is left to that one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    event.register(COMPILES, _Telling())
+    rehearsals: dict[str, Rehearsal] = {}
+    names = json.loads(sys.argv[1])
+    for name in names:
+        with _telling_failure(name):
+            rehearsals[name] = _found(name)
+    kernels = _callees_first(it for rehearsal in rehearsals.values() for it in rehearsal.kernels)
+    _say(kernels=len(kernels))
+    samples = {type(sample): numba.typeof(sample) for it in rehearsals.values() for sample in it.samples}
+    for kernel in kernels:
+        _compile_if_free(kernel, samples)
+    for waits in (False, True):
+        for name, rehearsal in rehearsals.items():
+            with _telling_failure(name), alone(f"rehearsal {name}", waits=waits) as free:
+                if free and not _stamp(name).exists():
+                    rehearsal.play()
+                    _stamp(name).parent.mkdir(exist_ok=True)
+                    _stamp(name).touch()
+
+
+def _found(name: str) -> Rehearsal:
+    module, function, *arguments = name.split(":", 2)
+    found: Rehearsal = getattr(importlib.import_module(module), function)(*arguments)
+    return found
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+_says = threading.Lock()
+
+
+def _say(**said: object) -> None:
+    with _says:
+        sys.stdout.write(json.dumps(said) + "\n")  # the process that started this one reads it
+        sys.stdout.flush()
+
+
+class _Telling(event.Listener):
+    """Tells of each kernel."""
+
+    def on_start(self, event: Any) -> None:
+        """Tell what is being compiled."""
+        _say(begins=event.data["dispatcher"].py_func.__name__)
+
+    def on_end(self, event: Any) -> None:
+        """Tell what was compiled."""
+        _say(ends=event.data["dispatcher"].py_func.__name__)
+
+
+@contextmanager
+def _telling_failure(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, LongshoreError) else f"{type(error).__name__}: {error}"
+        _say(failed={name: " ".join(reason.split())})
+
+
+def _callees_first(roots: Iterable[object]) -> list[Kernel]:
+    """Return kernels and all that they call, each behind what it calls."""
+    met, found = set[Kernel](), list[Kernel]()
+
+    def add(kernel: Kernel) -> None:
+        if kernel not in met:
+            met.add(kernel)
+            for callee in kernel.callees():
+                add(callee)
+            found.append(kernel)
+
+    for root in roots:
+        if isinstance(root, Kernel):
+            add(root)
+    return found
+
+
+def _compile_if_free(kernel: Kernel, samples: Mapping[type, Type]) -> None:
+    """Compile a kernel as others will most likely call it, by the types that its arguments are said to have.
+
+    Where it is called otherwise it is compiled once more, by who calls it.
+    """
+    hints = inspect.get_annotations(kernel.py_func)
+    known = {int: types.int64, float: types.float64, bool: types.boolean, **samples}
+    try:
+        arguments = tuple(known[hints[name]] for name in inspect.signature(kernel.py_func).parameters)
+    except (KeyError, TypeError):  # an array, of which only who calls knows how many dimensions it has
+        return
+    with suppress(NumbaError):
+        kernel.part_if_free(arguments)

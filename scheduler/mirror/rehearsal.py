@@ -1,0 +1,103 @@
+"""What happens to a live cluster, once on a small one: so it is compiled and loaded before anything really happens."""
+
+import numpy as np
+
+from ...agents.heuristics.heuristics import Heuristic
+from ...agents.heuristics.run import PICKS
+from ...agents.registry import find_policy
+from ...cluster.dispatch.order import may_wait
+from ...cluster.dispatch.turning import turn_to
+from ...cluster.kernels.ahead import Rehearsal
+from ...cluster.model.scenarios import ORDERS
+from ...cluster.presets.hetero64 import hetero64
+from ...cluster.simulator import engine, fault_changes, job_changes
+from ...cluster.simulator.simulation import simulation_of
+from ...cluster.state.state import Simulation
+from . import checks, cluster_mirror
+from .checks import expected
+from .cluster_mirror import ClusterMirror
+from .standing import ROW, Asked, Known, Site, Standing
+
+_HERE = "longshore.scheduler.mirror.rehearsal"
+HOUR_S = 3600.0
+
+
+def rehearsals_of(*policies: str) -> list[str]:
+    """Return what `compile_ahead` compiles for a scheduler with some policies."""
+    return [f"{_HERE}:happenings", *(f"{_HERE}:decisions:{name}" for name in dict.fromkeys(policies))]
+
+
+def happenings() -> Rehearsal:
+    """All that the scheduler does to its copy of a cluster."""
+    kernels = [
+        *vars(cluster_mirror).values(), *vars(checks).values(), engine.reset, engine.begin_moment, engine.submit,
+        engine.is_due, engine.start, engine.wait, job_changes.finish, job_changes.stop, job_changes.kept_s,
+        fault_changes.take_out, fault_changes.bring_back,
+    ]  # fmt: skip
+    return Rehearsal(kernels, [_sim()], rehearse)
+
+
+def decisions(name: str) -> Rehearsal:
+    """The decisions of a policy.
+
+    Raises:
+        LongshoreError: If it cannot be loaded.
+    """
+    policy = find_policy(name)
+    kernels = [PICKS[policy.rule]] if isinstance(policy, Heuristic) else []
+
+    def play() -> None:
+        mirror = _mirror()
+        for job in "ab":
+            mirror.submit(Asked(job, 1, HOUR_S, 0.0))
+            if mirror.due() is not None and policy.place(mirror.sim, ROW):
+                mirror.start()
+
+    return Rehearsal(kernels, [_sim()], play)
+
+
+def rehearse() -> None:
+    """Do all once that is done to a cluster's copy."""
+    mirror = _mirror()
+    mirror.begin(1.0)
+    for job in "abcde":
+        mirror.submit(Asked(job, 1, HOUR_S, 1.0))
+    for gpu, job in enumerate("ab"):
+        mirror.due()
+        expected(mirror, job, [gpu])
+        mirror.carry_out(job, [gpu])
+    mirror.due()
+    turn_to(mirror.sim, ROW, mirror.slot("d"))
+    mirror.take_back()
+    mirror.due()
+    if may_wait(mirror.sim, ROW):
+        mirror.wait(rests=False)
+    mirror.pass_over()
+    mirror.claim("a", 2)
+    mirror.give_up("a", 2)
+    mirror.take_out(3)
+    mirror.fail([3])
+    mirror.bring_back(3)
+    mirror.hide([1])
+    mirror.show([1])
+    mirror.ages_by(2.0)
+    mirror.stop("b")
+    mirror.give_place("b", 1, None)
+    mirror.withdraw("c")
+    mirror.finish("a")
+    mirror.come_back(Asked("f", 1, HOUR_S, 1.0), Standing(HOUR_S, 1.0))
+    mirror.rejoin(Asked("g", 1, HOUR_S, 1.0), Standing(HOUR_S, 1.0))
+    mirror.due()
+    mirror.carry_out(mirror.current, [0])
+    ClusterMirror.of(mirror.snapshot())
+    ClusterMirror(mirror.site, mirror.known())
+
+
+def _sim() -> Simulation:
+    return simulation_of(hetero64(1, 0, nodes=4, jobs=1))
+
+
+def _mirror() -> ClusterMirror:
+    cluster, _, process, rules = hetero64(1, 0, nodes=4, jobs=1)
+    rules = rules._replace(waiting=True, order=ORDERS["easy"])
+    return ClusterMirror(Site(cluster, rules, process, np.zeros(cluster.gpu_node.size)), Known(0.0))
