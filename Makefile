@@ -24,17 +24,17 @@ demo-plan: $(STAMP)
 # A file's tests stay together, as some share a server. Files come in a random order, and so do the tests in each:
 # `make test SEED=1234` repeats the order whose seed was printed.
 # More processes than cores, of one thread each, as many tests wait for servers. Two compile the kernels for all: the
-# second begins after the linters, and both end at about the same time.
+# second begins after the linters, takes what the first has left, and both end at about the same time.
 # A test that hangs where no exception reaches it ends its process, and another goes on with the tests behind it.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 6 --max-worker-restart 20 --dist loadfile --no-loadscope-reorder $(ORDER)
 
 kernels: $(STAMP)
-	$(BIN)/python -m tests.kernels heuristics candidates
+	$(BIN)/longshore compile --jobs 1
 
 kernels-after-lint: lint
-	$(BIN)/python -m tests.kernels environments networks
+	$(BIN)/longshore compile --jobs 1
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

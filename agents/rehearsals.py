@@ -36,6 +36,11 @@ def rehearsals_of(policies: Iterable[str]) -> list[str]:
     return [*GROUPS["heuristics"], *(f"{_HERE}:running:{name}" for name in policies if name not in known)]
 
 
+def rehearsals_for(algorithm: str) -> list[str]:
+    """Return what `compile_ahead` compiles for training by an algorithm; only some use environments."""
+    return [*GROUPS["heuristics"], *GROUPS["candidates" if algorithm in ("group", "distil") else "environments"]]
+
+
 def heuristics() -> Rehearsal:
     """Whole runs by heuristics, all of which are one program."""
     sim = _small()

@@ -38,7 +38,8 @@ class Rehearsal(NamedTuple):
     """What a command will call.
 
     Args:
-        kernels: Those that Python calls; what is no kernel does not count. What these call is compiled first, by all processes at once.
+        kernels: Those that Python calls, among others that do not count. What they call is compiled first, by all
+            processes at once.
         samples: One of each kind of argument that is neither a number nor a plain array, such as a simulation.
         play: Calls them, with all that belongs to it.
     """
@@ -104,10 +105,11 @@ def _watch(told: "queue.SimpleQueue[dict[str, Any]]", count: int, tell: Callable
             if "begins" in said:
                 now[said["begins"]] = None
             if "ends" in said:
-                now.pop(said["ends"], None)
                 kernels.add(said["ends"])
+                now.pop(said["ends"], None)
             at_work -= "over" in said
-        tell(Stand(len(kernels), max(total, len(kernels)), next(reversed(now), ""), time.monotonic() - began))
+        name = next(reversed(now), "::").split(":")[1]
+        tell(Stand(len(kernels), max(total, len(kernels)), name, time.monotonic() - began))
     return failed
 
 
@@ -172,6 +174,7 @@ def work() -> None:
     samples = {type(sample): numba.typeof(sample) for it in rehearsals.values() for sample in it.samples}
     for kernel in kernels:
         _compile_if_free(kernel, samples)
+        _say(ends=kernel.key)  # whoever compiles it, or did
     for waits in (False, True):
         for name, rehearsal in rehearsals.items():
             with _telling_failure(name), alone(f"rehearsal {name}", waits=waits) as free:
@@ -206,11 +209,13 @@ class _Telling(event.Listener):
 
     def on_start(self, event: Any) -> None:
         """Tell what is being compiled."""
-        _say(begins=event.data["dispatcher"].py_func.__name__)
+        if isinstance(kernel := event.data["dispatcher"], Kernel):  # and not what Numba compiles of its own
+            _say(begins=kernel.key)
 
     def on_end(self, event: Any) -> None:
         """Tell what was compiled."""
-        _say(ends=event.data["dispatcher"].py_func.__name__)
+        if isinstance(kernel := event.data["dispatcher"], Kernel):
+            _say(ends=kernel.key)
 
 
 @contextmanager

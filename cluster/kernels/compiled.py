@@ -10,7 +10,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
-from numba.core.types import Integer, Type, int64, unliteral
+from numba.core.types import Type, int8, int16, int32, int64, unliteral
 from numba.core.typing.templates import make_concrete_template
 
 from .kept import EntryCache, alone, has_source
@@ -20,6 +20,7 @@ from .parts import KERNELS, Part, PartCache, PartCompiler, part_of
 OPTIONS = {"nopython": True, "error_model": "numpy", "_nrt": False, "nogil": True}
 PART_OPTIONS = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 COMPILES = "numba:compile"  # what Numba calls it, in `numba.core.event`
+NARROW = (int8, int16, int32)
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -69,7 +70,7 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
         if types in self.overloads:
             return self.overloads[types].entry_point
         with global_compiler_lock:
-            kept = self._cache.load_overload(types, self.targetctx)
+            kept: Any = self._cache.load_overload(types, self.targetctx)  # type: ignore[no-untyped-call]
             if kept is not None:
                 self.add_overload(kept)
                 return kept.entry_point
@@ -133,5 +134,5 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
 
 def _widened(type_: Type) -> Type:
     """Return the type that a kernel takes an argument as."""
-    plain: Any = unliteral(type_)
-    return int64 if isinstance(plain, Integer) and plain.signed and plain.bitwidth < 64 else plain
+    plain = unliteral(type_)
+    return int64 if plain in NARROW else plain

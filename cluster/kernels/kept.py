@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, ClassVar, Self
 
 import numba
@@ -117,7 +118,13 @@ class Locator(caching._CacheLocator):
 
 
 class Keeping:
-    """How this differs from Numba's own cache: what cannot be written is not kept, and no error."""
+    """How this differs from Numba's own cache: what cannot be read or written is not kept, and no error."""
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        """Return the code for a signature, None if there is none that can be used."""
+        with suppress(OSError, EOFError, UnpicklingError):
+            return super().load_overload(signature, context)  # type: ignore[misc]
+        return None
 
     def save_overload(self, signature: Any, data: Any) -> None:
         """Keep the code for a signature."""

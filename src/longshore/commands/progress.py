@@ -167,7 +167,7 @@ def _compiling_progress() -> Iterator[Callable[["Compiled"], None]]:
     if not to.is_terminal:
         with Lines(lambda line: to.print(f"{line} ...")) as lines:
             lines.tell(COMPILING)
-            yield lambda stand: lines.note(f"{COMPILING}: {stand.done} of {stand.kernels} kernels, now {stand.now}")
+            yield lambda stand: lines.note(f"{COMPILING}: {stand.done} of {stand.kernels} kernels {stand.now}".rstrip())
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=to) as bar:

@@ -8,7 +8,7 @@ import typer
 
 from ..cluster.files.errors import InputError
 from .options import AgeingOption, ClusterOption, FaultsOption, ObjectiveOption, OracleOption, names
-from .progress import BY_SIGNAL, progress, training_progress
+from .progress import BY_SIGNAL, compile_first, progress, training_progress
 
 if TYPE_CHECKING:
     from ..training.config import TrainingConfig
@@ -174,6 +174,7 @@ def train(
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C and SIGTERM keep everything."""
     with progress("starting"):
+        from ..agents.rehearsals import rehearsals_for
         from ..training.config import config_of, with_numbers, with_objective, with_parameter_file
         from ..training.run import train as run
 
@@ -189,6 +190,7 @@ def train(
     config = config if objective is None else with_objective(config, objective)
     if online is not None:
         _learn_online(config, online, logdir)
+    compile_first(rehearsals_for(config.algorithm))
     with training_progress(config.steps) as tell:
         result = run(config, logdir, tell)
     _tell(result, logdir, config)

@@ -1,0 +1,228 @@
+"""How kernels are compiled and kept: which share code, what a second process compiles, and what is compiled ahead."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.agents.rehearsals import GROUPS
+from longshore.cluster.files.errors import PluginError
+from longshore.cluster.kernels import kept
+from longshore.cluster.kernels.ahead import Stand, _callees_first, _found, compile_ahead, missing
+from longshore.cluster.kernels.compiled import Kernel, kernel
+from longshore.cluster.kernels.kept import alone
+from longshore.commands.compiling import GROUP_NAMES, SERVE
+from longshore.scheduler.mirror.rehearsal import rehearsals_of
+from tests.command_line import Command
+
+needs_numba = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="kernels are plain Python here")  # type: ignore[attr-defined]
+
+
+@kernel
+def added(a: int, b: int) -> int:
+    return a + b
+
+
+@kernel
+def sums(narrow: Any, wide: Any, out: Any) -> None:
+    for i in range(narrow.size):
+        out[i] = added(narrow[i], wide[i]) + added(wide[i], 3) + added(7, narrow[i])
+
+
+@needs_numba
+@given(st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**40), 2**40)), max_size=4))
+def test_whole_numbers_of_all_widths_are_one_part_of_a_program(pairs: list[tuple[int, int]]) -> None:
+    narrow = np.array([a for a, _ in pairs], dtype=np.int32)
+    wide = np.array([b for _, b in pairs], dtype=np.int64)
+    out = np.zeros(len(pairs), dtype=np.int64)
+    sums(narrow, wide, out)
+    assert out.tolist() == [2 * a + 2 * b + 10 for a, b in pairs]
+    assert isinstance(added, Kernel)
+    assert len(added._parts) == 1
+
+
+@needs_numba
+@pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.int64, int])
+def test_python_calls_one_program_with_whole_numbers_of_all_widths(kind: Callable[[int], Any]) -> None:
+    assert added(kind(100), kind(27)) == 127
+    assert isinstance(added, Kernel)
+    assert len(added.overloads) == 1
+
+
+@needs_numba
+def test_an_error_that_a_part_raises_reaches_who_called_the_program() -> None:
+    @kernel
+    def refuses(a: int) -> int:
+        if a < 0:
+            raise ValueError("negative")
+        return a
+
+    @kernel
+    def asks(a: int) -> int:
+        return refuses(a) + 1
+
+    assert asks(1) == 2
+    with pytest.raises(ValueError, match="negative"):
+        asks(-1)
+
+
+@needs_numba
+def test_what_another_package_compiled_by_numba_alone_can_call_a_kernel() -> None:
+    jit: Any = numba.njit
+    assert jit(lambda a: added(a, 1) * 2)(4) == 10
+
+
+MODULE = """
+from longshore.cluster.kernels.ahead import Rehearsal
+from longshore.cluster.kernels.compiled import kernel
+
+@kernel
+def leaf(a: int) -> int:
+    return a + 1
+
+@kernel
+def inner(a: int) -> int:
+    return leaf(a) * 2
+
+@kernel
+def first(a: int) -> int:
+    return inner(a) + leaf(a)
+
+@kernel
+def second(a: int) -> int:
+    return inner(a) - leaf(a)
+
+def one(): return Rehearsal([first], [], lambda: first(1))
+def two(): return Rehearsal([second], [], lambda: second(1))
+def bad(): return Rehearsal([], [], lambda: 1 / 0)
+def missing(): raise OSError("no such policy")
+"""
+RUN = """
+import json, sys
+from numba.core import event
+from longshore.cluster.kernels import kept
+if sys.argv[2] == "read-only":
+    kept.can_be_kept.cache_clear()
+    kept.can_be_kept = lambda: False
+import small_kernels
+compiled = []
+class Listener(event.Listener):
+    def on_start(self, event): compiled.append(event.data["dispatcher"].py_func.__name__)
+    def on_end(self, event): pass
+event.register("numba:compile", Listener())
+value = getattr(small_kernels, sys.argv[1])(5)
+print(json.dumps([value, sorted(compiled)]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a module of kernels, in which nothing is compiled yet."""
+    (tmp_path / "small_kernels.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    kept.folder.cache_clear()
+    kept.can_be_kept.cache_clear()
+    yield tmp_path
+    kept.folder.cache_clear()
+    kept.can_be_kept.cache_clear()
+
+
+def run(folder: Path, name: str, how: str = "as usual", **variables: str) -> tuple[int, list[str]]:
+    """Call a kernel in a process of its own; return its value, and what was compiled for that."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
+    command = [sys.executable, "-c", RUN, name, how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    value, compiled = json.loads(done.stdout)
+    return value, compiled
+
+
+@needs_numba
+def test_a_second_program_shares_parts_and_a_second_process_compiles_nothing(folder: Path) -> None:
+    assert run(folder, "first") == (18, ["first", "inner", "leaf"])
+    assert run(folder, "second") == (6, ["second"])
+    assert run(folder, "first", "read-only") == (18, [])
+    (folder / "small_kernels.py").write_text(MODULE.replace("a + 1", "a + 2"))
+    assert run(folder, "second") == (7, ["inner", "leaf", "second"])
+
+
+@needs_numba
+def test_where_nothing_can_be_kept_kernels_run_all_the_same(folder: Path) -> None:
+    assert run(folder, "second", NUMBA_CACHE_DIR=os.devnull) == (6, ["inner", "leaf", "second"])
+
+
+@needs_numba
+def test_processes_compile_each_kernel_once_and_later_there_is_nothing_to_do(folder: Path) -> None:
+    told = list[Stand]()
+    names = ["small_kernels:one", "small_kernels:two"]
+    assert missing([*names, *names]) == names
+    compile_ahead(names, told.append, processes=2)
+    assert told[-1].done == told[-1].kernels == 4
+    assert missing(names) == []
+    assert run(folder, "first")[1] == run(folder, "second")[1] == []
+    parts = [path for path in (folder / "cache").rglob("part-*.nbc") if "small_kernels" in path.name]
+    assert len(parts) == 4  # leaf and inner, and both programs as parts of others
+
+
+@needs_numba
+def test_what_fails_is_told_by_its_name_and_keeps_nothing_else_from_being_compiled(folder: Path) -> None:
+    with pytest.raises(PluginError) as raised:
+        compile_ahead(["small_kernels:bad", "small_kernels:one", "small_kernels:missing"], lambda _: None, processes=1)
+    for name, why in (("bad", "ZeroDivisionError"), ("missing", "no such policy")):
+        assert f"small_kernels:{name}" in str(raised.value)
+        assert why in str(raised.value)
+    assert missing(["small_kernels:bad", "small_kernels:one"]) == ["small_kernels:bad"]
+
+
+def test_one_at_a_time_does_a_work_and_others_need_not_wait(folder: Path) -> None:
+    with alone("a work") as first, alone("a work", waits=False) as second, alone("another", waits=False) as other:
+        assert (first, second, other) == (True, False, True)
+    with alone("a work", waits=False) as again:
+        assert again
+
+
+@needs_numba
+def test_a_kernel_stands_behind_all_that_it_calls() -> None:
+    found = _callees_first([sums, "no kernel"])
+    assert found == [added, sums]
+
+
+def test_the_command_offers_all_groups_and_each_has_rehearsals() -> None:
+    assert set(GROUP_NAMES) == {*GROUPS, SERVE}
+    for name in (*(name for names in GROUPS.values() for name in names), *rehearsals_of("pack")):
+        assert callable(_found(name).play)
+
+
+def test_a_group_that_does_not_exist_and_a_configuration_of_another_group_are_refused(longshore: Command) -> None:
+    for arguments, named in ((("heuristic",), "'heuristic'"), (("networks", "--config", "none.yaml"), "serve")):
+        done = longshore("compile", *arguments)
+        assert (done.status, done.out) == (2, "")
+        assert named in done.err
+
+
+@needs_numba
+def test_a_live_scheduler_that_rehearsed_has_nothing_left_to_compile() -> None:
+    # In a process of its own: others may have called what is left.
+    code = """
+from longshore.cluster.kernels.compiled import Kernel
+from longshore.cluster.simulator import engine, fault_changes, job_changes
+from longshore.scheduler.mirror import checks, cluster_mirror
+from longshore.scheduler.mirror.rehearsal import rehearse
+rehearse()
+used = cluster_mirror.ClusterMirror.__dict__.values()
+names = {name for method in used for name in getattr(getattr(method, "__code__", None), "co_names", ())}
+places = [vars(cluster_mirror), vars(checks)]
+places += [{name: vars(module).get(name) for name in names} for module in (engine, fault_changes, job_changes)]
+print({name for place in places for name, it in place.items() if isinstance(it, Kernel) and not it.overloads})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
+    assert done.stdout.strip() == "set()"
