@@ -88,7 +88,7 @@ def _check_ranges(sim: Simulation, state: State) -> None:
         "scenario": sim.scenarios.jobs.size, "job": state.guess_s.shape[1], "gpu": state.gpu_job.shape[1],
         "node": state.free.shape[1], "class": sim.cluster.suits.shape[0],
         "rack": sim.cluster.uplink_bytes_per_s.size, "source": state.source_s.shape[1],
-        "candidate": state.candidate_job.shape[1],
+        "candidate": state.candidate_job.shape[1], "leaf": state.index_job.shape[1],
     }  # fmt: skip
     most = {"one": 1, "two": 2, "any": ANY, "job ahead": sim.scratch.ahead_job.shape[1] - 1}
     most |= {name: count - 1 for name, count in counts.items()} | {f"{name}s": count for name, count in counts.items()}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from longshore.cluster.files.errors import EndlessError
 from longshore.cluster.simulator.limits import MOST_QUIET, MOST_STOPS
-from longshore.cluster.simulator.state_border import BOUNDED, sound_state
+from longshore.cluster.simulator.state_border import BOUNDED, LINES, sound_state
 from longshore.cluster.state.shapes import ANY, RANGES, declared
 from longshore.cluster.state.state import State
 from longshore.envs.batch import Batch, View
@@ -31,8 +31,9 @@ def run(
 ) -> Batch:
     """Return three environments in which jobs wait, run and have picks, and faults are seen after so many seconds."""
     what = problem(order=order)
-    rules = what.rules._replace(estimated_hazards=learns, detection_s=late_s)
-    batch = Batch(what._replace(rules=rules), view, 3)
+    rules = what.rules._replace(estimated_hazards=learns, detection_s=late_s, turns=True)
+    users = np.arange(what.scenarios.gpus.size, dtype=np.int32).reshape(what.scenarios.gpus.shape) % 3
+    batch = Batch(what._replace(rules=rules, scenarios=what.scenarios._replace(line=users)), view, 3)
     rng = np.random.default_rng(0)
     batch.reset()
     for _ in range(steps):
@@ -96,6 +97,23 @@ def test_fault_rates_that_nobody_can_have_learned_are_refused_by_their_field(nam
     for value in beyond if learns else [*beyond, 0.5]:
         with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected "):
             sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+
+
+def test_turns_that_nobody_can_have_had_are_refused_and_lines_are_laid_anew() -> None:
+    sim = run(steps=30).sim
+    state = sim.state
+    assert state.turns.min() > 0
+    for name, value in (("turn_number", int(state.turns.max()) + 1), ("turn_s", float(state.now_s.max()) + 1.0)):
+        with pytest.raises(ValueError, match=rf"state\.{name}\["):
+            sound_state(sim, spoiled(state, name, value))
+    zeroed = {name: np.zeros_like(getattr(state, name)) for name in LINES}
+    laid = sound_state(sim, state._replace(**zeroed))
+    for row in range(state.head.size):
+        lines = np.flatnonzero(state.line_head[row] >= 0)
+        for name in ("line_head", "line_tail", "line_oldest"):
+            assert (getattr(laid, name)[row, lines] == getattr(state, name)[row, lines]).all(), name
+        for name in ("first_line", "last_line"):
+            assert (getattr(laid, name)[row] == getattr(state, name)[row]).all(), name
 
 
 def test_signals_are_looked_for_anew() -> None:
