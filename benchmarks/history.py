@@ -15,7 +15,7 @@ from longshore.scheduler.service.retention import Horizon, prune
 from longshore.scheduler.store.database import schema
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.queries import count_jobs, count_unknown, drains, last_events, waits_since
-from longshore.scheduler.store.queue_position import jobs_before_new, queued_of
+from longshore.scheduler.store.queue_position import queued_of, waiting_jobs
 from longshore.scheduler.store.rows.attempts import unclosed_attempts
 from longshore.scheduler.store.rows.events import events_after, last_seq, owners_events_after
 from longshore.scheduler.store.rows.jobs import list_jobs, open_jobs, sum_of_estimates
@@ -94,7 +94,7 @@ def reads() -> dict[str, Callable[[Connection], object]]:
         "events of a job": lambda tx: events_after(tx, 0, 200, f"{JOBS // 2:026}"),
         "a follower with nothing new": lambda tx: owners_events_after(tx, last_seq(tx) - 5, 500, "bob", 20_000),
         "a follower of another": lambda tx: owners_events_after(tx, 0, 500, "bob", 20_000),
-        "the place in the queue": lambda tx: jobs_before_new(tx, 0, 1e12),
+        "the waiting jobs, in whose order a place is": lambda tx: waiting_jobs(tx, 1e12),
         "queued jobs of an owner": lambda tx: queued_of(tx, OWNER),
     }
 

@@ -118,7 +118,8 @@ def snapshot_of(sim: Simulation) -> Snapshot:
     site = Site(sim.cluster, sim.rules, sim.process, sim.scenarios.hazard_per_s[0])
     names = [str(job) for job in range(sim.scenarios.gpus.shape[1])]
     scenarios = {name: getattr(sim.scenarios, name) for name in OF_JOBS}
-    return Snapshot(site, names, [()], {name: at for at, name in enumerate(names)}, scenarios, sim.state._asdict())
+    slots = {name: at for at, name in enumerate(names)}
+    return Snapshot(site, names, [()], {}, slots, scenarios, sim.state._asdict())
 
 
 def _seats(sim: Simulation, job: int, place: int) -> int:

@@ -70,7 +70,7 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
         if types in self.overloads:
             return self.overloads[types].entry_point
         with global_compiler_lock:
-            kept: Any = self._cache.load_overload(types, self.targetctx)  # type: ignore[no-untyped-call]
+            kept: Any = self._cache.load_overload(types, self.targetctx)
             if kept is not None:
                 self.add_overload(kept)
                 return kept.entry_point

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..model.job_spec import ALL_ATTACHMENTS, Attachment, Collectives, GpuSettings, JobFile, Sample
+from ..model.job_spec import ALL_ATTACHMENTS, Attachment, Collectives, JobFile, Sample
 from ..model.job_spec import Dtype as Dtype
 
 Word = Annotated[str, Field(max_length=200)]
@@ -41,7 +41,7 @@ def workload_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> Workload:
         job: The job file.
         link_bytes_per_s: That is promised between its nodes, 0 for nothing.
     """
-    types, sample, settings = job.wants.gpu_types, job.sample, job.gpu_settings or GpuSettings()
+    types, sample, settings = job.wants.gpu_types, job.sample, job.gpu_settings
     return Workload(
         dtype=job.dtype,
         backend=job.collectives,
@@ -53,6 +53,6 @@ def workload_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> Workload:
         sample_limit_s=Sample.model_fields["limit_s"].default if sample is None else sample.limit_s,
         sample_folder="" if sample is None else job.folder,
         environment=() if sample is None else tuple(job.environment.items()),
-        clock_mhz=settings.clock_mhz or 0,
-        power_w=settings.power_w or 0.0,
+        clock_mhz=0 if settings is None else settings.clock_mhz or 0,
+        power_w=0.0 if settings is None else settings.power_w or 0.0,
     )

@@ -149,7 +149,10 @@ def test_the_queue_is_lined_up_as_the_page_says(seed: int, order: str) -> None:
 
 def scenarios_of(*users: tuple[str, ...] | None) -> NDArray[np.int32]:
     cluster = grid_cluster(1, 2)
-    jobs = [workload_of(tuple(map(str, range(3))), np.ones(3), np.ones(3), np.arange(3.0), users=it) for it in users]
+    jobs = [
+        workload_of(tuple(map(str, range(3))), np.ones(3, np.int32), np.ones(3), np.arange(3.0), users=it)
+        for it in users
+    ]
     rates = np.zeros(fault_sources(cluster))
     return stack(cluster, jobs, fault_seed=np.zeros(len(users), np.int64), source_rate_per_s=rates).line
 
@@ -162,7 +165,10 @@ def test_users_of_a_trace_are_lines_and_jobs_whose_user_is_not_known_are_of_one(
 def test_scenarios_of_users_can_be_joined_with_those_of_nobody_known() -> None:
     cluster = grid_cluster(1, 2)
     rates, seed = np.zeros(fault_sources(cluster)), np.zeros(1, np.int64)
-    works = [workload_of(("x", "y"), np.ones(2), np.ones(2), np.zeros(2), users=users) for users in (("a", "b"), None)]
+    works = [
+        workload_of(("x", "y"), np.ones(2, np.int32), np.ones(2), np.zeros(2), users=users)
+        for users in (("a", "b"), None)
+    ]
     parts = [stack(cluster, [work], fault_seed=seed, source_rate_per_s=rates) for work in works]
     assert joined(parts).line.tolist() == [[0, 1], [0, 0]]
 

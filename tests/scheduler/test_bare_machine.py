@@ -7,7 +7,6 @@ nobody resolves, a locale and a time zone that there are not, and few files that
 import os
 import pwd
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from longshore.scheduler.backends.local.supervisor.rank import user_variables
 from tests.scheduler.served import LONGSHORE, Served, until
+from tests.support import processes
 
 UID = 54321
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # or all kernels would be compiled anew
@@ -39,7 +39,7 @@ class ServedBare(Served):
         limited = f"hostname nowhere.invalid && ulimit -n 256 && exec {shlex.join([*USER, '--kill-child', *serve])}"
         with (self.folder / "serve.log").open("ab") as log:
             line = [*SPACE, "sh", "-c", limited]
-            self.process = subprocess.Popen(line, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = processes.start(line, cwd=self.folder, stdin=processes.DEVNULL, stdout=log, stderr=log)
         token = self.folder / ".longshore" / "token"
         until(lambda: token.exists() or self.process is None or self.process.poll() is not None)
         self.environment["LONGSHORE_TOKEN"] = token.read_text().strip()  # without a home nothing leads to it
@@ -48,7 +48,7 @@ class ServedBare(Served):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    tried = subprocess.run([*SPACE, *USER, "true"], capture_output=True, text=True, check=False, timeout=60)
+    tried = processes.run([*SPACE, *USER, "true"], capture_output=True, check=False)
     if tried.returncode:
         pytest.skip(f"no user without a name can be made here: {tried.stderr.strip()}")
     it = ServedBare(tmp_path_factory.mktemp("bare"))
@@ -76,7 +76,7 @@ def test_a_job_runs_there_with_a_home_and_a_name(served: Served, job: str) -> No
 def test_a_command_answers_in_any_locale(served: Served, job: str, lacks: dict[str, str]) -> None:
     environment = {"PATH": os.defpath, **served.environment, "LONGSHORE_URL": served.url, **lacks}
     line = [*LONGSHORE, "logs", job]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = processes.run(line, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr, done.stdout.splitlines()[:1]) == (0, "", [f"{UID} {UID}"])
 
 

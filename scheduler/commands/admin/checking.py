@@ -74,8 +74,10 @@ def preflight(
         Place(share.node, home.absolute(), slots, dtype, wiring=_whole(wiring), port_facts=_whole(port_facts))
         for share in placement
     ]
-    own = {"sample": _words(sample), "sample_folder": str(Path.cwd())} if sample else {}
-    workload = Workload(dtype=dtype, link_bytes_per_s=link_bytes_per_s, sample_limit_s=sample_limit, **own)
+    workload = Workload(
+        dtype=dtype, link_bytes_per_s=link_bytes_per_s, sample_limit_s=sample_limit,
+        sample=_words(sample) if sample else (), sample_folder=str(Path.cwd()) if sample else "",
+    )  # fmt: skip
     with _warm(places) as warm:
         if learn_wiring is not None:
             _learn(learn_wiring, placement, workload, warm)

@@ -18,13 +18,13 @@ def set_gpus(context: Context) -> Iterator[Finding]:
         yield skipped("the job asks for no settings")
         return
     for gpu in context.chosen.gpus if reader is not None else ():
-        asked = (
-            (f"a clock of {workload.clock_mhz} MHz", workload.clock_mhz, reader.lock_clock),
-            (f"a limit of {workload.power_w:g} W", workload.power_w, reader.limit_power),
-        )
-        for what, value, give in asked:
-            if value:
-                yield _finding(f"gpu {gpu}", what, give(gpu, value))
+        assert reader is not None
+        if workload.clock_mhz:
+            done = reader.lock_clock(gpu, workload.clock_mhz)
+            yield _finding(f"gpu {gpu}", f"a clock of {workload.clock_mhz} MHz", done)
+        if workload.power_w:
+            done = reader.limit_power(gpu, workload.power_w)
+            yield _finding(f"gpu {gpu}", f"a limit of {workload.power_w:g} W", done)
 
 
 def _finding(device: str, what: str, done: bool | None) -> Finding:  # noqa: FBT001  # None says that it may not be set
