@@ -1,6 +1,5 @@
 import ast
 import re
-import statistics
 import sys
 from functools import cache
 from importlib.resources import files
@@ -105,33 +104,6 @@ def test_no_module_imports_from_a_file_of_tests() -> None:
     ] == []
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
-    assert [path for path in sources() if len(path.read_text().splitlines()) > 400] == []
-
-
-def test_functions_are_short() -> None:
-    found = [function for path in sources() for function in facts_of(path).functions]
-    assert [name for lines, name in found if lines > 50] == []
-    assert statistics.median(lines for lines, _ in found) <= 7
-
-
-def test_a_folder_has_few_modules() -> None:
-    folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
-    counts = {folder: len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) for folder in folders}
-    assert {folder: count for folder, count in counts.items() if count > 12 and "versions" not in folder.parts} == {}
-
-
-def test_folders_are_not_deep() -> None:
-    """Two folders below a room; each backend and trace format may have one more, and alembic has its own."""
-    deep = {path.parent.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
-    assert {
-        str(it)
-        for it in deep
-        if len(it.parts) > 3 and it.parts[1] not in ("backends", "traces") and it.name != "versions"
-    } == set()
-    assert max(len(it.parts) for it in deep) <= 4
-
-
 STARTS = re.compile(r"(os|pty)\.(fork|forkpty|posix_spawnp?|spawn\w*|system|popen)|.*\.create_subprocess_\w+")
 
 
@@ -147,15 +119,6 @@ def test_tests_start_processes_by_their_helper_alone() -> None:
     hidden = tests / "scheduler" / "backends" / "hidden_process.py"  # a program, which a test starts by the helper
     found = [it for it in tests.rglob("*.py") if tests / "support" not in it.parents and it != hidden]
     assert [it for it in found if starts_processes(it)] == []
-
-
-def test_few_classes_stand_between_others_and_a_single_one() -> None:
-    """A base of one class is a detour; errors are caught by their bases, and protocols are no bases."""
-    ours = [it for room in ROOMS for path in (ROOT / room).rglob("*.py") for it in facts_of(path).classes]
-    below = {name: {it for it, bases in ours if name in bases} for name, _ in ours}
-    protocols = {name for name, bases in ours if "Protocol" in bases}
-    single = {it for it, found in below.items() if len(found) == 1 and not it.endswith("Error")} - protocols
-    assert len(single) <= 3, sorted(single)
 
 
 def test_checkpoints_are_found_in_the_package() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from longshore.cluster.kernels.kept import alone
 from longshore.commands.compiling import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
 from tests.command_line import Command
+from tests.support import processes
 
 needs_numba = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="kernels are plain Python here")  # type: ignore[attr-defined]
 
@@ -141,7 +141,7 @@ def run(folder: Path, name: str, how: str = "as usual", **variables: str) -> tup
     """Call a kernel in a process of its own; return its value, and what was compiled for that."""
     environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
     command = [sys.executable, "-c", RUN, name, how]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    done = processes.run(command, env=environment, capture_output=True, check=True, timeout_s=120)
     value, compiled = json.loads(done.stdout)
     return value, compiled
 
@@ -224,5 +224,5 @@ places = [vars(cluster_mirror), vars(checks)]
 places += [{name: vars(module).get(name) for name in names} for module in (engine, fault_changes, job_changes)]
 print({name for place in places for name, it in place.items() if isinstance(it, Kernel) and not it.overloads})
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
+    done = processes.run([sys.executable, "-c", code], capture_output=True, check=True, timeout_s=300)
     assert done.stdout.strip() == "set()"

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ import pytest
 
 from tests.scheduler.checked import Checked
 from tests.scheduler.served import until
+from tests.support import processes
 
 STUB = Path(__file__).parent / "preflight" / "nvml_stub.c"
 SETTINGS = """\
@@ -84,7 +84,7 @@ def test_a_link_below_what_is_promised_keeps_a_job_of_several_nodes_from_startin
 def test_gpus_are_set_before_the_command_of_a_job_and_as_by_default_after_it(served: Checked, tmp_path: Path) -> None:
     if (compiler := shutil.which("cc")) is None or find_spec("pynvml") is None:
         pytest.skip("there is no C compiler for the library in place of NVML, or nvidia-ml-py is not installed")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", STUB], check=True)
+    processes.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", STUB], check=True)
     log = tmp_path / "log"
     environment = {
         "PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_LOG": str(log),

@@ -2,11 +2,12 @@
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 
 import pytest
+
+from tests.support import processes
 
 SPACE = ["unshare", *(["--user", "--map-root-user"] if os.geteuid() else []), "--pid", "--fork", "--mount-proc"]
 SPACE += ["--kill-child"]
@@ -45,15 +46,15 @@ print("zombies", states().count("Z"), flush=True)
 """
 
 
-def in_space(more: str) -> subprocess.CompletedProcess[str]:
+def in_space(more: str) -> processes.CompletedProcess[str]:
     """Run a program that is the first process of a PID namespace, with what it does in the end."""
     line = [*SPACE, sys.executable, "-c", PROGRAM + textwrap.dedent(more)]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    return processes.run(line, capture_output=True, check=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _may_make_spaces() -> None:
-    done = subprocess.run([*SPACE, "true"], capture_output=True, text=True, check=False, timeout=60)
+    done = processes.run([*SPACE, "true"], capture_output=True, check=False)
     if done.returncode:
         pytest.skip(f"no PID namespace can be made here: {done.stderr.strip()}")
 

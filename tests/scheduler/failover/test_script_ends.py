@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from longshore.scheduler.failover.processes.forked import connect_warm, fork
+from tests.support import processes
 
 WAIT_S = 60.0
 ENDS = {
@@ -135,10 +135,8 @@ def ended(folder: Path, status: int) -> Ended:
 
 def by_python(folder: Path, arguments: Sequence[str]) -> Ended:
     with (folder / "output").open("w") as output:
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=folder, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-            timeout=WAIT_S, check=False,
-        )  # fmt: skip
+        line = [sys.executable, *arguments]
+        done = processes.run(line, cwd=folder, stdout=output, stderr=output, timeout_s=WAIT_S, check=False)
     return ended(folder, done.returncode)
 
 
