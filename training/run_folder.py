@@ -78,7 +78,8 @@ class RunFolder:
     ) -> None:  # fmt: skip
         self.path, self.schema, self.validation, self.config, self.tell = folder, schema, validation, config, tell
         self._validations = validations
-        self.logger = Logger(str(folder), [])
+        folder.mkdir(parents=True, exist_ok=True)
+        self.logger = Logger(str(folder), [])  # it begins to write where the run begins
         self.interrupted = False
         self.best: Score | None = None
         self.latest: Score | None = None
