@@ -1,7 +1,7 @@
 """The page docs/results.md, from the figures of finished runs; learning_figures.py draws its pictures."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from .against import Difference, difference_of_means
 from .harness import ROOT
 from .learning_ways import (
     BEST_RANDOM,
-    FORMER,
+    ENDINGS,
     HELD_OUT,
     SEARCHED,
     SECTIONS,
@@ -28,6 +28,7 @@ from .learning_ways import (
     Trial,
     commands,
     key,
+    read_endings,
     rival_key,
 )  # fmt: skip
 from .markdown import wrapped
@@ -249,9 +250,9 @@ class Ending(NamedTuple):
     name: str
     asked: int  # steps
     taken: int  # with the last rollout
-    stay: tuple[int, ...]  # seeds whose policy is the same with a rate of 0
-    moved: dict[int, float]  # by how much the mean makespan is longer with that, in per cent, by the seeds run again
-    runs: int
+    stay: int  # seeds whose policy is the same with a rate of 0
+    runs: int  # seeds
+    longer: Mapping[int, float]  # by how much the mean held-out makespan is longer with that, in per cent, by seed
 
     @property
     def rate(self) -> float:
@@ -259,22 +260,39 @@ class Ending(NamedTuple):
         return 100.0 * (1.0 - self.taken / self.asked)
 
 
-def endings(runs: Runs, seeds: int, share: float) -> Iterator[Ending]:
-    """Yield how each way by PPO or A2C ended, none twice."""
+def endings_of(runs: Runs, seed: int, share: float) -> Iterator[tuple[str, str, bool]]:
+    """Yield name and command of each way by PPO or A2C that is finished, none twice, and if its policy stays the same.
+
+    It does if the last update changes nothing (see `stays`).
+    """
     ways = {(section.preset, options): name for section in SECTIONS for name, options in section.ways.items()}
     for (preset, options), name in ways.items():
-        lines = {seed: commands(options, seed, share, preset) for seed in range(seeds)}
-        found = {seed: runs[key(line)] for seed, line in lines.items() if key(line) in runs}
-        asked = int(_word(lines[0][-1], "--steps", ""))
-        algorithm = _word(lines[0][-1], "--algo", "")
-        if algorithm not in REPLAYS or not found:
-            continue
-        size = PRESETS[preset].hyperparameters(algorithm, _word(lines[0][-1], "--replay", PRESETS[preset].replay))
-        updates = -(-asked // (size.rows * size.steps))
-        former = {seed: runs.get(key(lines[seed]) + FORMER, run) for seed, run in found.items()}
-        moved = {seed: float(change_of(run, found[seed])) for seed, run in former.items() if run is not found[seed]}
-        stay = tuple(seed for seed, run in former.items() if stays(run, updates))
-        yield Ending(f"{preset}: {name}", asked, updates * size.rows * size.steps, stay, moved, len(found))
+        line = commands(options, seed, share, preset)[-1]
+        if _word(line, "--algo", "") in REPLAYS and line in runs:
+            yield f"{preset}: {name}", line, stays(runs[line], -(-_steps_of(line) // _rollout_of(line)))
+
+
+def endings(runs: Runs, longer_percent: Mapping[str, float], seeds: int, share: float) -> Iterator[Ending]:
+    """Yield how each way by PPO or A2C ended."""
+    found: dict[str, list[tuple[int, str, bool]]] = {}
+    for seed in range(seeds):
+        for name, line, stay in endings_of(runs, seed, share):
+            found.setdefault(name, []).append((seed, line, stay))
+    for name, each in found.items():
+        asked, rollout = _steps_of(each[0][1]), _rollout_of(each[0][1])
+        longer = {seed: longer_percent[line] for seed, line, _ in each if line in longer_percent}
+        yield Ending(name, asked, -(-asked // rollout) * rollout, sum(it[2] for it in each), len(each), longer)
+
+
+def _steps_of(line: str) -> int:
+    return int(_word(line, "--steps", ""))
+
+
+def _rollout_of(line: str) -> int:
+    """Return the steps between two updates of a command by PPO or A2C, of all environments together."""
+    preset = PRESETS[_word(line, "--preset", "")]
+    size = preset.hyperparameters(_word(line, "--algo", ""), _word(line, "--replay", preset.replay))
+    return size.rows * size.steps
 
 
 def _word(line: str, option: str, usual: str) -> str:
@@ -293,31 +311,26 @@ def stays(run: Run, updates: int) -> bool:
     return len(means) == updates and min(means[:-1], default=math.inf) <= means[-1]
 
 
-def change_of(before: Run, after: Run) -> float:
-    """Return by how much the mean held-out makespan has become longer, in per cent."""
-    return 100.0 * (sum(after.makespan_s) / sum(before.makespan_s) - 1.0)
-
-
-def rate_lines(found: Sequence[Ending]) -> Iterator[str]:
+def rate_lines(found: Sequence[Ending], machine: str) -> Iterator[str]:
     """Yield the section on the last update."""
     yield from (
         "## The last update", "",
         "An update of PPO or A2C has the learning rate of the step at which its rollout ends, and the last rollout may "
         "end after the last step ([training.md](training.md#how-it-learns)). Until 2026-11-28 the rate of that last "
-        "update was below 0: it undid a little of what was learned. It is 0 now. All other updates have the same rate "
-        "as before. So a figure has moved only if its policy is of the last validation, or if the last validation is "
-        "the best now.", "",
+        "update was below 0: it went against the gradient. It is 0 now. All other updates have the same rate "
+        "as before. So a figure moves only if its policy is of the last validation, or if the last validation is the "
+        "best without that update. The figures of PPO and A2C on this page are of runs with the former rate.", "",
         "- *rate*: what the rate of the last update was, in per cent of the first step's.",
-        "- *stay*: seeds whose policy is the same now. Every update of theirs was validated, and the best validation "
-        "was not the last.",
-        "- *run again*: seeds that were run again with a last rate of 0, and by how much that makes the mean held-out "
-        "makespan longer. The rows above have these runs. All other seeds have the former runs.",
-        "", "| way | steps | last rollout ends | rate (%) | stay | run again (%) |", "| --- |" + " --- |" * 5,
+        "- *stay*: seeds whose policy is the same without that update. Every update of theirs was validated, and the "
+        "best validation was not the last. So their figures have not moved.",
+        "- *moves*: by how much the mean held-out makespan of a run is longer without that update, measured seed by "
+        f"seed. A run was made with the former rate, and the weights before and after its last update are compared "
+        f"({machine}). A dash: not measured.",
+        "", "| way | steps | last rollout ends | rate (%) | stay | moves (%) |", "| --- |" + " --- |" * 5,
     )  # fmt: skip
     for it in found:
-        again = ", ".join(f"{seed}: {percent:+.2f}" for seed, percent in it.moved.items()) or "-"
-        stay = f"{len(it.stay)} of {it.runs}"
-        yield f"| {it.name} | {it.asked:,} | {it.taken:,} | {it.rate:+.2f} | {stay} | {again} |"
+        moves = ", ".join(f"{percent:+.3f} (seed {seed})" for seed, percent in it.longer.items()) or "-"
+        yield f"| {it.name} | {it.asked:,} | {it.taken:,} | {it.rate:+.2f} | {it.stay} of {it.runs} | {moves} |"
     yield from (
         "", "No row of `group` or `distil` has moved: their rates were never below 0. The checkpoints `hetero64` and "
         "`hetero64-1` to `hetero64-4` are of PPO with 2,000,000 steps, whose last rollout ends at 2,031,616: the rate "
@@ -338,8 +351,9 @@ def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float, *,
     for section in SECTIONS:
         if found := standings(runs, section, seeds, share):
             lines += section_lines(runs, section, found, share)
-    if ended := list(endings(runs, seeds, share)):
-        lines += rate_lines(ended)
+    measured = read_endings(ENDINGS)
+    if ended := list(endings(runs, measured.longer_percent, seeds, share)):
+        lines += rate_lines(ended, measured.machine)
     if tried := points(runs, trials):
         lines += rollout_lines(tried)
     path.write_text(wrapped(lines), encoding="utf-8")

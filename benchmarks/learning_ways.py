@@ -16,13 +16,11 @@ from longshore.envs.rewards.best_of_random import RANDOM_RUNS
 from .harness import ROOT
 
 STORE = ROOT / "benchmarks" / "learning.json"
+ENDINGS = ROOT / "benchmarks" / "last_update.json"  # of runs whose last update had a rate below 0
 # Environment steps of a run, more where they pick a node and cost a quarter; decisions that distillation labels.
 STEPS, NODE_STEPS, LABELS = 500_000, 1_000_000, 12_000
 TIMED = 12  # workloads on which the time of rollouts is taken
 HELD_OUT, SEARCHED, SEED = 500, 120, 2026  # workloads of a seed that neither training nor validation draws from
-
-# Behind the key of a run that ended with a learning rate below 0; the key itself has the run that took its place.
-FORMER = " (rate below 0 at the end)"
 
 Options = tuple[str, ...]  # of `longshore train`, call by call
 
@@ -245,6 +243,20 @@ def trainings(seeds: int, share: float) -> Iterator[tuple[str, tuple[str, ...]]]
 def read_runs(path: Path) -> Runs:
     """Return the runs that a file holds; none if there is no file."""
     return TypeAdapter(Runs).validate_json(path.read_bytes()) if path.exists() else {}
+
+
+class Measured(BaseModel):
+    """Runs whose last update had a rate below 0: what they come to without that update."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    machine: str  # and date
+    longer_percent: dict[str, float]  # by how much the mean held-out makespan is longer without it, by key of the run
+
+
+def read_endings(path: Path) -> Measured:
+    """Return what a file holds."""
+    return Measured.model_validate_json(path.read_bytes())
 
 
 def write_runs(path: Path, runs: Runs) -> None:

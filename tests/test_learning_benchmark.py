@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.learning import Job, complete
 from benchmarks.learning_figures import draw_curves, draw_rollouts, spread
-from benchmarks.learning_pages import machines_of, points, section_lines, standings, write_page
+from benchmarks.learning_pages import endings, machines_of, points, section_lines, standings, stays, write_page
 from benchmarks.learning_ways import (
     BEST_RANDOM,
     DISTILLED,
@@ -192,3 +192,26 @@ def test_labels_stand_apart_in_the_order_of_their_lines(heights: list[float]) ->
 
 def test_a_label_that_is_apart_stays_where_it_is() -> None:
     assert spread(np.array([0.5, 0.9, 0.1, 0.54]), 0.1).tolist() == pytest.approx([0.47, 0.9, 0.1, 0.57])
+
+
+def test_a_last_update_that_changes_nothing_leaves_what_an_earlier_validation_found() -> None:
+    def run_of(*means: float) -> Run:
+        curve = tuple((500 * at, mean) for at, mean in enumerate(means, 1))
+        return Run(makespan_s=(1,), validation=curve, machine="a machine")
+
+    assert stays(run_of(3.0, 2.0, 2.5), updates=3)
+    assert not stays(run_of(3.0, 2.0, 1.5), updates=3)  # it is of the last validation
+    assert not stays(run_of(3.0, 2.0, 2.5), updates=9)  # what the eighth update left was not validated
+    assert not stays(run_of(3.0), updates=1)
+
+
+def test_the_rate_of_the_last_update_is_that_of_the_steps_beyond() -> None:
+    ways = [(section.preset, options) for section in SECTIONS for options in section.ways.values()]
+    runs = {key(commands(options, 0, 1.0, preset)): run(300, 500) for preset, options in ways}
+    found = {it.name: it for it in endings(runs, {}, 5, 1.0)}
+    assert not any("group" in name or "distil" in name for name in found)
+    assert found["hetero64: A2C, no replay"].taken == 123 * 512 * 16
+    assert found["hetero64: PPO, geppo"].taken == 31 * 512 * 64
+    for it in found.values():
+        assert it.taken >= it.asked
+        assert it.rate == pytest.approx(100.0 * (1.0 - it.taken / it.asked))
