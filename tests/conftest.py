@@ -14,6 +14,7 @@ from tests.scheduler.backends import ray_cluster as ray
 from tests.scheduler.backends.ray_cluster import RayCluster
 from tests.support.budgets import register_profiles
 from tests.support.going_on import GoesOn
+from tests.support.limits import clock
 
 pytest_plugins = [f"tests.support.{it}" for it in ("signals", "hanging", "summary", "lanes")]
 # Their assertions compare whole runs: a failure shows what differs, as in a file of tests.
@@ -82,7 +83,8 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClu
         pytest.skip(why)
     cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), "abcd")
     try:
-        cluster.start()
+        with clock.stopped():
+            cluster.start()
         yield cluster
     finally:
         cluster.end()
@@ -95,5 +97,6 @@ def ray_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         pytest.skip(why)
     if RAY not in request.config.stash:
         cluster = request.config.stash[RAY] = RayCluster(tmp_path_factory.mktemp("ray"), "abcd")
-        cluster.start()
+        with clock.stopped():
+            cluster.start()
     return request.config.stash[RAY]

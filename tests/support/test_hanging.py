@@ -16,8 +16,8 @@ from tests.support.going_on import GoesOn
 pytest_plugins = ["tests.support.signals", "tests.support.hanging"]
 def pytest_xdist_make_scheduler(config, log): return GoesOn(config, log)
 def pytest_configure():
-    from tests.support import hanging
-    hanging.GRACE_S = 0.5
+    from tests.support import limits
+    limits.GRACE_S = 0.5
 """
 FILE = """
 import ctypes, faulthandler, os, signal, subprocess, threading, time, pytest

@@ -1,0 +1,129 @@
+"""How long a test may take, and what of that does not count."""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_timeout
+
+GRACE_S = 10.0  # from the exception to the end of the process
+ELSEWHERE_S = 300.0  # for what is no test: to collect, to compile, to start a server for many tests, to end
+EXCUSED = 3.0  # times its limit: for a core, a test waits at most that long
+
+
+class Limit:
+    """The time that a test has.
+
+    Args:
+        item: The test.
+        settings: What pytest-timeout knows of it.
+        stderr: File descriptor to which stacks are written.
+    """
+
+    def __init__(self, item: pytest.Item, settings: Any, stderr: int) -> None:
+        self.item, self.settings, self.stderr = item, settings, stderr
+        self.seconds = float(settings.timeout)
+        self.began_s, self.waited_s, self.uncounted_s = time.monotonic(), _waited_s(), 0.0
+        self.stopped_at_s: list[float] = []
+        signal.signal(signal.SIGALRM, self._is_late)
+        self._arm(self.seconds)
+
+    def _arm(self, seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=self.stderr)
+
+    def left_s(self) -> float:
+        """Return how many seconds are left."""
+        excused_s = min(max(_waited_s() - self.waited_s, 0.0), EXCUSED * self.seconds)
+        return self.seconds + self.uncounted_s + excused_s - (time.monotonic() - self.began_s)
+
+    def _is_late(self, *_: object) -> None:
+        __tracebackhide__ = True
+        if (left_s := self.left_s()) > 0.01:
+            self._arm(left_s)
+        elif pytest_timeout.is_debugging():
+            self.cancel()
+        else:
+            pytest_timeout.timeout_sigalrm(self.item, self.settings)
+
+    def stop(self) -> None:
+        """Count no time from now on; what happens instead has an end, too."""
+        self.stopped_at_s.append(time.monotonic())
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.dump_traceback_later(ELSEWHERE_S, exit=True, file=self.stderr)
+
+    def go_on(self) -> None:
+        """Count time again, once for each stop."""
+        since_s = self.stopped_at_s.pop()
+        if not self.stopped_at_s:
+            self.uncounted_s += time.monotonic() - since_s
+            self._arm(max(self.left_s(), 0.01))
+
+    def cancel(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.cancel_dump_traceback_later()
+
+
+class Clock:
+    """The limit of the test that runs. It stops for each kernel that Numba compiles, in which LLVM hears no signals."""
+
+    limit: Limit | None = None
+    hears_numba = False
+
+    def watch(self, limit: Limit | None) -> None:
+        self.limit = limit
+        numba = sys.modules.get("numba.core.event")  # nothing is loaded for this
+        if numba and not self.hears_numba:
+            numba.Listener.register(Clock)
+            numba.register("numba:compile", self)
+            self.hears_numba = True
+
+    def notify(self, event: Any) -> None:
+        """Take note of what Numba does."""
+        if self.limit and event.is_start:
+            self.limit.stop()
+        elif self.limit and self.limit.stopped_at_s:
+            self.limit.go_on()
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let something take time that is no test's own: the start of a server that many share."""
+        limit = self.limit
+        if limit:
+            limit.stop()
+        try:
+            yield
+        finally:
+            if limit:
+                limit.go_on()
+
+
+clock = Clock()
+
+
+def _waited_s() -> float:
+    """Return for how long this process and what it runs have been ready and waited for a core."""
+    waited_ns, pids = 0, [os.getpid()]
+    while pids:
+        for task in _tasks(pids.pop()):
+            try:
+                waited_ns += int((task / "schedstat").read_text().split()[1])
+                pids += map(int, (task / "children").read_text().split())
+            except (OSError, IndexError):  # it has ended; or this kernel keeps no such account
+                continue
+    return waited_ns / 1e9
+
+
+def _tasks(pid: int) -> list[Path]:
+    try:
+        return [*Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
