@@ -76,6 +76,7 @@ def measure() -> Iterator[Row]:
     if unknown := set(PARTS) - {"times", "stress", "faults"}:
         sys.exit(f"PARTS has {', '.join(sorted(unknown))}; it should be some of times, stress and faults")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)  # other users run what is in it
         clone = fresh_clone(Path(folder)) if {"times", "stress"} & set(PARTS) else Path()
         if "times" in PARTS:
             for lane, most in LANES.items():

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-NO_NAME = 54321  # a user id without a passwd entry
+# Of a script: where the path of Python has spaces, the first line may not name it.
+HEAD = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
+"""
 
 
 class Start(NamedTuple):
@@ -40,10 +45,10 @@ def having(**variables: str) -> Callable[[Start], Start]:
     return lambda it: it._replace(environment=it.environment | variables)
 
 
-def user(number: int) -> Callable[[Start], Start]:
+def user(number: int, home: str) -> Callable[[Start], Start]:
     """Return a way to be another user, who owns nothing; takes root."""
-    drop = ("setpriv", "--reuid", str(number), "--regid", str(number), "--clear-groups", "--bounding-set=-all")
-    return before(*drop)
+    drop = before("setpriv", "--reuid", str(number), "--regid", str(number), "--clear-groups", "--bounding-set=-all")
+    return lambda it: having(HOME=home)(drop(it))
 
 
 def copied(it: Start) -> Start:
@@ -51,12 +56,45 @@ def copied(it: Start) -> Start:
     folder = Path(tempfile.mkdtemp(prefix="a copy of Longshöre ", dir="/var/tmp")) / "longshore"
     left_out = shutil.ignore_patterns(".venv", ".git", ".mypy_cache", ".ruff_cache", ".hypothesis", "__pycache__")
     shutil.copytree(ROOT, folder, symlinks=True, ignore=left_out)
-    (folder / ".venv").symlink_to(ROOT / ".venv")
+    if (ROOT.parent / "shared").exists():
+        (folder.parent / "shared").symlink_to(ROOT.parent / "shared")
+    copy_environment(folder / ".venv")
     for path in (folder.parent, *folder.parent.rglob("*")):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | (0o777 if path.is_dir() else 0o666))
-    # What .venv has installed is another checkout.
+    # What .venv has installed is the other checkout.
     return it._replace(folder=folder, environment=it.environment | {"PYTHONPATH": f"{folder / 'src'}:{folder}"})
+
+
+def copy_environment(target: Path) -> None:
+    """Make a virtual environment with the packages of this one, whose Python any user may run."""
+    python, own = any_users_python(), Path(sys.prefix)
+    (target / "bin").mkdir(parents=True)
+    (target / "pyvenv.cfg").write_text(f"home = {python.parent}\ninclude-system-site-packages = false\n")
+    packages = Path(sysconfig.get_path("purelib"))
+    (target / packages.parent.relative_to(own)).mkdir(parents=True)
+    (target / packages.relative_to(own)).symlink_to(packages)
+    for name in ("python", "python3"):
+        (target / "bin" / name).symlink_to(python)
+    for script in (own / "bin").iterdir():
+        text = script.read_bytes() if not script.is_symlink() else b"#!"
+        if not text.startswith(b"#!"):
+            (target / "bin" / script.name).symlink_to(script)  # a program
+        elif b"python" in text.partition(b"\n")[0]:
+            # A path in the first line may have no spaces.
+            head = HEAD.format(python=target / "bin" / "python")
+            (target / "bin" / script.name).write_bytes(head.encode() + text.partition(b"\n")[2])
+            (target / "bin" / script.name).chmod(0o755)
+    (target / ".stamp").touch()
+
+
+def any_users_python() -> Path:
+    """Return a Python of this version that other users may run, as those in root's home may not be run."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for found in (Path(sys.base_prefix, "bin", version), Path("/usr/bin", version), Path("/usr/local/bin", version)):
+        if found.exists() and all(it.stat().st_mode & 0o001 for it in (found.resolve(), *found.resolve().parents)):
+            return found
+    sys.exit(f"there is no {version} that another user may run")
 
 
 WAYS: dict[str, Callable[[Start], Start]] = {
@@ -67,12 +105,13 @@ WAYS: dict[str, Callable[[Start], Start]] = {
     "no-home": without("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"),
     "no-language": having(LANG="C", LC_ALL="C"),
     "closed-umask": before("sh", "-c", 'umask 077; exec "$@"', "sh"),
-    "nobody": user(65534),
-    "no-name": user(NO_NAME),
+    "nobody": user(65534, "/nonexistent"),
+    "no-name": user(54321, "/"),  # no passwd entry, as in many containers
     "in-order": having(PYTEST_ADDOPTS="-p no:randomly"),
-    "signals-blocked": before(
+    "signals-blocked": before(  # shells need SIGCHLD
         sys.executable, "-c",
-        "import os, signal, sys; signal.pthread_sigmask(0, range(1, 32)); os.execvp(sys.argv[1], sys.argv[1:])",
+        "import os, signal, sys; signal.pthread_sigmask(0, (1, 2, 3, 10, 12, 13, 14, 15)); "
+        "os.execvp(sys.argv[1], sys.argv[1:])",
     ),
     "busy": lambda it: it,  # beside four busy loops
 }  # fmt: skip

@@ -21,6 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # a process of pytest-xdist has the mark of the run
         own = uuid.uuid4().hex
         os.environ[processes.MARK] = ".".join(filter(None, [os.environ.get(processes.MARK), own]))
+        if config.getoption("dist", "no") != "no":  # it runs no test itself
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # the tests end what they started, as by Ctrl-C
 
 
 @pytest.hookimpl(trylast=True)
