@@ -133,7 +133,7 @@ def test_nobody_overtakes_a_job_that_has_aged(case: Case, name: str, ageing_s: f
 @settings(max_examples=examples(60))
 @given(cases(), NAMES, st.sampled_from((0.0, 30.0, 100.0)))
 def test_under_fifo_a_stopped_job_starts_before_all_that_were_behind_it(case: Case, name: str, ageing_s: float) -> None:
-    rules = case.rules._replace(order=ORDERS["fifo"], ageing_s=ageing_s)
+    rules = case.rules._replace(order=ORDERS["fifo"], ageing_s=ageing_s, turns=False)
     queue: list[int] = []
     for event in run_heuristic(case._replace(rules=rules), name)[0]:
         if event.kind == "stop":
@@ -159,7 +159,7 @@ def test_under_fifo_and_without_waiting_the_ageing_bound_changes_nothing(
 @settings(max_examples=examples(60))
 @given(cases(), NAMES, st.sampled_from(("easy", "easy-shortest")))
 def test_with_exact_estimates_backfill_never_delays_the_head(case: Case, name: str, order: str) -> None:
-    rules = case.rules._replace(ring=False, waiting=False, ageing_s=math.inf, order=ORDERS[order])
+    rules = case.rules._replace(ring=False, waiting=False, ageing_s=math.inf, order=ORDERS[order], turns=False)
     exact = case.scenarios._replace(estimate_s=case.scenarios.work_s)
     case = fault_free(case._replace(rules=rules, scenarios=exact))
     events, outcome = run_heuristic(case, name)

@@ -32,6 +32,8 @@ class Asked(NamedTuple):
     compute_s: float
     parameter_bytes: float
     types: tuple[int, ...] = ()  # numbers of the node types that suit it, all if there are none
+    spread: tuple[int, int, float, float, float] | None = None  # how a job with a plan lies on its GPUs
+    user: str = ""  # whose it is: users of one rank take turns
 
 
 class Standing(NamedTuple):
@@ -47,6 +49,7 @@ class Standing(NamedTuple):
     overhead_s: float
     slowdown: float
     gpus: tuple[int, ...]  # none while it waited
+    came_back: bool = False  # it waited since it was stopped
 
 
 class Opening(NamedTuple):
@@ -119,10 +122,17 @@ class Line(_Model):
         return None if self.past.site is None else _opening(self.past.site, self.past.known)
 
 
-_ASKED = (  # the second of a job that not every node type suits
-    tuple[str, int, float, float, int, float, float] | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
+_SPREAD = tuple[int, int, float, float, float]
+_ASKED = (  # what is at its default is left out from the end
+    tuple[str, int, float, float, int, float, float]
+    | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
+    | tuple[str, int, float, float, int, float, float, tuple[int, ...], _SPREAD | None]
+    | tuple[str, int, float, float, int, float, float, tuple[int, ...], _SPREAD | None, str]
 )
-_STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
+_STANDING = (
+    tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
+    | tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...], bool]
+)
 _KNOWN: TypeAdapter[Any] = TypeAdapter(
     tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], tuple[int, float]]
 )

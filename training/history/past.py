@@ -67,6 +67,11 @@ class Past:
         self._estimates = (0, 0.0)
         self._follow(path)
 
+    @property
+    def has_users(self) -> bool:
+        """Whether it is known whose jobs are."""
+        return any(it.user for it in self.asked.values())
+
     def _follow(self, path: Path) -> None:
         after, is_whole = -1, False
         for number, line in enumerate(read_lines(path), 1):

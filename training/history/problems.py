@@ -61,7 +61,7 @@ def read_history(path: Path) -> History:
         np.array([past.work_s[it.job] for it in ended]), submitted_s,
         compute_s=np.array([it.compute_s for it in ended]),
         parameter_bytes=np.array([it.parameter_bytes for it in ended]),
-        left_out=len(past.asked) - len(ended),
+        left_out=len(past.asked) - len(ended), users=tuple(it.user for it in ended) if past.has_users else None,
     )  # fmt: skip
     estimate_s = np.array([past.asked[job].estimate_s for job in workload.ids])
     stays = Stays(
