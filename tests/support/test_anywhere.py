@@ -24,7 +24,7 @@ print(json.dumps({
 sys.exit(7)
 """
 USER = os.getuid()
-SHOWN = {
+SHOWN: dict[str, dict[str, object]] = {
     "background": {"ignored": ["SIGINT", "SIGQUIT"]},
     "nohup": {"ignored": ["SIGHUP"]},
     "no-terminal": {"leads": True},

@@ -203,6 +203,7 @@ def test_train_goes_on_online_until_it_is_asked_to_end(lived: Lived, tmp_path: P
         assert process.stdout is not None
         said = process.stdout.readline()
         process.send_signal(signal.SIGTERM)
+        process.wait()
     assert said.startswith("waiting: ")
     assert "too few" in said
     assert process.returncode == 128 + signal.SIGTERM
