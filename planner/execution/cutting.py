@@ -46,6 +46,7 @@ class Cut(NamedTuple):
 
     stages: tuple[Part, ...]
     shared: tuple[Shared, ...]
+    unused: dict[str, Tensor]  # weights that no stage computes with, by the model's own names
 
 
 class StageModule(nn.Module):
@@ -110,7 +111,9 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
         args, kwargs = tree_map(mode.from_tensor, (args, kwargs))
         modules[-1].form = tree_structure(made.model(*args, **kwargs))
         parts = tuple(_parts(modules, args, kwargs))
-    return Cut(parts, tuple(_shared(made.model, [it.inner for it in modules])))
+    shared = tuple(_shared(made.model, [it.inner for it in modules]))
+    used = {name for it in parts for name in state_of(it.module)}
+    return Cut(parts, shared, {name: it for name, it in state_of(made.model).items() if name not in used})
 
 
 def _parts(modules: Sequence[StageModule], args: Any, kwargs: Any) -> Iterator[Part]:

@@ -91,6 +91,7 @@ class Member:
     def __init__(self, plan: PlanFile, script: Script, schedule: Schedule, seat: Seat) -> None:
         self._plan, self._script, self._seat = plan, script, seat
         self._watch = Watch()
+        self._unused: dict[str, Tensor] = {}
         self._stage, self._shared = self._made_stage()
         self.module: nn.Module = self._stage.submod
         with torch.no_grad():
@@ -99,7 +100,9 @@ class Member:
         self._parameters = [it for it in self.module.parameters() if it.requires_grad]
         self._tables, self._replicas = tables_of(self.module), Members(seat.replicas)
         self._pieces = pieces_of(self._parameters, self._tables)
-        self._optimizer = script.optimizer(self._parameters)
+        # A stage may hold frozen layers alone, and an optimizer of nothing cannot be made.
+        nothing = [nn.Parameter(torch.zeros(0))]
+        self._optimizer = script.optimizer(self._parameters) if self._parameters else torch.optim.SGD(nothing, lr=0.0)
         self._offloading: Offloading | None = None
         self._turn: Turn | None = None
         self._early: EarlySums | None = None
@@ -139,6 +142,7 @@ class Member:
             return PipelineStage(self._script.made.model, 0, 1, CPU, group=seat.pipeline), []
         found = cut(self._script.made, [it.layers for it in plan.stages], plan.micro_batch)
         part = found.stages[seat.stage]
+        self._unused = found.unused if seat.stage == plan.pipeline - 1 else {}
         stage = PipelineStage(
             part.module, seat.stage, plan.pipeline, CPU, part.inputs, part.outputs, group=seat.pipeline
         )
@@ -199,7 +203,9 @@ class Member:
         is_alone = turn is None or plan.pipeline > 1
         with nullcontext() if is_alone or turn is None else turn.of(number, Kind.phase):
             self._run_passes(batch, torch.zeros(each) if target is None else target)
-        loss = torch.stack(self._losses).mean() if self._losses else torch.zeros(())
+        # Before the first step, schedules try the loss once more, to see its form.
+        losses = self._losses[-plan.micro_batches :]
+        loss = torch.stack(losses).mean() if losses else torch.zeros(())
         if offloading is not None:
             offloading.sync_begins()
         mean = self._watch.timed("gradients_s", self._sum)(loss)
@@ -280,5 +286,5 @@ class Member:
             raise InputError("the checkpoint is of another model", "name another folder to begin anew") from error
 
     def state(self) -> dict[str, Tensor]:
-        """Return parameters and buffers of the stage by the model's own names."""
-        return state_of(self.module)
+        """Return parameters and buffers of the stage by the model's own names; of the last, those of no stage too."""
+        return state_of(self.module) | self._unused

@@ -16,9 +16,10 @@ from longshore.planner.execution.script import script_of
 pytestmark = pytest.mark.full
 
 HERE = Path(__file__).parent
-COUNTING, SKIPPING = HERE / "counting.py", HERE / "skipping.py"
+COUNTING, SKIPPING, ODD = HERE / "counting.py", HERE / "skipping.py", HERE / "odd.py"
 LAYERS = {
     COUNTING: ("words", "places", *(f"blocks.{i}" for i in range(5)), "head", "(outside of all layers)"),
+    ODD: ("words", "frozen", "body", "branch", "last", "unused"),
     SKIPPING: ("first", *(f"blocks.{i}" for i in range(4)), "last", "(outside of all layers)"),
 }
 STEPS, BATCH, SEED = 3, 24, 3
@@ -35,6 +36,9 @@ CASES = [
     (str(SKIPPING), 1, 3, 2, (2, 4), None),
     (str(SKIPPING), 2, 4, 1, (1, 2, 4), "gpipe"),
 ]
+# The first two stages train nothing.
+CASES += [(f"{ODD}:frozen", 2, 3, 3, (1, 2), None)]
+CASES += [(f"{ODD}:mixed", 4, 1, 2, (), None), (f"{ODD}:mixed", 1, 1, 8, (), None)]
 RNG = np.random.default_rng(11)
 
 
@@ -80,7 +84,7 @@ def alone(target: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return losses and weights of one process that trains on whole batches."""
     script = script_of(target, SEED)
     model, losses = script.made.model, []
-    optimizer = script.optimizer(list(model.parameters()))
+    optimizer = script.optimizer([it for it in model.parameters() if it.requires_grad])
     for step in range(STEPS):
         batch, wanted = script.samples(step * BATCH, BATCH)
         loss = script.made.loss_of(model(**batch) if isinstance(batch, dict) else model(batch), wanted)
