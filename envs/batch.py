@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..cluster.model.problem import Problem
 from ..cluster.presets.hetero64 import hetero64
 from ..cluster.simulator.simulation import simulation_of
+from .border.given import whole_number, whole_numbers
 from .features import NODE_COUNT
 from .layout import action_count, bounds, observation_size
 from .rewards.best_of_random import MOST_RANDOM_RUNS, RANDOM_RUNS, random_makespan_s
@@ -96,7 +97,7 @@ class Batch:
     Args:
         problem: What is run.
         view: How it is seen and acted on.
-        rows: Environments.
+        rows: Environments, at least 1.
 
     Attributes:
         actions: Number of actions.
@@ -109,6 +110,7 @@ class Batch:
     """
 
     def __init__(self, problem: Problem, view: View, rows: int) -> None:
+        rows = whole_number(rows, "rows", least=1)
         self.problem, self.view, self.rows = problem, view, rows
         self.sim = simulation_of(problem, rows=rows)
         self.unit_s = ideal_time_s(problem)
@@ -131,10 +133,37 @@ class Batch:
         self._paid_s = np.zeros(rows, dtype=np.float64)
         self.steps = np.zeros(rows, dtype=np.int64)
 
+    @property
+    def scenarios(self) -> int:
+        """How many scenarios there are."""
+        return int(self.problem.scenarios.jobs.size)
+
     def reset(self, first: int = 0) -> None:
-        """Put every row at the first decision of a scenario: row r at number first + r."""
-        self._next = first + np.arange(self.rows, dtype=np.int64)
+        """Put every row at the first decision of a scenario: row r at number first + r, modulo how many there are.
+
+        Raises:
+            ValueError: If the first is no whole number of at least 0, or a scenario asks no decision.
+        """
+        begin = whole_number(first, "scenario", least=0) % self.scenarios
+        self.reset_at(begin + np.arange(self.rows, dtype=np.int64))
+
+    def reset_at(self, scenarios: NDArray[np.int64]) -> None:
+        """Put row r at the first decision of scenarios[r], modulo how many there are; it goes on from there.
+
+        Raises:
+            ValueError: If a scenario asks no decision.
+        """
+        self._next = np.array(scenarios, dtype=np.int64)
         self.reset_rows(np.arange(self.rows, dtype=np.int64))
+
+    def go_on(self) -> None:
+        """Put every row at the first decision of its next scenario."""
+        self.reset_rows(np.arange(self.rows, dtype=np.int64))
+
+    @property
+    def upcoming(self) -> NDArray[np.int64]:
+        """The scenario that each row runs next, but for whole rounds through all of them; shape (rows,)."""
+        return self._next.copy()
 
     def reset_rows(self, rows: NDArray[np.int64]) -> None:
         """Put some rows at the first decision of their next scenarios.
@@ -185,7 +214,7 @@ class Batch:
         paid: NDArray[np.float64] = (self._credit_s[scenario] - self._paid_s[rows]) / self.unit_s[scenario]
         return paid
 
-    def nearest_open(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    def nearest_open(self, chosen: ArrayLike) -> NDArray[np.int64]:
         """Return the actions with each closed one replaced by the next open one above it, the first after the last.
 
         Args:
@@ -194,31 +223,38 @@ class Batch:
         Raises:
             ValueError: If one is no action, or the shape is another.
         """
-        self._check_actions(chosen)
-        nearest = chosen.astype(np.int64)
+        chosen = self.actions_in(chosen)
+        nearest = chosen.copy()
         rows = np.flatnonzero(~self.masks[np.arange(self.rows), chosen])
         if rows.size:
             above = (chosen[rows, None] + np.arange(self.actions)) % self.actions
             nearest[rows] = above[np.arange(rows.size), self.masks[rows[:, None], above].argmax(axis=1)]
         return nearest
 
-    def _check_actions(self, chosen: NDArray[np.int64]) -> None:
+    def actions_in(self, given: ArrayLike) -> NDArray[np.int64]:
+        """Return the actions that are given for all rows, shape (rows,).
+
+        Raises:
+            ValueError: If one is no action, or the shape is another.
+        """
+        chosen = whole_numbers(given, "action")
         if chosen.shape != (self.rows,):
             raise ValueError(f"actions have shape {chosen.shape}, expected {(self.rows,)}")
         outside = np.flatnonzero((chosen < 0) | (chosen >= self.actions))
         if outside.size:
             raise ValueError(f"action {chosen[outside[0]]} of row {outside[0]} is none of 0 to {self.actions - 1}")
+        return chosen
 
-    def step(self, chosen: NDArray[np.int64]) -> None:
+    def step(self, chosen: ArrayLike) -> None:
         """Carry out one allowed action in every row; rows that end stay at their end until they are reset.
 
         Args:
             chosen: Actions, shape (rows,), each open in `masks`.
 
         Raises:
-            ValueError: If an action is closed: the simulation is left as it was.
+            ValueError: If one is no action, or is closed: the simulation is left as it was.
         """
-        self._check_actions(chosen)
+        chosen = self.actions_in(chosen)
         closed = np.flatnonzero(~self.masks[np.arange(self.rows), chosen])
         if closed.size:
             row = closed[0]

@@ -4,12 +4,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from ..cluster.model.problem import Problem
 from .batch import Batch, View, chosen_problem
+from .border.given import drawn_scenario, scenario_option, seed_given, whole_number
+from .border.spaces import spaces_of
 from .episodes import episode_summaries
 from .picture import PICTURES
 
@@ -27,8 +28,8 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     `info["masked_action"]` is then True: agents that know no masks meet a well-defined problem, and whoever uses masks
     can see that none was passed by. `info["metrics"]` of the last step has what envs/episodes.py tells.
 
-    A seed is the number of a scenario (modulo how many there are), and so is `options={"scenario": i}`, which goes
-    before it; without either, the next scenario follows.
+    A seed draws the scenario of an episode. `options={"scenario": i}` names it, and goes before the seed. Without
+    either, the first reset of an environment begins with any, and after that the next scenario follows.
 
     Args:
         problem: What is run; the preset `hetero64` if left out.
@@ -58,9 +59,9 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         if render_mode is not None and render_mode not in PICTURES:
             raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
         self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward), 1)
-        self.observation_space = spaces.Box(self.batch.low, self.batch.high, dtype=np.float32)
-        self.action_space = spaces.Discrete(self.batch.actions)
+        self.observation_space, self.action_space = spaces_of(self.batch)
         self.render_mode = render_mode
+        self._is_begun = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -68,25 +69,29 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Begin an episode: the scenario of the option or the seed, or else the next one.
 
         Raises:
-            ValueError: If an option is not known, or there is no such scenario.
+            ValueError: If an option is not known, there is no such scenario, or the seed is no whole number of at
+                least 0; nothing has changed then.
         """
+        seed, scenario = seed_given(seed), scenario_option(options, self.batch.scenarios)
         super().reset(seed=seed)
-        first = first_scenario(self.batch.problem, seed, options)
-        if first is None:
-            self.batch.reset_rows(np.zeros(1, dtype=np.int64))
+        if scenario is None and (seed is not None or not self._is_begun):
+            scenario = drawn_scenario(self.np_random, self.batch.scenarios)
+        if scenario is None:
+            self.batch.go_on()
         else:
-            self.batch.reset(first)
+            self.batch.reset(scenario)
+        self._is_begun = True
         return self.batch.observations[0].copy(), {"action_mask": self._mask()}
 
     def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Take a GPU, a node or a whole candidate for the job that is due, or wait.
 
         Raises:
-            ValueError: If the number is no action.
+            ValueError: If it is no action; nothing has changed then.
             ResetNeeded: If no episode is going on.
         """
         self._check_begun()
-        chosen = np.array([action], dtype=np.int64)
+        chosen = self.batch.actions_in([whole_number(action, "action")])
         taken = self.batch.nearest_open(chosen)
         self.batch.step(taken)
         ended, cut_off = bool(self.batch.ended[0]), bool(self.batch.cut_off()[0])
@@ -114,21 +119,3 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def _check_begun(self) -> None:
         if not self.batch.masks[0].any():
             raise ResetNeeded("no episode is going on; call reset() first")
-
-
-def first_scenario(problem: Problem, seed: int | None, options: dict[str, Any] | None) -> int | None:
-    """Return the scenario that a reset asks for; None for the next one.
-
-    Raises:
-        ValueError: If an option is not known, or there is no such scenario.
-    """
-    scenarios = problem.scenarios.jobs.size
-    given = dict(options or {})
-    scenario = given.pop("scenario", None)
-    if given:
-        raise ValueError(f"{next(iter(given))!r} is no option of reset; the only one is 'scenario'")
-    if scenario is None:
-        return None if seed is None else seed % scenarios
-    if not 0 <= scenario < scenarios:
-        raise ValueError(f"there is no scenario {scenario}, only 0 to {scenarios - 1}")
-    return int(scenario)

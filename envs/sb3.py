@@ -1,15 +1,16 @@
 """The batched environment as Stable-Baselines3 and sb3-contrib expect it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from ..cluster.model.problem import Problem
 from .batch import Batch, View
+from .border.given import drawn_scenario, scenario_option, seed_given, whole_number
+from .border.spaces import spaces_of
 from .episodes import episode_summaries
 
 
@@ -23,28 +24,71 @@ class PlacementVecEnv(VecEnv):
         problem: What is run.
         view: How it is seen and acted on.
         rows: Environments.
-        first: Scenario of row 0.
+        first: Scenario of row 0 at each reset without a seed or an option, row r begins with first + r. If it is None,
+            the first reset begins with any, and after that the next scenarios follow.
     """
 
-    def __init__(self, problem: Problem, view: View, rows: int, *, first: int = 0) -> None:
+    def __init__(self, problem: Problem, view: View, rows: int, *, first: int | None = None) -> None:
         self.batch = Batch(problem, view, rows)
-        self.first = first
-        self._actions = np.zeros(rows, dtype=np.int64)
-        observation_space = spaces.Box(self.batch.low, self.batch.high, dtype=np.float32)
+        self.first = None if first is None else whole_number(first, "first", least=0)
+        self._actions = np.zeros(self.batch.rows, dtype=np.int64)
+        self._is_begun = False
         self.render_mode = None
-        super().__init__(rows, observation_space, spaces.Discrete(self.batch.actions))
+        super().__init__(self.batch.rows, *spaces_of(self.batch))
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Let the next reset begin with the scenario that a seed draws, row r with the one r further on.
+
+        Raises:
+            ValueError: If it is no whole number of at least 0.
+        """
+        return super().seed(seed_given(seed))
+
+    def set_options(self, options: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None) -> None:
+        """Let each row begin with the scenario `{"scenario": i}` at the next reset, whatever the seed.
+
+        Args:
+            options: For all rows alike, or a list with those of each row; None for none.
+
+        Raises:
+            ValueError: If an option is not known, or there is no such scenario; those set before stay.
+        """
+        each: list[Any] = list(options) if isinstance(options, list | tuple) else [options or {}] * self.num_envs
+        if len(each) != self.num_envs:
+            raise ValueError(f"there are options for {len(each)} environments, expected {self.num_envs}")
+        for one in each:
+            scenario_option(one, self.batch.scenarios)
+        super().set_options([dict(one) for one in each])
 
     def reset(self) -> NDArray[np.float32]:
-        """Put every environment at its first decision; a seed is the number of the first row's scenario."""
-        seed = self._seeds[0]
-        self.batch.reset(self.first if seed is None else seed)
+        """Put every environment at the first decision of its option's scenario, the seed's, `first` or the next."""
+        begin = self._begin()
+        starts = self.batch.upcoming if begin is None else begin + np.arange(self.num_envs)
+        for row, options in enumerate(self._options):
+            asked = scenario_option(options, self.batch.scenarios)
+            starts[row] = starts[row] if asked is None else asked
+        self.batch.reset_at(starts)
+        self._is_begun = True
         self._reset_seeds()
         self._reset_options()
         return self.batch.observations.copy()
 
-    def step_async(self, actions: NDArray[np.int64]) -> None:
-        """Keep the actions of the next step, shape (rows,)."""
-        self._actions = actions
+    def _begin(self) -> int | None:
+        """Return the scenario of row 0 without options, None if each row goes on to its next."""
+        seed = self._seeds[0]
+        if seed is None and self.first is not None:
+            return self.first % self.batch.scenarios
+        if seed is None and self._is_begun:
+            return None
+        return drawn_scenario(np.random.default_rng(seed), self.batch.scenarios)
+
+    def step_async(self, actions: ArrayLike) -> None:
+        """Keep the actions of the next step, shape (rows,).
+
+        Raises:
+            ValueError: If one is no action; nothing has changed then.
+        """
+        self._actions = self.batch.actions_in(actions)
 
     def step_wait(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         """Carry out the kept actions; environments that end begin anew."""
@@ -74,7 +118,7 @@ class PlacementVecEnv(VecEnv):
     def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
         """Return an attribute for each environment: `action_masks` and what all rows share."""
         value = getattr(self, attr_name)
-        return [value for _ in self._get_indices(indices)]
+        return [value for _ in self._rows(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
         """Refuse: rows of one batch share everything."""
@@ -86,12 +130,25 @@ class PlacementVecEnv(VecEnv):
         """Return `action_masks` of each environment, the one method that rows have."""
         if method_name != "action_masks":
             raise AttributeError(f"environments of a batch have no method {method_name!r}, only 'action_masks'")
+        if method_args or method_kwargs:
+            raise TypeError("action_masks takes no arguments")
         masks = self.action_masks()
-        return [masks[row] for row in self._get_indices(indices)]
+        return [masks[row] for row in self._rows(indices)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: int | Iterable[int] | None = None) -> list[bool]:
         """Return False for each environment: rows are no wrapped objects."""
-        return [False for _ in self._get_indices(indices)]
+        return [False for _ in self._rows(indices)]
+
+    def _rows(self, indices: int | Iterable[int] | None) -> list[int]:
+        """Return which rows are meant.
+
+        Raises:
+            ValueError: If there is no such row.
+        """
+        rows = [whole_number(row, "row", least=-self.num_envs) for row in self._get_indices(indices)]
+        if rows and max(rows) >= self.num_envs:
+            raise ValueError(f"there is no row {max(rows)}, only 0 to {self.num_envs - 1}")
+        return rows
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
         """Return no images."""

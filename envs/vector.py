@@ -1,18 +1,19 @@
 """Many clusters in one process as a Gymnasium vector environment."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from ..cluster.model.problem import Problem
 from .batch import Batch, View, chosen_problem
+from .border.given import drawn_scenario, scenario_option, seed_given
+from .border.spaces import spaces_of
 from .episodes import episode_summaries
 from .picture import PICTURES
-from .placement import first_scenario
 
 Step = tuple[
     NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
@@ -26,7 +27,8 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
     actions). Environments that end begin anew in the same step (AutoresetMode.SAME_STEP): their last observation and
     info, with the metrics, are in `infos["final_obs"]` and `infos["final_info"]`.
 
-    Environment r begins with the scenario of the seed or option plus r and runs every num_envs-th from there on.
+    Environment r begins with the scenario of the seed or option plus r and runs every num_envs-th from there on. With a
+    list of seeds, one for each environment, each begins with the scenario of its own.
 
     Args:
         num_envs: Environments.
@@ -62,37 +64,59 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         if render_mode is not None and render_mode not in PICTURES:
             raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
         self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward), num_envs)
-        self.num_envs, self.render_mode = num_envs, render_mode
-        self.single_observation_space = spaces.Box(self.batch.low, self.batch.high, dtype=np.float32)
-        self.single_action_space = spaces.Discrete(self.batch.actions)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        self._everyone = np.ones(num_envs, dtype=np.bool_)
+        self.num_envs, self.render_mode = self.batch.rows, render_mode
+        self.single_observation_space, self.single_action_space = spaces_of(self.batch)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._everyone = np.ones(self.num_envs, dtype=np.bool_)
+        self._is_begun = False
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Begin an episode in every environment.
 
+        Args:
+            seed: Of all environments together, or one for each.
+            options: `{"scenario": i}` or none.
+
         Raises:
-            ValueError: If an option is not known, or there is no such scenario.
+            ValueError: If an option is not known, there is no such scenario, or a seed is no whole number of at least
+                0; nothing has changed then.
         """
-        super().reset(seed=seed)
-        first = first_scenario(self.batch.problem, seed, options)
-        if first is None:
-            self.batch.reset_rows(np.arange(self.num_envs, dtype=np.int64))
+        scenario, starts = scenario_option(options, self.batch.scenarios), None
+        if isinstance(seed, list | tuple | np.ndarray):
+            starts = self._starts(seed)
         else:
-            self.batch.reset(first)
+            seed = seed_given(seed)
+            super().reset(seed=seed)
+            if scenario is None and (seed is not None or not self._is_begun):
+                scenario = drawn_scenario(self.np_random, self.batch.scenarios)
+        if scenario is not None:
+            self.batch.reset(scenario)
+        elif starts is not None:
+            self.batch.reset_at(starts)
+        else:
+            self.batch.go_on()
+        self._is_begun = True
         return self.batch.observations.copy(), self._masks()
+
+    def _starts(self, seeds: Sequence[int | None]) -> NDArray[np.int64]:
+        """Return the scenario that each environment begins with by a seed of its own, shape (num_envs,)."""
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"there are {len(seeds)} seeds, expected one or {self.num_envs}")
+        given = [seed_given(seed) for seed in seeds]
+        rngs = [self.np_random if seed is None else np.random.default_rng(seed) for seed in given]
+        return np.array([drawn_scenario(rng, self.batch.scenarios) for rng in rngs], dtype=np.int64)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         """Carry out one action in every environment, and begin anew where that ends an episode.
 
         Raises:
-            ValueError: If a number is no action.
+            ValueError: If one is no action; nothing has changed then.
         """
         batch = self.batch
-        chosen = np.asarray(actions)
+        chosen = batch.actions_in(actions)
         taken = batch.nearest_open(chosen)
         batch.step(taken)
         passed_by, ended = taken != chosen, batch.ended.copy()

@@ -114,7 +114,7 @@ def window_problem(
     runs: int | None,
     part: tuple[float, float],
     seed: int,
-    load: float = LOAD,
+    load: float | None = LOAD,
     max_gpus: int | None = None,
     disjoint: bool = False,
     site: Site = HETERO64,
@@ -130,7 +130,7 @@ def window_problem(
         runs: Draws of speeds, lemon and faults for each window; if None, 8, and more where windows are few.
         part: The share of the trace, in order of time, that windows come from.
         seed: Of windows and draws.
-        load: Offered load that arrivals are scaled to, on the cluster's speed.
+        load: Offered load that arrivals are scaled to, on the cluster's speed; left as they are recorded if None.
         max_gpus: Jobs that ask more get so many; three quarters of the cluster if None.
         disjoint: Take windows that share no job, and fewer if there are not so many.
         site: The cluster.

@@ -56,7 +56,7 @@ def test_episodes_by_predict_are_those_that_the_policy_runs(
             observation, _, ended, _, info = env.step(int(action))
             assert not info["masked_action"]
         assert (outcome_of(env.batch.sim).finish_s[0] == expected.finish_s[scenario]).all()
-    batched = PlacementVecEnv(problem, view, ROWS)
+    batched = PlacementVecEnv(problem, view, ROWS, first=0)
     observations, ends_s = batched.reset(), np.zeros(ROWS)
     while not ends_s.all():
         actions, _ = policy.predict(observations, action_masks=batched.action_masks())
@@ -75,7 +75,9 @@ def test_sb3_and_its_contrib_evaluate_a_policy_with_masks_and_without(policy: Le
     expected = -(run_of(policy, problem).finish_s.max(axis=1) / ideal_time_s(problem)).mean()
     evaluations: list[Any] = [evaluate_policy, evaluate_without_masks]  # the first asks for a MaskablePPO
     for evaluate in evaluations:
-        mean, _ = evaluate(policy, PlacementVecEnv(problem, view_of(policy), ROWS), n_eval_episodes=ROWS, warn=False)
+        mean, _ = evaluate(
+            policy, PlacementVecEnv(problem, view_of(policy), ROWS, first=0), n_eval_episodes=ROWS, warn=False
+        )
         assert mean == pytest.approx(expected, rel=1e-4)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,3 +62,11 @@ def episode_digest(action: str) -> str:
             for array in (batch.observations, batch.rewards, batch.masks, batch.ended, batch.sim.state.now_s):
                 digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def trace_in(folder: Path, jobs: int = 400) -> Path:
+    """Write a trace of short jobs of up to 8 GPUs."""
+    rng, path = np.random.default_rng(0), folder / "jobs.csv"
+    rows = zip(rng.integers(1, 9, jobs), rng.uniform(600, 7200, jobs), np.sort(rng.uniform(0, 1e6, jobs)), strict=True)
+    path.write_text("gpus,work_s,submit_s\n" + "".join(f"{gpus},{work:.6f},{at:.1f}\n" for gpus, work, at in rows))
+    return path

@@ -12,14 +12,16 @@ from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBAL
 from longshore.envs.episodes import episode_summaries
 from longshore.envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
 from longshore.envs.rewards.table import REWARDS
-from tests.envs.random_run import small_problem
+from tests.envs.random_run import small_problem, trace_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+CLUSTER = PAGE.parents[1] / "examples" / "small.yaml"
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["gymnasium", "sb3", "predict", "batched"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["own", "gymnasium", "sb3", "predict", "batched"])
 def test_an_example_of_the_page_runs(example: str, tmp_path: Path) -> None:
+    example = example.replace("jobs.csv", str(trace_in(tmp_path))).replace("cluster.yaml", str(CLUSTER))
     (tmp_path / "example.py").write_text(example)
     runpy.run_path(str(tmp_path / "example.py"))
 

@@ -34,7 +34,7 @@ def test_every_row_shows_to_the_bit_what_a_scalar_environment_shows(action: str,
     batched = PlacementVectorEnv(ROWS, problem, **options)
     scalar = [PlacementEnv(problem, **options) for _ in range(ROWS)]
     rng, episodes = np.random.default_rng(1), np.zeros(ROWS, dtype=int)
-    seen, infos = batched.reset(seed=0)
+    seen, infos = batched.reset(options={"scenario": 0})
     expected = [env.reset(options={"scenario": row}) for row, env in enumerate(scalar)]
     for _ in range(150):
         for row, (observed, info) in enumerate(expected):
@@ -86,16 +86,6 @@ def alike(ours: Any, theirs: Any) -> bool:
             (one is None and other is None) or alike(one, other) for one, other in zip(ours, theirs, strict=True)
         )
     return bool(ours.dtype == theirs.dtype and np.array_equal(ours, theirs))
-
-
-def test_a_seed_is_the_first_rows_scenario_and_without_one_all_go_on() -> None:
-    env = PlacementVectorEnv(3, small_problem(scenarios=10))
-    scenarios = []
-    resets: list[dict[str, Any]] = [{}, {}, {"seed": 14}, {"options": {"scenario": 9}}]
-    for reset in resets:
-        env.reset(**reset)
-        scenarios.append(env.batch.sim.state.scenario.tolist())
-    assert scenarios == [[0, 1, 2], [3, 4, 5], [4, 5, 6], [9, 0, 1]]
 
 
 def test_numbers_that_are_no_actions_are_refused() -> None:

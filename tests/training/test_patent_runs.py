@@ -179,12 +179,14 @@ def test_without_replay_a_run_is_plain_ppo_or_a2c(algorithm: str, tmp_path: Path
     )
     policy = {"network": "mlp", "layout": layout_of(schema)} | (RMSPROP if algorithm == "a2c" else {})
     kind = MaskableA2C if algorithm == "a2c" else MaskablePPO
+    env = PlacementVecEnv(problem, View("gpu", "patent-literal", "best_of_random"), SMALL.rows)
     plain = kind(
-        MaskedPolicy, PlacementVecEnv(problem, View("gpu", "patent-literal", "best_of_random"), SMALL.rows),
+        MaskedPolicy, env,
         learning_rate=lambda left: SMALL.learning_rate * left, n_steps=SMALL.steps, batch_size=SMALL.minibatch,
         n_epochs=SMALL.epochs, gamma=1.0, gae_lambda=SMALL.gae_lambda, clip_range=SMALL.clip, ent_coef=SMALL.entropy,
         vf_coef=SMALL.value, policy_kwargs=policy, seed=0, device="cpu",
     )  # fmt: skip
+    env.set_options([{"scenario": row} for row in range(SMALL.rows)])
     plain.learn(config.steps)
     network: Any = plain.policy.network
     expected = {name: tensor.numpy() for name, tensor in network.state_dict().items()}

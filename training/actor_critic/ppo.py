@@ -55,6 +55,8 @@ def learn_by_ppo(problem: Problem, run_folder: RunFolder) -> int:
     env = PlacementVecEnv(problem, view, config.hyperparameters.rows)
     _check_rollout(run_folder, env)
     model = _model(run_folder, env)
+    # A run of seed s begins with scenario s, whatever its model makes of the seed.
+    env.set_options([{"scenario": (config.seed + row) % env.batch.scenarios} for row in range(env.num_envs)])
     model.set_logger(run_folder.logger)
     replay = _replay(run_folder, env, model)
     if snapshot.exists():

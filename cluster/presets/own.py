@@ -1,0 +1,94 @@
+"""Problems in one call: a trace and a cluster of one's own, or a preset by its name."""
+
+import logging
+import math
+from pathlib import Path
+
+from ..faults.recorded import read_fault_trace
+from ..model.problem import Problem
+from ..model.scenarios import ORDERS
+from ..traces.detect import read_trace
+from .cluster_file import read_cluster
+from .hetero64 import HETERO64
+from .named import NAMED
+from .problems import LOAD, Regime, capacity_of, cluster_problem, window_problem, windows_of
+
+log = logging.getLogger(__name__)
+
+FIRST_PART = (0.0, 0.6)  # as `longshore train` takes; `longshore evaluate` compares on the last 30 %
+NAMES = tuple(name for name, named in NAMED.items() if named.draw is not None)
+
+
+def problem_of(
+    trace: str | Path, cluster: str | Path | None = None, *, windows: int = 1024, load: float | None = LOAD,
+    part: tuple[float, float] = FIRST_PART, order: str = "fifo", ageing_h: float = math.inf, waiting: bool = False,
+    oracle: bool = False, faults: str | Path | None = None, max_gpus: int | None = None, seed: int = 0,
+) -> Problem:  # fmt: skip
+    """Return windows of 96 consecutive jobs of a trace on a cluster, each with faults of its own.
+
+    Args:
+        trace: File of the jobs, any format of `longshore trace`.
+        cluster: Cluster file; clusters of the preset `hetero64` if None.
+        windows: How many are drawn, one scenario each; they may overlap.
+        load: Share of the cluster's GPU-time that arrivals are scaled to offer; None leaves them as they are recorded.
+        part: Share of the trace, in order of time, that they come from.
+        order: Order regime.
+        ageing_h: How long a waiting job may be overtaken.
+        waiting: Whether policies may wait.
+        oracle: Whether policies know the true fault rates; else they estimate them.
+        faults: Recorded faults in place of the cluster file's fault model.
+        max_gpus: Jobs that ask more get so many; three quarters of the cluster if None.
+        seed: Of windows and faults.
+
+    Raises:
+        InputError: If a file cannot be used, the part has no job, or the windows would take too much memory.
+        ValueError: If there is no such order, or recorded faults come without a cluster.
+    """
+    regime, workload = _regime(order, ageing_h, waiting=waiting, oracle=oracle), read_trace(Path(trace))
+    setup = None if cluster is None else read_cluster(Path(cluster))
+    if setup is None and faults is not None:
+        raise ValueError("recorded faults need a cluster; give its file")
+    gpus = HETERO64.gpus if setup is None else int(setup.cluster.gpu_node.size)
+    largest = max_gpus or max(1, gpus * 3 // 4)
+    if cut := int((workload.gpus > largest).sum()):
+        log.warning("%s: %d of %d jobs ask more than %d GPUs, and get so many", trace, cut, workload.jobs, largest)
+    if setup is None:
+        return window_problem(
+            workload, regime, windows=windows, runs=1, part=part, seed=seed, load=load, max_gpus=largest
+        )
+    found = windows_of(
+        workload, windows, part=part, seed=seed, load=load, max_gpus=largest, capacity=capacity_of(setup.cluster),
+        disjoint=False,
+    )  # fmt: skip
+    recorded = None if faults is None else read_fault_trace(Path(faults))
+    return cluster_problem(setup, found, regime, runs=1, seed=seed, faults=recorded)
+
+
+def preset_problem(
+    name: str, scenarios: int = 1024, *, seed: int = 0, order: str = "fifo", waiting: bool = False, oracle: bool = False
+) -> Problem:
+    """Return scenarios of a preset as `longshore train` draws them, by another key.
+
+    Args:
+        name: One of NAMES, such as `hetero64`, `hetero64-stream`, `patent4` or `patent64`.
+        scenarios: How many.
+        seed: Key of the draw. Training draws by keys from 1,000,000 on, and its validation by key 1.
+        order: Order regime.
+        waiting: Whether policies may wait.
+        oracle: Whether policies know the true fault rates; else they estimate them.
+
+    Raises:
+        InputError: If they would take too much memory.
+        ValueError: If there is no such preset or order, or a number is too small.
+    """
+    regime = _regime(order, math.inf, waiting=waiting, oracle=oracle)
+    draw = NAMED[name].draw if name in NAMED else None
+    if draw is None:
+        raise ValueError(f"{name!r} is none of {', '.join(NAMES)}")
+    return draw(scenarios, seed, regime)
+
+
+def _regime(order: str, ageing_h: float, *, waiting: bool, oracle: bool) -> Regime:
+    if order not in ORDERS:
+        raise ValueError(f"{order!r} is none of {', '.join(ORDERS)}")
+    return Regime(order, ageing_h * 3600.0, waiting, oracle)

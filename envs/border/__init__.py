@@ -1,0 +1,1 @@
+"""What comes into environments from outside, and environments by name."""

@@ -1,0 +1,65 @@
+"""The environments that Gymnasium knows by name after `import longshore`, which imports nothing else for it.
+
+Gymnasium has no entry points for that: it knows an environment once some import has registered it. So they are
+registered now if Gymnasium has been imported, and else at the end of its import.
+"""
+
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+GYMNASIUM = "gymnasium"
+SINGLE, BATCHED = "longshore.envs.placement:PlacementEnv", "longshore.envs.vector:PlacementVectorEnv"
+PRESET, PRESETS = "longshore.envs.border.named:PresetEnv", "longshore.envs.border.named:PresetVectorEnv"
+TRACE, TRACES = "longshore.envs.border.named:TraceEnv", "longshore.envs.border.named:TraceVectorEnv"
+# SPEC R2, R4 and R5 to the letter
+PATENT: dict[str, Any] = {"action": "gpu", "observation": "patent-literal", "reward": "best_of_random"}
+
+ENVIRONMENTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # class, batched class and options of each
+    "longshore/Placement-v0": (SINGLE, BATCHED, {}),
+    "longshore/Hetero64-v0": (PRESET, PRESETS, {"preset": "hetero64"}),
+    "longshore/Hetero64Stream-v0": (PRESET, PRESETS, {"preset": "hetero64-stream", "reward": "jct"}),
+    "longshore/Patent4-v0": (PRESET, PRESETS, {"preset": "patent4", **PATENT}),
+    "longshore/Patent64-v0": (PRESET, PRESETS, {"preset": "patent64", **PATENT}),
+    "longshore/Trace-v0": (TRACE, TRACES, {"reward": "jct"}),
+}
+
+
+def register_with_gymnasium() -> None:
+    """Register all environments, at once or when Gymnasium is imported."""
+    if hasattr(sys.modules.get(GYMNASIUM), "register"):
+        _register()
+    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
+
+
+def _register() -> None:
+    from gymnasium.envs.registration import register, registry
+
+    for name, (single, batched, options) in ENVIRONMENTS.items():
+        if name not in registry:
+            register(id=name, entry_point=single, vector_entry_point=batched, kwargs=options)
+
+
+class _AfterImport(MetaPathFinder):
+    """Finds Gymnasium as it is found without it, and has the environments registered when its import ends."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return how Gymnasium is loaded; None for all else, which others find."""
+        del path, target
+        if fullname != GYMNASIUM:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(GYMNASIUM)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_register(module: ModuleType) -> None:
+                load(module)
+                _register()
+
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
+        return spec
