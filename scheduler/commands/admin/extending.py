@@ -9,6 +9,7 @@ import typer
 
 from ....cluster.files.errors import InputError
 from ..durations import DURATION, duration_between
+from .getting_ready import compile_first, saying
 
 if TYPE_CHECKING:
     from ...extender.kubernetes_api import Api
@@ -48,8 +49,9 @@ def extender(
     inventory = Inventory(None if cluster is None else read_cluster(cluster))
     deadline_s = deadline
     ranker = Ranker(inventory, Placer(find_policy(fallback), policy, deadline_s / 2.0), deadline_s)
-    typer.echo(f"loading {policy or fallback} ...", err=True)
-    ranker.warm_up(LOADED_S)
+    compile_first(fallback, policy)
+    with saying(f"loading {policy or fallback}"):
+        ranker.warm_up(LOADED_S)
     # What is loaded by now stays: looking through it for garbage takes 100 ms, in the midst of an answer.
     gc.collect()
     gc.freeze()

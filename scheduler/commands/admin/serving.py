@@ -4,26 +4,24 @@ import gc
 import os
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ....cluster.files.errors import InputError, LongshoreError, PluginError
+from ....cluster.files.errors import InputError, LongshoreError
 from ...access.browsers import link_path
 from ...access.token_file import FILE, link_token
 from ...files.paths import check_present_folder
 from ...logging_json import LogFormat, count_repeats, log_as_json
+from .getting_ready import compile_first, saying
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ...access.browsers import Browsers
     from ...service.service import Service
-    from ...settings import Chosen, Settings
-
-SAID_S = 1.5  # between two lines on how far it is
+    from ...settings import Chosen
 
 
 def serve(
@@ -83,9 +81,10 @@ def run_service(chosen: "Chosen") -> None:
     with _listening(settings.host, settings.port) as listener:
         service = Service(chosen)
         try:
-            _compile_first(settings)
-            typer.echo(f"loading {settings.policy.name or settings.policy.fallback} ...", err=True)
-            service.take_up()
+            policy, fallback = settings.policy.name, settings.policy.fallback
+            compile_first(fallback, policy)
+            with saying(f"loading {policy or fallback}"):
+                service.take_up()
         except LongshoreError:
             service.close()
             raise
@@ -94,25 +93,6 @@ def run_service(chosen: "Chosen") -> None:
         app = create_app(service)
         _welcome(service, app.state.browsers)
         _answer_requests(service, app, listener)
-
-
-def _compile_first(settings: "Settings") -> None:
-    """Compile what decisions by these policies need, unless that was done: a live decision has no time for it."""
-    from ....cluster.kernels.ahead import Stand, compile_ahead
-    from ...mirror.rehearsal import rehearsals_of
-
-    said_s = float("-inf")
-
-    def tell(stand: Stand) -> None:
-        nonlocal said_s
-        if stand.since_s - said_s >= SAID_S:
-            said_s = stand.since_s
-            how_far = f"{stand.done} of {stand.kernels} kernels" if stand.kernels else "beginning"
-            typer.echo(f"compiling, once after an install or upgrade: {how_far}, {said_s:.0f} s so far ...", err=True)
-
-    policies = filter(None, (settings.policy.fallback, settings.policy.name))
-    with suppress(PluginError):  # the policy, once it is loaded, tells why it cannot be
-        compile_ahead(rehearsals_of(*policies), tell)
 
 
 def _listening(host: str, port: int) -> socket.socket:
