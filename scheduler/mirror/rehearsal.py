@@ -60,8 +60,8 @@ def rehearse() -> None:
     """Do all once that is done to a cluster's copy."""
     mirror = _mirror()
     mirror.begin(1.0)
-    for job in "abcde":
-        mirror.submit(Asked(job, 1, HOUR_S, 1.0))
+    for job, user in zip("abcde", "xxyyx", strict=True):
+        mirror.submit(Asked(job, 1, HOUR_S, 1.0, user=user))
     for gpu, job in enumerate("ab"):
         mirror.due()
         expected(mirror, job, [gpu])
@@ -99,5 +99,5 @@ def _sim() -> Simulation:
 
 def _mirror() -> ClusterMirror:
     cluster, _, process, rules = hetero64(1, 0, nodes=4, jobs=1)
-    rules = rules._replace(waiting=True, order=ORDERS["easy"])
+    rules = rules._replace(waiting=True, order=ORDERS["easy"], turns=True)
     return ClusterMirror(Site(cluster, rules, process, np.zeros(cluster.gpu_node.size)), Known(0.0))

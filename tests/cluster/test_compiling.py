@@ -213,15 +213,18 @@ def test_a_group_that_does_not_exist_and_a_configuration_of_another_group_are_re
 def test_a_live_scheduler_that_rehearsed_has_nothing_left_to_compile() -> None:
     # In a process of its own: others may have called what is left.
     code = """
+import ast
+import inspect
 from longshore.cluster.kernels.compiled import Kernel
 from longshore.cluster.simulator import engine, fault_changes, job_changes
 from longshore.scheduler.mirror import checks, cluster_mirror
 from longshore.scheduler.mirror.rehearsal import rehearse
 rehearse()
-used = cluster_mirror.ClusterMirror.__dict__.values()
-names = {name for method in used for name in getattr(getattr(method, "__code__", None), "co_names", ())}
+modules = {"engine": engine, "fault_changes": fault_changes, "job_changes": job_changes}
+used = [it for it in ast.walk(ast.parse(inspect.getsource(cluster_mirror))) if isinstance(it, ast.Attribute)]
+calls = [(ast.unparse(it.value), it.attr) for it in used]
 places = [vars(cluster_mirror), vars(checks)]
-places += [{name: vars(module).get(name) for name in names} for module in (engine, fault_changes, job_changes)]
+places += [{name: getattr(modules[module], name)} for module, name in calls if module in modules]
 print({name for place in places for name, it in place.items() if isinstance(it, Kernel) and not it.overloads})
 """
     done = processes.run([sys.executable, "-c", code], capture_output=True, check=True, timeout_s=300)
