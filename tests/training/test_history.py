@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.networks.candidates import CandidateNetwork
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.scenarios import ORDERS, fault_sources, stack
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
+from longshore.cluster.state.border import sound_scenarios
 from longshore.envs.common_features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode
@@ -31,6 +36,7 @@ from longshore.training.history.problems import (
     later_problem,
     read_history,
     to_go_of,
+    with_ranks,
 )
 from longshore.training.presets import GroupParameters
 from longshore.training.run import train
@@ -119,6 +125,23 @@ def test_windows_are_run_under_the_schedulers_own_rules_and_parts_share_no_job(l
         assert problem.rules.order == ORDERS["easy-shortest"]
         assert problem.rules.waiting
         simulation_of(problem)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1)), min_size=2, max_size=8))
+def test_users_of_a_past_take_turns_at_each_priority_by_itself(jobs: list[tuple[str, int]]) -> None:
+    cluster, ones = grid_cluster(1, 2), np.ones(len(jobs))
+    users, ranks = zip(*jobs, strict=True)
+    workload = workload_of(tuple(map(str, range(len(jobs)))), ones, ones, np.arange(len(jobs)) * 1.0, users=users)
+    rates = np.zeros(fault_sources(cluster))
+    scenarios = stack(cluster, [workload], fault_seed=np.zeros(1, np.int64), source_rate_per_s=rates)
+    rank = np.array([ranks]) + 1
+    found = sound_scenarios(with_ranks(scenarios, rank), cluster)
+    assert np.array_equal(found.rank, rank)
+    if len(set(users)) < 2:
+        assert not found.line.size
+        return
+    line = found.line[0].tolist()
+    assert all((line[i] == line[j]) == (jobs[i] == jobs[j]) for i in range(len(jobs)) for j in range(len(jobs)))
 
 
 def test_what_was_drawn_is_weighed_by_its_probability(lived: Lived) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...cluster.files.errors import InputError
 from ...cluster.model.problem import Problem
-from ...cluster.model.scenarios import FaultProcess, fault_sources, stack
+from ...cluster.model.scenarios import FaultProcess, Scenarios, fault_sources, stack
 from ...cluster.model.topology import Cluster
 from ...cluster.model.workload import Workload, workload_of
 from ...cluster.presets.problems import capacity_of, check_size, enough_runs, until_overload, windows_of
@@ -127,8 +127,20 @@ def history_windows(
         needs=[np.array([kinds[job] for job in window.ids], dtype=np.int32) for window in each],
     )  # fmt: skip
     ranks = np.array([[history.rank[job] for job in window.ids] for window in each])
-    scenarios = sound_scenarios(scenarios._replace(rank=ranks - ranks.min()), cluster)
+    scenarios = sound_scenarios(with_ranks(scenarios, ranks - ranks.min()), cluster)
     return Problem(cluster, scenarios, _process(history.past), until_overload(cluster, scenarios, opening.rules))
+
+
+def with_ranks(scenarios: Scenarios, rank: NDArray[np.int64]) -> Scenarios:
+    """Return scenarios whose jobs have ranks, shape (scenarios, jobs): users take their turns at each by itself."""
+    if not scenarios.line.size:
+        return scenarios._replace(rank=rank)
+    line = np.empty_like(scenarios.line)
+    for row, (users, ranks) in enumerate(zip(scenarios.line.tolist(), rank.tolist(), strict=True)):
+        pairs = list(zip(users, ranks, strict=True))
+        numbers = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+        line[row] = [numbers[pair] for pair in pairs]
+    return scenarios._replace(rank=rank, line=line)
 
 
 def _classes(cluster: Cluster, past: Past) -> tuple[Cluster, dict[str, int]]:
