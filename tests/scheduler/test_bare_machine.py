@@ -21,6 +21,7 @@ UID = 54321
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # or all kernels would be compiled anew
 BARE = {
     "PATH": os.defpath, "XDG_CACHE_HOME": CACHE, "LC_ALL": "xx_YY.nothing", "TZ": "No/Where", "TMPDIR": "/nonexistent",
+    **{name: os.environ[name] for name in ("NUMBA_CACHE_DIR", processes.MARK) if name in os.environ},
 }  # fmt: skip
 LOCALES = ({"LANG": "C"}, {"LC_ALL": "POSIX"}, {"LC_ALL": "xx_YY.nothing"}, {"LANG": "", "TZ": ":/nonexistent"})
 SPACE = ["unshare", "--user", "--map-root-user", "--uts"]
