@@ -43,13 +43,20 @@ def check_csv(option: str, path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file, in place of an older one.
 
+    What UTF-8 has no form for, such as the bytes of a file's name that are no text, is written as JSON escapes it.
+
     Raises:
         InputError: If it cannot be written.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", "give another path", path=path) from error
+
+
+def readable(text: str) -> str:
+    """Return text with what UTF-8 has no form for written out, as in names of files that are no text."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @contextmanager

@@ -36,6 +36,38 @@ TextLoader.yaml_implicit_resolvers |= {
 }
 
 
+class TextDumper(yaml.SafeDumper):
+    """Writes what `TextLoader` reads as the same: words that look like numbers in quotes, and no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Write each value out."""
+        del data
+        return True
+
+
+BREAKS = {"\x85", "\u2028", "\u2029"}  # ends of lines by Unicode: they are kept in double quotes alone
+
+
+def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if BREAKS & set(text) else None)
+
+
+TextDumper.add_representer(str, _represent)
+TextDumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
+
+
+def yaml_text(data: object) -> str:
+    """Return plain data as the text of a file that `read_yaml` reads back.
+
+    Raises:
+        InputError: If it is longer than a file that is read.
+    """
+    text: str = yaml.dump(data, Dumper=TextDumper, sort_keys=False, allow_unicode=True)
+    if len(text.encode("utf-8", "backslashreplace")) > MAX_BYTES:
+        raise InputError(f"the file would have more than {MAX_BYTES} bytes, and not be read", "write a part of it")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class YamlFile:
     """What a YAML file holds, and where."""

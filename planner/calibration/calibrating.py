@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ...cluster.files.errors import InputError
+from ...cluster.files.output_file import readable
 from ..model.constants import Constants
 from ..model.decoder import Runs, select
 from ..model.hardware import Accuracy, FittedConstants, HardwareProfile, Measured, fitted
@@ -47,7 +48,7 @@ def calibrate(runs: Runs, measured: Measured, name: str) -> HardwareProfile:
     plausible = _plausible(constants)
     left_out = left_out_ratios(runs, measured, constants)
     return HardwareProfile(
-        name=name[:200],
+        name=readable(name)[:200],
         measured_on=measured,
         constants=plausible,
         not_identified=tuple(not_told(runs, measured, constants)),

@@ -5,11 +5,9 @@ Source: SPEC P1.
 
 from pathlib import Path
 
-import yaml
-
 from ...cluster.files.errors import InputError
 from ...cluster.files.output_file import write_text
-from ...cluster.files.yaml_file import read_yaml, validated
+from ...cluster.files.yaml_file import read_yaml, validated, yaml_text
 from ..model.hardware import HardwareProfile
 from ..model.host import HostProfile
 
@@ -50,4 +48,4 @@ def write_hardware(path: Path, profile: HardwareProfile | HostProfile) -> None:
         InputError: If it cannot be written.
     """
     head = HOST_HEAD if isinstance(profile, HostProfile) else HEAD
-    write_text(path, head + yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    write_text(path, head + yaml_text(profile.model_dump(mode="json")))

@@ -4,15 +4,17 @@ Source: SPEC P1.
 """
 
 from collections.abc import Sequence
+from math import nan
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from ..model.playing import Seconds
 from ..offload.offloading import PartMeasured
 
 StepT = TypeVar("StepT")
+Loss = Annotated[float, BeforeValidator(lambda it: nan if it is None else it)]
 WARM_UP = 1  # steps that are not counted: in the first, connections are made and memory is asked for
 
 
@@ -50,7 +52,7 @@ class Measured(BaseModel):
 
     step_s: float  # of an iteration, in the median
     stages: tuple[StageMeasured, ...]
-    losses: tuple[float, ...]  # of each step, over all samples
+    losses: tuple[Loss, ...]  # of each step, over all samples; null in the file where that is no number
     offload: tuple[PartMeasured, ...] = ()  # of each rank, what could be put away
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
+from ...cluster.files.output_file import readable
 from .layers import LayerProfile, ModelProfile
 
 MOST_BYTES = 64 << 20  # of an answer: a profile of 10,000 layers has 5 MiB
@@ -71,7 +72,8 @@ def profile(target: str, limits: Limits) -> ModelProfile:
         answer = _Answer.model_validate_json(line)
         if answer.problem is None:
             return ModelProfile(
-                name=f"{path.name}:{function}"[-300:], rung=answer.rung, tokens_per_sample=answer.tokens_per_sample,
+                name=readable(f"{path.name}:{function}")[-300:], rung=answer.rung,
+                tokens_per_sample=answer.tokens_per_sample,
                 layers=answer.layers, notes=answer.notes, least_samples=answer.least_samples,
             )  # fmt: skip
     except ValidationError as error:

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ...cluster.files.errors import InputError
+from ...cluster.files.output_file import readable
 from ...cluster.traces.table import Rows, read_rows
 from .layers import MOST_LAYERS, LayerProfile, ModelProfile
 
@@ -33,7 +34,9 @@ def read_table(path: Path) -> ModelProfile:
                 tokens = float(rows.numbers("tokens", least=1.0, most=1e12)[0])
     if not layers:
         raise InputError("the table has no layer", "add a row for each", path=path)
-    return ModelProfile(name=path.name[-300:], rung="by a table", tokens_per_sample=tokens, layers=tuple(layers))
+    return ModelProfile(
+        name=readable(path.name)[-300:], rung="by a table", tokens_per_sample=tokens, layers=tuple(layers)
+    )
 
 
 def _layers(rows: Rows) -> list[LayerProfile]:

@@ -6,11 +6,10 @@ Source: SPEC C3.
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....cluster.files.output_file import replacing, write_text
-from ....cluster.files.yaml_file import read_yaml, validated
+from ....cluster.files.yaml_file import read_yaml, validated, yaml_text
 
 PAGE = "docs/preflight.md"
 Word = Annotated[str, Field(max_length=300)]
@@ -70,5 +69,6 @@ def write_blueprint(path: Path, blueprint: Blueprint) -> None:
     Raises:
         InputError: If it cannot be written.
     """
+    text = yaml_text(blueprint.model_dump(mode="json"))
     with replacing(path) as part:
-        write_text(part, yaml.safe_dump(blueprint.model_dump(mode="json"), sort_keys=False))
+        write_text(part, text)

@@ -1,0 +1,123 @@
+"""What a command writes can be read back, whatever names and numbers are in it."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from longshore.cluster.files.output_file import readable, write_text
+from longshore.cluster.model.outcome import Event
+from longshore.cluster.traces.schedule_file import write_events
+from longshore.plain_state import read_state, write_state
+from longshore.planner.calibration.profile_file import read_hardware, write_hardware
+from longshore.planner.execution.measured import Measured
+from longshore.planner.execution.plan_file import PlanFile, StagePlan, read_plan, write_plan
+from longshore.planner.model.hardware import DEFAULT, HardwareProfile
+from longshore.scheduler.failover import lines, wire
+from longshore.scheduler.preflight.wiring.blueprint import (
+    Blueprint,
+    NodePlan,
+    PortPlan,
+    read_blueprint,
+    write_blueprint,
+)
+
+ODD = (
+    "1e3", "0x1f", "0o7", "1:30", "2026-01-01", "null", "~", "yes", "off", "-", "- a", "a: b", "# a", "&a", "*a", "!a",
+    "%a", "@a", "`a", "'", '"', "\\", "{}", "[]", " a ", "a\nb", "a\rb", "\t", "\x00", "\x1b[31m",
+    "\x85", "\u2028", "\ufeff",
+    "\ud800", "caf\udce9", "a folder/with space", "日本 🏖", ".nan", "<<", "=", "a" * 200,
+)  # fmt: skip
+
+
+def plan(folder: Path, name: str) -> tuple[Any, Any]:
+    it = PlanFile(
+        model=name, hardware=name, data=1, pipeline=1, micro_batch=1, batch=1, stages=(StagePlan(layers=(name,)),)
+    )
+    write_plan(folder / "plan.json", it)
+    return it, read_plan(folder / "plan.json")
+
+
+def hardware(folder: Path, name: str) -> tuple[Any, Any]:
+    it = HardwareProfile.model_validate(DEFAULT.model_dump() | {"name": name, "not_identified": (name, name)})
+    write_hardware(folder / "hardware.yaml", it)
+    return it, read_hardware(folder / "hardware.yaml")
+
+
+def wiring(folder: Path, name: str) -> tuple[Any, Any]:
+    port = PortPlan(rate=name, neighbour=name, cable=name)
+    node = NodePlan(gpus={0: name}, nvlinks={name: name}, ports={name: port, "other": port})
+    it = Blueprint(nodes={name: node, "other": node}, transceivers=(name, name))
+    write_blueprint(folder / "wiring.yaml", it)
+    return it, read_blueprint(folder / "wiring.yaml")
+
+
+def events(folder: Path, name: str) -> tuple[Any, Any]:
+    write_events(folder / "events.json", [Event(1.5, "start", 0, (3,))], [name])
+    found = [json.loads(line) for line in (folder / "events.json").read_text().splitlines()]
+    return [{"time": 1.5, "event": "start", "job": name, "gpus": [3]}], found
+
+
+def report(folder: Path, name: str) -> tuple[Any, Any]:
+    write_text(folder / "report.json", json.dumps({name: [name]}, ensure_ascii=False))
+    return {name: [name]}, json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+def state(folder: Path, name: str) -> tuple[Any, Any]:
+    it = {"state": {name: torch.Size([1])}, "layers": [[name]]}
+    with (folder / "stage-0.pt").open("wb") as file:
+        write_state(it, file)
+    return it, read_state(folder / "stage-0.pt")
+
+
+def message(folder: Path, name: str) -> tuple[Any, Any]:
+    del folder
+    return wire.Declared(5, name), lines.decode(lines.encode(wire.Declared(5, name)))
+
+
+WRITERS: dict[str, Callable[[Path, str], tuple[Any, Any]]] = {
+    it.__name__: it for it in (plan, hardware, wiring, events, report, state, message)
+}
+TAKE_ANY = ("events", "report", "state", "message")  # the others are given names that UTF-8 has a form for
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_odd_names_are_read_back(writer: str, tmp_path: Path) -> None:
+    for name in ODD:
+        written, found = WRITERS[writer](tmp_path, name if writer in TAKE_ANY else readable(name))
+        assert found == written, name
+
+
+names = st.text(min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@given(name=names)
+@example(name="1_0.0")
+def test_any_name_is_read_back(tmp_path_factory: pytest.TempPathFactory, writer: str, name: str) -> None:
+    written, found = WRITERS[writer](tmp_path_factory.getbasetemp(), name)
+    assert found == written
+
+
+@given(st.lists(st.floats(width=32)), st.floats(0, 1e300))
+def test_losses_that_are_no_numbers_are_read_back_as_none(losses: list[float], step_s: float) -> None:
+    it = Measured(step_s=step_s, stages=(), losses=tuple(losses))
+    text = it.model_dump_json()
+    json.loads(text, parse_constant=pytest.fail)  # any reader of JSON takes it
+    found = Measured.model_validate_json(text)
+    assert found.step_s == step_s
+    for one, other in zip(losses, found.losses, strict=True):
+        assert one == other or (not math.isfinite(one) and math.isnan(other))
+
+
+def test_text_without_a_form_in_utf_8_takes_the_place_of_an_older_file(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("older")
+    write_text(path, "caf\udce9")
+    assert path.read_text() == "caf\\udce9"
