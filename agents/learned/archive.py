@@ -155,6 +155,30 @@ def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
             return {_name(entry): _parsed(archive.read(entry), _name(entry)) for entry in entries}
 
 
+def stored_entries(content: bytes, most_entries: int) -> dict[str, bytes]:
+    """Return the entries of an archive that are not packed, by name; they take no more memory than the archive.
+
+    Args:
+        content: The archive.
+        most_entries: That it may have.
+
+    Raises:
+        ValueError: If an entry is packed, or two have one name, or it has more entries.
+        zipfile.BadZipFile: If it is damaged.
+    """
+    _check_list(content[-_ENDS_BYTES:])
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        entries = archive.infolist()
+        if len(entries) > most_entries or len({it.filename for it in entries}) < len(entries):
+            raise ValueError(f"it has {len(entries)} entries, expected at most {most_entries} of different names")
+        if sum(entry.file_size for entry in entries) > len(content):
+            raise ValueError(f"its entries have more bytes than the {len(content)} of the file")
+        for entry in entries:
+            if not _is_stored(entry):
+                raise ValueError(f"entry {entry.filename!r:.100} is packed")
+        return {entry.filename: archive.read(entry) for entry in entries}
+
+
 def _check_list(ends: bytes) -> None:
     """Refuse an archive whose list of entries is longer than ours; all of it would be read, whatever it says."""
     if len(ends) < _END.size or ends[-_END.size :][:4] != b"PK\x05\x06":
@@ -167,9 +191,13 @@ def _check_list(ends: bytes) -> None:
 
 
 def _check_stored(entry: zipfile.ZipInfo) -> None:
-    is_plain = (entry.compress_type, entry.compress_size) == (zipfile.ZIP_STORED, entry.file_size)
-    if not is_plain or entry.flag_bits & 1 or not entry.filename.endswith(".npy") or not entry.filename.isprintable():
+    if not _is_stored(entry) or not entry.filename.endswith(".npy") or not entry.filename.isprintable():
         raise ValueError(f"entry {entry.filename!r:.100} is not as this version writes arrays")
+
+
+def _is_stored(entry: zipfile.ZipInfo) -> bool:
+    is_plain = (entry.compress_type, entry.compress_size) == (zipfile.ZIP_STORED, entry.file_size)
+    return is_plain and not entry.flag_bits & 1
 
 
 def _name(entry: zipfile.ZipInfo) -> str:

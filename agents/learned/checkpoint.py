@@ -18,14 +18,14 @@ from ...cluster.files.plugins import registered
 from ...cluster.model.objective import Objective
 from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
 from .network import Layout, Network, find_network
-from .schema import Schema, check_features, feature_names, item_count, with_todays_features
+from .schema import MOST_UNITS, Schema, check_features, feature_names, item_count, with_todays_features
 from .step_policy import LearnedPolicy
 from .trained import Trained
 
 SCHEMA, WEIGHTS = "schema.json", "weights.npz"
 MOST_SCHEMA_BYTES = 1 << 23  # of a cluster of a million nodes, 5 MB
 MOST_KEYS, MOST_KEY = 100, 100  # of a schema, and letters of each
-MOST_UNITS = 4096  # of a layer
+THEIRS = b"_stable_baselines3_version"  # an entry of the files of Stable-Baselines3
 
 
 def schema_of(
@@ -54,7 +54,7 @@ def network_of(schema: Schema) -> Network:
     Raises:
         PluginError: If its network is not registered, or is none.
     """
-    return find_network(schema.network)(layout_of(schema))
+    return find_network(schema.network).made_for(schema, layout_of(schema))
 
 
 def layout_of(schema: Schema) -> Layout:
@@ -114,28 +114,33 @@ def policy_of(name: str, schema: Schema, network: Network) -> LearnedPolicy:
 
 def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
     """Return the schema of a checkpoint, a network for it and its weights; nothing is made before its size is known."""
-    with open_archive(read_file(path), (SCHEMA, WEIGHTS), packed=True) as archive:
+    file = read_file(path)
+    if THEIRS in file[-4096:]:
+        raise CheckpointError(
+            f"{path} is a model of Stable-Baselines3; make a policy of it with `longshore policies import {path}`"
+        )
+    with open_archive(file, (SCHEMA, WEIGHTS), packed=True) as archive:
         schema = _schema(path, read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))
         check_features(schema, str(path))
         kind, layout = _network(path, schema), layout_of(schema)
-        expected = _shapes(kind, layout)
+        expected = _shapes(kind, schema)
         most_bytes = LARGEST_BYTES if kind.sized_by else min(packed_bytes(expected), LARGEST_BYTES)
         content = read_entry(archive, WEIGHTS, most_bytes)
     with open_archive(content, tuple(f"{name}.npy" for name in expected), packed=False) as weights:
         width = (_width(weights, kind.sized_by),) if kind.sized_by else ()
-        arrays = arrays_in(weights, _shapes(kind, layout, *width))
+        arrays = arrays_in(weights, _shapes(kind, schema, *width))
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise CheckpointError(f"{path}: some weights are not finite; train it again")
     today = with_todays_features(schema)
     if today == schema:
-        return schema, kind(layout, *width), arrays
+        return schema, kind.made_for(schema, layout, *width), arrays
     grown = kind.with_later_features(arrays, layout, layout_of(today))
     if grown is None:
         raise CheckpointError(
             f"{path} was made before some features were added, and the network {schema.network!r} cannot be without "
             f"them; use Longshore {schema.longshore}, or train it again"
         )
-    return today, kind(layout_of(today), *width), grown
+    return today, kind.made_for(today, layout_of(today), *width), grown
 
 
 def _network(path: Path, schema: Schema) -> type[Network]:
@@ -163,10 +168,10 @@ def _width(weights: zipfile.ZipFile, name: str) -> int:
     return shape[-1]
 
 
-def _shapes(kind: type[Network], layout: Layout, *width: int) -> Shapes:
+def _shapes(kind: type[Network], schema: Schema, *width: int) -> Shapes:
     """Return the shape of each weight of a network, which takes no memory."""
     with torch.device("meta"):
-        network = kind(layout, *width)
+        network = kind.made_for(schema, layout_of(schema), *width)
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 

@@ -1,6 +1,6 @@
 """What a network is. Each stands in a file of its own and is registered under `longshore.networks`."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -51,6 +51,18 @@ class Network(nn.Module):
     def __init__(self, layout: Layout, width: int = 0) -> None:
         super().__init__()
         self.layout, self.width = layout, width
+
+    @classmethod
+    def made_for(cls, schema: "Schema", layout: Layout, *width: int) -> Self:
+        """Return an untrained network for a schema; only a network that reads more of it than the layout has its own.
+
+        Args:
+            schema: What the network is made for.
+            layout: As the schema says it.
+            width: As in `sized_by`, for classes that have it.
+        """
+        del schema
+        return cls(layout, *width)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits of shape (batch, actions), waiting last if the layout has it, and values of shape (batch,).

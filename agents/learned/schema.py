@@ -15,10 +15,24 @@ from .trained import Trained
 
 MOST_GPUS = 1_000_000  # as in cluster files
 MOST_MARGIN = 1000.0  # above all differences of logits: the base heuristic decides
+MOST_LAYERS, MOST_UNITS = 16, 4096  # of a network, and units of a layer
 Name = Annotated[str, Field(max_length=100)]
 # FailFast: one wrong value of a million is told, not a million of them
 Names = Annotated[tuple[Name, ...], Field(max_length=1000), FailFast()]
 NodeGpus = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_GPUS)], ...], Field(max_length=MOST_GPUS), FailFast()]
+
+
+Units = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_UNITS)], ...], Field(max_length=MOST_LAYERS), FailFast()]
+
+
+class Layers(BaseModel):
+    """Fully connected layers of the network `layers`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: Units  # units of each hidden layer of the policy network
+    value: Units  # of the value network
+    activation: Literal["tanh", "relu", "elu", "leaky_relu", "silu", "gelu", "sigmoid"] = "tanh"
 
 
 class Schema(BaseModel):
@@ -45,6 +59,18 @@ class Schema(BaseModel):
     # may be errors of the network, change nothing.
     margin: Annotated[float, Field(ge=0.0, le=MOST_MARGIN)] = 0.0
     trained: Trained | None = None  # under what; None of checkpoints that do not say
+    layers: Layers | None = None  # of the network `layers`; None: those that it has by itself
+
+    @property
+    def counts_gpus(self) -> bool:
+        """Whether nothing of the cluster but the number of its GPUs is seen and chosen (SPEC R2, R4)."""
+        return self.observation != "full" and self.action == "gpu"
+
+    def fits(self, node_gpus: tuple[int, ...]) -> bool:
+        """Say whether a network that is tied to what it sees can read a cluster whose nodes have so many GPUs."""
+        if self.action == "candidate":  # lists of candidates are as long on any cluster
+            return True
+        return sum(node_gpus) == self.gpus if self.counts_gpus else node_gpus == self.node_gpus
 
     @model_validator(mode="before")
     @classmethod

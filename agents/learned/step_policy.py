@@ -1,12 +1,14 @@
 """A trained network under the policy protocol."""
 
-from typing import Any
+from copy import copy
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ...cluster.files.errors import CheckpointError
+from ...cluster.kernels.counter_random import uniform
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import Simulation
 from ...envs.batch import ACTIONS, OBSERVATIONS
@@ -20,6 +22,14 @@ from .schema import Schema
 
 # Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.
 TIE = 1e-4
+PICKS_APART = 0x9E3779B1  # between the keys of picks of one decision: no two seeds that are used share a key
+
+
+class Draws(NamedTuple):
+    """How actions are drawn."""
+
+    temperature: float  # that logits are divided by
+    seed: int
 
 
 class LearnedPolicy:
@@ -34,6 +44,7 @@ class LearnedPolicy:
     def __init__(self, name: str, schema: Schema, network: Network) -> None:
         self.name, self.schema, self.network = name, schema, network.eval()
         self._choices: list[DecisionRecord] = []  # of the last decision
+        self._draws: Draws | None = None  # None: it takes the most probable
 
     @property
     def about(self) -> str:
@@ -53,20 +64,36 @@ class LearnedPolicy:
     def check(self, sim: Simulation) -> None:
         """Refuse a cluster that the network cannot read.
 
+        Of the patent's state with one action for each GPU it reads the number of GPUs alone (SPEC R2 to R4), whatever
+        the nodes.
+
         Raises:
             CheckpointError: If the network is tied to another number of GPUs or nodes.
         """
+        if self.network.any_size:
+            return
         sizes = tuple(int(gpus) for gpus in np.diff(sim.cluster.first_gpu))
-        if not self.network.any_size and sizes != self.schema.node_gpus:
+        if not self.schema.fits(sizes):
+            other = "" if self.schema.counts_gpus else ", or other numbers on a node"
             raise CheckpointError(
                 f"{self.name} was trained for {self.schema.gpus} GPUs on {len(self.schema.node_gpus)} nodes, this "
-                f"cluster has {sum(sizes)} on {len(sizes)}, or other numbers on a node; use a policy whose network "
-                "serves clusters of any size, or train one for this cluster"
+                f"cluster has {sum(sizes)} on {len(sizes)}{other}; "
+                "use a policy whose network serves clusters of any size, or train one for this cluster"
             )
 
     def choose(self, observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the most probable open action of each row, shape (rows,); ties go to the first."""
         return _first_of_largest(self._open_logits(observations, masks))
+
+    def drawing(self, temperature: float, seed: int = 0) -> Self:
+        """Return the same policy, whose `place` draws each action by its probability at a temperature.
+
+        At 1 that is how the policy was sampled when it was trained. What is drawn hangs on the seed, the time, the
+        number of the decision and of the pick alone, so that the same past gives the same decisions. Runs stay greedy.
+        """
+        drawing = copy(self)
+        drawing._draws, drawing._choices = Draws(temperature * self.temperature, seed), []
+        return drawing
 
     def predict(
         self,
@@ -162,18 +189,28 @@ class LearnedPolicy:
         while sim.state.need[row] > 0:
             show(sim, row, action, observation, observations, masks, table, 0)
             logits = self._open_logits(observations, masks)
-            actions = _first_of_largest(logits)
+            log_probabilities, chosen = self._chosen_by(logits, sim, row)
             self._choices.append(
-                DecisionRecord(observations.copy(), np.isfinite(logits), logits, actions.astype(np.int32))
+                DecisionRecord(
+                    observations.copy(), np.isfinite(logits), log_probabilities, np.array([chosen], dtype=np.int32)
+                )
             )
-            if not choose(sim, row, action, int(actions[0])):
+            if not choose(sim, row, action, chosen):
                 return False
         return True
 
+    def _chosen_by(self, logits: NDArray[np.float32], sim: Simulation, row: int) -> tuple[NDArray[np.float32], int]:
+        """Return log-probabilities of the actions of a pick, shape (1, actions), and the one that is taken or drawn."""
+        if self._draws is None:
+            return log_softmax(logits), int(_first_of_largest(logits)[0])
+        # From the largest down, before it is divided: no temperature makes it infinite.
+        shifted = (logits - logits.max()) / np.float32(self._draws.temperature)
+        log_probabilities = log_softmax(shifted)
+        return log_probabilities, drawn_action(log_probabilities[0], self._draws.seed, sim, row, len(self._choices))
+
     def last_decision(self) -> DecisionRecord:
         """Return its record of the last `place`, one row for each pick."""
-        record = joined(self._choices)
-        return record._replace(log_probabilities=log_softmax(record.log_probabilities))
+        return joined(self._choices)
 
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Run one scenario in each row side by side, all decisions of a step in one forward pass."""
@@ -187,6 +224,24 @@ class LearnedPolicy:
             rows = np.flatnonzero(~ended)
             chosen = self.choose(observations[rows], masks[rows])
             continue_rows(sim, *kinds, rows, chosen, observations, masks, table, ended)
+
+
+def drawn_action(log_probabilities: NDArray[np.float32], seed: int, sim: Simulation, row: int, pick: int = 0) -> int:
+    """Return an action drawn by its probability, by the seed, the time and the number of the decision and the pick.
+
+    Args:
+        log_probabilities: Shape (actions,); -inf where an action is closed.
+        seed: Of all draws.
+        sim: The simulation.
+        row: Row of the decision.
+        pick: Number of the pick in its decision, from 0.
+    """
+    state = sim.state
+    drawn = uniform(seed + PICKS_APART * pick, int(state.decisions[row]), int(1000.0 * state.now_s[row]))
+    likely = np.exp(log_probabilities.astype(np.float64))
+    able = np.flatnonzero(likely)
+    sums = np.cumsum(likely[able])
+    return int(able[min(np.searchsorted(sums, drawn * sums[-1], side="right"), able.size - 1)])
 
 
 def _masks(given: ArrayLike, rows: int, items: int) -> NDArray[np.bool_]:

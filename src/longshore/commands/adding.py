@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..scheduler.commands.panels import POLICIES
-from . import planning, traces
+from . import listing, planning, traces
 from .compiling import compile_
 from .evaluating import evaluate
-from .listing import policies
 from .progress import BY_SIGNAL, progress
 from .simulating import simulate
 from .training import train
@@ -28,7 +27,6 @@ COMMANDS: dict[Callable[..., None], str] = {
     evaluate: "longshore evaluate --trace jobs.csv --policy checkpoints/hetero64.zip --report report.html",
     train: "longshore train --preset hetero64 --steps 2e6 --seed 0",
     tune: "longshore tune --preset hetero64 --trials 20 --jobs 2",
-    policies: "longshore policies",
     compile_: "longshore compile heuristics serve",
     planning.plan: "longshore plan examples/plan/llama7b.py --deadline 24h --tokens 1e9 --cluster examples/small.yaml",
 }  # each with an example
@@ -39,6 +37,7 @@ def add_commands(app: typer.Typer) -> None:
     for command, example in COMMANDS.items():
         name, unwound = command.__name__.rstrip("_"), _unwound_by_sigterm(command)
         app.command(name, rich_help_panel=POLICIES, epilog=f"Example: {example}")(unwound)
+    app.add_typer(listing.app, name="policies", rich_help_panel=POLICIES)
     app.add_typer(planning.app, name="planner", rich_help_panel=POLICIES)
     app.add_typer(traces.app, name="trace", rich_help_panel=POLICIES)
 

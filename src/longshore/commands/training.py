@@ -134,7 +134,8 @@ RandomRunsOption = Annotated[
     ),
 ]
 InitOption = Annotated[
-    Path | None, typer.Option(help="Checkpoint of the network candidates to begin with; group and distil.")
+    Path | None,
+    typer.Option(help="Checkpoint to begin with; group and distil take one of the network candidates."),
 ]
 ParametersOption = Annotated[
     Path | None, typer.Option(help="Hyper-parameters (YAML or JSON), as `longshore tune` writes them.")

@@ -1,0 +1,1 @@
+"""Models of Stable-Baselines3 and sb3-contrib as policies."""

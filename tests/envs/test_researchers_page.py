@@ -1,0 +1,30 @@
+"""docs/for-researchers.md does what it says."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+PAGE = (Path(__file__).parents[2] / "docs" / "for-researchers.md").read_text()
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_a_network_of_ones_own_is_trained_in_forty_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = [line for line in EXAMPLE.splitlines() if line.strip()]
+    assert len(code) <= 40
+    monkeypatch.chdir(tmp_path)
+    less = EXAMPLE
+    for usual, small in (("200_000", "64"), ("1000)", "8)"), ("rows=64", "rows=4"), ("n_steps=64", "n_steps=16"),
+                         ("batch_size=1024", "batch_size=64"), ("200, seed", "3, seed")):  # fmt: skip
+        assert usual in less
+        less = less.replace(usual, small)
+    threads = torch.get_num_threads()
+    try:
+        exec(compile(less, "research.py", "exec"), {"__name__": "research"})
+    finally:
+        torch.set_num_threads(threads)
+    assert (tmp_path / "model.zip").is_file()
+    assert "of the makespan of" in capsys.readouterr().out
