@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ..agents.learned.checkpoint import load_policy
 from ..agents.learned.network import find_network
 from ..agents.learned.old_names import todays_name, with_todays_names
 from ..agents.networks.candidates import CandidateNetwork
@@ -187,7 +188,15 @@ def config_of(
     preset = todays_name("preset", preset or (HISTORY if history else TRACES if traces else "hetero64"))
     _check_known("preset", preset, PRESETS)
     own = PRESETS[preset]
-    algorithm = algorithm or own.algorithm
+    begun = load_policy(init).schema if init is not None and algorithm not in BY_CANDIDATES else None
+    algorithm = algorithm or (own.algorithm if begun is None or begun.action == "candidate" else "ppo")
+    if begun is not None and algorithm in REPLAYS:  # it goes on with the checkpoint's own options
+        action, network, observation = (
+            action or begun.action,
+            network or begun.network,
+            observation or begun.observation,
+        )
+        waiting = begun.waiting if waiting is None and preset != HISTORY else waiting
     steps = USUAL_STEPS.get(algorithm, 2e6) if steps is None else steps
     usual = usual_options(preset, algorithm, action)
     action, network = action or usual.action, todays_name("network", network or usual.network)
@@ -198,7 +207,7 @@ def config_of(
                          "estimates": estimates or "mixed"}.items():  # fmt: skip
         _check_known(field, value, _words_of(field))
     _check_network(algorithm, network, action)
-    _check_learning(algorithm, replay, init)
+    _check_learning(algorithm, replay)
     if observation != "full" and action != "gpu":
         raise InputError("the patent's state has one entry per GPU", "add --action gpu", field="--observation")
     if not 1 <= steps <= MOST_STEPS:
@@ -206,7 +215,7 @@ def config_of(
     brought = {"--cluster": cluster, "--faults": faults, "--load": loads or None, "--estimates": estimates}
     _check_input(preset, traces, brought)
     others = {"--ageing": ageing_h < math.inf, "--oracle": oracle, "--waiting": waiting is not None}
-    _check_history(preset, history, {"--order": orders, "--algo": algorithm != "group", **others})
+    _check_history(preset, history, {"--order": orders, **others}, algorithm)
     _check_orders(algorithm, orders)
     return TrainingConfig.model_validate(
         {
@@ -223,10 +232,8 @@ def config_of(
     )  # fmt: skip
 
 
-def _check_learning(algorithm: str, replay: str, init: Path | None) -> None:
-    """Refuse what the algorithm cannot begin with, or learn from."""
-    if init is not None and algorithm not in BY_CANDIDATES:
-        raise InputError(f"{algorithm} begins at random", "leave --init out, or take --algo group", field="--init")
+def _check_learning(algorithm: str, replay: str) -> None:
+    """Refuse what the algorithm cannot learn from."""
     if replay not in (able := REPLAYS.get(algorithm, ("off",))):
         raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
 
@@ -330,7 +337,7 @@ def _check_input(preset: str, traces: Sequence[Path], brought: Mapping[str, obje
                 raise InputError(f"{file} is no file", "check the path", field=field)
 
 
-def _check_history(preset: str, history: Path | None, given: Mapping[str, object]) -> None:
+def _check_history(preset: str, history: Path | None, given: Mapping[str, object], algorithm: str) -> None:
     """Refuse a history that the preset has no use for, or that it lacks, and what the history says itself."""
     if (preset == HISTORY) != (history is not None):
         fix = "give it, as `longshore decisions` writes it" if preset == HISTORY else "leave --preset and --trace out"
@@ -340,7 +347,9 @@ def _check_history(preset: str, history: Path | None, given: Mapping[str, object
     if not history.is_file():
         raise InputError(f"{history} is no file", "check the path", field="--history")
     for field in (field for field, is_given in given.items() if is_given):
-        raise InputError("a history is learned by `group` under its scheduler's own rules", "leave it out", field=field)
+        raise InputError("a history is learned under its scheduler's own rules", "leave it out", field=field)
+    if algorithm == "distil":
+        raise InputError("distil learns from workloads that are drawn", "take group, ppo or a2c", field="--algo")
 
 
 def _check_orders(algorithm: str, orders: Sequence[str]) -> None:

@@ -14,7 +14,6 @@ from .trace_problems import trace_problems
 
 TRACES = "traces"  # the preset that takes what users bring
 HISTORY = "history"  # the preset that takes a scheduler's own past
-STREAM_JOBS, STREAM_LOAD = 128, 0.85
 
 
 @dataclass(frozen=True, slots=True)

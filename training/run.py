@@ -21,8 +21,8 @@ from .asked import SIZES, Sizes
 from .candidates.distil import learn_by_distillation
 from .candidates.group import learn_by_groups
 from .candidates.margin import log_cost, with_best_margin
-from .config import BY_CANDIDATES, TrainingConfig, asked_of
-from .initial import initial_network
+from .config import BY_CANDIDATES, REPLAYS, TrainingConfig, asked_of
+from .initial import actor_critic_of, initial_network, with_layers
 from .later import Later, compare_later, compare_on_history, write_later
 from .presets import HISTORY, PRESETS, TRACES
 from .run_folder import BEST, Progress, RunFolder, Tell, interruptible
@@ -86,11 +86,13 @@ def train(
         CheckpointError: If the folder's snapshot is damaged, or the checkpoint to begin with.
     """
     problems, validated_on = PRESETS[config.preset].build(asked_of(config, sizes))
-    initial_network(config)  # refused before the folder is made
+    schema = with_layers(config, _schema(config, problems))
+    # refused before the folder is made
+    actor_critic_of(config, schema) if config.algorithm in REPLAYS else initial_network(config)
     folder = _open_folder(config, logdir)
     torch.set_num_threads(1)  # learning has its own (agents/networks/chunks.py)
     run_folder = RunFolder(
-        folder, _schema(config, problems), Validation(*validated_on, weighting=config.weighting), config, tell,
+        folder, schema, Validation(*validated_on, weighting=config.weighting), config, tell,
         validations=sizes.validations,
     )  # fmt: skip
     began = time.monotonic()
@@ -112,7 +114,8 @@ def _schema(config: TrainingConfig, problems: Sequence[Problem]) -> Schema:
     problem = problems[0]
     return schema_of(
         algorithm=config.algorithm, network=config.network, action=config.action, observation=config.observation,
-        waiting=config.waiting, node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),
+        waiting=config.waiting and (config.preset != HISTORY or bool(problem.rules.waiting)),  # a history has its rules
+        node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),
         time_to_go=objective_of(problem.scenarios.submit_s) if config.algorithm in BY_CANDIDATES else None,
         trained=_trained(config, problems),
     )  # fmt: skip

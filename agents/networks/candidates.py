@@ -6,7 +6,7 @@ The passes are in candidate_forward.py, and whole simulations by them in candida
 import math
 from collections.abc import Sequence
 from copy import copy
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...cluster.candidates.candidates import pick_candidate
-from ...cluster.kernels.counter_random import uniform
 from ...cluster.model.objective import Objective
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import CANDIDATES, Simulation
@@ -23,7 +22,7 @@ from ..learned.decision_record import DecisionRecord, log_softmax
 from ..learned.network import Arrays, Layout, Network
 from ..learned.open_actions import listed_in
 from ..learned.schema import Schema
-from ..learned.step_policy import LearnedPolicy
+from ..learned.step_policy import LearnedPolicy, drawn_action
 from ..parts import ALL, Look, decisions_of_a_part
 from .candidate_forward import CandidateWeights, score_rows
 from .candidate_run import (
@@ -188,13 +187,6 @@ def _last(weights: Tensor) -> int:
     return int(found[-1]) + 1 if found.numel() else 0
 
 
-class Draws(NamedTuple):
-    """How candidates are drawn."""
-
-    temperature: float  # that logits are divided by
-    seed: int
-
-
 class CandidatePolicy(LearnedPolicy):
     """Takes the candidate of the largest logit, in one compiled pass for clusters of any size.
 
@@ -215,7 +207,6 @@ class CandidatePolicy(LearnedPolicy):
         )
         self._logits = np.zeros((1, CANDIDATES), dtype=np.float32)
         self._look: Look | None = None
-        self._draws: Draws | None = None  # None: it takes the largest logit
         self._chosen = -1  # candidate of the last decision, -1 before the first
 
     @property
@@ -242,13 +233,8 @@ class CandidatePolicy(LearnedPolicy):
         return bool(pick_candidate(sim, row, self._chosen))
 
     def drawing(self, temperature: float, seed: int = 0) -> Self:
-        """Return the same policy, whose `place` draws a candidate by its probability at a temperature.
-
-        At 1 that is how the policy was sampled when it was trained. What is drawn hangs on the seed, the time and the
-        number of the decision alone, so that the same past gives the same decisions. Rollouts and runs stay greedy.
-        """
-        drawing = copy(self)
-        drawing._draws = Draws(temperature * self.temperature, seed)
+        """Return the same policy, whose `place` draws a candidate by its probability; rollouts and runs stay greedy."""
+        drawing = super().drawing(temperature, seed)
         # Each writes what it saw into arrays of its own.
         drawing._observations, drawing._logits = self._observations.copy(), self._logits.copy()
         return drawing
@@ -256,12 +242,7 @@ class CandidatePolicy(LearnedPolicy):
     def _draw(self, sim: Simulation, row: int, seed: int) -> int:
         """Return a candidate of the decision that is due, drawn by its probability."""
         score_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
-        state = sim.state
-        drawn = uniform(seed, int(state.decisions[row]), int(1000.0 * state.now_s[row]))
-        likely = np.exp(self._log_probabilities()[0].astype(np.float64))
-        able = np.flatnonzero(likely)
-        sums = np.cumsum(likely[able])
-        return int(able[min(np.searchsorted(sums, drawn * sums[-1], side="right"), able.size - 1)])
+        return drawn_action(self._log_probabilities()[0], seed, sim, row)
 
     def _log_probabilities(self) -> NDArray[np.float32]:
         """Return those of the candidates of the last decision, as it was made or drawn, shape (1, candidates)."""

@@ -11,7 +11,7 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
-from ..learned.network import Layout, find_network
+from ..learned.network import Layout, Network, find_network
 from .chunks import in_chunks
 
 CLOSED = -1e8  # logit of an action that may not be taken, as in sb3-contrib
@@ -27,6 +27,7 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         network: Its registered name.
         layout: How the network reads observations.
         threads: Cores that learning takes.
+        initial: What it begins with, in place of a network of random weights.
         kwargs: What else MaskableActorCriticPolicy takes.
     """
 
@@ -39,14 +40,15 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         network: str,
         layout: Layout,
         threads: int = 1,
+        initial: Network | None = None,
         **kwargs: Any,
     ) -> None:
         self.network_name, self.layout = network, Layout(*layout)
-        self.pool = ThreadPoolExecutor(threads)
+        self.pool, self.initial = ThreadPoolExecutor(threads), initial
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
-        self.network = find_network(self.network_name)(self.layout)
+        self.network = find_network(self.network_name)(self.layout) if self.initial is None else self.initial
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
         self.action_dist = make_masked_proba_distribution(self.action_space)
 

@@ -137,12 +137,11 @@ def sampling(policy: Policy, temperature: float | None) -> Policy:
     """
     if temperature is None:
         return policy
-    from ...agents.networks.candidates import CandidatePolicy  # it imports PyTorch, which takes seconds
+    from ...agents.learned.step_policy import LearnedPolicy  # it imports PyTorch, which takes seconds
 
-    if not isinstance(policy, CandidatePolicy):
+    if not isinstance(policy, LearnedPolicy):
         raise PluginError(
-            f"policy {policy.name!r} cannot be sampled; take a checkpoint of the network `candidates`, or leave "
-            "sample_temperature out"
+            f"policy {policy.name!r} cannot be sampled; take a checkpoint (NAME.zip), or leave sample_temperature out"
         )
     return policy.drawing(temperature)
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.agents.learned.checkpoint import load_policy
+from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.cluster.dispatch.placing import undo_picks
-from longshore.cluster.simulator.engine import advance, reset
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.scheduler.placement.placer import Mode, Placer
 from longshore.scheduler.placement.replay import export, read_decisions, replay, stored_in
@@ -42,12 +43,23 @@ def decided(folder: Path, placer: Placer) -> Path:
     return file
 
 
-def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_same(tmp_path: Path) -> None:
-    temperature = 3.0
-    placer = Placer(HEURISTICS["pack"], str(CHECKPOINT), PATIENCE_S, sample_temperature=temperature)
+def patents(folder: Path) -> Path:
+    """Return a checkpoint of the patent's kind for ten GPUs, whatever the nodes: it picks one GPU after the other."""
+    torch.manual_seed(2)
+    schema = schema_of(
+        algorithm="ppo", network="mlp", action="gpu", observation="patent-literal", waiting=True, node_gpus=(1,) * 10
+    )
+    save_policy(folder / "patent.zip", schema, network_of(schema))
+    return folder / "patent.zip"
+
+
+@pytest.mark.parametrize("kind", ["candidates", "patent"])
+def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_same(kind: str, tmp_path: Path) -> None:
+    temperature, checkpoint = 3.0, CHECKPOINT if kind == "candidates" else patents(tmp_path)
+    placer = Placer(HEURISTICS["pack"], str(checkpoint), PATIENCE_S, sample_temperature=temperature)
     file = decided(tmp_path, placer)
 
-    policy = load_policy(CHECKPOINT)
+    policy = load_policy(checkpoint)
     lines = list(read_decisions(file))
     likeliest = 0
     for line in lines:
@@ -58,13 +70,16 @@ def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_sam
         greedy = log_probabilities(policy.network, observations, masks)
         expected = (greedy / (temperature * policy.temperature)).log_softmax(dim=1).detach().numpy()
         assert seen.log_probabilities == pytest.approx(expected, rel=1e-3, abs=1e-3)
-        told, drawn = line["explanation"], float(seen.log_probabilities[0, seen.actions[0]])
+        told, drawn = (
+            line["explanation"],
+            float(seen.log_probabilities[np.arange(seen.actions.size), seen.actions].sum()),
+        )
         assert told["behaviour_probability"] == pytest.approx(math.exp(drawn))
         assert told["sample_temperature"] == temperature
         likeliest += seen.actions[0] == expected[0].argmax()
     assert len(lines) >= 10
     assert likeliest < len(lines)
-    assert all(it.agrees for it in replay(file, load_policy(CHECKPOINT)))
+    assert all(it.agrees for it in replay(file, load_policy(checkpoint)))
 
 
 @pytest.mark.parametrize("temperature", [None, 1.0])
@@ -97,6 +112,37 @@ def test_over_many_seeds_candidates_are_drawn_as_often_as_they_are_probable(temp
     assert likely == pytest.approx(np.exp(greedy) / np.exp(greedy).sum(), abs=1e-5)
     assert (likely > 0.01).sum() > 1
     assert (np.abs(counts - draws * likely) <= 4.5 * np.sqrt(draws * likely * (1.0 - likely)) + 1e-9).all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
+def test_over_many_seeds_each_pick_is_drawn_as_often_as_it_is_probable(temperature: float, tmp_path: Path) -> None:
+    policy = load_policy(patents(tmp_path))
+    with torch.no_grad():
+        policy.network.get_parameter("policy.1.weight").mul_(20.0)  # far from uniform
+    case = busy_case(ring=False)
+    sim = simulation_of(Problem(case.cluster, case.scenarios, case.process, case.rules))
+    draws, met, likely = 3000, dict[tuple[int, ...], int](), dict[tuple[int, ...], float]()
+    reset(sim, 0, 0)
+    while advance(sim, 0) and sim.state.need[0] != 2:
+        assert HEURISTICS["pack"].place(sim, 0)
+        start(sim, 0)
+    for seed in range(draws):
+        drawing = policy.drawing(temperature, seed)
+        drawing.place(sim, 0)
+        seen = drawing.last_decision()
+        picked = tuple(seen.actions.tolist())
+        met[picked] = met.get(picked, 0) + 1
+        likely[picked] = float(np.exp(seen.log_probabilities[np.arange(len(picked)), seen.actions].sum()))
+        undo_picks(sim, 0)
+        assert advance(sim, 0)
+    again = policy.drawing(temperature, 7)
+    assert (again.place(sim, 0), drawing.temperature) == (policy.drawing(temperature, 7).place(sim, 0), 1.0)
+    assert len({len(picked) for picked in met if len(picked) > 1}) == 1
+    assert len(met) > 20
+    assert sum(likely.values()) <= 1.0 + 1e-5
+    for picked, count in met.items():
+        expected = draws * likely[picked]
+        assert abs(count - expected) <= 6.0 * np.sqrt(expected + 1.0), picked
 
 
 @pytest.mark.parametrize(

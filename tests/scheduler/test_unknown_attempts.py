@@ -34,7 +34,7 @@ JOB = new_job_id(1e9)
 NAME = f"ls-{JOB}-1"
 GOOD: dict[str, Any] = {
     "attempt": NAME, "job": JOB, "number": 1, "command": ["true"], "folder": "/", "environment": {}, "grace_s": 0.0,
-    "limit_s": None, "ranks": [["a", 0, 0, [0, 1]], ["a", 1, 1, [0, 1]]],
+    "limit_s": None, "ranks": [["a", 0], ["a", 1]],
 }  # fmt: skip
 ODD_TEXTS = ["", "\ud800", "\0", "a\0b", "\x1b[2J", "line\nline", "\u2028", "x" * 201, NAME, JOB, "ls-\0-1"]
 TEXT = st.one_of(st.sampled_from(ODD_TEXTS), st.text(st.characters(codec=None), max_size=8))
@@ -44,7 +44,7 @@ ANY = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=3)),
     max_leaves=8,
 )
-RANK = st.tuples(st.one_of(TEXT, st.sampled_from(["a", "b"])), st.one_of(st.integers(0, 7), NUMBER), ANY, st.just([]))
+RANK = st.tuples(st.one_of(TEXT, st.sampled_from(["a", "b"])), st.one_of(st.integers(0, 7), NUMBER))
 ODD = {
     **{name: st.one_of(TEXT, ANY) for name in ("attempt", "job", "folder", "command", "environment", "more")},
     "number": st.one_of(NUMBER, ANY), "grace_s": ANY, "limit_s": ANY, "ranks": ANY,

@@ -366,11 +366,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(tm
     assert not (tmp_path / "runs").exists()
 
 
-def test_only_learners_of_candidates_take_a_beginning() -> None:
+def test_learners_of_candidates_take_a_beginning() -> None:
     asked = {"preset": "hetero64", "steps": None, "seed": 0, "network": None, "action": None, "observation": None,
              "reward": None, "waiting": False, "threads": 1, "init": Path("x.zip")}  # fmt: skip
-    with pytest.raises(InputError, match=r"--init: ppo begins at random"):
-        config_of(algorithm="ppo", **asked)  # type: ignore[arg-type]
     for algorithm, steps in (("group", 2_000_000), ("distil", 175_000)):
         got = config_of(algorithm=algorithm, **asked)  # type: ignore[arg-type]
         assert (got.steps, got.action, got.network, got.init) == (steps, "candidate", "candidates", "x.zip")

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +26,9 @@ from longshore.scheduler.mirror.journal import decode
 from longshore.scheduler.mirror.standing import ROW
 from longshore.scheduler.placement.replay import read_decisions
 from longshore.scheduler.service.twin import id_of
-from longshore.training.asked import Asked
+from longshore.training.asked import Asked, Sizes
 from longshore.training.candidates.lessons import effective_sample_size, lesson_of
-from longshore.training.config import config_of
+from longshore.training.config import TrainingConfig, config_of
 from longshore.training.history.logged import Logged, logged_decisions
 from longshore.training.history.past import Past
 from longshore.training.history.problems import (
@@ -38,7 +39,8 @@ from longshore.training.history.problems import (
     to_go_of,
     with_ranks,
 )
-from longshore.training.presets import GroupParameters
+from longshore.training.initial import actor_critic_of
+from longshore.training.presets import GroupParameters, Hyperparameters
 from longshore.training.run import train
 from tests.command_line import Command
 from tests.scheduler.twin_run import learning, learning_case
@@ -129,9 +131,10 @@ def test_windows_are_run_under_the_schedulers_own_rules_and_parts_share_no_job(l
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1)), min_size=2, max_size=8))
 def test_users_of_a_past_take_turns_at_each_priority_by_itself(jobs: list[tuple[str, int]]) -> None:
-    cluster, ones = grid_cluster(1, 2), np.ones(len(jobs))
+    cluster, gpus, work_s = grid_cluster(1, 2), np.ones(len(jobs), np.int32), np.ones(len(jobs))
     users, ranks = zip(*jobs, strict=True)
-    workload = workload_of(tuple(map(str, range(len(jobs)))), ones, ones, np.arange(len(jobs)) * 1.0, users=users)
+    submit_s = np.arange(float(len(jobs)))
+    workload = workload_of(tuple(map(str, range(len(jobs)))), gpus, work_s, submit_s, users=users)
     rates = np.zeros(fault_sources(cluster))
     scenarios = stack(cluster, [workload], fault_seed=np.zeros(1, np.int64), source_rate_per_s=rates)
     rank = np.array([ranks]) + 1
@@ -232,8 +235,44 @@ def test_a_run_on_a_history_begins_with_the_serving_policy_and_learns_from_what_
     assert shown(result.folder, "group/") == documented("group") | documented("traces")
 
 
+SMALL = Hyperparameters(rows=4, steps=16, minibatch=64, epochs=1)
+
+
+def learning_of(history: Path, **changes: Any) -> TrainingConfig:
+    asked: dict[str, Any] = {
+        "preset": None, "algorithm": None, "steps": 128, "seed": 0, "network": None, "action": None,
+        "observation": None, "reward": None, "waiting": None, "threads": 1, "history": history,
+    }  # fmt: skip
+    return config_of(**(asked | changes)).model_copy(update={"hyperparameters": SMALL})
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+def test_ppo_and_a2c_learn_on_what_is_rebuilt_and_go_on_with_a_checkpoint_of_any_kind(
+    algorithm: str, lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_few_draws(monkeypatch)
+    patents = {"action": "gpu", "observation": "patent-literal", "network": "mlp"}
+    first = train(
+        learning_of(lived.file, algorithm=algorithm, **patents), tmp_path, sizes=Sizes(validations=1), compares=False
+    )
+    policy = load_policy(first.best)
+    assert (policy.schema.action, policy.schema.network, policy.schema.gpus) == ("gpu", "mlp", 64)
+    assert policy.schema.waiting  # as the scheduler's rules allow
+
+    config = learning_of(lived.file, init=first.best, seed=1)
+    assert (config.algorithm, config.action, config.observation, config.network) == ("ppo", *patents.values())
+    begun = actor_critic_of(config, policy.schema)
+    assert begun is not None
+    expected = policy.network.state_dict()
+    assert all(torch.equal(weight, expected[name]) for name, weight in begun.state_dict().items())
+    again = train(config, tmp_path, sizes=Sizes(validations=1), compares=False)
+    learned = load_policy(again.folder / "policy.zip").network.state_dict()
+    moved = max(float((learned[name] - weight).abs().max()) for name, weight in expected.items())
+    assert 0.0 < moved < 0.1  # two small updates away from where it began
+
+
 @pytest.mark.parametrize(
-    ("option", "words"), [("--order", ("--order", "easy")), ("--algo", ("--algo", "ppo")), ("--trace", ())]
+    ("option", "words"), [("--order", ("--order", "easy")), ("--algo", ("--algo", "distil")), ("--trace", ())]
 )
 def test_what_a_history_says_itself_is_no_option(
     option: str, words: tuple[str, ...], lived: Lived, tmp_path: Path, longshore: Command

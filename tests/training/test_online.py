@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.agents.learned.checkpoint import load_policy, save_policy
+from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
 from longshore.agents.learned.schema import MOST_MARGIN
 from longshore.cluster.files.errors import CheckpointError, InputError
+from longshore.training.asked import Sizes
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.history.problems import read_history
 from longshore.training.online.publishing import digest_of, publish
 from longshore.training.online.rounds import PAST, ROUND, Asked, Round, learn_online
-from longshore.training.presets import GroupParameters
+from longshore.training.presets import GroupParameters, Hyperparameters
 from longshore.training.run_folder import Progress, Tell
 from tests.command_line import Command
 from tests.policies_under_test import untrained_candidates
@@ -114,6 +115,25 @@ def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(lived: Lived
     assert not again.published
     assert "another version is served by now" in said[-1]
     assert digest_of(served) == digest_of(theirs)
+
+
+def test_a_policy_of_the_patents_kind_learns_online_by_ppo(lived: Lived, tmp_path: Path) -> None:
+    schema = schema_of(
+        algorithm="ppo", network="mlp", action="gpu", observation="patent", waiting=True, node_gpus=(1,) * 64
+    )
+    served, said = tmp_path / "policy.zip", list[str]()
+    save_policy(served, schema, network_of(schema))
+    config = config_of(
+        preset=None, algorithm="ppo", steps=64, seed=0, network=None, action=None, observation=None, reward=None,
+        waiting=None, threads=1, history=lived.file, init=served,
+    )  # fmt: skip
+    config = config.model_copy(update={"hyperparameters": Hyperparameters(rows=4, steps=16, minibatch=64, epochs=1)})
+    asked = Asked(config, served, tmp_path / "runs", silent, said.append, Sizes(validations=1))
+    (found,) = learn_online(asked, rounds=1).rounds
+    assert found.later.windows >= 1
+    assert said[-1].startswith("round 0")
+    (new,) = (tmp_path / "runs").glob("online-*/round-000/history-*/best.zip")
+    assert load_policy(new).schema.network == load_policy(served).schema.network == "mlp"
 
 
 def test_a_policy_that_cannot_be_beaten_goes_on(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ...cluster.files.errors import InputError
 from ...cluster.model.problem import Problem
 from ...envs.batch import View
 from ...envs.sb3 import PlacementVecEnv
+from ..initial import actor_critic_of
 from ..run_folder import RunFolder
 from ..snapshot import SNAPSHOT, Arrays, load_snapshot, save_snapshot
 from .a2c import RMSPROP, MaskableA2C, VtraceA2C
@@ -100,6 +101,7 @@ def _model(run_folder: RunFolder, env: PlacementVecEnv) -> MaskablePPO:
         "network": config.network,
         "layout": layout_of(run_folder.schema),
         "threads": config.threads,
+        "initial": actor_critic_of(config, run_folder.schema),
     }
     return MODELS[config.algorithm, config.replay](
         MaskedPolicy,

@@ -18,7 +18,7 @@ from ...agents.learned.checkpoint import load_policy
 from ...cluster.files.errors import InputError
 from ...cluster.files.output_file import make_folder, replacing
 from ..asked import SIZES, Sizes
-from ..config import TrainingConfig
+from ..config import BY_CANDIDATES, TrainingConfig
 from ..history.problems import later_problem, read_history
 from ..initial import initial_network
 from ..later import Later, compared
@@ -188,7 +188,8 @@ def learn_online(asked: Asked, *, rounds: int | None = None) -> Learned:
         CheckpointError: If the checkpoint that is served is damaged.
     """
     load_policy(asked.served)  # refused at once
-    initial_network(asked.config.model_copy(update={"init": str(asked.served)}))
+    if asked.config.algorithm in BY_CANDIDATES:
+        initial_network(asked.config.model_copy(update={"init": str(asked.served)}))
     learner, found = _Learner(asked), list[Round]()
     with interruptible(learner, ADVICE) as interruption:
         while not learner.interrupted and (rounds is None or len(found) < rounds):
