@@ -42,7 +42,11 @@ def lined_up(sim: Simulation, row: int = 0) -> list[int]:
         if not sim.state.came_back[row, job]:
             break
         back.append(job)
-    lines = [[job for job in jobs if job not in back] for jobs in in_turns(sim, row, LEADING)]
-    groups = groupby((it for it in lines if it), lambda jobs: int(rank[jobs[0]]))
-    rounds = [job for _, its in groups for jobs in zip_longest(*its) for job in jobs if job is not None]
-    return back + rounds
+    for own, group in groupby(in_turns(sim, row, LEADING), lambda jobs: int(rank[jobs[0]])):
+        lines = list(group)
+        back += [
+            job for job in queue_of(sim, row) if job not in back and sim.state.came_back[row, job] and rank[job] == own
+        ]
+        lines = [[job for job in jobs if job not in back] for jobs in lines]
+        back += [job for jobs in zip_longest(*lines) for job in jobs if job is not None]
+    return back

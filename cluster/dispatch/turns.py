@@ -236,10 +236,39 @@ def next_line_of(sim: Simulation, row: int, rotation: int, line: int) -> int:
 
 
 @kernel
+def _line_up_back(sim: Simulation, row: int, first: int, job: int, count: int, most: int) -> int:
+    """Write the jobs that came back of a line and those of its rank, behind `count`; return how many stand there then.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        first: The first line of the rank.
+        job: A job of the queue before which none of them stands.
+        count: Jobs that stand in `lined_up`.
+        most: Jobs that may.
+    """
+    state, scratch = sim.state, sim.scratch
+    rank = sim.scenarios.rank[state.scenario[row]]
+    own, line, left = rank[state.line_head[row, first]], first, 0
+    while line >= 0 and left == 0 and rank[state.line_head[row, line]] == own:
+        at = scratch.line_at[row, line]
+        left += at >= 0 and state.came_back[row, at] == 1  # they stand before all others of their lines
+        line = next_line_of(sim, row, LEADING, line)
+    while left and job >= 0 and count < most:
+        if state.came_back[row, job] == 1 and rank[job] == own:
+            scratch.lined_up[row, count] = job
+            scratch.line_at[row, line_of(sim, row, job)] = state.next_in_line[row, job]
+            count += 1
+        job = state.next_job[row, job]
+    return count
+
+
+@kernel
 def line_up(sim: Simulation, row: int, most: int) -> int:
     """Write the first waiting jobs into `lined_up` as users take turns, one job of each in a round; return how many.
 
-    Jobs that came back stand first, as the queue has them. It is how they would start if each led in its turn.
+    Jobs that came back stand first at their rank, as the queue has them. It is how jobs would start if each led in its
+    turn.
     """
     state, scratch = sim.state, sim.scratch
     rank = sim.scenarios.rank[state.scenario[row]]
@@ -247,14 +276,15 @@ def line_up(sim: Simulation, row: int, most: int) -> int:
     while line >= 0:
         scratch.line_at[row, line] = state.line_head[row, line]
         line = next_line_of(sim, row, LEADING, line)
-    count, job = 0, state.head[row]
-    while job >= 0 and count < most and state.came_back[row, job] == 1:
-        scratch.lined_up[row, count] = job
-        scratch.line_at[row, line_of(sim, row, job)] = state.next_in_line[row, job]
-        count, job = count + 1, state.next_job[row, job]
+    count, rest = 0, state.head[row]
+    while rest >= 0 and count < most and state.came_back[row, rest] == 1:
+        scratch.lined_up[row, count] = rest
+        scratch.line_at[row, line_of(sim, row, rest)] = state.next_in_line[row, rest]
+        count, rest = count + 1, state.next_job[row, rest]
     first = state.first_line[row, LEADING]
     while first >= 0 and count < most:  # lines of one rank, then those of the next
         own = rank[state.line_head[row, first]]
+        count = _line_up_back(sim, row, first, rest, count, most)
         line, written = first, 0
         while line >= 0 and rank[state.line_head[row, line]] == own:
             job = scratch.line_at[row, line]
