@@ -33,4 +33,5 @@ def serve_apart(
         assert time.monotonic() < until_s, "no token"
         time.sleep(0.05)
     secret = token.read_text().split()[-1]
-    return process, httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, trust_env=False), secret
+    headers = {"Authorization": f"Bearer {secret}"}
+    return process, httpx.Client(base_url=url, headers=headers, timeout=WITHIN_S, trust_env=False), secret

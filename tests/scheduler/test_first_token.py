@@ -22,7 +22,7 @@ from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.rows.user_tokens import add_token, revoke_token, tokens_of
 from tests.support import processes
 
-from .served import LONGSHORE, SERVE, Served, until
+from .served import LONGSHORE, PATIENCE_S, SERVE, Served, until
 
 NOBODY = 65534
 SECRET = "ls_" + "a" * 43
@@ -234,7 +234,10 @@ def test_who_starts_it_at_a_terminal_is_given_a_link_that_lets_one_browser_in(tm
             told += os.read(ours, 4096)
 
         [link] = re.findall(rf"http://127\.0\.0\.1:{port}/login\?code=\S+", told.decode())
-        with httpx.Client(trust_env=False) as browser, httpx.Client(trust_env=False) as second:
+        with (
+            httpx.Client(timeout=PATIENCE_S, trust_env=False) as browser,
+            httpx.Client(timeout=PATIENCE_S, trust_env=False) as second,
+        ):
             until(lambda: answers(browser, port))
             entered = browser.get(link)
             assert (entered.status_code, entered.headers["Location"]) == (303, "/")

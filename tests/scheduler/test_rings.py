@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .served import Served, until
+from .served import PATIENCE_S, Served, until
 from .served_rings import logged_steps, ring_job, running
 
 
@@ -145,7 +145,7 @@ def test_a_script_that_fails_on_all_members_fails_the_job_with_its_status(
 )
 def test_a_job_file_that_makes_no_sense_is_refused(served: Served, wrong: dict[str, object], words: str) -> None:
     spec = {name: value for name, value in {"command": ["true"], **wrong}.items() if value is not None}
-    answer = httpx.post(f"{served.url}/v1/jobs", json=spec, headers=served.headers)
+    answer = httpx.post(f"{served.url}/v1/jobs", json=spec, headers=served.headers, timeout=PATIENCE_S)
     assert answer.status_code == 422
     assert words in answer.json()["detail"]
 

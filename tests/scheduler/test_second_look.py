@@ -15,7 +15,7 @@ from longshore.scheduler.health.witnessing.door import Door
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.events import events_after
 from longshore.scheduler.store.rows.nodes import CHANGE
-from tests.scheduler.served import LONGSHORE, Served, until
+from tests.scheduler.served import LONGSHORE, PATIENCE_S, Served, until
 from tests.support import processes
 
 A, B, C = "rack0-node0", "rack0-node1", "rack0-node2"
@@ -104,7 +104,10 @@ def test_an_agent_that_was_killed_is_dead_once_all_are_refused_and_alive_once_it
     assert (page["liveness"], page["verdict"]) == ("down", "fast")
     lines = watched.call("nodes").stdout.splitlines()
     assert "dead: fast: " in next(line for line in lines if line.startswith(A))
-    assert "dead: the scheduler is refused" in httpx.get(watched.url, headers=watched.headers, trust_env=False).text
+    assert (
+        "dead: the scheduler is refused"
+        in httpx.get(watched.url, headers=watched.headers, timeout=PATIENCE_S, trust_env=False).text
+    )
     watched.start_agents(A)
     watched.becomes(A, "alive", "last answer")
     told = watched.events(A)[-3:]

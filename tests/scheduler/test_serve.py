@@ -11,7 +11,7 @@ import pytest
 from tests.support import processes
 
 from .conftest import Here
-from .served import LONGSHORE, SERVE, Served, until
+from .served import LONGSHORE, PATIENCE_S, SERVE, Served, until
 
 ONE_FAILS = """
 echo hello
@@ -169,7 +169,7 @@ def test_waiting_ends_with_how_the_jobs_did(served: Served, here: Here) -> None:
 
 
 def test_nobody_notices_the_token_and_nobody_else_is_served(served: Served, tmp_path: Path) -> None:
-    assert httpx.get(f"{served.url}/v1/jobs", trust_env=False, verify=False).status_code == 401
+    assert httpx.get(f"{served.url}/v1/jobs", timeout=PATIENCE_S, trust_env=False, verify=False).status_code == 401
     assert (served.folder / ".longshore" / "token").stat().st_mode & 0o777 == 0o600
 
     elsewhere = Served(tmp_path)  # the same user in another folder
@@ -186,8 +186,8 @@ def test_a_log_gets_no_link_and_a_command_prints_one(served: Served) -> None:
 
     link = served.call("dashboard").stdout.strip()
 
-    assert httpx.get(link, trust_env=False, verify=False).headers["Location"] == "/"
-    assert httpx.get(link, trust_env=False, verify=False).status_code == 401
+    assert httpx.get(link, timeout=PATIENCE_S, trust_env=False, verify=False).headers["Location"] == "/"
+    assert httpx.get(link, timeout=PATIENCE_S, trust_env=False, verify=False).status_code == 401
 
 
 def failing(served: Served) -> str:

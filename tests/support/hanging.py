@@ -2,8 +2,8 @@
 
 pytest-timeout's exception ends most. A test that does not hear it, in C or with signals blocked, ends with its process:
 pytest-xdist then starts another, which goes on behind that test. Time in which kernels are compiled or a server starts
-that many tests share does not count, nor does time in which what a test runs is ready and waits for a core, up to three
-times as much as the test has.
+that many tests share does not count, nor does time in which what a test runs is ready and waits for a core; but a
+test never takes more than six times what it has.
 """
 
 import contextlib
@@ -106,5 +106,4 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         if LIMIT in item.stash:
-            limit = item.stash[LIMIT]
-            item.user_properties.append((USED, 1.0 - limit.left_s() / limit.seconds))
+            item.user_properties.append((USED, item.stash[LIMIT].used()))

@@ -6,16 +6,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_timeout
 
+from tests.support import processes
+
 GRACE_S = 10.0  # from the exception to the end of the process
 ELSEWHERE_S = 300.0  # for what is no test: to collect, to compile, to start a server for many tests, to end
-EXCUSED = 3.0  # times its limit: for a core, a test waits at most that long
+ROUGHLY = 0.5
+SLOWED = 6.0  # at most so many times the limit, where a test waits for a core
 
 
 class Limit:
@@ -36,20 +39,24 @@ class Limit:
 
     def _begin(self, seconds: float) -> None:
         self.seconds = seconds
-        self.began_s, self.waited_s, self.uncounted_s = time.monotonic(), _waited_s(), 0.0
+        self.began_s, self.waited_s, self.uncounted_s = time.monotonic(), _waited_s(_tree()), 0.0
+        self.began_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._arm(seconds)
 
     def _arm(self, seconds: float) -> None:
         # Code in C that hears no signal may have waited for a core; on a busy machine it has twice as long.
         grace_s = GRACE_S * min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 2.0)
-        most_s = seconds * (1.0 + EXCUSED) if self.is_over else seconds + grace_s
+        most_s = seconds * SLOWED if self.is_over else seconds + grace_s
         signal.setitimer(signal.ITIMER_REAL, seconds)
         faulthandler.dump_traceback_later(most_s, exit=True, file=self.stderr)
 
     def left_s(self) -> float:
         """Return how many seconds are left."""
-        excused_s = min(max(_waited_s() - self.waited_s, 0.0), EXCUSED * self.seconds)
-        return self.seconds + self.uncounted_s + excused_s - (time.monotonic() - self.began_s)
+        tree, elapsed_s = _tree(), time.monotonic() - self.began_s - self.uncounted_s
+        orphans = {it for it in processes.marked() if it not in tree and _started_s(it) >= self.began_boot_s}
+        # Threads wait beside each other, so that the sum may be more than all of the time.
+        waited_s = max(_waited_s(tree) - self.waited_s, 0.0) + _waited_s(orphans)
+        return self.seconds - max(elapsed_s - waited_s, elapsed_s / SLOWED)
 
     def _is_late(self, *_: object) -> None:
         """Raise the exception of the end of the time; end this process where that has not ended the test."""
@@ -65,6 +72,11 @@ class Limit:
             self.is_over = True
             self._begin(GRACE_S)
             pytest_timeout.timeout_sigalrm(self.item, self.settings)
+
+    def used(self) -> float:
+        """Return the share of its time that is used, roughly where that is little."""
+        share = (time.monotonic() - self.began_s) / self.seconds
+        return share if share < ROUGHLY else 1.0 - self.left_s() / self.seconds
 
     def stop(self) -> None:
         """Count no time from now on; what happens instead has an end, too."""
@@ -122,17 +134,32 @@ class Clock:
 clock = Clock()
 
 
-def _waited_s() -> float:
-    """Return for how long this process and what it runs have been ready and waited for a core."""
-    waited_ns, pids = 0, [os.getpid()]
+def _tree() -> set[int]:
+    """Return this process and all that descend from it by parents that live."""
+    found, pids = set[int](), [os.getpid()]
     while pids:
-        for task in _tasks(pids.pop()):
-            try:
-                waited_ns += int((task / "schedstat").read_text().split()[1])
+        found.add(pid := pids.pop())
+        for task in _tasks(pid):
+            with contextlib.suppress(OSError):  # it has ended
                 pids += map(int, (task / "children").read_text().split())
-            except (OSError, IndexError):  # it has ended; or this kernel keeps no such account
-                continue
+    return found
+
+
+def _waited_s(pids: Iterable[int]) -> float:
+    """Return for how long processes have been ready and waited for a core."""
+    waited_ns = 0
+    for task in (task for pid in pids for task in _tasks(pid)):
+        with contextlib.suppress(OSError, IndexError):  # it has ended; or this kernel keeps no such account
+            waited_ns += int((task / "schedstat").read_text().split()[1])
     return waited_ns / 1e9
+
+
+def _started_s(pid: int) -> float:
+    """Return when a process began, in seconds since the machine was started."""
+    with contextlib.suppress(OSError):
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return int(ticks) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _tasks(pid: int) -> list[Path]:

@@ -77,7 +77,7 @@ class Process(subprocess.Popen[AnyStr]):
         """Kill all of the group. Those that it put into sessions of their own are ended with the tests."""
         _kill_group(self)
         with contextlib.suppress(TimeoutExpired):  # a process in the kernel's hands ends when it lets go
-            super().wait(5.0)
+            super().wait(30.0)
         for pipe in (self.stdin, self.stdout, self.stderr):
             if pipe:
                 with contextlib.suppress(OSError, ValueError):
@@ -193,7 +193,7 @@ def end_started() -> None:
 
 def end_marked() -> dict[int, str]:
     """Kill all that descends from these tests, in whatever session it is, and return the command line of each."""
-    found = _marked()
+    found = marked()
     for pid in found:
         _kill(pid)
     return found
@@ -221,7 +221,7 @@ def _kill_group(process: subprocess.Popen[Any]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         _kill(process.pid)
     elif _is_group(process.pid):
-        for pid in _marked():
+        for pid in marked():
             with contextlib.suppress(ProcessLookupError):
                 if os.getpgid(pid) == process.pid:
                     _kill(pid)
@@ -242,8 +242,8 @@ def _is_group(number: int) -> bool:
     return True
 
 
-def _marked() -> dict[int, str]:
-    """Return the processes that began with the mark of these tests, or of tests within them, and their commands."""
+def marked() -> dict[int, str]:
+    """Return the processes that began with the mark of this process, or one that begins so, and their commands."""
     found = {}
     entry = f"{MARK}={os.environ[MARK]}".encode()
     for folder in Path("/proc").iterdir():

@@ -18,11 +18,11 @@ from tests.support import processes
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     processes.take_signals_back()
-    if not hasattr(config, "workerinput"):  # a process of pytest-xdist has the mark of the run
-        own = uuid.uuid4().hex
-        os.environ[processes.MARK] = ".".join(filter(None, [os.environ.get(processes.MARK), own]))
-        if config.getoption("dist", "no") != "no":  # it runs no test itself
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # the tests end what they started, as by Ctrl-C
+    worker = getattr(config, "workerinput", {}).get("workerid", "")  # its mark begins with that of the run
+    marks = os.environ.get(processes.MARK), worker or uuid.uuid4().hex
+    os.environ[processes.MARK] = ".".join(filter(None, marks))
+    if not worker and config.getoption("dist", "no") != "no":  # it runs no test itself
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the tests end what they started, as by Ctrl-C
 
 
 @pytest.hookimpl(trylast=True)

@@ -77,7 +77,7 @@ def test_no_part_of_an_answer_waits_for_the_client_to_confirm_another(
         return take(them, connection)
 
     monkeypatch.setattr(connections._Connections, "take", noted)
-    with httpx.Client(base_url=crowded.base_url, trust_env=False) as client:
+    with httpx.Client(base_url=crowded.base_url, timeout=PATIENCE_S, trust_env=False) as client:
         assert client.get("/v1/nodes").status_code == 200
 
     assert found == [1]
@@ -91,7 +91,7 @@ def test_half_sent_requests_keep_nobody_waiting(crowded: httpx.Client, half: str
                 held.enter_context(connected(port_of(crowded), HALVES[half]))
 
         for _ in range(3):
-            with httpx.Client(base_url=crowded.base_url, trust_env=False) as client:
+            with httpx.Client(base_url=crowded.base_url, timeout=PATIENCE_S, trust_env=False) as client:
                 assert client.get("/v1/nodes").status_code == 200
 
 
@@ -146,7 +146,7 @@ def test_requests_that_are_being_answered_are_not_closed_for_others(crowded: htt
         for _ in range(40):
             held.enter_context(connected(port_of(crowded), b"P"))
 
-        with httpx.Client(base_url=crowded.base_url, trust_env=False) as client:
+        with httpx.Client(base_url=crowded.base_url, timeout=PATIENCE_S, trust_env=False) as client:
             job = client.post("/v1/jobs", json={"command": ["true"]}).json()["id"]
 
         for it in lines:
@@ -158,7 +158,7 @@ def test_where_everybody_is_being_answered_the_next_is_told_to_come_again(crowde
         followers = [held.enter_context(crowded.stream("GET", "/v1/events")) for _ in range(16)]
         assert {it.status_code for it in followers} == {200}
 
-        with httpx.Client(base_url=crowded.base_url, trust_env=False) as client:
+        with httpx.Client(base_url=crowded.base_url, timeout=PATIENCE_S, trust_env=False) as client:
             answer = client.get("/healthz")
 
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")

@@ -9,7 +9,7 @@ import pytest
 
 from longshore.scheduler.health import gpus
 from longshore.scheduler.health.gpus import gpu_reports
-from tests.scheduler.served import LONGSHORE, Served, until
+from tests.scheduler.served import LONGSHORE, PATIENCE_S, Served, until
 from tests.support import processes
 
 NODE = "rack0-node2"
@@ -26,7 +26,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def told(served: Served, what: str) -> object:
-    pages = httpx.get(f"{served.url}/v1/nodes", headers=served.headers, trust_env=False).json()
+    pages = httpx.get(f"{served.url}/v1/nodes", headers=served.headers, timeout=PATIENCE_S, trust_env=False).json()
     return next(page[what] for page in pages if page["name"] == NODE)
 
 
