@@ -76,7 +76,7 @@ def test_without_the_package_a_checkpoint_says_what_to_install(
         install_network(tmp_path / "package", installed, with_actions(NODES))
         longshore("train", "--network", "theirs", "--steps", "256", "--threads", "1", "--logdir", tmp_path)
     (checkpoint,) = tmp_path.glob("*/best.zip")
-    told = "there is no network 'theirs', only candidates, mlp, set; install the package that registers it under"
+    told = "there is no network 'theirs', only candidates, layers, mlp, set; install the package that registers it under"
     with pytest.raises(CheckpointError, match=f"{checkpoint}: {told} longshore.networks"):
         load_policy(checkpoint)
     done = longshore("evaluate", "--policy", checkpoint)
@@ -109,4 +109,4 @@ def test_the_help_names_every_network_that_is_installed(tmp_path: Path, monkeypa
     line = [sys.executable, "-m", "longshore", "train", "--help"]
     environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = processes.run(line, capture_output=True, check=True, env=environment)
-    assert "candidates, mlp, set or theirs" in done.stdout
+    assert "candidates, layers, mlp, set or theirs" in done.stdout
