@@ -150,7 +150,7 @@ def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tm
         ("train --steps inf", "--steps: inf is no number of steps"),
         ("train --steps 1e400", "--steps: inf is no number of steps"),
         ("train --preset hetreo64", "did you mean 'hetero64'?"),
-        ("train --network cnn", "--network: there is no network 'cnn'; known: candidates, mlp, set"),
+        ("train --network cnn", "--network: there is no network 'cnn'; known: candidates, layers, mlp, set"),
         ("train --algo dqn", "--algo: there is no algo 'dqn'"),
         ("train --reward jtc", "--reward: there is no reward 'jtc'; did you mean 'jct'?"),
         ("train --action rack", "--action: "),
