@@ -76,7 +76,9 @@ def test_without_the_package_a_checkpoint_says_what_to_install(
         install_network(tmp_path / "package", installed, with_actions(NODES))
         longshore("train", "--network", "theirs", "--steps", "256", "--threads", "1", "--logdir", tmp_path)
     (checkpoint,) = tmp_path.glob("*/best.zip")
-    told = "there is no network 'theirs', only candidates, layers, mlp, set; install the package that registers it under"
+    told = (
+        "there is no network 'theirs', only candidates, layers, mlp, set; install the package that registers it under"
+    )
     with pytest.raises(CheckpointError, match=f"{checkpoint}: {told} longshore.networks"):
         load_policy(checkpoint)
     done = longshore("evaluate", "--policy", checkpoint)
