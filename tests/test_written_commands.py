@@ -29,7 +29,7 @@ def written() -> list[str]:
 def test_a_command_of_the_pages_can_be_typed(text: str) -> None:
     words = shlex.split(text)[1:]
     command: Any = get_command(cli.app)
-    while isinstance(command, TyperGroup):
+    while isinstance(command, TyperGroup) and (words or not command.invoke_without_command):
         command = command.commands[words.pop(0)]
     problem = ""
     try:

@@ -1,6 +1,5 @@
 """Environments that Gymnasium knows by name, and problems of users' own traces and clusters in one call."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from longshore.cluster.presets.problems import WINDOW_JOBS
 from longshore.envs.batch import View
 from longshore.training.presets import PRESETS
 from tests.envs.random_run import trace_in
+from tests.support import processes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL: dict[str, dict[str, Any]] = {
@@ -34,9 +34,7 @@ def test_import_longshore_is_enough_before_gymnasium_and_after_and_imports_nothi
         "print(*sorted(it for it in known.registry if it.startswith('longshore/'))); print(gymnasium.__spec__.loader)"
     )
     code = "; ".join((before, after, told))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = processes.run([sys.executable, "-W", "error", "-c", code], capture_output=True, check=True)
     early, names, loader = done.stdout.splitlines()
     assert early == ""
     assert names.split() == sorted(registration.ENVIRONMENTS)
