@@ -1,14 +1,11 @@
 """What compiled code of policies and environments commands call: compiled ahead of them, `longshore compile`."""
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ..cluster.candidates.candidates import pick_candidate
-from ..cluster.files.errors import CheckpointError
-from ..cluster.files.plugins import registered
 from ..cluster.kernels.ahead import Rehearsal
 from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import ORDERS
@@ -17,8 +14,8 @@ from ..cluster.simulator.engine import advance, reset
 from ..cluster.simulator.simulation import simulation_of
 from ..cluster.state.state import Simulation
 from .heuristics import run
-from .heuristics.heuristics import PATIENT
-from .registry import find_policy
+from .heuristics.heuristics import PATIENT, Heuristic
+from .protocol import Policy
 
 # As `compile_ahead` names them. Each group is what belongs together for a user.
 _HERE = "longshore.agents.rehearsals"
@@ -30,10 +27,23 @@ GROUPS = {
 }
 
 
-def rehearsals_of(policies: Iterable[str]) -> list[str]:
-    """Return what `compile_ahead` compiles for runs by the heuristics and by policies of these names."""
-    known = registered("heuristics")
-    return [*GROUPS["heuristics"], *(f"{_HERE}:running:{name}" for name in policies if name not in known)]
+def rehearsals_of(policies: Iterable[Policy]) -> list[str]:
+    """Return what `compile_ahead` compiles for runs by the heuristics and by some policies of ours."""
+    others = [policy for policy in policies if not isinstance(policy, Heuristic)]
+    return list(dict.fromkeys([*GROUPS["heuristics"], *(name for policy in others for name in _rehearsals_by(policy))]))
+
+
+def _rehearsals_by(policy: Policy) -> list[str]:
+    """Return what a policy that is no heuristic needs, nothing for a kind that is not ours."""
+    from .learned.step_policy import LearnedPolicy  # with PyTorch, which such a policy has imported
+    from .networks.candidates import CandidatePolicy
+    from .rollouts.rollout import Rollout
+
+    if isinstance(policy, Rollout):
+        return GROUPS["candidates"]
+    if isinstance(policy, CandidatePolicy):
+        return [f"{_HERE}:candidates"]
+    return GROUPS["networks"] if isinstance(policy, LearnedPolicy) else []
 
 
 def rehearsals_for(algorithm: str) -> list[str]:
@@ -105,21 +115,6 @@ def rollouts() -> Rehearsal:
 
     kernels = [run.run_on, run_on_by_network, run_for_by_network, take_candidate]
     return Rehearsal(kernels, [sim, base.weights], play)
-
-
-def running(name: str) -> Rehearsal:
-    """Runs by a policy of this name.
-
-    Raises:
-        LongshoreError: If it cannot be loaded.
-    """
-    policy, sim = find_policy(name), _small()
-
-    def play() -> None:
-        with suppress(CheckpointError):  # it is tied to another cluster, and compiled when it runs there
-            policy.run(sim, np.array([0]))
-
-    return Rehearsal([], [sim], play)
 
 
 def _problem() -> Problem:

@@ -80,7 +80,7 @@ def evaluate_request(
         if request.objective is not None:
             console.print(f"objective: {setting.facts['objective']}")
     _warn(console, setting.problem, policies, _use(request, setting.problem))
-    compile_first(rehearsals_of(request.policies))
+    compile_first(rehearsals_of(named))
     with progress("setting up") as tell:
         run = (_run_every_order if request.every_order else _run)(request, setting, policies, tell)
         scenarios = run.problem.scenarios

@@ -77,7 +77,7 @@ def simulate_request(
     with progress("reading the input"):
         policy = find_policy(request.policy)
         problem, workload = _problem(request)
-    compile_first(rehearsals_of([request.policy]))
+    compile_first(rehearsals_of([policy]))
     with progress(f"simulating {workload.jobs} jobs under {policy.name}"):
         outcome, happened = run_recorded(problem, policy, 0)
     ids = _written_ids(workload)

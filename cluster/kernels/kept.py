@@ -105,7 +105,10 @@ class Locator(caching._CacheLocator):
         return cls(function, path)
 
     def get_cache_path(self) -> str:
-        """Return the folder for all functions of the file's folder."""
+        """Return the folder for all functions of the file's folder; of ours, the same wherever we are installed."""
+        parent = Path(self._py_file).absolute().parent
+        if parent.is_relative_to(PACKAGE):
+            return str(folder() / "longshore" / parent.relative_to(PACKAGE))
         return str(folder() / self.get_suitable_cache_subpath(self._py_file))  # type: ignore[no-untyped-call]
 
     def get_source_stamp(self) -> bytes:

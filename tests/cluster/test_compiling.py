@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.agents.rehearsals import GROUPS
+from longshore.agents.rehearsals import rehearsals_of as rehearsals_of_runs
 from longshore.cluster.files.errors import PluginError
-from longshore.cluster.kernels import kept
+from longshore.cluster.kernels import ahead, kept
 from longshore.cluster.kernels.ahead import Stand, _callees_first, _found, compile_ahead, missing
 from longshore.cluster.kernels.compiled import Kernel, kernel
 from longshore.cluster.kernels.kept import alone
@@ -109,7 +110,7 @@ def missing(): raise OSError("no such policy")
 RUN = """
 import json, sys
 from numba.core import event
-from longshore.cluster.kernels import kept
+from longshore.cluster.kernels import ahead, kept
 if sys.argv[2] == "read-only":
     kept.can_be_kept.cache_clear()
     kept.can_be_kept = lambda: False
@@ -183,6 +184,14 @@ def test_what_fails_is_told_by_its_name_and_keeps_nothing_else_from_being_compil
     assert missing(["small_kernels:bad", "small_kernels:one"]) == ["small_kernels:bad"]
 
 
+def test_code_of_ours_is_kept_by_its_place_in_the_package_wherever_that_is_installed() -> None:
+    for module in (ahead, kept):
+        place = Path(kept.Locator(compile_ahead, str(module.__file__)).get_cache_path())
+        assert place == kept.folder() / "longshore" / "cluster" / "kernels"
+    elsewhere = kept.Locator(compile_ahead, __file__).get_cache_path()
+    assert elsewhere != kept.Locator(compile_ahead, str(Path("/", *Path(__file__).parts[2:]))).get_cache_path()
+
+
 def test_one_at_a_time_does_a_work_and_others_need_not_wait(folder: Path) -> None:
     with alone("a work") as first, alone("a work", waits=False) as second, alone("another", waits=False) as other:
         assert (first, second, other) == (True, False, True)
@@ -229,3 +238,13 @@ print({name for place in places for name, it in place.items() if isinstance(it, 
 """
     done = processes.run([sys.executable, "-c", code], capture_output=True, check=True, timeout_s=300)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_run_needs_what_its_policies_are_made_of_and_no_more() -> None:
+    from tests.policies_under_test import POLICIES
+
+    of = {name: rehearsals_of_runs([policy]) for name, policy in POLICIES.items()}
+    assert of["pack"] == of["patient"] == GROUPS["heuristics"]
+    assert set(of["untrained-node"]) == {*GROUPS["heuristics"], *GROUPS["networks"]}
+    assert set(of["rollout:patient"]) == {*GROUPS["heuristics"], *GROUPS["candidates"]}
+    assert set(of["hetero64"]) < set(of["rollout:patient"])
