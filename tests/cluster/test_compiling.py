@@ -247,4 +247,4 @@ def test_a_run_needs_what_its_policies_are_made_of_and_no_more() -> None:
     assert of["pack"] == of["patient"] == GROUPS["heuristics"]
     assert set(of["untrained-node"]) == {*GROUPS["heuristics"], *GROUPS["networks"]}
     assert set(of["rollout:patient"]) == {*GROUPS["heuristics"], *GROUPS["candidates"]}
-    assert set(of["hetero64"]) < set(of["rollout:patient"])
+    assert set(of["untrained-candidate"]) < set(of["rollout:patient"])
