@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .hints import Hint
@@ -185,6 +186,10 @@ def built(build: Callable[[], Any]) -> Built:
     found = Built(model, batch, loss, target)
     if not found.tensors or found.tensors[0].dim() == 0 or found.samples == 0:
         raise BuildError(f"it returned {_kind(batch)} for a batch; {CONTRACT}, the batch tensors of samples")
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        raise BuildError(
+            "the model has lazy layers, whose shapes are unknown; let it run once on the batch in the file"
+        )
     if not any(it.requires_grad for it in model.parameters()):
         raise BuildError("the model has no parameter to train; build a model with trainable parameters")
     return found

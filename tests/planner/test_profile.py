@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from longshore.planner.profile import rungs
+from longshore.planner.profile.building import BuildError
 from longshore.planner.profile.hints import Hint
 from longshore.planner.profile.recording import OUTSIDE
 from longshore.planner.profile.rungs import CPU, META, Profiled, RungError, climb
@@ -254,6 +255,11 @@ def test_a_hint_stands_for_a_layer_that_cannot_be_run() -> None:
     assert (hinted.forward_flops, hinted.backward_flops) == (10.0, 20.0)
     assert (hinted.saved_bytes, hinted.output_bytes) == (20.0, 30.0)
     assert found.layers[2].forward_flops == 2 * 8 * 8
+
+
+def test_lazy_layers_are_refused_with_what_to_do() -> None:
+    with pytest.raises(BuildError, match="lazy layers"):
+        profiled(lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()), 2, 3)
 
 
 def test_where_no_rung_works_each_says_why() -> None:
