@@ -69,6 +69,7 @@ class Command:
     def __init__(self, given: argparse.Namespace, folder: Path) -> None:
         self._given, self._folder = given, folder
         self._next, self._restarts = 0, int(given.restarts)
+        self._local_ranks: dict[int, int] = {}  # of each member; one that is started for another takes over its own
         self._asked: list[int] = []  # signals
         self._heed: Callable[[], object] = lambda: None
         on_wish(self._note)
@@ -84,8 +85,8 @@ class Command:
             await self._launcher.connect()
             if not self._given.no_warm:
                 await self._launcher.start_warm()
-            for _ in range(self._given.seats + self._given.spares):
-                self._start()
+            for local_rank in range(self._given.seats + self._given.spares):
+                self._start(local_rank)
             end = await self._launcher.ended()
             self._heed = lambda: None
         if self._asked:
@@ -96,30 +97,33 @@ class Command:
         ended = [status for number, status in self._launcher.exits.items() if number not in self._launcher.declared]
         return next((_shown(status) for status in ended if status), 0)
 
-    def _start(self) -> None:
+    def _start(self, local_rank: int) -> None:
         number, self._next = self._next, self._next + 1
+        self._local_ranks[number] = local_rank
+        places = {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(self._given.seats + self._given.spares)}
         log = self._folder / f"member-{number}.log" if self._given.folder is not None else None
         command = _with_own_python(self._given.command)
-        self._launcher.start(Start(number, command, dict(os.environ), Path.cwd(), log, os.uname().nodename))
+        self._launcher.start(Start(number, command, os.environ | places, Path.cwd(), log, os.uname().nodename))
 
     def _exited(self, it: Start, status: int) -> None:
         """Start another member for one that died."""
         if status == 0 or self._asked or self._launcher.is_over:
             return
+        local_rank = self._local_ranks[it.member]
         if self._launcher.wants_another(it.member, status):
-            self._start()
+            self._start(local_rank)
             return
         sys.stderr.write(f"longshore.ring: member {it.member} {self._launcher.words_of(it.member)}\n")
         if self._restarts:
             self._restarts -= 1
             if status == RESTART_STATUS:
-                asyncio.get_running_loop().call_later(PAUSE_S, self._start_another)
+                asyncio.get_running_loop().call_later(PAUSE_S, self._start_another, local_rank)
             else:
-                self._start()
+                self._start(local_rank)
 
-    def _start_another(self) -> None:
+    def _start_another(self, local_rank: int) -> None:
         if not self._asked and not self._launcher.is_over:
-            self._start()
+            self._start(local_rank)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         """Take note of a wish to end, at whatever moment it comes."""

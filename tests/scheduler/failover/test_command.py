@@ -44,9 +44,18 @@ def test_a_ring_whose_members_name_unlike_ends_is_lost_and_says_so(tmp_path: Pat
 
 
 def test_a_ring_whose_script_cannot_run_is_lost(tmp_path: Path) -> None:
-    run = ring("--seats", 2, "--no-warm", "--restarts", 1, "--", "python", "-c", "raise SystemExit(9)", folder=tmp_path)
+    code = """
+import os
+from pathlib import Path
+Path(f"local-{os.environ['LOCAL_RANK']}-{os.environ['LOCAL_WORLD_SIZE']}-{os.getpid()}").touch()
+raise SystemExit(9)
+"""
+    run = ring("--seats", 2, "--no-warm", "--restarts", 1, "--", "python", "-c", code, folder=tmp_path)
     _, told = run.communicate(timeout=120)
     assert run.returncode == 3
+    places = sorted(it.name.rpartition("-")[0] for it in tmp_path.glob("local-*"))
+    # The one that was started in the place of another has its number.
+    assert places in (["local-0-2", "local-0-2", "local-1-2"], ["local-0-2", "local-1-2", "local-1-2"])
     assert "ended with status 9" in told
     assert "the ring is lost: no member came" in told
 
