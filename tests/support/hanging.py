@@ -39,17 +39,21 @@ class Watch(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.nodes: list[Any] = []
+        self.pipes: list[tuple[Any, Path]] = []
+
+    def add(self, process: Any) -> None:
+        """Watch a process; its pipe is known by name, as its number may soon be that of another."""
+        self.pipes.append((process, Path(f"/proc/self/fd/{process.stdout.fileno()}").readlink()))
+        if not self.is_alive():
+            self.start()
 
     def run(self) -> None:
         while True:
             time.sleep(0.5)
-            for node in [*self.nodes]:
-                process = node.gateway._io.popen
+            for process, pipe in [*self.pipes]:
                 if process.poll() is not None:
-                    self.nodes.remove(node)
-                    with contextlib.suppress(OSError, ValueError):  # it is closed
-                        end_holders(Path(f"/proc/self/fd/{process.stdout.fileno()}").readlink())
+                    self.pipes.remove((process, pipe))
+                    end_holders(pipe)
 
 
 def end_holders(pipe: Path) -> None:
@@ -66,9 +70,7 @@ watch = Watch()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodeready(node: Any) -> None:
-    watch.nodes.append(node)
-    if not watch.is_alive():
-        watch.start()
+    watch.add(node.gateway._io.popen)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
