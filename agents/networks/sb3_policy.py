@@ -44,11 +44,13 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         **kwargs: Any,
     ) -> None:
         self.network_name, self.layout = network, Layout(*layout)
-        self.pool, self.initial = ThreadPoolExecutor(threads), initial
+        self.pool = ThreadPoolExecutor(threads)
+        self.begins_with = (initial,)  # in a tuple, for PyTorch takes no module before its own beginning
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
-        self.network = find_network(self.network_name)(self.layout) if self.initial is None else self.initial
+        (initial,) = self.begins_with
+        self.network = find_network(self.network_name)(self.layout) if initial is None else initial
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
         self.action_dist = make_masked_proba_distribution(self.action_space)
 

@@ -1,7 +1,7 @@
 """`SB3Policy`: a model of Stable-Baselines3 or sb3-contrib under the policy protocol."""
 
 import os
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ from ..learned.checkpoint import layout_of, schema_of
 from ..learned.network import Layout, Network
 from ..learned.step_policy import LearnedPolicy
 from ..networks.layers import ACTIVATIONS
+from ..networks.sb3_policy import MaskedPolicy
 from .models import Asked, Bounds, Model, Spaces, layers_of, model_of, read_model, seen_by
 
 ActorCritic: TypeAlias = ActorCriticPolicy | MaskableActorCriticPolicy
@@ -68,7 +69,7 @@ class _ModelNetwork(Network):
 
     def __init__(self, layout: Layout, policy: ActorCritic) -> None:
         super().__init__(layout)
-        self.policy = deepcopy(policy).to(torch.device("cpu"))
+        self.policy = _copied(policy).to(torch.device("cpu"))
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits of shape (batch, actions) and values of shape (batch,)."""
@@ -79,6 +80,21 @@ class _ModelNetwork(Network):
         """Return values of shape (batch,)."""
         values: Tensor = self.policy.predict_values(observation).squeeze(-1)
         return values
+
+
+def _copied(policy: ActorCritic) -> ActorCritic:
+    """Return a copy of a policy without what it drew last, which PyTorch does not copy.
+
+    Raises:
+        CheckpointError: If its network keeps such numbers of its own.
+    """
+    drawn = copy(policy.action_dist)
+    vars(drawn)["distribution"] = None
+    try:
+        return deepcopy(policy, {id(policy.action_dist): drawn})
+    except (RuntimeError, TypeError) as error:
+        told = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"the policy {type(policy).__name__} cannot be copied: {told}") from error
 
 
 def _live(model: BaseAlgorithm, asked: Asked) -> Model:
@@ -95,6 +111,9 @@ def _live(model: BaseAlgorithm, asked: Asked) -> Model:
     if (activation := _plain(policy)) is not None:
         weights = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
         return model_of(made, weights, layers_of(name, weights, activation), algorithm)
+    if isinstance(policy, MaskedPolicy):
+        ours = schema_of(algorithm=algorithm, network=policy.network_name, **made.model_dump())
+        return Model(ours, deepcopy(policy.network).to(torch.device("cpu")))
     schema = schema_of(algorithm=algorithm, network="sb3", **made.model_dump())
     return Model(schema, _ModelNetwork(layout_of(schema), policy))
 

@@ -16,8 +16,9 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import Tensor, nn
 
-from longshore.agents.learned.checkpoint import load_policy, save_policy
+from longshore.agents.learned.checkpoint import layout_of, load_policy, save_policy, schema_of
 from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.agents.registry import find_policy
 from longshore.agents.sb3.models import Asked, read_model
 from longshore.agents.sb3.policy import SB3Policy
@@ -31,6 +32,7 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.envs.batch import Batch, View
 from longshore.envs.border.spaces import MARK
 from longshore.envs.placement import PlacementEnv
+from longshore.envs.sb3 import PlacementVecEnv
 from longshore.testing import check_policy
 from tests.command_line import Command
 from tests.envs.random_run import open_actions, small_problem
@@ -133,6 +135,7 @@ class Nodes(BaseFeaturesExtractor):
 def test_a_model_of_any_network_is_a_policy_in_python_and_is_refused_as_a_file(tmp_path: Path) -> None:
     case = Case(MaskablePPO, SMALL, View(), {"features_extractor_class": Nodes})
     model = model_of(case.kind, case.problem, case.view, **case.policy)
+    model.policy(torch.zeros(1, 116))  # it remembers what it drew last
     policy = SB3Policy(model, name="nodes")
     check_policy(policy, case.problem)
     batch = Batch(case.problem, case.view, ROWS)
@@ -146,6 +149,21 @@ def test_a_model_of_any_network_is_a_policy_in_python_and_is_refused_as_a_file(t
     assert decisions(policy, case) == before
     model.save(tmp_path / "model.zip")
     refused(tmp_path / "model.zip", "SB3Policy")
+
+
+def test_a_model_of_our_own_networks_is_a_policy_that_is_saved_as_others_are(tmp_path: Path) -> None:
+    view = View("node")
+    env = PlacementVecEnv(SMALL, view, ROWS)
+    schema = schema_of(
+        algorithm="ppo", network="set", action="node", observation="full", waiting=True, node_gpus=(8,) * 4
+    )
+    options = {"network": "set", "layout": layout_of(schema)}
+    model = MaskablePPO(MaskedPolicy, env, n_steps=4, batch_size=16, n_epochs=1, policy_kwargs=options, device="cpu")
+    model.learn(16)
+    policy = SB3Policy(model)
+    save_policy(tmp_path / "policy.zip", policy.schema, policy.network)
+    case = Case(MaskablePPO, SMALL, view, {})
+    assert decisions(load_policy(tmp_path / "policy.zip"), case) == decisions(policy, case)
 
 
 def refused(model: BaseAlgorithm | Path, words: str, **asked: Any) -> None:

@@ -22,6 +22,7 @@ def test_a_network_of_ones_own_is_trained_in_forty_lines(
         assert usual in less
         less = less.replace(usual, small)
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # networks this small lose by sharing their work
     try:
         exec(compile(less, "research.py", "exec"), {"__name__": "research"})
     finally:

@@ -246,7 +246,6 @@ def learning_of(history: Path, **changes: Any) -> TrainingConfig:
     return config_of(**(asked | changes)).model_copy(update={"hyperparameters": SMALL})
 
 
-@pytest.mark.xfail(strict=False, reason="what a network begins with is set before its module is ready")
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
 def test_ppo_and_a2c_learn_on_what_is_rebuilt_and_go_on_with_a_checkpoint_of_any_kind(
     algorithm: str, lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
