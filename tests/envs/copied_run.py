@@ -46,7 +46,7 @@ def vector(run: Problem, view: View) -> PlacementVectorEnv:
 
 
 def sb3(run: Problem, view: View) -> PlacementVecEnv:
-    made = PlacementVecEnv(run, view, ROWS)
+    made = PlacementVecEnv(run, view, ROWS, first=1)
     made.reset()
     return made
 
