@@ -24,7 +24,8 @@ def in_turns(sim: Simulation, row: int, rotation: int) -> list[list[int]]:
         lines.setdefault(int(sim.scenarios.line[scenario, job]), []).append(job)
 
     def turn(line: int) -> tuple[int, tuple[float, int], int]:
-        entered_s, oldest = min((float(state.entered_s[row, job]), job) for job in lines[line])
+        came = [job for job in lines[line] if not state.came_back[row, job]] or lines[line]
+        entered_s, oldest = min((float(state.entered_s[row, job]), job) for job in came)
         at = rotation * state.line_head.shape[1] + line
         had = float(state.turn_s[row, at]), int(state.turn_number[row, at])
         since = max((entered_s, 0), had) if had[1] else (entered_s, 0)

@@ -91,7 +91,8 @@ def in_turns(state: ReferenceState, rotation: int) -> list[list[int]]:
         lines.setdefault(state.jobs[job].line, []).append(job)
 
     def turn(line: int) -> tuple[int, tuple[float, int], int]:
-        entered_s, oldest = min((state.jobs[job].entered_s, job) for job in lines[line])
+        came = [job for job in lines[line] if not state.jobs[job].came_back] or lines[line]
+        entered_s, oldest = min((state.jobs[job].entered_s, job) for job in came)
         since = max((entered_s, 0), state.turns.get((rotation, line), (entered_s, 0)))
         return state.jobs[oldest].rank, since, oldest
 
@@ -99,8 +100,8 @@ def in_turns(state: ReferenceState, rotation: int) -> list[list[int]]:
 
 
 def take_turn(state: ReferenceState, job: int) -> None:
-    """Note that a job starts, with its user's turn unless it was stopped: then it has had it before."""
-    if state.jobs[job].came_back:
+    """Note that a job starts, with its user's turn unless it leads for it was stopped: then it has had it before."""
+    if state.jobs[job].came_back and job == leader(state) and state.rules.order != SHORTEST:
         return
     last = max((number for _, number in state.turns.values()), default=0)
     for rotation in (LEADING, PASSING):

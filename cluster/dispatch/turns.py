@@ -8,6 +8,7 @@ Source: SPEC C9.
 
 from ..kernels.compiled import kernel
 from ..state.state import Simulation
+from .orders.table import is_smallest_first
 
 LEADING, PASSING = range(2)  # the rotations
 
@@ -47,16 +48,19 @@ def _goes_before(sim: Simulation, row: int, rotation: int, line: int, other: int
 
 @kernel
 def _oldest(sim: Simulation, row: int, line: int) -> int:
-    """Return the job of a line that came into the queue first, the lowest among equals."""
+    """Return the job of a line that came into the queue first, the lowest among equals.
+
+    Jobs that came back count only where no others wait: they mostly start without a turn.
+    """
     state = sim.state
     job = state.line_head[row, line]
     oldest = job
     while job >= 0:
+        if state.came_back[row, job] == 0:
+            return int(job)  # those behind it came later
         entered_s, least_s = state.entered_s[row, job], state.entered_s[row, oldest]
         if entered_s < least_s or (entered_s == least_s and job < oldest):
             oldest = job
-        if state.came_back[row, job] == 0:
-            break  # those behind it came later
         job = state.next_in_line[row, job]
     return int(oldest)
 
@@ -190,9 +194,9 @@ def leave_line(sim: Simulation, row: int, job: int) -> None:
 
 @kernel
 def take_turn(sim: Simulation, row: int, job: int) -> None:
-    """Note that a job, still in its line, starts with its user's turn. One that came back has had it before."""
+    """Note that a job, still in its line, starts with its user's turn; one that leads for it came back has had it."""
     state = sim.state
-    if state.came_back[row, job] == 1:
+    if state.came_back[row, job] == 1 and state.leads[row] == 1 and not is_smallest_first(sim.rules.order):
         return
     state.turns[row] += 1
     for rotation in range(2):

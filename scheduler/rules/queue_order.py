@@ -52,18 +52,26 @@ def in_order(
             of each user in a round.
     """
     line = sorted(waiting, key=_place)
+    ages = order.passes  # else the first one is the oldest that counts
+    aged = [it for it in line if ages and now_s >= _since_s(it) + ageing_s and it.gpus <= in_service]
+    aged.sort(key=lambda it: (_since_s(it), _place(it)))
+    old = {it.id for it in aged}
     if turns is not None:
+        line = [it for it in line if it.id not in old]
+        turns = _after(aged, turns, order, now_s)
         groups = [list(jobs) for _, jobs in groupby(line, lambda it: it.priority)]
         line = [it for place, jobs in enumerate(groups) for it in _in_rounds(jobs, order, turns, leads=place == 0)]
     elif order.key is not None:
         first = 0 if order.goes_first else 1
         line[first:] = _by_key(line[first:], order)
-    if not order.passes:  # there the first one is the oldest that counts
-        return line
-    aged = [it for it in line if now_s >= _since_s(it) + ageing_s and it.gpus <= in_service]
-    aged.sort(key=lambda it: (_since_s(it), _place(it)))
-    old = {it.id for it in aged}
     return [*aged, *(it for it in line if it.id not in old)]
+
+
+def _after(started: Iterable[Waiting], turns: Turns, order: Order, now_s: float) -> Turns:
+    """Return the turns that users have had once some jobs, which wait for nobody, have started."""
+    last = max((turn.number for turn in turns.values()), default=0)
+    taking = (it for it in started if order.goes_first or it.not_before_s == 0.0)
+    return {**turns, **{(it.owner, it.priority): Led(now_s, last + at) for at, it in enumerate(taking, 1)}}
 
 
 def _by_key(jobs: Iterable[Waiting], order: Order) -> list[Waiting]:
@@ -90,18 +98,18 @@ def _in_rounds(jobs: Sequence[Waiting], order: Order, turns: Turns, *, leads: bo
             lines.setdefault(it.owner, []).append(it)
     if not lines:
         return back
-    users = in_turn(jobs, turns)
-    for place, user in enumerate(it for it in users if it in lines):
+    users = in_turn((it for it in jobs if it.id not in ahead), turns)
+    for place, user in enumerate(users):
         first = 1 if leads and place == 0 and not back and not order.goes_first else 0
         lines[user][first:] = _by_key(lines[user][first:], order)
     rounds = range(max(map(len, lines.values())))
-    return back + [lines[user][at] for at in rounds for user in users if at < len(lines.get(user, ()))]
+    return back + [lines[user][at] for at in rounds for user in users if at < len(lines[user])]
 
 
 def in_turn(jobs: Iterable[Waiting], turns: Turns) -> list[str]:
     """Return the users of waiting jobs of one priority, the one first whose turn it is to lead."""
     oldest: dict[str, Waiting] = {}
-    for it in sorted(jobs, key=lambda it: (it.entered_s, it.submit_seq)):
+    for it in sorted(jobs, key=lambda it: (it.not_before_s > 0.0, it.entered_s, it.submit_seq)):
         oldest.setdefault(it.owner, it)
 
     def since(it: Waiting) -> tuple[float, int, int]:

@@ -147,10 +147,6 @@ class Shared(Still):
         return super().has_one_order() and self.turns_in_live() == self.turns_in_store()
 
 
-# As in test_queue_order.py: jobs that came back of several users.
-SHOWN_OTHERWISE = pytest.mark.xfail(strict=False, reason="jobs that came back are shown in another order")
-
-
 @contextmanager
 def still(kind: type[Still] = Still) -> Iterator[Still]:
     with TemporaryDirectory() as folder:
@@ -168,7 +164,7 @@ OFTEN = ("submit", "hold", "release", "priority", "priorities", "again", "pass",
 ACTS = (*OFTEN, *OFTEN, "release", "priority", "fail", "lost", "well", "restart")
 
 
-@pytest.mark.parametrize("kind", [Still, pytest.param(Shared, marks=SHOWN_OTHERWISE)])
+@pytest.mark.parametrize("kind", [Still, Shared])
 @given(acts=st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 29)), min_size=30, max_size=40))
 @settings(max_examples=examples(10), phases=[Phase.generate])  # to make it smaller takes minutes
 def test_the_queue_has_one_order_whatever_is_done_to_its_jobs(kind: type[Still], acts: list[tuple[str, int]]) -> None:

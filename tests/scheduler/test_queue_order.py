@@ -97,11 +97,6 @@ def test_jobs_pass_the_first_one_in_the_order_that_is_shown(tmp_path: Path, orde
     assert shown == ["first", *turned_to([*waiting, first], order, float("inf"), tmp_path)]
 
 
-# Where jobs that came back of several users wait, the order that is shown may differ from the one of the starts.
-SHOWN_OTHERWISE = pytest.mark.xfail(strict=False, reason="jobs that came back are shown in another order")
-
-
-@SHOWN_OTHERWISE
 @pytest.mark.parametrize("order", sorted(set(ORDERS) - {"easy-shortest"}))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waiting=waiting_jobs(("ada", "bob", "eve")), ageing_s=st.sampled_from([300.0, 700.0, float("inf")]))
@@ -113,7 +108,6 @@ def test_users_take_turns_in_the_order_that_is_shown(
     assert shown == turned_to(waiting, order, ageing_s, tmp_path, turns)
 
 
-@SHOWN_OTHERWISE
 @pytest.mark.parametrize("order", ["easy", "easy-shortest", "shortest"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waiting=waiting_jobs(("ada", "bob", "eve")))
