@@ -162,6 +162,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("bar", "status"), [(3.0, 0), (1.0, 1)])
 def test_one_more_benchmark_is_one_file_and_its_name(bar: float, status: int, tmp_path: Path) -> None:
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__", "*.json"))

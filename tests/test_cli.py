@@ -108,6 +108,7 @@ def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tm
     assert checked(tmp_path)["stop"] > 0
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(
     ("command", "says"),
     [

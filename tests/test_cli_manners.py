@@ -69,6 +69,7 @@ def commands() -> list[str]:
     return found
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("option", ["-h", "--help"])
 @pytest.mark.parametrize("command", commands())
 def test_every_command_explains_itself(longshore: Command, command: str, option: str) -> None:
@@ -126,6 +127,7 @@ finally:
     assert not loaded & {"torch", "numba", "polars", "matplotlib", "pandas", "scipy", "stable_baselines3", "gymnasium"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_wish_to_end_is_told_by_the_status_and_without_a_traceback(number: int) -> None:
     command = process("evaluate", "--workloads", 3000)
@@ -172,6 +174,7 @@ def test_a_reader_that_leaves_early_is_no_error_to_read_about() -> None:
         assert running.stderr.read() == ""
 
 
+@pytest.mark.full
 def test_compiling_is_told_only_when_it_happens(tmp_path: Path) -> None:
     code = """
 from longshore.commands.progress import telling_of_compiling

@@ -172,6 +172,7 @@ def variables() -> dict[str, str]:
     return {"PATH": path, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("degrees", ["1x2x1", "2x2x1"])
 def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: str) -> None:
     wish = {"model": "train.py:build", "samples": 96, "batch": 8, "hardware": "here.yaml", "degrees": degrees}
@@ -303,6 +304,7 @@ def test_a_replica_of_a_plan_gets_a_backup_and_its_sub_task_is_where_that_comput
     assert small.ended(job) == "cancelled"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
@@ -322,6 +324,7 @@ def test_only_data_parallel_plans_are_looked_at_for_a_ring(small: Served, wish: 
         assert (spec["plan"]["data"], spec["plan"]["pipeline"], spec["gpus"]) == (2, 1, 2)
 
 
+@pytest.mark.full
 def test_a_plan_leaves_gpus_for_spares(small: Served) -> None:
     gpus = small.ask("/v1/cluster")["node_types"][0]["gpus_in_service"]
     wish = {"model": "train.py:build", "samples": 96, "batch": 8, "hardware": "here.yaml"}
@@ -336,6 +339,7 @@ def test_a_plan_leaves_gpus_for_spares(small: Served) -> None:
             assert json.loads(done.stdout)["spec"]["gpus"] <= 2
 
 
+@pytest.mark.full
 def test_it_is_said_that_other_plans_may_fit_without_a_ring(large: Served, folder: Path) -> None:
     (folder / "layers.csv").write_text(LAYERS.replace("200e6", "2000e6"))
     (folder / "job.yaml").write_text(LONG + "failover: switch\n")

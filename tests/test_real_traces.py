@@ -61,6 +61,7 @@ def windows(path: Path, part: tuple[float, float]) -> tuple[Workload, NDArray[np
     return workload_of(path), problem_of(path, Regime(), 0.85, part, 1).scenarios.work_s[::DRAWS]
 
 
+@pytest.mark.full
 def test_windows_of_the_last_part_pass_and_hold_no_job_of_training_or_validation(trace: Path) -> None:
     check_later(workload_of(trace), problem_of(trace, Regime(), 0.5, TESTED_PART, 1).scenarios)
     _, tested = windows(trace, TESTED_PART)

@@ -25,6 +25,7 @@ def written() -> list[str]:
     return [text for text in found if not any(part in text for part in LEFT_OUT)]
 
 
+@pytest.mark.few(45)
 @pytest.mark.parametrize("text", written())
 def test_a_command_of_the_pages_can_be_typed(text: str) -> None:
     words = shlex.split(text)[1:]

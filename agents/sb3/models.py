@@ -164,7 +164,7 @@ def _layers(path: Path, saved: Saved) -> Layers:
     if extractor and EXTRACTOR not in extractor:
         raise CheckpointError(f"{path}: its features extractor is its own ({extractor:.100}); {LIVE}")
     words = saved.text("policy_kwargs", "activation_fn")
-    name = re.sub(r"\W+$", "", words).rpartition(".")[2]
+    name = words.rstrip("'>").rpartition(".")[2]
     known = {kind.__name__: word for word, kind in ACTIVATIONS.items()}
     if words and name not in known:
         raise CheckpointError(f"{path}: its activation is {words:.100}, expected one of {', '.join(known)}; {LIVE}")

@@ -17,14 +17,14 @@ def free_port(address: str = "127.0.0.1") -> int:
     """Return a port that nobody listens at.
 
     The program may take seconds until it listens. So the port is none that the system gives meanwhile to whoever
-    connects, and it is drawn, so that two who ask at once hardly get the same.
+    connects, and it is drawn, so that two who ask at once hardly get the same, whatever they seed `random` with.
 
     Args:
         address: Of this machine, "" for all of them.
     """
     first, last = _given()
     ports = [it for it in _PORTS if not first <= it <= last]
-    for port in random.sample(ports, min(100, len(ports))):
+    for port in random.SystemRandom().sample(ports, min(100, len(ports))):
         with suppress(OSError), socket.socket() as probe:
             probe.bind((address, port))
             return port

@@ -115,7 +115,8 @@ def _take_in(cache: StateCache, let_in: list[JobRow], now_s: float) -> None:
     last = None
     for row in behind:
         with cache.about(row.id, now_s, spoils=True):
-            if row.attempt or row.id in cache.set_aside_before:
+            was_held = row.entered_s != row.submitted_s  # before it ever ran; its wait counts from its release
+            if row.attempt or row.id in cache.set_aside_before or was_held:
                 cache.mirror.rejoin(asked_of(row, cache.parts.layout), waiting_standing(row))
             else:
                 cache.mirror.submit(asked_of(row, cache.parts.layout))

@@ -188,6 +188,5 @@ def known_of(
                 waiting.append((queue_key(row), row))
     queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.take(row)}
     inside = [it for job, it in standing.items() if job in holding or job in queued]
-    users = dict.fromkeys((asked.user, asked.rank) for asked, _ in inside)
-    had = [Turn(user, rank, *turn[2:]) for user, rank in users if (turn := turns.get((user, -rank))) is not None]
+    had = [Turn(user, -priority, *turn[2:]) for (user, priority), turn in turns.items()]
     return Known(now_s, inside, list(queued), down, turns=had)

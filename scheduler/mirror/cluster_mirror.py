@@ -52,7 +52,8 @@ class ClusterMirror:
         every = [asked for asked, _ in known.jobs] + ([] if also is None else [also])
         self._types = list(dict.fromkeys([(), *(it.types for it in every)]))  # of each class
         self.site = self.site.with_classes(self._types)
-        room, has_plans = max(LEAST_ROOM, 2 * len(known.jobs)), any(it.spread for it in every)
+        room = max(LEAST_ROOM, 2 * len(known.jobs), 2 * len(known.turns))  # there are as many lines of users as jobs
+        has_plans = any(it.spread for it in every)
         self.sim = empty_row(*self.site, room, has_plans=has_plans)
         engine.reset(self.sim, ROW, 0)
         self._asked: list[Asked] = []  # by slot
@@ -348,12 +349,14 @@ class ClusterMirror:
 
     def turn(self, job: str) -> Turn | None:
         """Return the last turns of the user of a job of the system, at its rank; None where users take no turns."""
-        if not self._takes_turns:
-            return None
-        asked, state, lines = self.asked(job), self.sim.state, self.sim.state.line_head.shape[1]
-        led, started = (rotation * lines + self._line_of(asked.user, asked.rank) for rotation in (LEADING, PASSING))
+        asked = self.asked(job)
+        return self._turn_of(asked.user, asked.rank) if self._takes_turns else None
+
+    def _turn_of(self, user: str, rank: int) -> Turn:
+        state, lines = self.sim.state, self.sim.state.line_head.shape[1]
+        led, started = (rotation * lines + self._line_of(user, rank) for rotation in (LEADING, PASSING))
         return Turn(
-            asked.user, asked.rank, float(state.turn_s[ROW, led]), int(state.turn_number[ROW, led]),
+            user, rank, float(state.turn_s[ROW, led]), int(state.turn_number[ROW, led]),
             float(state.turn_s[ROW, started]), int(state.turn_number[ROW, started]),
         )  # fmt: skip
 
@@ -363,8 +366,8 @@ class ClusterMirror:
         state = self.sim.state
         down = np.repeat(np.arange(state.gpu_down.shape[1]), state.gpu_down[ROW]).tolist()
         estimates = int(state.estimated[ROW]), float(state.estimates_s[ROW])
-        turns = {turn[:2]: turn for job in self._slot if (turn := self.turn(job)) is not None}
-        return Known(self.now_s, jobs, tuple(self._queue()), down, estimates, self.beliefs(), tuple(turns.values()))
+        turns = tuple(turn for user in self._lines if (turn := self._turn_of(*user)).started > 0)
+        return Known(self.now_s, jobs, tuple(self._queue()), down, estimates, self.beliefs(), turns)
 
     def beliefs(self) -> Beliefs | None:
         """Return what was learned of fault rates, None where nothing is."""

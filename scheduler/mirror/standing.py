@@ -120,7 +120,7 @@ class Known(NamedTuple):
     # jobs alone where that is more.
     estimates: tuple[int, float] = (0, 0.0)
     beliefs: Beliefs | None = None  # None where nothing was observed yet, or nothing is learned
-    turns: Sequence[Turn] = ()  # of users with jobs
+    turns: Sequence[Turn] = ()  # that users have had
 
 
 class MirrorCall(NamedTuple):

@@ -144,6 +144,7 @@ def run_in_an_environment(case: Case, policy: CandidatePolicy) -> list[Event]:
     return read_out(batch.sim)[0]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("waiting", [False, True])
 def test_all_ways_to_run_lead_to_the_same_events(order: str, *, waiting: bool) -> None:
@@ -215,6 +216,7 @@ def test_a_run_that_is_run_in_parts_is_that_which_is_run_at_once(starts: int) ->
     assert read_out(sim)[0] == whole[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("objective", get_args(Objective))
 @pytest.mark.parametrize(("starts", "first"), [(NEVER, 0), (NEVER, 6), (9, 4), (5, 5)])
 def test_what_is_foreseen_is_the_mean_of_what_the_value_tells_after_each_start(

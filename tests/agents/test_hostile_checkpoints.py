@@ -270,6 +270,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_checkpoint_is_refused_in_one_line(name: str, load: Load, tmp_path: Path) -> None:
     path = tmp_path / "p.zip"

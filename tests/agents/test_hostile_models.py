@@ -171,6 +171,7 @@ def reads(content: bytes, folder: Path) -> str:
     return ""
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_model_is_refused_and_nothing_in_it_runs(
     name: str, sound: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,7 @@ def run_of(policy: LearnedPolicy, problem: Problem) -> Outcome:
     return outcome_of(sim)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("policy", NETWORKS, ids=lambda it: it.name)
 @pytest.mark.parametrize(("order", "waiting"), [("fifo", False), ("fifo", True), ("easy-shortest", True)])
 def test_episodes_by_predict_are_those_that_the_policy_runs(
@@ -68,6 +69,7 @@ def test_episodes_by_predict_are_those_that_the_policy_runs(
     np.testing.assert_allclose(ends_s, expected.finish_s.max(axis=1))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("policy", NETWORKS, ids=lambda it: it.name)
 @pytest.mark.parametrize("waiting", [False, True])
 def test_sb3_and_its_contrib_evaluate_a_policy_with_masks_and_without(policy: LearnedPolicy, *, waiting: bool) -> None:

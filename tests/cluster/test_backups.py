@@ -1,7 +1,6 @@
 """Backups for GPUs of slow nodes: against the plain reference, and what holds at every decision."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,27 +9,11 @@ from longshore.cluster.model.outcome import Outcome
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.simulation import outcome_of
 from longshore.cluster.state.state import Simulation
-from tests.cluster.agreement import agree_but_for_ties
-from tests.compiled_runs import compiled, run_heuristic, run_script
-from tests.reference import simulate
-from tests.reference_policies import POLICIES, scripted
+from tests.compiled_runs import compiled, run_heuristic
 from tests.strategies import Case, backed_cases
 from tests.support.budgets import examples
 
 NAMES = st.sampled_from(sorted(HEURISTICS))
-
-
-@settings(max_examples=examples(300))
-@given(backed_cases(), st.integers(0, 2**32 - 1), st.sampled_from((0.0, 0.3)))
-def test_any_decisions_lead_to_the_events_of_the_reference(case: Case, seed: int, wait_share: float) -> None:
-    agree_but_for_ties(run_script(case, seed, wait_share), simulate(*case, scripted(seed, wait_share)))
-
-
-@pytest.mark.parametrize("name", ["first-fit", "pack", "patient"])
-@settings(max_examples=examples(100))
-@given(case=backed_cases())
-def test_a_heuristic_leads_to_the_events_of_its_plain_version(case: Case, name: str) -> None:
-    agree_but_for_ties(run_heuristic(case, name), simulate(*case, POLICIES[name]))
 
 
 @settings(max_examples=examples(150))

@@ -147,6 +147,7 @@ def run(folder: Path, name: str, how: str = "as usual", **variables: str) -> tup
     return value, compiled
 
 
+@pytest.mark.full
 @needs_numba
 def test_a_second_program_shares_parts_and_a_second_process_compiles_nothing(folder: Path) -> None:
     assert run(folder, "first") == (18, ["first", "inner", "leaf"])
@@ -161,6 +162,7 @@ def test_where_nothing_can_be_kept_kernels_run_all_the_same(folder: Path) -> Non
     assert run(folder, "second", NUMBA_CACHE_DIR=os.devnull) == (6, ["inner", "leaf", "second"])
 
 
+@pytest.mark.full
 @needs_numba
 def test_processes_compile_each_kernel_once_and_later_there_is_nothing_to_do(folder: Path) -> None:
     told = list[Stand]()
@@ -218,6 +220,7 @@ def test_a_group_that_does_not_exist_and_a_configuration_of_another_group_are_re
         assert named in done.err
 
 
+@pytest.mark.full
 @needs_numba
 def test_a_live_scheduler_that_rehearsed_has_nothing_left_to_compile() -> None:
     # In a process of its own: others may have called what is left.

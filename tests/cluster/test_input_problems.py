@@ -93,6 +93,7 @@ def refusals(model: type[BaseModel]) -> Iterator[tuple[object, ValidationError]]
                 yield data, error
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_whatever_is_refused_is_told_in_plain_words(model: type[BaseModel]) -> None:
     schema = model.model_json_schema()

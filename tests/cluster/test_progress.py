@@ -229,6 +229,7 @@ def compiled_once() -> Callable[[Simulation, int, int], None]:
     return run_on
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("nodes", [64, 512, 2048, 8192])
 def test_on_a_large_cluster_few_decisions_are_taken_before_a_signal_is_handled(nodes: int) -> None:
     sim = simulation_of(hetero64(1, 0, nodes=nodes, jobs=256))

@@ -91,6 +91,7 @@ def decide_somehow(sim: Simulation, rng: np.random.Generator) -> None:
         wait(sim, 0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("order", ORDERS_WITH_INDEX)
 @settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1), index_from=st.sampled_from((1, 20)))

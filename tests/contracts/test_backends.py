@@ -23,11 +23,13 @@ def test_every_registered_backend_can_be_chosen_in_a_configuration() -> None:
         assert callable(kind.build), point.name
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("check", BACKEND_CHECKS)
 def test_it_keeps_the_contract(check: str, trial: BackendTrial) -> None:
     BACKEND_CHECKS[check](trial)
 
 
+@pytest.mark.full
 def test_all_checks_pass_one_after_the_other_and_leave_no_process(tmp_path: Path) -> None:
     check_backend(lambda: LocalBackend(tmp_path, NODES))
 

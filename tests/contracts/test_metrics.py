@@ -89,6 +89,7 @@ def seventh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "theirs", monkeypatch, "metrics", {"longest_wait_s": "waits:METRIC"}, waits=THEIRS)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("seventh")
 def test_a_seventh_metric_appears_in_the_table_the_json_the_report_and_every_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -125,6 +126,7 @@ def test_a_seventh_metric_may_rank_and_may_be_where_a_policy_loses() -> None:
     assert "Worse in longest wait: +50.0 % [+50.0, +50.0], a clear loss." in losses(found, "ppo")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("metrics", [1, 3, 4, 6, 7, 12])
 def test_every_figure_has_a_panel_for_each_metric(
     metrics: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

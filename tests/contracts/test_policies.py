@@ -35,6 +35,7 @@ def test_a_policy_says_what_it_is(name: str) -> None:
     assert POLICIES[name].name == name
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=examples(10))
 @given(case=cases() | needy_cases() | planned_cases())
@@ -42,6 +43,7 @@ def test_a_policy_picks_what_the_job_needs_changes_nothing_else_and_runs_as_it_p
     check_decisions(POLICIES[name], problem_of(case), case.row)
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=examples(5))
 @given(case=cases() | needy_cases() | planned_cases())
@@ -49,6 +51,7 @@ def test_a_policy_does_not_wait_where_waiting_is_off(case: Case, name: str) -> N
     check_patience(POLICIES[name], problem_of(case), case.row)
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=examples(10))
 @given(case=cases(), decisions=st.integers(0, 15), seed=st.integers(0, 2**32 - 1))

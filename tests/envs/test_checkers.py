@@ -16,6 +16,7 @@ NAME = "longshore/Placement-v0"
 OPTIONS = [(*seen, *rest) for seen, *rest in product(SEEN, REWARDS, ("off", "on"))]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("action", "observation", "reward", "waiting"), OPTIONS)
 def test_both_checkers_accept_the_environment(action: str, observation: str, reward: str, waiting: str) -> None:
     problem = small_problem(order="easy", faults=2)

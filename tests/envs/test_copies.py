@@ -55,6 +55,7 @@ def test_a_copy_runs_on_as_the_original_would_and_leaves_it_alone(
     assert trace(copied(one), after, seed) == trace(env, after, seed)
 
 
+@pytest.mark.full
 def test_what_was_pickled_runs_on_in_another_process(tmp_path: Path) -> None:
     envs = [make(problem(), view) for make in MAKERS.values() for view in VIEWS]
     for env in envs:

@@ -12,6 +12,7 @@ from tests.envs.random_run import open_actions, small_problem
 ROWS, STEPS = 500, 105  # times twenty combinations: a million steps
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("order", "ageing_s"),
     [("fifo", np.inf), ("easy", np.inf), ("easy-shortest", np.inf), ("shortest", np.inf), ("shortest", 7200.0)],

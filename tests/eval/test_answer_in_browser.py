@@ -18,7 +18,10 @@ from tests.eval.answers import advice, run
 from tests.eval.runs import comparison
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
-pytestmark = pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian: apt-get install chromium")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian: apt-get install chromium"),
+]
 
 
 @pytest.fixture(scope="module")

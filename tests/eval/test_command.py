@@ -269,6 +269,7 @@ def test_what_no_memory_holds_is_refused_before_it_is_made(changes: dict[str, An
         setting_of(replace(ASKED, **({"cluster": HETERO64} | changes)))
 
 
+@pytest.mark.full
 def test_pictures_of_the_report_are_files_of_their_own(tmp_path: Path) -> None:
     said = answer(replace(ASKED, pictures=tmp_path / "new" / "pictures"))
     written = {path.name: path.read_bytes() for path in (tmp_path / "new" / "pictures").iterdir()}

@@ -23,6 +23,7 @@ from tests.eval.runs import CLUSTER_GPUS, finishes, outcome, scenarios
 from tests.policies_under_test import untrained_candidates
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("text", "field"), [("p99-jct", "p99_jct_s"), ("slowdown", "mean_slowdown")])
 def test_all_orders_are_ranked_by_the_objective_with_patient_tuned_for_it(
     text: str, field: str, longshore: Command, tmp_path: Path
@@ -51,6 +52,7 @@ def test_all_orders_are_ranked_by_the_objective_with_patient_tuned_for_it(
     assert "no scheduler can have" not in answer.out
 
 
+@pytest.mark.full
 def test_a_weighting_ranks_by_its_geometric_mean(longshore: Command, tmp_path: Path) -> None:
     options = ("--trace", trace(tmp_path, 900), "--cluster", SMALL, "--runs", 2, "--order", "shortest", "--waiting")
     answer = Answer(longshore, tmp_path, *options, "--objective", "mean-jct:3,slowdown:1", page=True)
@@ -64,6 +66,7 @@ def test_a_weighting_ranks_by_its_geometric_mean(longshore: Command, tmp_path: P
     assert any(name.startswith("patient@") for name in answer.figures["policies"])
 
 
+@pytest.mark.full
 def test_without_an_objective_nothing_is_tuned_and_no_column_is_added(longshore: Command, tmp_path: Path) -> None:
     options = ("--trace", trace(tmp_path, 500), "--cluster", SMALL, "--runs", 1)
     figures = Answer(longshore, tmp_path, *options).figures
@@ -87,6 +90,7 @@ def test_a_mistyped_objective_is_refused_in_one_line(longshore: Command) -> None
     assert done.err.splitlines()[-1] == told
 
 
+@pytest.mark.full
 def test_a_policy_that_is_no_heuristic_is_compared_with_the_best_that_is_one(tmp_path: Path) -> None:
     grid, problem = run(tmp_path, windows=9)
     taught = grid._replace(asked=True, heuristics=frozenset({"pack"}))  # as if the others had been trained
@@ -123,6 +127,7 @@ def test_patient_with_a_factor_is_a_policy_by_its_name() -> None:
             find_policy(wrong)
 
 
+@pytest.mark.full
 def test_a_heuristic_stays_one_with_another_factor_and_nobody_else_becomes_one() -> None:
     assert all(map(is_heuristic, (*HEURISTICS.values(), patient_of(0.7))))
     assert not is_heuristic(replace(PATIENT, name="theirs"))

@@ -70,6 +70,7 @@ def test_the_page_needs_nothing_but_itself(source: str) -> None:
     assert not page.tags & {"script", "iframe", "object", "i", "b"}
 
 
+@pytest.mark.full
 def test_the_page_shows_the_same_cells_as_the_terminal(source: str) -> None:
     text = Page(source).text
     for row in rows(comparison(12)):
@@ -88,6 +89,7 @@ def test_the_page_says_what_was_run_and_where_the_policy_loses(source: str) -> N
     assert "Scenario 17 of 200. Each row is a GPU" in text
 
 
+@pytest.mark.full
 def test_the_same_comparison_gives_the_same_pictures() -> None:
     assert drawn(3) == drawn(3)
 

@@ -10,15 +10,16 @@ from longshore.eval.report import write_report
 from tests.eval.runs import EVENTS, GPU_NODE, comparison, policies, scenarios
 from tests.support import processes
 
-pytestmark = pytest.mark.full
-
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr",
     "--window-size=1280,3600",
 )  # fmt: skip
-pytestmark = pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian: apt-get install chromium")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian: apt-get install chromium"),
+]
 
 
 def test_a_browser_renders_the_report_without_complaint(tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def test_a_table_of_layers_that_makes_no_sense_is_told(longshore: Command, folde
     assert said in done.err
 
 
+@pytest.mark.full
 def test_a_calibration_writes_a_profile_that_plans_use(longshore: Command, folder: Path) -> None:
     runs = made_runs(24, 0.05)
     names = (

@@ -80,6 +80,7 @@ def test_runs_that_differ_in_their_time_alone_count_once(times: int) -> None:
         calibrate(many, ON, "alike")
 
 
+@pytest.mark.full
 def test_runs_that_are_there_twice_are_left_out_together() -> None:
     runs = made_runs(12, 0.1)
     once, twice = calibrate(runs, ON, "once"), calibrate(select(runs, np.tile(np.arange(12), 2)), ON, "twice")

@@ -104,6 +104,7 @@ def test_a_profile_ends_with_who_asked_for_it(tmp_path: Path, number: int) -> No
         time.sleep(0.05)
 
 
+@pytest.mark.full
 def test_what_a_file_starts_does_not_spin_for_ever(tmp_path: Path) -> None:
     path, told = tmp_path / "train.py", tmp_path / "told"
     text = f"{BUILD}import resource, subprocess\n    of = 'import resource; print(resource.getrlimit(0)[0])'\n"
@@ -113,6 +114,7 @@ def test_what_a_file_starts_does_not_spin_for_ever(tmp_path: Path) -> None:
     assert 0 < int(told.read_text()) <= LIMITS.time_s * (os.cpu_count() or 1) + 1
 
 
+@pytest.mark.full
 def test_what_a_file_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     shout = "import os, sys\nprint('{}' * 100_000)\nos.write(1, b'{}' * 1000)\nsys.stderr.write('x' * 10)\n"
@@ -130,6 +132,7 @@ def test_a_file_alone_has_a_function_build_and_finds_what_is_beside_it(tmp_path:
     assert (found.name, found.rung) == ("train.py:build", "without weights (meta device)")
 
 
+@pytest.mark.full
 def test_a_formula_of_the_user_is_told(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
@@ -152,6 +155,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
             profile(str(target), LIMITS)
 
 
+@pytest.mark.full
 def test_the_process_runs_as_who_asks(tmp_path: Path) -> None:
     path, who = tmp_path / "train.py", tmp_path / "who"
     path.write_text(f"import os\nopen({str(who)!r}, 'w').write(f'{{os.getuid()}} {{os.getpid()}}')\n{MODEL}")

@@ -139,6 +139,7 @@ ROWS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])
 @pytest.mark.parametrize("values", ROWS, ids=str)
 def test_a_row_that_another_version_has_left_holds_up_nobody(

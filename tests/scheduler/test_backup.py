@@ -201,6 +201,7 @@ def test_a_restore_that_fails_before_anything_is_moved_leaves_all_as_it_was(
     assert found == ([first.id, last.id] if name == "killed.db" else [])
 
 
+@pytest.mark.full
 def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(
     tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

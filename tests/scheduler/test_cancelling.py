@@ -164,6 +164,7 @@ def assert_true_ends(trial: Trial, jobs: list[str], end_of: Callable[[str], Stat
     return states
 
 
+@pytest.mark.full
 def test_hundreds_of_jobs_that_are_cancelled_at_random_moments_keep_their_wish_and_never_start_again(
     tmp_path: Path, rng: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +188,7 @@ def local(tmp_path: Path) -> Iterator[Trial]:
         yield it
 
 
+@pytest.mark.full
 def test_real_jobs_that_are_cancelled_at_random_moments_keep_their_wish_and_leave_no_process(
     local: Trial, rng: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:

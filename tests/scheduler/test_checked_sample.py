@@ -37,6 +37,7 @@ def python(script: str) -> list[str]:
     return [sys.executable, "-c", script]
 
 
+@pytest.mark.full
 def test_a_job_starts_after_its_own_sample_on_each_of_its_nodes(served: Checked) -> None:
     note = "import os; open('sampled', 'a').write(os.environ['LONGSHORE_NODE'] + os.environ['LONGSHORE_GPUS'] + ' ')"
     sample = {"command": python(f"{note}; print('{{\"losses\": [1.0, 0.5]}}')"), "limit_s": 60.0}

@@ -42,6 +42,7 @@ def words(served: Checked, job: str) -> list[str]:
     return [it["now"] for it in events(served, job) if it["now"] not in ("left", "empty")]
 
 
+@pytest.mark.full
 def test_a_gpu_that_passes_takes_the_seat_and_no_other_is_checked(served: Checked) -> None:
     job = whole_ring(served)
     call_faulty(served, "a", 0)
@@ -132,6 +133,7 @@ def test_a_job_that_wants_no_checks_gets_a_gpu_unchecked(served: Checked) -> Non
     assert (served.events(job), list(served.checked())) == ([], [])
 
 
+@pytest.mark.full
 def test_a_gpu_that_a_ring_has_left_before_is_checked_and_held_like_any_other(tmp_path: Path) -> None:
     trial = RingTrial(tmp_path, {"a": 2}, checks=True)
     job = trial.submit_ring(2)

@@ -42,6 +42,7 @@ def test_a_job_starts_once_its_nodes_have_passed_and_one_that_wants_no_checks_wi
     assert len(list(served.checked())) == 1
 
 
+@pytest.mark.full
 def test_a_node_that_is_not_fit_is_struck_off_and_the_job_starts_on_the_next(served: Checked) -> None:
     served.say("a", "disk 0")
     job = served.add("true", gpus=2)

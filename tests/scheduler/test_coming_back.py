@@ -56,6 +56,7 @@ def test_a_job_that_comes_back_from_a_hold_has_all_that_it_had(case: Case) -> No
     assert case.jobs_in(JobState.SUCCEEDED) == list(range(9, -1, -1))
 
 
+@pytest.mark.full
 def test_a_job_larger_than_the_cluster_has_become_fails_and_says_why(case: Case) -> None:
     case.live_on()
     gpus = case.twin.parts.layout.gpus + 1

@@ -83,6 +83,7 @@ def live_on(trial: Trial, points: Points) -> None:
     points.armed = False
 
 
+@pytest.mark.few(1)
 def test_wherever_a_scheduler_is_killed_every_job_starts_once_and_ends_as_it_does(
     trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +121,7 @@ def test_wherever_a_scheduler_is_killed_that_cancels_a_job_it_is_cancelled_and_n
     assert number > 4
 
 
+@pytest.mark.full
 def test_a_scheduler_that_another_overtakes_at_any_point_changes_nothing_more_and_starts_nothing_twice(
     trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

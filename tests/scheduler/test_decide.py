@@ -8,6 +8,7 @@ from longshore.scheduler.model.run import Run, Status
 from longshore.scheduler.model.states import AfterStop, AttemptState, Contact, Desired
 from longshore.scheduler.rules.attempt_step import LAUNCH_AGAIN_S, START_LIMIT_S, AttemptView, Do, next_step
 from tests.scheduler.histories import mirror
+from tests.support.budgets import examples
 
 ANY = st.builds(
     AttemptView, st.sampled_from(Desired), st.sampled_from(sorted(set(AttemptState) - {AttemptState.CLOSED})),
@@ -92,5 +93,5 @@ def test_an_attempt_that_was_to_start_on_a_node_that_is_down_starts_elsewhere() 
 
 
 def test_twelve_thousand_random_histories_with_crashes_break_no_rule() -> None:
-    for seed in range(12_000):
+    for seed in range(examples(12_000)):
         mirror(seed, turns=12)

@@ -41,6 +41,7 @@ def names(store: Store) -> list[str]:
         return [row.name for row in tokens_of(tx, None)]
 
 
+@pytest.mark.full
 def test_root_runs_it_only_if_it_is_told_to(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can try")
@@ -223,6 +224,7 @@ def test_the_token_of_another_user_is_not_used(at_home: Path, ports: tuple[int, 
     assert find_token(f"http://127.0.0.1:{ports[0]}") is None
 
 
+@pytest.mark.full
 def test_who_starts_it_at_a_terminal_is_given_a_link_that_lets_one_browser_in(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -4,6 +4,7 @@ import signal
 import threading
 
 import httpx
+import pytest
 
 from longshore.scheduler.client import Client, StreamEvent, events_of
 
@@ -38,6 +39,7 @@ def follow_events(served: Served, seen: list[int], most: str) -> threading.Threa
     return it
 
 
+@pytest.mark.full
 def test_over_a_kill_of_the_scheduler_jobs_go_on_and_a_log_and_all_events_are_told_once_each_and_in_order(
     served: Served,
 ) -> None:
@@ -65,6 +67,7 @@ def test_over_a_kill_of_the_scheduler_jobs_go_on_and_a_log_and_all_events_are_to
     assert seen == list(range(1, len(seen) + 1))
 
 
+@pytest.mark.full
 def test_a_log_goes_on_behind_the_last_event_that_was_seen(served: Served) -> None:
     job = served.add("printf", r"a\303\251b\303")
     served.ended(job)

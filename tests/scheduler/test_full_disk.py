@@ -128,10 +128,13 @@ def test_on_a_full_disk_jobs_are_refused_and_none_starts_while_all_can_be_read_a
         assert api.post("/v1/jobs", json=JOB).status_code == 201
     until(reserve_of(served).exists)
     log = (served.folder / "serve.log").read_text()
-    assert log.count("no job is admitted and none starts") == 1
-    assert log.count("its reserve is given up") == 1
+    # A disk that a large file is just put on may be seen full, with room, and full again; each is said once.
+    refused, again = log.count("no job is admitted and none starts"), log.count("there is room again")
+    assert refused == again >= 1
+    assert 1 <= log.count("its reserve is given up") <= refused
 
 
+@pytest.mark.full
 def test_a_token_is_known_and_figures_are_told_where_not_a_byte_can_be_written(served: Served) -> None:
     made = served.call("token", "create", "never-used", "--role", "operator")
     fill(disk_of(served))
@@ -170,6 +173,7 @@ def test_what_finds_the_disk_of_the_store_full_is_undone_and_said_so(small: Path
     store.close()
 
 
+@pytest.mark.full
 def test_a_write_that_finds_no_room_is_repeated_once_there_is(small: Path) -> None:
     store = open_store(f"sqlite:///{small / 'store.db'}")
     asked = []
@@ -232,6 +236,7 @@ def test_a_reserve_helps_all_whose_transaction_met_a_full_quota(tmp_path: Path) 
     store.close()
 
 
+@pytest.mark.full
 def test_a_quota_that_is_used_up_is_told_as_a_full_disk(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
     store.write(lambda tx: tx.exec_driver_sql("CREATE TABLE filling (content BLOB)"))

@@ -80,6 +80,7 @@ def trial(tmp_path: Path) -> Iterator[OnKubernetes]:
         yield it
 
 
+@pytest.mark.full
 def test_a_gang_of_which_the_cluster_takes_three_pods_of_four_is_undone_and_the_other_gang_runs(
     trial: OnKubernetes, tmp_path: Path
 ) -> None:

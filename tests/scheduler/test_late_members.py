@@ -64,6 +64,7 @@ def test_a_member_that_is_ten_times_slower_is_told_once_and_nobody_is_replaced(t
     assert (trial.job(job).state, len(trial.attempts(job)), trial.seats_of(job)) == (JobState.RUNNING, 1, [])
 
 
+@pytest.mark.full
 def test_steps_of_a_member_that_came_later_count_as_those_of_the_first(trial: RingTrial) -> None:
     variables = {"COMPUTES_0_S": "0.01", "COMPUTES_1_S": "0.01", "COMPUTES_2_S": "0.1"}
     job = trial.submit_ring(2, variables=variables)
@@ -79,6 +80,7 @@ def test_steps_of_a_member_that_came_later_count_as_those_of_the_first(trial: Ri
     trial.ends(job)
 
 
+@pytest.mark.full
 def test_a_lease_that_has_run_out_counts_where_a_ring_is_and_not_where_it_was(trial: RingTrial) -> None:
     job = trial.submit_ring(2)
     trial.runs(job)

@@ -22,6 +22,7 @@ CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 PATIENCE_S = 120.0  # far more than anything here takes
 
 
+@pytest.mark.full
 def test_a_network_learns_from_the_decisions_that_it_made_in_the_scheduler(tmp_path: Path) -> None:
     checkpoint = CHECKPOINTS / "hetero64.zip"
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")

@@ -22,6 +22,7 @@ def _namespaces() -> None:
         pytest.skip(why)
 
 
+@pytest.mark.full
 def test_a_probe_tells_the_rate_of_a_link_within_five_percent() -> None:
     found = probed(5)
     for rate in RATES:

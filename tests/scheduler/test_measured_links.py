@@ -80,6 +80,7 @@ def test_without_agents_that_probe_the_bandwidths_of_the_cluster_file_count(serv
     assert "reckoned" in served.call("status", job).stdout
 
 
+@pytest.mark.full
 def test_the_gpu_behind_a_slow_link_does_not_take_the_seat(served: Served, agents: Agents) -> None:
     agents.slow_down("b", SLOW)
     job = whole_ring(served, agents)
@@ -130,6 +131,7 @@ def test_a_gpu_that_cannot_reach_its_neighbour_takes_no_seat(
     assert "the link from b to a is broken: Connection refused" in taken["cause"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("served", ["ab"], indirect=True)
 def test_a_ring_goes_on_without_where_no_gpu_reaches_its_neighbours(
     served: Served, agents: Agents, monkeypatch: pytest.MonkeyPatch

@@ -164,6 +164,7 @@ OFTEN = ("submit", "hold", "release", "priority", "priorities", "again", "pass",
 ACTS = (*OFTEN, *OFTEN, "release", "priority", "fail", "lost", "well", "restart")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [Still, Shared])
 @given(acts=st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 29)), min_size=30, max_size=40))
 @settings(max_examples=examples(10), phases=[Phase.generate])  # to make it smaller takes minutes

@@ -77,6 +77,7 @@ OVER = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OVER)
 def test_a_policy_whose_process_is_of_no_more_use_is_replaced_by_the_heuristic_and_rests(
     name: str, asks: Callable[..., Asks]
@@ -100,6 +101,7 @@ def mixed(rogues: Path) -> Iterator[Asks]:
     asked.placer.end()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("gpus", "kind", "reason"),
     [
@@ -141,6 +143,7 @@ def test_what_a_policy_prints_does_not_come_out_of_the_scheduler(
     assert "chat" not in capfd.readouterr().out
 
 
+@pytest.mark.full
 def test_a_policy_follows_another_cluster_without_being_started_again(mixed: Asks) -> None:
     assert mixed.placer.rollover is not None
     pids = mixed.placer.rollover.pids
@@ -171,6 +174,7 @@ def test_a_policy_that_fails_three_times_in_a_row_rests(asks: Callable[..., Asks
     assert kinds == [Miss.RAISED] * 3 + [Miss.RESTING] * 2
 
 
+@pytest.mark.full
 def test_a_forged_answer_about_an_unknown_job_is_refused_and_the_one_behind_it_ends_the_process(
     asks: Callable[..., Asks],
 ) -> None:
@@ -183,6 +187,7 @@ def test_a_forged_answer_about_an_unknown_job_is_refused_and_the_one_behind_it_e
     assert asked.decide(1).kind is Miss.RESTING
 
 
+@pytest.mark.full
 def test_processes_that_a_policy_has_started_end_with_it(rogues: Path, asks: Callable[..., Asks]) -> None:
     asked = asks("fork", 2.0)
     assert asked.placer.rollover is not None
@@ -213,6 +218,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.full
 def test_a_policy_that_has_rested_is_started_again_and_knows_what_has_happened(
     asks: Callable[..., Asks],
 ) -> None:

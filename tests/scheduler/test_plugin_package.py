@@ -35,6 +35,7 @@ def installed(folder: Path) -> Path:
     return target
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in NEEDED) or int(version("setuptools").partition(".")[0]) < 77,
     reason="the example is built here by pip and setuptools 77 or newer; install both",

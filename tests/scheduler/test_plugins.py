@@ -39,6 +39,7 @@ def loaded(name: str, mirror: ClusterMirror) -> PolicyProcess:
     return process
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["patient", "rollout:patient"])
 def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str) -> None:
     case = single_faults(busy_case(ring=True))
@@ -82,6 +83,7 @@ def test_rollouts_stop_trying_before_the_deadline(name: str, budget_s: float) ->
     assert policy.search.budget_s == pytest.approx(budget_s)
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_loaded_from_what_was_read_of_it_and_named_as_it_was(tmp_path: Path) -> None:
     path = Path(shutil.copy(CHECKPOINTS / "hetero64-wait-1.zip", tmp_path / "mine.zip"))
     edition = read_edition(f"rollout:{path}@20ms,h4")

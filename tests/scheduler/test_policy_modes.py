@@ -49,6 +49,7 @@ class Vetoed:
                     wait(sim, row)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mode", "obeyed"),
     [

@@ -1,9 +1,12 @@
 """Rings under a real scheduler get free GPUs for their empty seats, and give back those that they have left."""
 
+import pytest
+
 from .served import Served, until
 from .served_rings import call_faulty, events, held_by, holders, logged_steps, ring_job, running, seated
 
 
+@pytest.mark.full
 def test_a_free_gpu_takes_the_seat_of_one_that_is_found_faulty(small: Served) -> None:
     job = ring_job(small, 10**6, gpus=2)
     running(small, job, 10)

@@ -141,6 +141,7 @@ def test_a_job_that_begins_anew_each_time_fails_at_its_second_kill(case: StepsCa
     assert (case.job(job).attempt, case.job(job).reached_step) == (2, 1.0)
 
 
+@pytest.mark.full
 def test_a_job_that_dies_every_few_seconds_fails_though_it_comes_farther_each_time(case: StepsCase) -> None:
     job = submit(case, GETS_ON % 1000)
     assert settled(case, job) is JobState.FAILED

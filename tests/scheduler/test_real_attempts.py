@@ -229,6 +229,7 @@ def test_a_job_runs_until_its_last_rank_has_ended_and_ends_as_all_of_them_say(tr
     assert names(trial.attempts(job)) == [1]
 
 
+@pytest.mark.full
 def test_all_gpus_are_free_when_many_jobs_have_ended_at_once_under_two_schedulers(tmp_path: Path) -> None:
     trial = Trial(tmp_path, {f"n{number}": 8 for number in range(6)})
     gate = tmp_path / "gate"

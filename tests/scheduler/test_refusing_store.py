@@ -33,6 +33,7 @@ def run(trial: Trial, statement: str) -> None:
     trial.store.write(lambda tx: tx.exec_driver_sql(statement))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("what", "table"), WRITES, ids=lambda it: it)
 def test_a_store_that_refuses_a_kind_of_write_for_a_minute_has_no_job_held_or_stopped(
     what: str, table: str, trial: Trial

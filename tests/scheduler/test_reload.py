@@ -78,6 +78,7 @@ def digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_is_replaced_takes_over_and_a_torn_one_changes_nothing(
     served: Served, checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

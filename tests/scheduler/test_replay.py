@@ -54,6 +54,7 @@ def test_what_was_learned_of_fault_rates_is_known_again(tmp_path: Path) -> None:
     assert all(it.agrees and it.expected == it.other_expected for it in compared)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -192,6 +192,7 @@ def test_a_retention_that_cannot_be_is_refused_with_its_line(tmp_path: Path, wro
         read_settings(path)
 
 
+@pytest.mark.full
 def test_pruning_by_hand_says_what_it_would_do_does_it_and_makes_nothing(tmp_path: Path, longshore: Command) -> None:
     def call(*arguments: str) -> processes.CompletedProcess[str]:
         line = [*LONGSHORE, "prune", *arguments]
@@ -255,6 +256,7 @@ def test_decisions_to_wait_are_kept_now_and_then_so_that_what_happened_does_not_
     assert _replayed(trial, tmp_path) > 3
 
 
+@pytest.mark.full
 def test_what_happened_does_not_pile_up_while_nothing_is_decided(one_gpu: Trial, tmp_path: Path) -> None:
     trial = one_gpu
     placer, most = decided_by(trial, Placer(HEURISTICS["pack"], limits=PastLimits(most_left_over=20))), 0

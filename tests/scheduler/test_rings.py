@@ -32,6 +32,7 @@ def seats_shown(served: Served, job: str) -> tuple[list[int], set[int]]:
     return [int(row[1]) for row in rows if row[0].isdecimal()], {int(row[4]) for row in rows if row[4] != "-"}
 
 
+@pytest.mark.full
 def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> None:
     job = ring_job(served, 100, waits_at=50, gpus=2, spares=1, model="one layer")
     assert served.ask(f"/v1/jobs/{job}")["gpus"] == 3
@@ -150,6 +151,7 @@ def test_a_job_file_that_makes_no_sense_is_refused(served: Served, wrong: dict[s
     assert words in answer.json()["detail"]
 
 
+@pytest.mark.full
 def test_the_scheduler_may_be_away_while_a_ring_recovers(served: Served) -> None:
     job = ring_job(served, 100, waits_at=50, gpus=2, spares=1)
     running(served, job, 5)
@@ -162,6 +164,7 @@ def test_the_scheduler_may_be_away_while_a_ring_recovers(served: Served) -> None
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
 
 
+@pytest.mark.full
 def test_members_on_a_gpu_that_is_called_faulty_leave_and_the_job_runs_on(served: Served) -> None:
     job = ring_job(served, 10**6, gpus=2, spares=1)
     running(served, job, 5)

@@ -53,6 +53,7 @@ def patents(folder: Path) -> Path:
     return folder / "patent.zip"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["candidates", "patent"])
 def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_same(kind: str, tmp_path: Path) -> None:
     temperature, checkpoint = 3.0, CHECKPOINT if kind == "candidates" else patents(tmp_path)
@@ -82,6 +83,7 @@ def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_sam
     assert all(it.agrees for it in replay(file, load_policy(checkpoint)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("temperature", [None, 1.0])
 def test_what_a_policy_in_the_shadow_would_do_is_told_as_no_draw(temperature: float | None, tmp_path: Path) -> None:
     placer = Placer(HEURISTICS["pack"], str(CHECKPOINT), PATIENCE_S, Mode.SHADOW, sample_temperature=temperature)
@@ -114,6 +116,7 @@ def test_over_many_seeds_candidates_are_drawn_as_often_as_they_are_probable(temp
     assert (np.abs(counts - draws * likely) <= 4.5 * np.sqrt(draws * likely * (1.0 - likely)) + 1e-9).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("temperature", [3.0])
 def test_over_many_seeds_each_pick_is_drawn_as_often_as_it_is_probable(temperature: float, tmp_path: Path) -> None:
     policy = load_policy(patents(tmp_path))

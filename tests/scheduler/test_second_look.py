@@ -95,6 +95,7 @@ def watched(served: Watched) -> Iterator[Watched]:
     until(lambda: all(it["state"] == "alive" for it in served.ask("/v1/nodes")))
 
 
+@pytest.mark.full
 def test_an_agent_that_was_killed_is_dead_once_all_are_refused_and_alive_once_it_is_back(
     watched: Watched,
 ) -> None:
@@ -117,6 +118,7 @@ def test_an_agent_that_was_killed_is_dead_once_all_are_refused_and_alive_once_it
     assert (watched.page(A)["verdict"], watched.page(B)["state"]) == ("", "alive")
 
 
+@pytest.mark.full
 def test_an_agent_that_stands_still_is_not_dead(watched: Watched) -> None:
     watched.start_agents(A, B, C)
     watched.send(A, signal.SIGSTOP)

@@ -44,6 +44,7 @@ def test_a_job_that_fails_says_why_and_a_program_that_is_not_there_is_named(serv
     assert "no-such-program" in served.ask(f"/v1/jobs/{refused}")["cause"]
 
 
+@pytest.mark.full
 def test_a_policy_that_cannot_be_loaded_is_one_line_and_nothing_is_served(tmp_path: Path) -> None:
     (tmp_path / "torn.zip").write_bytes(b"PK")
 
@@ -110,6 +111,7 @@ def test_options_go_before_what_a_job_file_says(served: Served, here: Here) -> N
     assert (other["command"], other["name"]) == (["python", "eval.py", "--json"], "first")
 
 
+@pytest.mark.full
 def test_variables_of_options_reach_the_job(served: Served) -> None:
     served.environment["FROM_HERE"] = "there"
     job = served.submit("--env", "A=1 2", "--env", "FROM_HERE", "--", "sh", "-c", 'echo "$A $FROM_HERE"')
@@ -118,6 +120,7 @@ def test_variables_of_options_reach_the_job(served: Served) -> None:
     assert served.call("logs", job).stdout == "1 2 there\n"
 
 
+@pytest.mark.full
 def test_the_lists_say_where_jobs_run_and_why_they_wait(served: Served, here: Here) -> None:
     runs = served.add("sleep", "1000", name="whole", gpus=16)
     until(lambda: served.state(runs) == "running")
@@ -249,6 +252,7 @@ def test_no_scheduler_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     assert done.stderr.endswith("; start one with `longshore serve`\n")
 
 
+@pytest.mark.full
 def test_a_taken_port_is_one_line(served: Served) -> None:
     done = served.call(*SERVE, "--port", str(served.port), "--folder", "other", check=False)
 
@@ -260,6 +264,7 @@ def test_a_taken_port_is_one_line(served: Served) -> None:
     assert not (served.folder / "other").exists()
 
 
+@pytest.mark.full
 def test_an_open_scheduler_does_not_serve_others(tmp_path: Path) -> None:
     refused = Served(tmp_path).call(*SERVE, "--open", "--host", "0.0.0.0", check=False)
 
@@ -286,6 +291,7 @@ def test_a_configuration_file_is_served_and_options_go_before_it(configured: Ser
     assert (configured.folder / "there" / "longshore.db").exists()
 
 
+@pytest.mark.full
 def test_others_are_served_by_their_tokens(configured: Served, here: Here) -> None:
     assert "4 of 4 slots free" in here(configured, "nodes").out
     assert "first" in configured.call("token", "list").stdout

@@ -156,6 +156,7 @@ def breaks_some(owner: object, name: str, bad: list[str], monkeypatch: pytest.Mo
     monkeypatch.setattr(owner, name, call)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("others", [0, 2])
 @pytest.mark.parametrize(("owner", "name"), [(Reconciler, "_carry_on"), (settling, "_outcome")])
 def test_two_jobs_that_can_never_be_handled_are_held_on_a_quiet_cluster(

@@ -39,6 +39,7 @@ Path(f"{os.environ['SAVES_TO']}-digest-{ring.seat}").write_text(digest.hexdigest
 """
 
 
+@pytest.mark.full
 def test_people_are_told_that_a_ring_has_shrunk_and_why(small: Served) -> None:
     job = ring_job(small, 10**6, gpus=4)  # all that there is
     running(small, job, 10)

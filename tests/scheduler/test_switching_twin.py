@@ -15,6 +15,7 @@ SEED = 6  # of the trace in which `Launched` has a member whose GPU fails and st
 NAME = "ls-0-1"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("formula", [SOURCE, RING])
 @pytest.mark.parametrize("transient", [False, True])
 def test_a_run_with_faults_has_the_replacements_of_the_simulator(formula: int, *, transient: bool) -> None:
@@ -125,6 +126,7 @@ def test_a_rank_is_given_once_and_in_turn(struck: Launched) -> None:
         struck.backend.add(NAME, struck.seats, first.node, first.gpu)
 
 
+@pytest.mark.full
 def test_a_ring_that_is_not_answered_has_shrunk_when_time_goes_on() -> None:
     case = Launched()
     case.until_a_seat_is_empty()

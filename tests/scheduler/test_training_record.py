@@ -109,6 +109,7 @@ def test_a_loss_that_is_not_finite_is_told_by_its_word(case: StepsCase, loss: st
     assert ">&lt;b&gt;net &amp; co&lt;/b&gt;</dd>" in page
 
 
+@pytest.mark.full
 def test_one_member_that_is_ten_times_slower_is_told_of_as_slow_and_is_no_fault(case: StepsCase) -> None:
     job = case.submit(gpus=8, estimate_s=36000.0)
     tell(case, job, range(300), [1.0] * 8)

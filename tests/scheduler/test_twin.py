@@ -74,6 +74,7 @@ def test_many_jobs_that_arrive_over_time_on_a_cluster_with_faults_are_placed_as_
     assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["eft-hazard", "patient"])
 def test_the_scheduler_learns_from_faults_what_the_simulator_learns_and_decides_as_it(name: str, store: Store) -> None:
     case = learning_case(jobs=150)
@@ -88,6 +89,7 @@ def test_the_scheduler_learns_from_faults_what_the_simulator_learns_and_decides_
         assert np.array_equal(getattr(mine, field), getattr(theirs, field)), field
 
 
+@pytest.mark.full
 def test_a_scheduler_that_takes_over_knows_from_the_store_what_the_one_before_had_learned(store: Store) -> None:
     case = learning_case(jobs=150)
     twin = twin_of(case, store, Placer(HEURISTICS["patient"]))
@@ -174,6 +176,7 @@ def test_a_job_that_is_cancelled_while_it_is_being_placed_never_starts_and_frees
     assert id_of(0) not in [asked.job for asked, _ in cache.mirror.known().jobs]
 
 
+@pytest.mark.full
 def test_a_store_that_goes_away_for_a_while_is_taken_up_again(server: Server, postgresql_url: str) -> None:
     case = busy_case(ring=False)
     store = open_store(postgresql_url)

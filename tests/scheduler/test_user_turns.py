@@ -43,6 +43,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("order", sorted(ORDERS))
 def test_users_take_turns_as_in_the_simulator_whatever_restarts_lie_between(order: str, store: Store) -> None:
     case = users_case(order)
@@ -99,7 +100,7 @@ def test_there_is_room_for_more_users_and_priorities_than_jobs(monkeypatch: pyte
         mirror.submit(Asked(str(number), 1, 60.0, float(number), -number, user=f"user {number}"))
         mirror.give_place("moves", number, None)
         mirror.withdraw(str(number))
-    assert [(it.user, it.rank) for it in mirror.known().turns] == [("ada", 0), ("bob", 29)]
+    assert mirror.known().turns == ()
     assert list(mirror.known().queue) == ["stays", "moves"]
 
 

@@ -1,6 +1,6 @@
 """A plug-in of pytest: what the quick lane leaves to `make test-full` is said at the end of a run."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +11,27 @@ LEFT: pytest.StashKey[Counter[str]] = pytest.StashKey()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT] = Counter()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the full lane what a test has of parameters beyond those that it names for the quick one."""
+    families: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for family in families.values():
+        mark = family[0].get_closest_marker("few")
+        assert mark is not None
+        taken = spread(len(family), *mark.args)
+        for at, item in enumerate(family):
+            if at not in taken:
+                item.add_marker(pytest.mark.full)
+
+
+def spread(count: int, most: int) -> set[int]:
+    """Return which of so many things to take, as evenly over all of them as can be."""
+    return {at * count // most for at in range(most)} if most < count else set(range(count))
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

@@ -238,6 +238,7 @@ def same(one: dict[str, NDArray[np.float32]], other: dict[str, NDArray[np.float3
     return all((one[name] == other[name]).all() for name in one)
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(whole: Result, tmp_path: Path) -> None:
     runs = {"one": whole, "two": train(config(80, threads=2), tmp_path / "two"),
             "other": train(config(80, seed=1), tmp_path / "other")}  # fmt: skip
@@ -252,6 +253,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return train(config(80), tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("least", [1, 40])  # within the first round and within the second
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, whole: Result, tmp_path: Path) -> None:
     pressed: list[int] = []
@@ -284,6 +286,7 @@ def test_a_run_that_lost_labels_says_so(tmp_path: Path) -> None:
         train(config(80), tmp_path)
 
 
+@pytest.mark.full
 def test_labels_that_are_not_as_lessons_leave_them_are_refused_by_their_names(tmp_path: Path) -> None:
     folder = train(config(30), tmp_path).folder
     path = folder / "labels" / "00000.npz"
@@ -308,6 +311,7 @@ def test_labels_that_are_not_as_lessons_leave_them_are_refused_by_their_names(tm
         train(config(200), tmp_path)
 
 
+@pytest.mark.full
 def test_it_learns_from_rollouts_what_its_teacher_misses(tmp_path: Path) -> None:
     problem = known_optimum.problem()  # the optimum is 8 s everywhere, and the teacher takes 20 s
     parameters = DistilParameters(
@@ -338,6 +342,7 @@ def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monk
         assert torch.equal(tensor, learned[1][name]) == (not name.startswith("value")), name
 
 
+@pytest.mark.full
 def test_a_group_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
     network = CandidateNetwork(learner_of(tmp_path, small_problem(waiting=True), config(1)).network.layout)
     path = tmp_path / "taught.zip"

@@ -169,6 +169,7 @@ def test_all_decisions_of_a_batch_share_in_its_makespan(tmp_path: Path) -> None:
     assert all(np.ptp(gains[found.record.row == run]) == 0.0 for run in range(8))
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(tmp_path: Path) -> None:
     runs = {name: train(config(2500, **changes), tmp_path / name) for name, changes in {
         "one": {}, "two": {"threads": 2}, "other": {"seed": 1}}.items()}  # fmt: skip
@@ -186,6 +187,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return run.train(config(4500), tmp_path_factory.mktemp("whole"), sizes=HALVES)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("least", [1, 2500])  # before and after the first validation
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, whole: Result, tmp_path: Path) -> None:
     train = partial(run.train, sizes=HALVES)
@@ -294,6 +296,7 @@ def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monk
     assert not any(torch.equal(one, other) for one, other in zip(value, idle, strict=True))
 
 
+@pytest.mark.full
 def test_the_value_learns_what_is_still_to_come(tmp_path: Path) -> None:
     parameters = GroupParameters(groups=8, runs=4, group_minibatch=32)
     learner = learner_of(tmp_path, small_problem(waiting=True, faults=0.0), config(12_000, group=parameters))

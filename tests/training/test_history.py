@@ -191,6 +191,7 @@ def test_the_effective_sample_size_is_the_share_of_samples_that_count() -> None:
     assert effective_sample_size(torch.zeros(3)) == 0.0
 
 
+@pytest.mark.full
 def test_what_came_after_a_gap_is_left_out_until_the_cluster_is_told_anew(lived: Lived, tmp_path: Path) -> None:
     lines = lived.file.read_text().splitlines()
     (tmp_path / "gap.jsonl").write_text("\n".join(lines[:60] + lines[70:]) + "\n")

@@ -48,6 +48,7 @@ def trained(run: Problem, schema: Schema, steps: int) -> LearnedPolicy:
     return LearnedPolicy("trained", schema, network)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("action", ["node", "gpu"])
 def test_a_policy_learns_the_optimum_that_no_greedy_rule_reaches(action: str) -> None:
     run = problem()

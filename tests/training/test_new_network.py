@@ -37,6 +37,7 @@ def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRESETS, "hetero64", replace(own, build=build, ppo=SMALL))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("actions", "options"), [(NODES, ()), (NODES, ("--action", "gpu")), (LISTS, ("--action", "candidate", "--waiting"))]
 )

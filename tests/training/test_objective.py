@@ -108,6 +108,7 @@ def test_a_configuration_keeps_its_objective_and_older_ones_have_none() -> None:
         with_objective(config(1, algorithm="a2c"), "makespan")
 
 
+@pytest.mark.full
 def test_a_run_by_an_objective_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     sizes = Sizes(64, 16)
     by = config(2500, objective="p99-jct")

@@ -136,6 +136,7 @@ def test_a_policy_of_the_patents_kind_learns_online_by_ppo(lived: Lived, tmp_pat
     assert load_policy(new).schema.network == load_policy(served).schema.network == "mlp"
 
 
+@pytest.mark.full
 def test_a_policy_that_cannot_be_beaten_goes_on(tmp_path: Path) -> None:
     # Each job runs alone on GPUs that are all alike, and the policy starts it at once.
     past = lived_through(easy_case(jobs=80), tmp_path)
@@ -149,6 +150,7 @@ def test_a_policy_that_cannot_be_beaten_goes_on(tmp_path: Path) -> None:
     assert served.read_bytes() == before
 
 
+@pytest.mark.full
 def test_a_round_begins_once_more_jobs_have_ended(lived: Lived, tmp_path: Path) -> None:
     served, history = served_in(tmp_path, lived.checkpoint), tmp_path / "decisions.jsonl"
     lines = lived.file.read_text().splitlines(keepends=True)
@@ -191,6 +193,7 @@ def test_whoever_reads_while_it_is_published_finds_one_version_whole(lived: Live
     assert seen <= whole
 
 
+@pytest.mark.full
 def test_what_cannot_be_published_leaves_what_is_served(lived: Lived, tmp_path: Path) -> None:
     served = served_in(tmp_path, lived.checkpoint)
     before = served.read_bytes()
@@ -214,6 +217,7 @@ def test_a_damaged_checkpoint_is_refused_at_once(lived: Lived, tmp_path: Path) -
         learned(tmp_path, lived.file, served)
 
 
+@pytest.mark.full
 def test_train_goes_on_online_until_it_is_asked_to_end(lived: Lived, tmp_path: Path) -> None:
     served, history = served_in(tmp_path, lived.checkpoint), tmp_path / "decisions.jsonl"
     history.write_text("".join(lived.file.read_text().splitlines(keepends=True)[:3]))

@@ -146,6 +146,7 @@ def test_replay_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
         train(config, tmp_path)
 
 
+@pytest.mark.few(2)
 def test_a_run_with_replay_that_was_interrupted_ends_as_if_it_had_not_been(whole: Whole, tmp_path: Path) -> None:
     pressed: list[int] = []
 
@@ -193,6 +194,7 @@ def test_without_replay_a_run_is_plain_ppo_or_a2c(algorithm: str, tmp_path: Path
     assert same(expected, weights(train(config, tmp_path).folder))
 
 
+@pytest.mark.few(2)
 def test_tensorboard_shows_every_name_that_is_documented_for_the_method(whole: Whole) -> None:
     names, replay = shown(whole.folder, "replay/"), whole.config.replay
     assert names == documented(replay)

@@ -98,6 +98,7 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(whole: Result, ha
     assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
 
 
+@pytest.mark.full
 def test_the_curves_of_a_run_that_was_cut_off_do_not_go_back(whole: Result, half: Result, tmp_path: Path) -> None:
     folder = copied(half, tmp_path)
     (before,) = folder.glob("*tfevents*")
@@ -240,6 +241,7 @@ def test_a_snapshot_from_before_the_state_counted_quiet_moments_goes_on_the_same
     assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
 
 
+@pytest.mark.full
 def test_a_snapshot_whose_arrays_are_not_those_of_the_run_is_refused_by_their_names(
     whole: Result, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -317,19 +318,23 @@ def test_a_file_that_counts_in_64_bits_is_read(tmp_path: Path, monkeypatch: pyte
     assert outcome(content, tmp_path) == ""
 
 
-BATCH = kept(played(View("node", reward="dt")))
+@cache
+def played_arrays() -> Arrays:
+    return kept(played(View("node", reward="dt")))
 
 
 @settings(max_examples=examples(200))
-@given(st.sampled_from(sorted(BATCH)), st.integers(0, 2**20), st.integers(0, 7))
-def test_environments_of_which_any_bit_is_another_are_played_or_refused(name: str, at: int, bit: int) -> None:
-    array = BATCH[name].copy()
+@given(st.data(), st.integers(0, 2**20), st.integers(0, 7))
+def test_environments_of_which_any_bit_is_another_are_played_or_refused(data: st.DataObject, at: int, bit: int) -> None:
+    arrays = played_arrays()
+    name = data.draw(st.sampled_from(sorted(arrays)))
+    array = arrays[name].copy()
     flat = array.reshape(-1).view(np.uint8)
     if flat.size:
         flat[at % flat.size] ^= 1 << bit
     batch = played(View("node", reward="dt"), 0)
     try:
-        restore_batch(BATCH | {name: array}, batch)
+        restore_batch(arrays | {name: array}, batch)
     except ValueError:
         return
     rng = np.random.default_rng(1)

@@ -59,6 +59,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     with_small_groups(monkeypatch)
 
 
+@pytest.mark.full
 def test_training_and_validation_share_no_job_and_take_every_trace_load_and_regime(drawn: Problems) -> None:
     trained, validated = drawn
     assert {it.rules.order for it in trained} == {ORDERS["easy"], ORDERS["shortest"]}
@@ -103,6 +104,7 @@ def test_windows_run_on_the_cluster_file_that_is_given(asked: Asked, tmp_path: P
         assert problem.scenarios.gpus.max() <= 12
 
 
+@pytest.mark.full
 def test_jobs_of_every_trace_and_load_keep_the_node_types_that_suit_them(asked: Asked, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CLUSTER)
     types = {"a.csv": ("new", "", "old"), "b.csv": ("old", "new")}  # whose classes are met in another order
@@ -129,6 +131,7 @@ def test_a_trace_that_is_too_short_for_parts_is_refused(tmp_path: Path) -> None:
     assert caught.value.field == "--trace"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("few_draws")
 def test_patient_itself_is_no_better_than_patient_tuned(asked: Asked) -> None:
     found = compare_later(asked, HEURISTICS["patient"])
@@ -146,6 +149,7 @@ def test_patient_itself_is_no_better_than_patient_tuned(asked: Asked) -> None:
             assert "not shown to be better" in verdict(same)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("few_draws")
 def test_by_an_objective_a_policy_is_also_compared_with_the_best_order_and_heuristic(asked: Asked) -> None:
     """The best of the past itself, under its own order, is as good as that rival on every later window."""
@@ -159,6 +163,7 @@ def test_by_an_objective_a_policy_is_also_compared_with_the_best_order_and_heuri
     assert compare_later(own, find_policy(name), by)[1].percent == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.full
 def test_the_best_pair_is_the_least_of_all_by_the_objective_asked_for() -> None:
     problem = small_problem(4, waiting=True)
     for text in ("p99-jct", "mean-jct:0.5,slowdown:0.5"):
@@ -211,6 +216,7 @@ def test_train_says_what_it_gained_and_goes_on_where_it_stopped(
     assert again.out.splitlines()[-4:] == done.out.splitlines()[-4:]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")
 def test_train_by_an_objective_says_so_and_goes_on_by_the_same_command(
     asked: Asked, tmp_path: Path, longshore: Command

@@ -168,6 +168,7 @@ def test_the_own_values_of_every_algorithm_lie_within_the_bounds(algorithm: str)
         assert math.isfinite(bounds.high)
 
 
+@pytest.mark.full
 def test_tune_says_what_to_run(tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     for make_smaller in (with_small_groups, with_few_draws, with_few_windows):

@@ -16,6 +16,7 @@ def enough(schedule: Schedule, stages: int, micro_batches: int) -> int:
     return max(micro_batches, stages) if schedule is Schedule.one_forward_one_backward else micro_batches
 
 
+@pytest.mark.full
 @given(SCHEDULES, st.integers(1, 6), st.integers(1, 9), TIMES, TIMES, TIMES)
 def test_equal_stages_on_machines_of_their_own_take_the_formula(
     schedule: Schedule, stages: int, micro_batches: int, forward_s: float, backward_s: float, after_s: float

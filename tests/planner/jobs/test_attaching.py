@@ -112,6 +112,7 @@ def test_offload_makes_no_job_later_and_costs_no_gpu_time() -> None:
     assert ((offload.gpus == best.gpus) & (offload.work_s < 0.95 * best.work_s)).any()
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_plans_and_another_one_others() -> None:
     asked = jobs()
     found = [attach(asked, MODELS, tables(), seed=seed).workload.plans for seed in (1, 1, 2)]

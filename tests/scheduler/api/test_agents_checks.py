@@ -65,6 +65,7 @@ def test_a_node_without_an_agent_that_checks_says_how_to_start_one(smoking: http
         assert "longshore agent --node rack0-node2 --checks" in refused.json()["detail"]
 
 
+@pytest.mark.full
 def test_an_agent_that_checks_clears_what_passes(smoking: httpx.Client, tmp_path: Path) -> None:
     with agent_of(smoking, tmp_path, "--checks"):
         until(lambda: clear(smoking).status_code == 200)

@@ -172,6 +172,7 @@ def test_half_of_the_files_are_left_to_others(files: int, bounds: Bounds) -> Non
     assert bounds_of(files) == bounds
 
 
+@pytest.mark.full
 def test_as_many_files_may_be_opened_as_are_allowed() -> None:
     code = (
         "import resource\n"

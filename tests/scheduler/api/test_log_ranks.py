@@ -64,6 +64,7 @@ def test_the_last_lines_are_those_of_each_rank(api: httpx.Client, run: Callable[
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_stream_of_all_ranks_goes_on_where_it_broke_off(api: httpx.Client, run: Callable[..., str]) -> None:
     both_said = "touch said-$RANK; until [ -e said-0 ] && [ -e said-1 ]; do sleep 0.05; done"  # one that fails ends all
     first_fails = "case $LONGSHORE_ATTEMPT in *-1) exit 3;; esac"
@@ -105,6 +106,7 @@ def test_ranks_that_are_followed_together_share_the_bytes_of_an_answer(
     assert "".join(told).count("\n") == 4 * (500 if lines is None else 99)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("parameters", "headers", "code"),
     [

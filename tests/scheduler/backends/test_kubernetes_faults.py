@@ -28,6 +28,7 @@ def backend(trial: Trial) -> KubernetesBackend:
     return trial.make()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("fault", [LOSE, 503])
 @pytest.mark.parametrize("call", LAUNCH_CALLS)
 def test_a_launch_that_was_cut_short_anywhere_is_finished_by_another_scheduler_and_starts_once(

@@ -149,6 +149,7 @@ def test_an_installation_keeps_its_name_in_its_folder(trial: Trial, tmp_path: Pa
     assert spec_of(trial)["holderIdentity"].endswith(f"_{name}")
 
 
+@pytest.mark.full
 def test_who_closes_gives_the_namespace_to_another_installation_at_once(trial: Trial) -> None:
     ours, others = trial.make(), trial.make("others")
     assert takes_jobs(ours)

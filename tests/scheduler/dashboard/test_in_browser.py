@@ -15,7 +15,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSize, expect, sync_playwright
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
-pytestmark = pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian: apt-get install chromium")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian: apt-get install chromium"),
+]
 PHONE = ViewportSize(width=360, height=740)
 STEPS = """
 i=0; while [ $i -lt 90 ]; do i=$((i+1)); echo "train $i $i.5"; done >> $LONGSHORE_STEPS
@@ -103,7 +106,6 @@ def test_gpus_change_before_the_eye_when_a_job_starts_and_ends(served: Served, v
     assert page.evaluate("window.stays")  # it was never loaded again
 
 
-@pytest.mark.full
 def test_output_is_followed_and_the_page_tells_when_the_job_has_ended(served: Served, visit: Visit) -> None:
     job = submit(served, COUNTS)
     page = visit.go(f"/jobs/{job}")
@@ -120,7 +122,6 @@ def test_output_is_followed_and_the_page_tells_when_the_job_has_ended(served: Se
     expect(page.locator("#log-more")).to_have_count(0, timeout=1000.0 * PATIENCE_S)
 
 
-@pytest.mark.full
 def test_output_cannot_become_part_of_the_page(served: Served, visit: Visit) -> None:
     job = submit(served, "printf '\\033[31m<img src=x onerror=alert(1)>\\033[0m</pre><h1 id=mine>'")
     served.ended(job)
@@ -145,7 +146,6 @@ def tab_until(page: Page, is_there: Callable[[str], bool], most: int = 60) -> No
     raise AssertionError("the keyboard does not get there")
 
 
-@pytest.mark.full
 def test_everything_is_reached_with_the_keyboard(served: Served, visit: Visit) -> None:
     job = submit(served, "while [ ! -e keys ]; do echo x; sleep 0.5; done", name="by-keys")
     until(lambda: served.state(job) == "running")
@@ -166,7 +166,6 @@ def test_everything_is_reached_with_the_keyboard(served: Served, visit: Visit) -
     (served.folder / "keys").touch()
 
 
-@pytest.mark.full
 def test_following_can_be_switched_off(served: Served, visit: Visit) -> None:
     job = submit(served, "echo first; while [ ! -e off ]; do sleep 0.05; done; echo second")
     page = visit.go(f"/jobs/{job}")
@@ -181,7 +180,6 @@ def test_following_can_be_switched_off(served: Served, visit: Visit) -> None:
     expect(page.locator("#log")).to_have_text("first\nsecond\n", timeout=1000.0 * PATIENCE_S)
 
 
-@pytest.mark.full
 def test_pages_are_accessible_and_fit_a_phone(served: Served, visit: Visit) -> None:
     job = submit(served, f"echo {'long' * 200}; exit 3", gpus=2, name="a-name-that-is-as-long-as-a-name-may-be")
     telling = submit(served, STEPS, name="tells-of-steps")
@@ -227,7 +225,6 @@ def test_a_link_lets_a_browser_in_without_the_token_and_buttons_hold_release_and
     context.close()
 
 
-@pytest.mark.full
 def test_what_is_opened_stays_open_while_the_page_changes_around_it(served: Served, visit: Visit) -> None:
     job = submit(served, "while [ ! -e open ]; do sleep 0.05; done")
     page = visit.go(f"/jobs/{job}")
@@ -241,7 +238,6 @@ def test_what_is_opened_stays_open_while_the_page_changes_around_it(served: Serv
     (served.folder / "open").touch()
 
 
-@pytest.mark.full
 def test_a_page_goes_on_after_a_link_was_dragged_and_a_key_was_lost(served: Served, visit: Visit) -> None:
     job = submit(served, "while [ ! -e dragged ]; do sleep 0.05; done")
     page = visit.go("/jobs")
@@ -255,7 +251,6 @@ def test_a_page_goes_on_after_a_link_was_dragged_and_a_key_was_lost(served: Serv
     expect(row).to_contain_text("succeeded", timeout=1000.0 * PATIENCE_S)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("hand", ["mouse", "keyboard"])
 def test_a_button_that_is_held_down_while_the_page_would_change_is_clicked(
     hand: str, served: Served, visit: Visit
@@ -290,7 +285,6 @@ def test_a_form_of_another_site_changes_nothing(served: Served, browser: Browser
     page.close()
 
 
-@pytest.mark.full
 def test_a_scheduler_that_does_not_answer_is_told(served: Served, browser: Browser) -> None:
     context = browser.new_context()
     page = context.new_page()
@@ -305,7 +299,6 @@ def test_a_scheduler_that_does_not_answer_is_told(served: Served, browser: Brows
     context.close()
 
 
-@pytest.mark.full
 def test_a_token_lets_a_browser_in_and_it_can_leave_again(guarded: Served, browser: Browser) -> None:
     context = browser.new_context()
     it = Visit(context, guarded.url)
@@ -342,7 +335,6 @@ def answer_late(route: Route) -> None:
     route.fulfill(response=answer)
 
 
-@pytest.mark.full
 def test_a_wrong_address_is_told_on_a_page(served: Served, browser: Browser) -> None:
     page = browser.new_page()
     for path in ("/nothing", "/jobs?before=nobody"):

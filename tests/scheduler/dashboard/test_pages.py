@@ -346,6 +346,7 @@ async def test_a_page_says_why_a_job_waits_in_the_words_of_the_api(shown: Shown)
         assert f"{told.position} in the queue: {told.reason}." in (await shown.get(f"/jobs/{job.id}")).text
 
 
+@pytest.mark.full
 @pytest.mark.anyio
 async def test_many_checkpoints_hide_no_other_event(shown: Shown) -> None:
     job = shown.submit()

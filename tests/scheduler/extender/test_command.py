@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
 from longshore.cluster.files.free_port import free_port
@@ -23,6 +24,7 @@ LONGSHORE = [sys.executable, "-m", "longshore", "extender"]
 DEPLOY = ROOT / "deploy" / "extender"
 
 
+@pytest.mark.full
 def test_the_command_serves_ranks_until_it_is_stopped(tmp_path: Path) -> None:
     port = free_port()
     line = [*LONGSHORE, "--cluster", str(by_hand(tmp_path)), "--policy", "patient", "--port", str(port)]

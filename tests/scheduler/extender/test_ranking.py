@@ -154,6 +154,7 @@ def test_after_many_questions_the_view_is_still_right(ranker: Ranker) -> None:
     assert all(held.get(host, 0) <= size for host, size in zip(HOSTS, sizes, strict=True))
 
 
+@pytest.mark.full
 def test_a_checkpoint_ranks_first_what_it_would_choose_itself() -> None:
     ranker = ranker_of(HETERO64, str(CHECKPOINT))
     names = list(read_cluster(HETERO64).node_names)

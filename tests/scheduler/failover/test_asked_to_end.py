@@ -99,6 +99,7 @@ def test_a_ring_ends_at_any_moment(tmp_path: Path, number: int, options: tuple[s
         check(run, folder, number)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [(), ("--no-warm",)], ids=["warm", "cold"])
 def test_members_that_take_their_time_to_end_are_killed_by_the_second_signal(
     tmp_path: Path, options: tuple[str, ...]

@@ -190,6 +190,7 @@ HOSTILE: dict[str, Hostile] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_whoever_does_not_prove_the_secret_hears_nothing_and_the_ring_goes_on(kind: str, ring: Process) -> None:
     with socket.create_connection(("127.0.0.1", ring.port), LIMIT_S) as connection:

@@ -59,6 +59,7 @@ def test_a_node_whose_agent_dies_gets_no_job_until_it_reports_again_or_is_resume
     until(lambda: told(served, "liveness") == "up")
 
 
+@pytest.mark.full
 def test_a_drained_node_shows_why(served: Served) -> None:
     served.call("drain", NODE, "--reason", "a fan is loud")
     assert shown(served).endswith("out of service: a fan is loud")

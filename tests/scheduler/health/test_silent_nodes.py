@@ -196,6 +196,7 @@ def test_half_the_cluster_falling_silent_is_one_alarm_and_nothing_else(tmp_path:
     watched.store.close()
 
 
+@pytest.mark.full
 def test_a_job_goes_on_at_no_cost_on_a_node_that_is_silent_for_half_an_hour(watched: Watched) -> None:
     before = watched.job(0)
     (node,) = watched.nodes_of(0)
