@@ -111,7 +111,7 @@ def test_what_is_no_checkpoint_of_this_training_is_told_in_one_line(folder: Path
 
 def cut_short(kept: Path) -> str:
     (kept / "step-000000005-g1-m0.pt").write_bytes(b"PK and no more")
-    return "it is no checkpoint of a ring; remove it, or name another folder"
+    return "it is no checkpoint of a ring; name another folder"
 
 
 def of_another_model(kept: Path) -> str:

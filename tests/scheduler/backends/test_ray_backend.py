@@ -129,7 +129,7 @@ def test_an_attempt_that_was_granted_other_gpus_refuses_to_run(
     until(lambda: second.name in waiting(ray_cluster))
     path = own_folder(ray_cluster.folder, second) / "spec.json"
     spec = json.loads(path.read_text())  # which names another GPU once Ray has been asked for this one
-    path.write_text(json.dumps({**spec, "ranks": [["a", 3, 0, [3]]]}))
+    path.write_text(json.dumps({**spec, "ranks": [["a", 3]]}))
     backend.cancel(first.name, "make room")
     status = end_of(backend, second)
     assert (status.run, status.reason) == (Run.LOST, "node fault: misplaced: a gives GPUs [2], not [3]")

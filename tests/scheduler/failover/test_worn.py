@@ -17,7 +17,7 @@ GENERATIONS, STEPS = 25, 1000  # far more steps than that takes
 # Descriptors and threads that gloo keeps of each group, with PyTorch 2.13. Who finds more here has found a leak, or a
 # newer PyTorch.
 OF_RING, OF_COPY, THREADS = 7, 9, 3
-SPARE, SPARE_THREADS = 6, 3  # for what is under way; a leak of one a generation is more by the end of each member
+SPARE, SPARE_THREADS = 8, 3  # for what is under way; a leak of one a generation is more by the end of each member
 # A pool of threads writes the coordinator's files: it makes one after the other, up to so many (`asyncio.to_thread`).
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
 LOOKS, LOOK_S = 100, 0.05
