@@ -253,9 +253,9 @@ def test_slurm_kills_a_cancelled_attempt_of_which_nobody_knows_how_long_it_may_t
 
 
 MADE_UP: list[dict[str, Any]] = [
-    {"ranks": [[node, 0, 0, [0]]]} for node in ("\ud800", "\0", "", "line\nline", "x" * 201)
+    {"ranks": [[node, 0]]} for node in ("\ud800", "\0", "", "line\nline", "x" * 201)
 ] + [
-    {"ranks": [["a", 0, 0, [0]], ["a", 0, 1, [0]]]}, {"ranks": [["a", -1, 0, [0]]]}, {"ranks": [["a", True, 0, [0]]]},
+    {"ranks": [["a", 0], ["a", 0]]}, {"ranks": [["a", -1]]}, {"ranks": [["a", True]]},
     {"number": True}, {"number": 2}, {"job": "other"}, {"attempt": "ls-other-1"},
 ]  # fmt: skip
 
