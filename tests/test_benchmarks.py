@@ -133,6 +133,7 @@ def test_what_calibrates_a_machine_computes_what_it_does_in_plain_python() -> No
     assert len({int(calibration._compute(steps, 1)) for steps in range(1, 9)}) == 8
 
 
+@pytest.mark.full
 def test_a_machine_that_is_calibrated_has_two_speeds_beside_those_of_the_reference() -> None:
     found = harness.calibration()
     assert all(each.here > 0.0 for each in found)
@@ -162,7 +163,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize(("bar", "status"), [(3.0, 0), (1.0, 1)])
 def test_one_more_benchmark_is_one_file_and_its_name(bar: float, status: int, tmp_path: Path) -> None:
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__", "*.json"))

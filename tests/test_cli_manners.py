@@ -69,7 +69,7 @@ def commands() -> list[str]:
     return found
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(21)
 @pytest.mark.parametrize("option", ["-h", "--help"])
 @pytest.mark.parametrize("command", commands())
 def test_every_command_explains_itself(longshore: Command, command: str, option: str) -> None:
@@ -127,7 +127,7 @@ finally:
     assert not loaded & {"torch", "numba", "polars", "matplotlib", "pandas", "scipy", "stable_baselines3", "gymnasium"}
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_wish_to_end_is_told_by_the_status_and_without_a_traceback(number: int) -> None:
     command = process("evaluate", "--workloads", 3000)

@@ -16,7 +16,7 @@ COMPILED = [f"longshore.{seam}" for seam in COMPILED_SEAMS]
 WITH_CODE = [title for title, part in PARTS.items() if "```python" in part]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("title", WITH_CODE)
 def test_an_example_is_one_file_and_one_registration_and_passes_its_check(title: str, tmp_path: Path) -> None:
     files, ((group, points),) = files_of(PARTS[title]), points_of(PARTS[title]).items()

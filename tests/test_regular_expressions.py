@@ -98,7 +98,7 @@ def ask(pattern: re.Pattern[Any], asked: str, text: Any) -> None:
             getattr(pattern, asked)(text)
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(9)
 @pytest.mark.parametrize("file", [*ASKING, YAML])
 def test_no_text_takes_a_pattern_long(file: str) -> None:
     for pattern, asked in tried_of(file):
@@ -114,6 +114,7 @@ def ask_samples(pattern: re.Pattern[Any], asked: str, data: st.DataObject) -> No
     ask(pattern, asked, sample[:at] + repeated * (LENGTH // max(1, len(repeated))) + end)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("pattern", "asked", "text"),
     [

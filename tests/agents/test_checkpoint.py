@@ -143,6 +143,7 @@ def test_the_patents_network_refuses_another_cluster(observation: str) -> None:
         policy.run(simulation(nodes=12), np.arange(4))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize(

@@ -327,6 +327,7 @@ MANY_FAULTS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("text", MANY_FAULTS.values(), ids=MANY_FAULTS.keys())
 def test_of_thousands_of_faults_the_first_are_told_and_the_others_counted(text: str, tmp_path: Path) -> None:
     with pytest.raises(ManyProblemsError) as caught:
@@ -379,6 +380,7 @@ LONG_NUMBERS = ("9" * 5000, "-0x" + "f" * 5000, "0" + "7" * 5000, "0b" + "1" * 9
                 "0." + "1" * 5000, "1" + ":59" * 3000 + ".5", "1e" + "0" * 5000)  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", LONG_NUMBERS, ids=lambda number: number[:4])
 def test_a_number_of_thousands_of_digits_is_refused_wherever_it_stands(number: str, tmp_path: Path) -> None:
     for text in spoiled_files():

@@ -23,7 +23,7 @@ def test_every_registered_backend_can_be_chosen_in_a_configuration() -> None:
         assert callable(kind.build), point.name
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(14)
 @pytest.mark.parametrize("check", BACKEND_CHECKS)
 def test_it_keeps_the_contract(check: str, trial: BackendTrial) -> None:
     BACKEND_CHECKS[check](trial)

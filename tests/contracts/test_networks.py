@@ -33,6 +33,7 @@ BROKEN = {
 }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", registered("networks"))
 def test_a_network_does_its_part(name: str) -> None:
     check_network(name)

@@ -26,6 +26,7 @@ def test_make_vec_gives_the_batched_twin() -> None:
     assert type(gymnasium.make_vec("longshore/Placement-v0", num_envs=2)) is PlacementVectorEnv
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("action", "observation"), SEEN)
 @pytest.mark.parametrize("reward", ["dt", "potential", "jct"])
 def test_every_row_shows_to_the_bit_what_a_scalar_environment_shows(action: str, observation: str, reward: str) -> None:

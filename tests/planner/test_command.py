@@ -127,6 +127,7 @@ def test_gpus_of_no_more_than_so_many_are_used(longshore: Command) -> None:
     assert json.loads(longshore("plan", "model.csv", *options).out)["plan"]["gpus"] <= 3
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -29,6 +29,7 @@ def test_a_fit_finds_the_constants_that_made_the_runs() -> None:
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.2), name
 
 
+@pytest.mark.full
 def test_a_constant_that_no_run_depends_on_stays_at_the_datasheet_and_is_named() -> None:
     whole = made_runs(200, 0.02)
     runs = select(whole, np.flatnonzero(whole.gpus <= 8)[:30])

@@ -73,6 +73,7 @@ def test_a_job_runs_there_with_a_home_and_a_name(served: Served, job: str) -> No
     assert served.call("logs", job).stdout == f"{UID} {UID}\n{UID} ä\n"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lacks", LOCALES, ids=str)
 def test_a_command_answers_in_any_locale(served: Served, job: str, lacks: dict[str, str]) -> None:
     environment = {"PATH": os.defpath, **served.environment, "LONGSHORE_URL": served.url, **lacks}

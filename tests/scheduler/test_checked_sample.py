@@ -70,6 +70,7 @@ def test_a_job_has_a_scratch_folder_of_its_own_that_is_removed_after_it(served: 
     assert (served.folder / "told").read_text() == "[]\n"
 
 
+@pytest.mark.full
 def test_a_link_below_what_is_promised_keeps_a_job_of_several_nodes_from_starting(served: Checked) -> None:
     job = served.add("true", gpus=4)
     until(lambda: any(it["now"] == "failed" for it in served.events(job)))
@@ -82,6 +83,7 @@ def test_a_link_below_what_is_promised_keeps_a_job_of_several_nodes_from_startin
         assert served.call("quarantine", "clear", place).returncode == 0
 
 
+@pytest.mark.full
 def test_gpus_are_set_before_the_command_of_a_job_and_as_by_default_after_it(served: Checked, tmp_path: Path) -> None:
     if (compiler := shutil.which("cc")) is None or find_spec("pynvml") is None:
         pytest.skip("there is no C compiler for the library in place of NVML, or nvidia-ml-py is not installed")

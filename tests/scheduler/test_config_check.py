@@ -115,6 +115,7 @@ def test_what_serve_refuses_is_told_by_the_check_in_the_same_words(tmp_path: Pat
         assert str(refused.value).partition(";")[0] in str(told)
 
 
+@pytest.mark.full
 def test_a_file_with_faults_ends_with_status_2(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("port: 0\nhost: ''\n")
     line = [*LONGSHORE, "config", "check", "c.yaml"]

@@ -103,6 +103,7 @@ def test_wherever_a_scheduler_is_killed_every_job_starts_once_and_ends_as_it_doe
     assert number > 9  # so many points there were
 
 
+@pytest.mark.few(1)
 def test_wherever_a_scheduler_is_killed_that_cancels_a_job_it_is_cancelled_and_never_starts_again(
     trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

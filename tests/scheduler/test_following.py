@@ -81,6 +81,7 @@ def test_a_log_goes_on_behind_the_last_event_that_was_seen(served: Served) -> No
     assert stream(served, path, **{"Last-Event-ID": whole[-2].id}) == [whole[-1]]
 
 
+@pytest.mark.full
 def test_a_stream_ends_when_the_scheduler_is_stopped(served: Served) -> None:
     with httpx.stream("GET", f"{served.url}/v1/events", headers=served.headers, timeout=60.0) as answer:
         lines = answer.iter_lines()

@@ -103,6 +103,7 @@ def api_of(served: Served, token: str = "") -> httpx.Client:
     return httpx.Client(base_url=served.url, headers=headers, trust_env=False, timeout=30.0)
 
 
+@pytest.mark.full
 def test_on_a_full_disk_jobs_are_refused_and_none_starts_while_all_can_be_read_and_cancelled(served: Served) -> None:
     runs = served.add("sleep", "1000", gpus=16)
     until(lambda: served.state(runs) == "running")

@@ -57,7 +57,7 @@ PLACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("place", PLACES, ids=lambda it: f"{getattr(it.owner, '__name__', it.owner)}.{it.name}")
 def test_other_jobs_end_whatever_fails_about_one_and_that_one_is_held(
     place: Place, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch

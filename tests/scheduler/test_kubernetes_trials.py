@@ -299,6 +299,7 @@ def test_a_job_that_its_node_did_not_take_goes_to_another(tmp_path: Path) -> Non
         assert (trial.ends(job).state, trial.job(job).attempt) == (JobState.SUCCEEDED, 2)
 
 
+@pytest.mark.full
 def test_nodes_that_cannot_be_seen_are_told_once_for_each_cause(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -129,6 +129,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     it.end()
 
 
+@pytest.mark.full
 def test_explain_says_in_plain_words_what_a_job_waits_for(served: Served) -> None:
     fills = served.add("sleep", "1000", gpus=2, **of_type("a100"))
     waits = served.submit("--gpus", "2", "--gpu-type", "a100", "--gpu-memory", "80", "--", "true")
@@ -142,6 +143,7 @@ def test_explain_says_in_plain_words_what_a_job_waits_for(served: Served) -> Non
     assert served.ended(waits) == "succeeded"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

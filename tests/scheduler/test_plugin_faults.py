@@ -123,6 +123,7 @@ def test_a_policy_that_fails_at_a_decision_is_heard_again_at_the_next(
     assert (heard.kind, heard.by) == (None, "rogue-mixed")
 
 
+@pytest.mark.full
 def test_gpus_that_are_busy_are_refused(asks: Callable[..., Asks]) -> None:
     asked = asks("busy")
     held = asked.decide(1)
@@ -166,6 +167,7 @@ def test_a_policy_takes_in_whatever_happens_at_once(mixed: Asks) -> None:
     assert mixed.decide_and_end(1).kind is None
 
 
+@pytest.mark.full
 def test_a_policy_that_fails_three_times_in_a_row_rests(asks: Callable[..., Asks]) -> None:
     asked = asks("raise")
 
@@ -234,6 +236,7 @@ def test_a_policy_that_has_rested_is_started_again_and_knows_what_has_happened(
     assert not set(after.gpus) & set(first.gpus)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("rogue-none", "lacks part of the policy protocol"), ("other.zip", "made by another version")],

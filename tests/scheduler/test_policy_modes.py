@@ -49,7 +49,7 @@ class Vetoed:
                     wait(sim, row)
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mode", "obeyed"),
     [

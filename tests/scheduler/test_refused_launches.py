@@ -25,7 +25,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
     end_all(tmp_path)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("broken", [1, 3])
 @pytest.mark.parametrize("spec", REFUSED.values(), ids=REFUSED)
 def test_nothing_else_needs_to_happen_for_the_next_job_to_start(

@@ -74,6 +74,7 @@ def test_a_job_that_was_started_after_the_copy_goes_on_with_its_attempt(trial: R
     assert trial.ends(job).state is JobState.CANCELLED
 
 
+@pytest.mark.full
 def test_an_operator_may_give_the_gpus_of_an_unknown_attempt_away(trial: Restored) -> None:
     trial.tick()
     trial.keep()
@@ -158,6 +159,7 @@ def test_attempts_whose_files_make_no_sense_are_passed_over_once_they_are_gone_a
         assert f"ls-{job}-1: its spec.json cannot be read" in caplog.text
 
 
+@pytest.mark.full
 def test_nothing_starts_while_an_attempt_may_run_of_which_nobody_knows_the_gpus(trial: Restored) -> None:
     trial.tick()
     trial.keep()

@@ -63,6 +63,7 @@ def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> Non
     assert logged_steps(served, job, 0) == list(range(100))
 
 
+@pytest.mark.full
 def test_a_job_whose_members_all_die_is_tried_again(served: Served) -> None:
     job = ring_job(served, 10**6, gpus=1)
     running(served, job, 1)
@@ -74,6 +75,7 @@ def test_a_job_whose_members_all_die_is_tried_again(served: Served) -> None:
     assert served.ended(job) == "cancelled"
 
 
+@pytest.mark.full
 def test_members_that_die_are_started_anew_three_times_in_an_attempt_and_then_on_another_gpu(served: Served) -> None:
     job = ring_job(served, 10**6, gpus=2)
     for member in range(1, 5):  # member 0 sits on its seat all the time
@@ -110,6 +112,7 @@ def test_a_job_with_a_ring_is_cancelled_with_all_its_processes(served: Served) -
     assert len(over["gpus"]) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("script", "words"),
     [

@@ -21,6 +21,7 @@ def trial(tmp_path: Path) -> Iterator[RingTrial]:
     end_all(tmp_path)
 
 
+@pytest.mark.full
 def test_a_ring_that_names_free_gpus_gets_no_more_than_a_ring_may_and_others_start(trial: RingTrial) -> None:
     (trial.folder / "waits.py").write_text("import time; time.sleep(600)")
     job = trial.submit_ring(1, command=[sys.executable, "waits.py"])

@@ -53,7 +53,7 @@ def patents(folder: Path) -> Path:
     return folder / "patent.zip"
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["candidates", "patent"])
 def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_same(kind: str, tmp_path: Path) -> None:
     temperature, checkpoint = 3.0, CHECKPOINT if kind == "candidates" else patents(tmp_path)

@@ -138,6 +138,7 @@ def test_an_agent_that_is_killed_after_it_stood_still_is_dead(watched: Watched) 
     watched.becomes(A, "dead", "fast: ")
 
 
+@pytest.mark.full
 def test_an_agent_all_alone_is_dead_by_the_word_of_the_scheduler(watched: Watched) -> None:
     watched.start_agents(A)
     watched.send(A, signal.SIGKILL)
@@ -180,6 +181,7 @@ def test_of_many_that_die_at_once_none_is_declared_and_the_words_say_so(watched:
         assert [now for now, _ in watched.events(node)[before[node] :]] == ["suspect"]
 
 
+@pytest.mark.full
 def test_a_port_that_is_taken_is_one_line(watched: Watched) -> None:
     door = Door("x", "")
     done = watched.call("agent", "--node", A, "--port", str(door.port), check=False)

@@ -58,6 +58,7 @@ def test_a_policy_that_cannot_be_loaded_is_one_line_and_nothing_is_served(tmp_pa
     assert error.startswith("longshore: policy 'torn.zip' cannot be loaded: torn.zip")
 
 
+@pytest.mark.full
 def test_what_cannot_be_asked_for_is_one_line(served: Served) -> None:
     too_large = served.call("submit", "--gpus", "17", "--", "true", check=False)
     unknown = served.call("status", "nobody", check=False)
@@ -156,6 +157,7 @@ def test_several_jobs_are_cancelled_and_one_that_is_not_there_stops_nothing(serv
     until(lambda: {served.state(job) for job in jobs} == {"cancelled"})
 
 
+@pytest.mark.full
 def test_waiting_ends_with_how_the_jobs_did(served: Served, here: Here) -> None:
     good, bad = served.add("true"), served.add("false")
     endless = served.add("sleep", "1000")
@@ -171,6 +173,7 @@ def test_waiting_ends_with_how_the_jobs_did(served: Served, here: Here) -> None:
     assert here(served, "wait", "nobody").status == 2
 
 
+@pytest.mark.full
 def test_nobody_notices_the_token_and_nobody_else_is_served(served: Served, tmp_path: Path) -> None:
     assert httpx.get(f"{served.url}/v1/jobs", timeout=PATIENCE_S, trust_env=False, verify=False).status_code == 401
     assert (served.folder / ".longshore" / "token").stat().st_mode & 0o777 == 0o600
@@ -236,6 +239,7 @@ def test_what_is_no_rank_or_attempt_is_one_line_of_error(
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.full
 def test_a_failed_job_is_tried_again(served: Served) -> None:
     again = failing(served)
     assert re.fullmatch(rf"{again}  (queued|starting|running), to be run\n", served.call("retry", again).stdout)
@@ -283,6 +287,7 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     it.end()
 
 
+@pytest.mark.full
 def test_a_configuration_file_is_served_and_options_go_before_it(configured: Served) -> None:
     job = configured.add("true")
     configured.ended(job)

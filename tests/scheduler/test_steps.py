@@ -77,6 +77,7 @@ def play(case: StepsCase, told: list[Told], seconds: int) -> None:
         case.pass_time(TICK_S)
 
 
+@pytest.mark.full
 def test_a_job_on_a_slow_node_moves_once_at_no_charge_and_the_node_takes_no_more(case: StepsCase) -> None:
     jobs = [case.submit() for _ in range(3)]
     slow_node = case.node(jobs[0])
@@ -186,6 +187,7 @@ def test_a_slow_job_that_its_owner_cancels_just_then_sets_no_node_aside(case: St
     assert case.job(job).after_stop is AfterStop.CANCEL
 
 
+@pytest.mark.full
 def test_no_more_nodes_are_set_aside_than_one_in_ten(case: StepsCase) -> None:
     jobs = [case.submit() for _ in range(2)]
     told = [Told(case, job, seed, 300 + 250 * seed) for seed, job in enumerate(jobs)]
@@ -198,6 +200,7 @@ def test_no_more_nodes_are_set_aside_than_one_in_ten(case: StepsCase) -> None:
     assert len(case.out_of_service()) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("jobs", "estimate_s", "told_why"),
     [(4, 7200.0, "no other GPUs would do better"), (1, 1000.0, "it would lose more than it gains")],
@@ -213,6 +216,7 @@ def test_a_slow_job_that_gains_nothing_by_moving_stays(
     assert (len(case.attempts(job)), case.out_of_service()) == (1, {})
 
 
+@pytest.mark.full
 def test_when_all_jobs_become_slow_at_once_none_moves_and_there_is_one_alarm(case: StepsCase) -> None:
     jobs = [case.submit() for _ in range(3)]
     told = [Told(case, job, seed, 300) for seed, job in enumerate(jobs)]
@@ -289,6 +293,7 @@ def test_a_job_runs_on_when_one_of_its_ranks_has_ended_well(case: StepsCase) -> 
     assert case.service.reconciler.parts.monitor.steps.train_s(name)[-1] == pytest.approx(2.0, abs=0.01)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("health", "hangs"), [({"hang": "off"}, False), ({"hang": 600}, False), ({"hang": 30}, True)])
 def test_a_job_says_itself_how_long_a_step_may_take(case: StepsCase, health: dict[str, object], hangs: bool) -> None:  # noqa: FBT001
     job = case.submit(gpus=1, health=health)

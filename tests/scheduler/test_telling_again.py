@@ -70,6 +70,7 @@ def test_a_scheduler_that_comes_back_takes_no_checkpoint_for_one_of_a_later_atte
     trial.ends(job)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("told", "tries"),
     [

@@ -48,6 +48,7 @@ def test_a_failure_that_passes_does_not_make_the_scheduler_unready_and_one_that_
     assert failures.reason == ""
 
 
+@pytest.mark.full
 def test_an_answer_of_readyz_says_why_nothing_is_scheduled_and_is_well_again_by_itself(
     service: Service, api: httpx.Client, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip

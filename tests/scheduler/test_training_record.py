@@ -95,6 +95,7 @@ def test_the_loss_is_that_of_the_last_step_by_the_lowest_rank_that_told_it(case:
     assert training(case, job)["loss"] == 0.25
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loss", ["nan", "inf", "-inf", "1e999"])
 def test_a_loss_that_is_not_finite_is_told_by_its_word(case: StepsCase, loss: str) -> None:
     job = case.submit(gpus=1, model="<b>net & co</b>")

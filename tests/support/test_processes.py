@@ -99,6 +99,7 @@ def test_a_wait_that_is_not_given_an_end_has_one(monkeypatch: pytest.MonkeyPatch
             assert ends(process.pid)
 
 
+@pytest.mark.full
 def test_a_command_that_takes_too_long_is_killed_with_its_group_and_says_what_it_wrote() -> None:
     with pytest.raises(TimeoutExpired) as late:
         run(["sh", "-c", "sleep 1000 & echo $$ $!; wait"], check=True, capture_output=True, timeout_s=2.0)

@@ -95,6 +95,7 @@ def first(record: Record) -> Decisions:
     return Decisions(*(tensor[:16] for tensor in decisions))
 
 
+@pytest.mark.full
 def test_sampled_candidates_follow_the_networks_probabilities(tmp_path: Path) -> None:
     learner = learner_of(tmp_path, small_problem(8, waiting=True), config(1, group=GroupParameters(groups=8, runs=32)))
     with torch.no_grad():

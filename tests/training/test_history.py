@@ -201,6 +201,7 @@ def test_what_came_after_a_gap_is_left_out_until_the_cluster_is_told_anew(lived:
     assert all(past.work_s[job] == whole.work_s[job] for job in past.work_s)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -218,6 +219,7 @@ def test_a_file_that_tells_too_little_is_refused(text: str | None, problem: str,
         read_history(file)
 
 
+@pytest.mark.full
 def test_a_run_on_a_history_begins_with_the_serving_policy_and_learns_from_what_it_did(
     lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +249,7 @@ def learning_of(history: Path, **changes: Any) -> TrainingConfig:
     return config_of(**(asked | changes)).model_copy(update={"hyperparameters": SMALL})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
 def test_ppo_and_a2c_learn_on_what_is_rebuilt_and_go_on_with_a_checkpoint_of_any_kind(
     algorithm: str, lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

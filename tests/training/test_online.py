@@ -202,6 +202,7 @@ def test_what_cannot_be_published_leaves_what_is_served(lived: Lived, tmp_path: 
     assert served.read_bytes() == before
 
 
+@pytest.mark.full
 def test_a_link_to_what_is_served_stays_one(lived: Lived, tmp_path: Path) -> None:
     served, link = served_in(tmp_path, lived.checkpoint), tmp_path / "link.zip"
     link.symlink_to(served)

@@ -146,7 +146,7 @@ def test_replay_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
         train(config, tmp_path)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_a_run_with_replay_that_was_interrupted_ends_as_if_it_had_not_been(whole: Whole, tmp_path: Path) -> None:
     pressed: list[int] = []
 

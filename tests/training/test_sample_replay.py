@@ -113,6 +113,7 @@ def literal_model(kind: type[MaskablePPO], most: int, *, takes_all: bool, **chan
     return model, model.replay
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("takes_all", [False, True])
 def test_an_update_gets_as_many_samples_as_the_period_or_all(*, takes_all: bool) -> None:
     most = 2 * SAMPLES + ROWS + 1  # no multiple of a rollout
@@ -137,6 +138,7 @@ def test_drawn_samples_are_different_ones_of_the_buffer() -> None:
     assert set(drawn.update.tolist()) > {4}  # and not of the newest rollout alone
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "plain"), [(SamplePPO, MaskablePPO), (SampleA2C, MaskableA2C)])
 def test_all_of_a_buffer_of_one_rollout_is_plain_learning_in_another_order(
     kind: type[MaskablePPO], plain: type[MaskablePPO]

@@ -189,6 +189,7 @@ def small_file(folder: Path) -> bytes:
     return (folder / "a.npz").read_bytes()
 
 
+@pytest.mark.full
 def test_a_file_of_which_any_byte_is_another_is_read_or_refused(tmp_path: Path) -> None:
     content = small_file(tmp_path)
     assert outcome(content, tmp_path) == ""

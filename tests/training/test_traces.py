@@ -72,6 +72,7 @@ def test_training_and_validation_share_no_job_and_take_every_trace_load_and_regi
     assert {round(float(load), 6) for load in loads} == set(LOADS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("few_windows")
 @pytest.mark.parametrize("orders", [1, 2])
 def test_clusters_of_other_sizes_are_trained_on_too_if_none_is_given(

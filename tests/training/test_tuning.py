@@ -72,6 +72,7 @@ def test_the_first_trial_is_the_presets_own_and_the_best_is_no_worse(whole: Tune
     assert len({it.parameters["group_learning_rate"] for it in whole.trials}) == 3
 
 
+@pytest.mark.full
 def test_what_was_best_can_be_trained_with(whole: Tuned) -> None:
     assert whole.best is not None
     config = with_parameter_file(asked(), whole.parameters)
@@ -82,6 +83,7 @@ def test_what_was_best_can_be_trained_with(whole: Tuned) -> None:
     assert json.loads((run / CONFIG).read_text())["group"] == json.loads(config.model_dump_json())["group"]
 
 
+@pytest.mark.full
 def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(
     whole: Tuned, kept: Kept, tmp_path: Path
 ) -> None:
@@ -97,6 +99,7 @@ def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(
     assert told(again) == told(whole)
 
 
+@pytest.mark.full
 def test_trials_run_side_by_side_and_a_larger_number_goes_on(kept: Kept, tmp_path: Path) -> None:
     begun: list[str] = []
     short = asked().model_copy(update={"steps": 1000})

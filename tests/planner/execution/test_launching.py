@@ -54,6 +54,7 @@ def test_a_process_whose_launcher_ended_before_it_could_ask_to_be_ended_with_it_
     assert (done.returncode, done.stdout) == (1, "")
 
 
+@pytest.mark.full
 def test_a_process_that_fails_ends_the_others_and_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rank 2 ended with status 3 and said: KeyError: 'what went wrong'"):
         launch(3, [str(tmp_path), "3"], module="tests.planner.execution.waiting")

@@ -41,6 +41,7 @@ def test_the_examples_are_as_large_as_their_names_say(model: Decoder) -> None:
     assert model.profile.parameters == pytest.approx(float(number) * unit, rel=0.06)
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("model", MODELS, ids=lambda it: it.name)
 @pytest.mark.parametrize("gpus", SIZES)
 def test_on_whole_nodes_of_its_type_a_simulated_plan_takes_as_long_as_the_planner_says(

@@ -83,6 +83,7 @@ def test_no_part_of_an_answer_waits_for_the_client_to_confirm_another(
     assert found == [1]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("half", HALVES)
 def test_half_sent_requests_keep_nobody_waiting(crowded: httpx.Client, half: str) -> None:
     with contextlib.ExitStack() as held:
@@ -95,6 +96,7 @@ def test_half_sent_requests_keep_nobody_waiting(crowded: httpx.Client, half: str
                 assert client.get("/v1/nodes").status_code == 200
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("patience", [Patience(headers_s=0.1, body_s=0.1)])
 @pytest.mark.parametrize("half", HALVES)
 def test_half_of_a_request_is_closed_at_its_deadline_and_does_nothing(crowded: httpx.Client, half: str) -> None:

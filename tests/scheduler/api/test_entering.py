@@ -61,6 +61,7 @@ def test_a_token_lets_in_and_the_cookie_is_good_for_the_pages_alone(
     assert api.get("/").status_code == 303
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("origin", [{}, {"Origin": "null"}, {"Origin": ""}, {"Origin": "http://elsewhere.example"}])
 @pytest.mark.parametrize("path", ["/logout", "/login", f"/jobs/{'0' * 26}/cancel"])
 def test_a_form_with_the_cookie_says_where_it_comes_from(

@@ -126,6 +126,7 @@ def test_a_shape_says_how_many_gpus(api: httpx.Client) -> None:
     assert api.post("/v1/jobs", json={**SPEC, "shape": shape, "gpus": 4}).status_code == 201
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("given", "status", "told"),
     [

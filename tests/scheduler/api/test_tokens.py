@@ -78,6 +78,7 @@ def test_without_a_token_no_request_tells_what_there_is(api: httpx.Client, known
     assert {asks: answer.text for asks, answer in answers.items() if answer.status_code != 401} == {}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("role", [Role.USER, Role.READ_ONLY, Role.AGENT, Role.SCRAPE])
 @pytest.mark.parametrize("what", ["drain", "resume", "report"])
 def test_who_may_not_change_a_node_is_not_told_which_there_are(

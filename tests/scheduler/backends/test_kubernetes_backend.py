@@ -48,6 +48,7 @@ def random_placements(nodes: dict[str, int], rng: random.Random) -> list[Placeme
     return placements
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_ranks_report_exactly_the_gpus_of_random_placements_from_inside(tmp_path: Path, seed: int) -> None:
     nodes = {"a": 4, "b": 2, "c": 8, "d": 3}
@@ -134,6 +135,7 @@ def test_progress_is_told_at_the_end(backend: KubernetesBackend) -> None:
     assert end_of(backend, attempt).progress == {"saved_s": 12.5, "step": 7.0}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("told", ["[1]", '{"saved_s": NaN}', '{"step": 1' + "0" * 500 + "}", "[" * 900, "{"])
 def test_progress_that_makes_no_sense_does_not_hide_how_a_job_ended(backend: KubernetesBackend, told: str) -> None:
     attempt = sh(f"echo '{told}' > $LONGSHORE_PROGRESS")

@@ -28,7 +28,7 @@ def backend(trial: Trial) -> KubernetesBackend:
     return trial.make()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [LOSE, 503])
 @pytest.mark.parametrize("call", LAUNCH_CALLS)
 def test_a_launch_that_was_cut_short_anywhere_is_finished_by_another_scheduler_and_starts_once(
@@ -83,6 +83,7 @@ def test_the_attempt_of_a_scheduler_that_was_killed_while_it_launched_starts_onc
     assert sorted((tmp_path / "starts").read_text().split()) == ["0", "1", "2"]
 
 
+@pytest.mark.full
 def test_every_call_ends_while_the_server_accepts_and_never_answers(trial: Trial) -> None:
     backend = trial.make(deadline_s=0.5)
     attempt = sh("exec sleep 1000")
@@ -157,6 +158,7 @@ def test_a_version_that_has_expired_is_answered_by_a_list(trial: Trial, backend:
     assert [end.code for end in end_of(backend, attempt).ends] == [4]
 
 
+@pytest.mark.full
 def test_a_restored_server_of_an_older_version_is_believed_after_a_list(trial: Trial) -> None:
     backend = trial.make(deadline_s=0.5)
     attempt = sh("exec sleep 1000")

@@ -117,6 +117,7 @@ def test_nothing_is_launched_while_nobody_can_say_who_leads(trial: Trial) -> Non
     assert trial.cluster.pods() == []
 
 
+@pytest.mark.full
 def test_a_short_trouble_with_the_lease_holds_nothing_up(trial: Trial, times: None) -> None:
     backend = trial.make()
     assert takes_jobs(backend)

@@ -52,6 +52,7 @@ def test_a_rank_that_is_killed_as_memory_runs_out_is_told_from_one_that_somebody
     assert class_of(end_of(backend, killed))[0] is ExitClass.AMBIGUOUS
 
 
+@pytest.mark.full
 def test_a_rank_that_takes_long_to_die_after_it_was_killed_for_memory_is_still_told_so(
     backend: LocalBackend, little: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_what_a_member_left_behind_is_killed_and_others_are_not(
     assert other.poll() is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["closed", "other"])
 @pytest.mark.parametrize("how", ["session", "orphan", "parent"])
 def test_a_rank_is_not_left_while_a_process_lives_that_cannot_be_looked_into(

@@ -60,6 +60,7 @@ def failing(work: Callable[..., Any], calls: set[int]) -> Callable[..., Any]:
     return call
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("calls", [{0}, {1}, {2}, {3}, {4}, {5, 6, 7}], ids=str)
 def test_a_write_that_fails_ends_nothing_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: set[int]
@@ -75,6 +76,7 @@ def leaves_one(host: Host) -> Callable[[], bool]:
     return lambda: (places_in(Path(host._path) / RING) or [("", 0, True, False, -1, 0)])[0][3]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("work", ["kill_members", "drop_beginning", "read_place", "write_file"])
 def test_looks_that_fail_are_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
     async def during(host: Host) -> None:
@@ -104,6 +106,7 @@ def test_a_script_that_ends_with_the_status_of_a_restart_uses_up_its_restarts(tm
     assert status == 77
 
 
+@pytest.mark.full
 def test_a_coordinator_that_cannot_be_started_at_first_is_started_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +128,7 @@ def test_a_coordinator_that_cannot_be_started_at_first_is_started_later(
     assert (len(started), status) == (4, 9)
 
 
+@pytest.mark.full
 def test_a_coordinator_that_can_never_be_started_again_ends_the_ring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

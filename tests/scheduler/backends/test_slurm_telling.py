@@ -64,6 +64,7 @@ def test_what_slurm_stopped_at_a_limit_has_outlived_its_limit(
     assert class_of(other.status(attempt.name))[0] is ExitClass.LIMIT
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("script", ["exit 1", "true", "exec sleep 1000"])
 def test_a_slurm_that_says_nothing_ends_no_job(backend: SlurmBackend, saying: Saying, script: str) -> None:
     attempt = sh("exec sleep 1000")
@@ -73,6 +74,7 @@ def test_a_slurm_that_says_nothing_ends_no_job(backend: SlurmBackend, saying: Sa
     assert (other.status(attempt.name).run, other.released(attempt.name)) == (Run.RUNNING, False)
 
 
+@pytest.mark.full
 def test_five_thousand_jobs_take_one_question_and_running_ones_do_not_wait_for_the_answer(
     backend: SlurmBackend, saying: Saying, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.few(21)
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("words", "says"), REFUSED)
 def test_what_is_no_job_is_refused_in_one_line(longshore: Command, words: list[str], says: str) -> None:

@@ -176,6 +176,7 @@ def test_a_checkpoint_ranks_first_what_it_would_choose_itself() -> None:
     assert len(found.order) == RANKS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_policy_that_hangs_or_dies_is_replaced_by_the_heuristic(tmp_path: Path, number: int) -> None:
     ranker = ranker_of(by_hand(tmp_path), "patient", deadline_s=4.0)
@@ -195,6 +196,7 @@ def test_a_policy_that_hangs_or_dies_is_replaced_by_the_heuristic(tmp_path: Path
         ranker.close()
 
 
+@pytest.mark.full
 def test_a_policy_that_cannot_be_loaded_is_told_before_anything_is_served(tmp_path: Path) -> None:
     ranker = ranker_of(by_hand(tmp_path), str(tmp_path / "nothing.zip"))
 

@@ -93,6 +93,7 @@ def test_a_pod_that_was_seen_counts_once_where_it_was_seen(watched: Watched) -> 
     assert not watched.ranker.ledger.assumed
 
 
+@pytest.mark.full
 def test_changes_that_were_missed_are_listed_again(watched: Watched) -> None:
     lists = watched.api.lists
     until(lambda: len(watched.api.watchers[PODS]) == 1)

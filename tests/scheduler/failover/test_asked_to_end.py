@@ -78,6 +78,7 @@ def check(run: processes.Process[str], folder: Path, number: int) -> None:
     assert alive(folder) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "options"),
     [

@@ -77,6 +77,7 @@ def ring_at(folder: Path, listening: socket.socket) -> Path:
     return ring
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [RING, STATE])
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_whatever_lies_in_the_place_of_a_file_nobody_waits_for_it(
@@ -146,6 +147,7 @@ ANSWERS: dict[str, Callable[[socket.socket], object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_whoever_answers_nobody_waits_for_long(tmp_path: Path, listening: socket.socket, kind: str) -> None:
     answering(listening, ANSWERS[kind])

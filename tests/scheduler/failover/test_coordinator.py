@@ -40,6 +40,7 @@ def limit(ring: Process, what: int, value: int) -> int:
 FAILING = [pytest.param(resource.RLIMIT_FSIZE, id="full"), pytest.param(resource.RLIMIT_NOFILE, id="no descriptor")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", FAILING)
 def test_while_a_disk_fails_members_are_answered_and_nobody_is_told_what_is_not_written(
     what: int, ring: Process
@@ -99,6 +100,7 @@ def test_a_state_that_cannot_be_written_for_long_ends_the_coordinator(
 TELLS = {"stopping": wire.Abort, "forming": wire.Form, "running": wire.Go, "done": wire.Finish}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("phase", TELLS)
 def test_while_a_write_takes_long_members_are_answered_and_hear_nothing_of_what_it_holds(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +145,7 @@ def test_while_a_write_takes_long_members_are_answered_and_hear_nothing_of_what_
 # Strangers
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("says", [b"", b"x" * 300_000, b'{"kind": "Hello", "proof": "', b"{}\n"])
 def test_strangers_take_few_descriptors_and_little_memory_and_a_ring_goes_on_among_them(
     says: bytes, ring: Process
@@ -193,6 +196,7 @@ def test_each_text_of_any_message_is_cut_and_nothing_else_changes(message: wire.
     assert cut(replace(message, **long)) == replace(message, **{name: text[:TEXT] for name, text in long.items()})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("outcome", ["done", "lost"])
 def test_whoever_is_connected_at_the_end_leaves_no_traceback_in_the_log(outcome: str, ring: Process) -> None:
     peers = [Peer(ring, role) for role in ("desk", "launcher", "desk")]

@@ -54,6 +54,7 @@ def faults_before(kills: str) -> Sequence[dict[str, Any]]:
     return [fault(1, "computing", "break 2")] if "heard Fault" in kills else [fault(LOST, "computing", "KILL")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kills", KILLS)
 def test_whoever_is_killed_after_a_message_of_a_recovery_the_ring_goes_on_where_it_was(
     kills: str, warm: Path, undisturbed: Outcome, tmp_path: Path, killing: pytest.MonkeyPatch
@@ -91,6 +92,7 @@ def test_a_coordinator_that_is_killed_once_nobody_comes_lets_the_ring_shrink_all
     assert found.generation() <= 3
 
 
+@pytest.mark.full
 def test_a_coordinator_may_be_killed_while_the_state_is_copied(
     warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_coordinator_may_be_killed_while_the_state_is_copied(
     assert found.generation() <= 3
 
 
+@pytest.mark.full
 def test_a_ring_runs_on_while_its_coordinator_is_away(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     async def kill(trial: Trial) -> None:
         await trial.reached(10)
@@ -120,6 +123,7 @@ POINTS = ["stopped", "copying", "ready", "going", "running"]
 PLACES = ["formed", *(pytest.param(it, marks=pytest.mark.full) for it in POINTS)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("at", PLACES)
 def test_the_host_of_the_store_may_be_killed_anywhere_in_a_recovery(
     at: str, warm: Path, undisturbed: Outcome, tmp_path: Path

@@ -190,7 +190,7 @@ HOSTILE: dict[str, Hostile] = {
 }  # fmt: skip
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_whoever_does_not_prove_the_secret_hears_nothing_and_the_ring_goes_on(kind: str, ring: Process) -> None:
     with socket.create_connection(("127.0.0.1", ring.port), LIMIT_S) as connection:
@@ -267,6 +267,7 @@ THIEVES: dict[str, Callable[[socket.socket], object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", THIEVES)
 def test_a_member_obeys_nobody_who_does_not_prove_the_secret_and_comes_back_to_who_does(kind: str) -> None:
     heard = b""

@@ -142,6 +142,7 @@ def test_folders_of_the_job_are_not_what_a_rings_programs_import(tmp_path: Path,
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("option", ["--no-warm", "--spares=0"])
 def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path, option: str) -> None:
     script = tmp_path / "train.py"

@@ -83,6 +83,7 @@ def test_what_a_member_says_and_saves_once_it_wakes_up_is_refused(
     assert "step-000000030-g2-m4.pt" in saved
 
 
+@pytest.mark.full
 def test_a_member_that_says_nothing_is_replaced(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     """The same in short: the coordinator waits 2 s; the launcher kills what was declared gone."""
     faults = [{"member": 2, "step": 10, "at": "computing", "do": "STOP"}]
@@ -91,6 +92,7 @@ def test_a_member_that_says_nothing_is_replaced(warm: Path, undisturbed: Outcome
     assert found.exits[2] == -9
 
 
+@pytest.mark.full
 def test_a_link_that_fails_again_and_again_costs_one_of_its_members_the_seat(
     warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_link_that_fails_again_and_again_costs_one_of_its_members_the_seat(
     assert found.exits[2] == wire.GONE_STATUS or found.exits[2] == -9
 
 
+@pytest.mark.full
 def test_a_link_that_fails_once_costs_nobody_the_seat(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     faults = [{"member": 1, "step": 5, "at": "computing", "do": "break 2"}]
     found = run_ring(tmp_path, warm, spares=1, faults=faults)
@@ -117,6 +120,7 @@ def test_a_slow_member_is_no_fault(warm: Path, undisturbed: Outcome, tmp_path: P
     assert found.generation() == 1
 
 
+@pytest.mark.full
 def test_a_script_that_fails_gives_up_its_seat_at_once(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     faults = [{"member": 1, "step": 5, "at": "computing", "do": "raise"}]
     found = run_ring(tmp_path, warm, spares=1, faults=faults)
@@ -152,6 +156,7 @@ SECRET = [  # behind a Hello with the right secret
 ]
 
 
+@pytest.mark.full
 def test_nothing_that_comes_over_the_port_disturbs_a_ring(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     async def send_all(trial: Trial) -> None:
         await trial.reached(2)
@@ -173,6 +178,7 @@ def test_nothing_that_comes_over_the_port_disturbs_a_ring(warm: Path, undisturbe
     assert (found.declared, found.generation()) == ({}, 1)
 
 
+@pytest.mark.full
 def test_a_member_with_another_secret_is_not_heard(warm: Path, tmp_path: Path) -> None:
     async def come(trial: Trial) -> None:
         await trial.reached(2)

@@ -21,6 +21,7 @@ def test_an_undisturbed_ring_has_one_generation_and_one_state(undisturbed: Outco
 AT = ["computing", "reducing", "reduced"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("at", AT)
 def test_a_member_that_is_killed_is_replaced_by_a_spare_bit_for_bit(
     at: str, warm: Path, undisturbed: Outcome, tmp_path: Path
@@ -46,6 +47,7 @@ def test_two_members_killed_in_one_moment_are_one_round(warm: Path, undisturbed:
     assert (found.exits[1], found.exits[3], found.generation()) == (-9, -9, 2)
 
 
+@pytest.mark.full
 def test_a_second_member_killed_later_is_a_second_round(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     faults = [{"member": it, "step": step, "at": "reducing", "do": "KILL"} for it, step in ((0, 5), (3, 25))]
     found = run_ring(tmp_path, warm, spares=2, faults=faults)
@@ -53,6 +55,7 @@ def test_a_second_member_killed_later_is_a_second_round(warm: Path, undisturbed:
     assert found.generation() == 3
 
 
+@pytest.mark.full
 def test_the_source_killed_in_the_middle_of_the_copy_leaves_another_one(
     warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
@@ -74,6 +77,7 @@ def source_and_receivers(found: Outcome) -> dict[int, tuple[int, set[int]]]:
     return {generation: form for generation, form in forms.items() if generation > 1}
 
 
+@pytest.mark.full
 def test_a_newcomer_killed_once_it_is_ready_is_replaced_by_the_next(
     warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
@@ -86,6 +90,7 @@ def test_a_newcomer_killed_once_it_is_ready_is_replaced_by_the_next(
     assert set(found.declared) == {2, 4}
 
 
+@pytest.mark.full
 def test_of_members_a_step_apart_the_one_ahead_gives_its_state(
     warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
@@ -97,6 +102,7 @@ def test_of_members_a_step_apart_the_one_ahead_gives_its_state(
     assert [line["member"] for line in found.of("step") if line["it"][0] == 10] == [0]
 
 
+@pytest.mark.full
 def test_a_stop_of_two_seconds_is_no_fault(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     async def stop(trial: Trial) -> None:
         await trial.reached(5)
@@ -115,6 +121,7 @@ def losses(found: Outcome) -> list[float]:
     return [sum(loss for (at, _), loss in last.items() if at == step) for step in found.steps()]
 
 
+@pytest.mark.full
 def test_without_a_spare_the_ring_shrinks_and_the_loss_stays_nearly_the_same(warm: Path, tmp_path: Path) -> None:
     # Without dropout: its random numbers hang on how many shards a member computes.
     whole = run_ring(tmp_path / "whole", warm, DROPOUT="0")
@@ -136,6 +143,7 @@ def test_a_ring_of_two_goes_on_alone(warm: Path, tmp_path: Path) -> None:
     assert found.exits == {0: -9, 1: 0}
 
 
+@pytest.mark.full
 def test_a_ring_all_of_whose_members_are_killed_is_lost(warm: Path, tmp_path: Path) -> None:
     faults = [{"member": it, "step": 10, "at": "computing", "do": "KILL"} for it in range(3)]
     found = run_ring(tmp_path, warm, seats=3, spares=1, faults=faults)
@@ -176,6 +184,7 @@ def ends_of_links(reason: str) -> bool:
     return "an exchange failed" in reason and any(it in reason for it in ("closed", "reset", "Broken pipe"))
 
 
+@pytest.mark.full
 def test_a_member_that_joins_later_makes_the_ring_whole(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     async def join(trial: Trial) -> None:
         await trial.seated(2)

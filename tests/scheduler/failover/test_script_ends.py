@@ -162,6 +162,7 @@ def both(tmp_path: Path, warm: Path, arguments: Sequence[str]) -> tuple[Ended, E
     return by_python(one, arguments), by_fork(other, arguments, warm)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ENDS)
 def test_a_forked_script_ends_as_python_does(name: str, warm: Path, tmp_path: Path) -> None:
     script = tmp_path / "a script.py"
@@ -171,6 +172,7 @@ def test_a_forked_script_ends_as_python_does(name: str, warm: Path, tmp_path: Pa
     assert found == expected
 
 
+@pytest.mark.full
 def test_a_module_and_a_folder_are_run_as_python_does(warm: Path, tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from .trial import Outcome, Trial, run_ring
 
 
+@pytest.mark.full
 def test_a_newcomer_of_a_living_ring_needs_no_checkpoint(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
 

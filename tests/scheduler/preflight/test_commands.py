@@ -38,6 +38,7 @@ def test_nodes_that_are_fit_are_told_with_status_0(longshore: Command, cluster: 
     assert {"check", "node", "outcome", "got", "wanted", "action", "seconds"} <= set(told["results"][0])
 
 
+@pytest.mark.full
 def test_a_node_that_is_not_fit_is_shown_in_a_table_with_status_1(
     longshore: Command, cluster: Path, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_ranks_check_themselves_and_each_other_and_become_the_command() -> None:
     assert [process.returncode for process in running] == [0, 0]
 
 
+@pytest.mark.full
 def test_a_rank_without_the_gpu_that_it_needs_does_not_become_the_command() -> None:
     running = travelling("--", "echo", "never")
     out, err = running.communicate()
@@ -107,6 +109,7 @@ def test_a_rank_without_the_gpu_that_it_needs_does_not_become_the_command() -> N
     assert "count.type" in err
 
 
+@pytest.mark.full
 def test_a_rank_that_is_not_fit_asks_to_be_tried_again_where_the_scheduler_put_the_checks_before_it() -> None:
     line = wrapped(("echo", "never"), Workload(dtype="bf16", backend="nccl"), slots=False)
     assert line[:3] == ("python", "-m", "longshore.preflight")
@@ -119,6 +122,7 @@ def test_a_rank_that_is_not_fit_asks_to_be_tried_again_where_the_scheduler_put_t
     assert fit.communicate() == ("-- here\n", "")
 
 
+@pytest.mark.full
 def test_a_command_that_is_not_there_is_told() -> None:
     running = travelling("--slots", "--level", "0", "--", "/no/such/program")
     _, err = running.communicate()

@@ -106,6 +106,7 @@ def test_of_two_nodes_whose_sum_is_wrong_neither_is_used(tmp_path: Path) -> None
         assert checked(nodes).bad_nodes == {"n0", "n1"}
 
 
+@pytest.mark.full
 def test_who_never_comes_to_a_reduction_is_killed_and_the_others_are_not(tmp_path: Path) -> None:
     with started(tmp_path, {"n1": faulty_nodes.hangs_in_reduction}, ("n0", "n1", "n2")) as nodes:
         report = checked(nodes)
@@ -168,6 +169,7 @@ def test_a_process_that_has_joined_many_groups_is_replaced(tmp_path: Path) -> No
         assert len(pids) == 2
 
 
+@pytest.mark.full
 def test_no_process_of_a_node_outlives_its_runner(tmp_path: Path) -> None:
     code = f"""
 import os, signal

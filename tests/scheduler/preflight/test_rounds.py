@@ -29,6 +29,7 @@ def raising(error: BaseException) -> Callable[[Mapping[str, Node]], Report]:
     return work
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), MemoryError()])
 def test_a_check_that_ends_in_any_way_frees_its_node(rounds: Rounds, error: BaseException) -> None:

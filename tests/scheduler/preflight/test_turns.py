@@ -173,6 +173,7 @@ def test_every_part_comes_in_rings_of_any_size_and_the_clock_of_the_gpu_counts(
     assert wire.sent == {(rank, (rank + 1) % size, tag): rank for rank in range(size) for tag in range(PARTS)}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("size", "first"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 0), (4, 1), (5, 3), (5, 4)])
 def test_of_a_dead_link_only_who_does_not_receive_tells(size: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = (first, (first + 1) % size)

@@ -54,6 +54,7 @@ def test_a_door_says_whose_it_is_over_both_protocols() -> None:
     assert at(door.port) is Sight.REFUSED
 
 
+@pytest.mark.full
 def test_a_process_that_stands_still_takes_connections_and_one_that_was_killed_takes_none() -> None:
     with process() as (it, port):
         assert at(port) is Sight.ANSWERED
@@ -83,6 +84,7 @@ STRANGERS: dict[str, tuple[Callable[[socket.socket], object], Sight]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", STRANGERS)
 def test_whoever_is_there_instead_is_not_taken_for_the_agent(kind: str) -> None:
     answer, sight = STRANGERS[kind]
