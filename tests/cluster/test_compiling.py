@@ -48,7 +48,7 @@ def test_whole_numbers_of_all_widths_are_one_part_of_a_program(pairs: list[tuple
     sums(narrow, wide, out)
     assert out.tolist() == [2 * a + 2 * b + 10 for a, b in pairs]
     assert isinstance(added, Kernel)
-    assert len(added._parts) == 1
+    assert len(added._parts) <= 1  # none where the whole program is kept from an earlier run
 
 
 @needs_numba
