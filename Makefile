@@ -23,8 +23,8 @@ demo-plan: $(STAMP)
 
 # A file's tests stay together, as some share a server. Files come in a random order, and so do the tests in each:
 # `make test SEED=1234` repeats the order whose seed was printed.
-# More processes than cores, of one thread each, as many tests wait for servers. Two compile the kernels for all: the
-# second begins after the linters, takes what the first has left, and both end at about the same time.
+# More processes than cores, of one thread each, as many tests wait for servers, in the full lane most. Two compile the
+# kernels for all: the second begins after the linters, takes what the first has left, and both end at about one time.
 # A test that hangs where no exception reaches it ends its process, and another goes on with the tests behind it.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
@@ -45,7 +45,7 @@ lint: $(STAMP)
 # All tests, the slow ones and rarer faults too, each with its full budget of examples.
 test-full: $(STAMP)
 	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --max-worker-restart 20 --dist loadfile --no-loadscope-reorder $(ORDER) -m "" --hypothesis-profile full
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 8 --max-worker-restart 20 --dist loadfile --no-loadscope-reorder $(ORDER) -m "" --hypothesis-profile full
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
