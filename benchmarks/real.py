@@ -47,7 +47,7 @@ from .real_windows import (
 CHECKPOINT = ROOT / "checkpoints" / "traces.zip"
 COMMAND = (
     "train --trace TRACE (each of the ten) --order fifo --order easy --order easy-shortest --order shortest "
-    "--ageing 168h --steps 1e7 --threads 1"
+    "--ageing 168h --steps 1e7 --no-turns --threads 1"
 )
 STEPS, SEEDS = 10_000_000, (0, 1, 2)
 CARD = """\

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..cluster.model.problem import Problem
 from ..cluster.presets.hetero64 import hetero64
+from ..cluster.presets.streams import own_key
 from ..cluster.simulator.simulation import simulation_of
 from .border.given import whole_number, whole_numbers
 from .features import NODE_COUNT
@@ -32,12 +33,12 @@ POOL = 1024  # scenarios of the preset that are drawn where no problem is given
 
 
 def chosen_problem(problem: Problem | None, waiting: str | None) -> Problem:
-    """Return the problem, or scenarios of the preset `hetero64` by seed 0, with waiting `on` or `off` if that is given.
+    """Return the problem, or scenarios of `hetero64` that nothing is evaluated on; waiting is `on` or `off` if given.
 
     Raises:
         ValueError: If waiting is neither.
     """
-    run = hetero64(POOL, 0) if problem is None else problem
+    run = hetero64(POOL, own_key(0)) if problem is None else problem
     if waiting is None:
         return run
     if waiting not in WAITING:

@@ -58,7 +58,7 @@ class PlacementVecEnv(VecEnv):
             raise ValueError(f"there are options for {len(each)} environments, expected {self.num_envs}")
         for one in each:
             scenario_option(one, self.batch.scenarios)
-        super().set_options([dict(one) for one in each])
+        super().set_options([dict(one or {}) for one in each])
 
     def reset(self) -> NDArray[np.float32]:
         """Put every environment at the first decision of its option's scenario, the seed's, `first` or the next."""

@@ -222,7 +222,7 @@ def _check(request: EvaluationRequest) -> None:
         field = "--profile" if request.drawn.profile else "--arrivals"
         raise InputError("the preset draws its own jobs", "give --cluster", field=field)
     if request.trace is None and request.load is not None:
-        raise InputError("the preset submits all jobs at once", "give --trace or --cluster", field="--load")
+        raise InputError("the preset draws its own arrivals", "give --trace or --cluster", field="--load")
     if request.trace is None and request.max_gpus is not None:
         raise InputError("the preset's jobs ask 32 GPUs at most", "give --trace or --cluster", field="--max-gpus")
     if request.trace is None and request.runs is not None:
@@ -277,9 +277,7 @@ def _warn(console: "Console", problem: Problem, policies: list[Policy], use: Use
 
 def _use(request: EvaluationRequest, problem: Problem) -> Use:
     """Return what policies are used under."""
-    scenarios = problem.scenarios
-    is_exact = np.array_equal(scenarios.estimate_s, scenarios.work_s)
-    use = use_of(problem.rules, request.estimates or ("exact" if is_exact else "trace"))
+    use = use_of(problem.rules, request.estimates or ("exact" if request.trace is None else "trace"))
     return use._replace(orders=()) if request.every_order else use
 
 
@@ -292,7 +290,7 @@ def told_apart(named: Sequence[tuple[str, Policy]]) -> list[Policy]:
     alike: dict[str, list[tuple[Policy, tuple[str, ...]]]] = {}
     for name, policy in named:
         if (path := checkpoint_in(name)) is not None:
-            alike.setdefault(policy.name, []).append((policy, path.absolute().with_suffix("").parts))
+            alike.setdefault(policy.name, []).append((policy, path.resolve().with_suffix("").parts))
     for checkpoints in alike.values():
         longest = max(len(parts) for _, parts in checkpoints)
         for count in range(2, longest + 1):

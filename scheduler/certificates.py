@@ -36,6 +36,11 @@ def trusting(ca: Path | None) -> ssl.SSLContext:
         _load(context, ca, "--ca")
         return context
     context = ssl.create_default_context()
+    usual = ssl.get_default_verify_paths()
+    if os.environ.get("SSL_CERT_FILE") == "" and Path(usual.openssl_cafile).exists():  # OpenSSL takes it for a name
+        context.load_verify_locations(cafile=usual.openssl_cafile)
+    if os.environ.get("SSL_CERT_DIR") == "" and Path(usual.openssl_capath).is_dir():
+        context.load_verify_locations(capath=usual.openssl_capath)
     if file := os.environ.get("SSL_CERT_FILE"):
         _load(context, Path(file), "SSL_CERT_FILE")  # OpenSSL says nothing of one that it cannot read
     folders = os.environ.get("SSL_CERT_DIR")

@@ -242,6 +242,17 @@ def test_half_precision_holds_the_mean_however_the_parts_are_spread(shares: list
     assert together(len(shares), work) == [[20000.0] * 4] * len(shares)
 
 
+def test_half_precision_of_layers_that_are_thawed_later_is_added_up_as_wide() -> None:
+    net = nn.Linear(1, 1, bias=False, dtype=torch.float16).requires_grad_(requires_grad=False)
+    wide = WideSums(list(net.parameters()), lambda: True)
+    net.requires_grad_()
+    for _ in range(2):  # a second beginning adds nothing twice
+        wide.begin()
+    for _ in range(2):
+        net(torch.full((1, 1), 40000.0, dtype=torch.float16)).sum().backward()
+    assert [it.tolist() for it in wide.take().values()] == [[[80000.0]]]
+
+
 def test_what_cannot_be_exchanged_is_refused_by_name() -> None:
     class Marked(Tensor):
         pass

@@ -65,6 +65,7 @@ class TrainingConfig(BaseModel):
     environments: int | None = Field(default=None, ge=1, le=MOST_ENVIRONMENTS)  # None: the preset's
     waiting: bool = False
     oracle: bool = True  # of fault rates; runs that do not say were made when all policies were
+    turns: bool = False  # users of traces take turns; runs that do not say were made when none did
     orders: tuple[Annotated[str, RegisteredName("orders")], ...] = ("fifo",)
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
     traces: tuple[str, ...] = ()
@@ -143,7 +144,7 @@ class TrainingConfig(BaseModel):
     def regimes(self) -> tuple[Regime, ...]:
         """What may be chosen, in training and in validation, one for each order regime."""
         ageing_s = math.inf if self.ageing_h is None else self.ageing_h * 3600.0
-        return tuple(Regime(order, ageing_s, self.waiting, self.oracle) for order in self.orders)
+        return tuple(Regime(order, ageing_s, self.waiting, self.oracle, self.turns) for order in self.orders)
 
 
 def asked_of(config: TrainingConfig, sizes: Sizes) -> Asked:
@@ -179,6 +180,7 @@ def config_of(
     threads: int, traces: Sequence[Path] = (), cluster: Path | None = None, faults: Path | None = None,
     loads: Sequence[float] = (), estimates: str | None = None, orders: Sequence[str] = (), ageing_h: float = math.inf,
     replay: str | None = None, init: Path | None = None, oracle: bool = False, history: Path | None = None,
+    turns: bool = True,
 ) -> TrainingConfig:  # fmt: skip
     """Return the configuration that a user asked for; what is None or empty is as the preset and the algorithm have it.
 
@@ -189,6 +191,7 @@ def config_of(
     _check_known("preset", preset, PRESETS)
     own = PRESETS[preset]
     begun = load_policy(init).schema if init is not None and algorithm not in BY_CANDIDATES else None
+    may_wait = own.waiting
     algorithm = algorithm or (own.algorithm if begun is None or begun.action == "candidate" else "ppo")
     if begun is not None and algorithm in REPLAYS:  # it goes on with the checkpoint's own options
         action, network, observation = (
@@ -197,6 +200,7 @@ def config_of(
             observation or begun.observation,
         )
         waiting = begun.waiting if waiting is None and preset != HISTORY else waiting
+        may_wait &= begun.waiting  # on a history, which says itself whether waiting is allowed
     steps = USUAL_STEPS.get(algorithm, 2e6) if steps is None else steps
     usual = usual_options(preset, algorithm, action)
     action, network = action or usual.action, todays_name("network", network or usual.network)
@@ -221,7 +225,8 @@ def config_of(
         {
             "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
             "action": action, "observation": observation, "reward": reward or own.reward, "replay": replay,
-            "waiting": own.waiting if waiting is None else waiting, "oracle": oracle, "threads": threads,
+            "waiting": may_wait if waiting is None else waiting, "oracle": oracle, "turns": turns and bool(traces),
+            "threads": threads,
             "init": str(init) if init else None, "history": str(history) if history else None,
             "orders": tuple(orders) or own.orders, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
             "traces": [str(path) for path in traces], "cluster": str(cluster) if cluster else None,

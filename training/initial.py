@@ -40,9 +40,10 @@ def actor_critic_of(config: TrainingConfig, schema: Schema) -> Network | None:
         )  # fmt: skip
     expected = {name: it.shape for name, it in network_of(schema).state_dict().items()}
     if not network.sized_by and expected != {name: it.shape for name, it in network.state_dict().items()}:
+        fix = "give one without waiting" if config.history else f"give --{'' if theirs.waiting else 'no-'}waiting"
         raise InputError(
             f"{config.init} has {'waiting' if theirs.waiting else 'no waiting'} among its actions, and this run not so",
-            f"give --{'' if theirs.waiting else 'no-'}waiting", field="--init",
+            fix, field="--init",
         )  # fmt: skip
     if isinstance(network, CandidateNetwork) and theirs.algorithm == "distil":
         network.score.weight.data /= TEMPERATURE

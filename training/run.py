@@ -86,6 +86,8 @@ def train(
         CheckpointError: If the folder's snapshot is damaged, or the checkpoint to begin with.
     """
     problems, validated_on = PRESETS[config.preset].build(asked_of(config, sizes))
+    if not config.waiting:  # a history may allow it; the network that a run begins with may have no action for it
+        problems, validated_on = tuple(map(_without_waiting, problems)), tuple(map(_without_waiting, validated_on))
     schema = with_layers(config, _schema(config, problems))
     # refused before the folder is made
     actor_critic_of(config, schema) if config.algorithm in REPLAYS else initial_network(config)
@@ -108,6 +110,10 @@ def train(
         folder, folder / BEST, score, finished, interruption.number, seconds, validation.best, validation.scenarios,
         later,
     )  # fmt: skip
+
+
+def _without_waiting(problem: Problem) -> Problem:
+    return problem._replace(rules=problem.rules._replace(waiting=False))
 
 
 def _schema(config: TrainingConfig, problems: Sequence[Problem]) -> Schema:

@@ -34,6 +34,9 @@ YOUNGER = (
     "shrunk", "spare", "died", "struck_s", "short", "fresh_s", "fresh_gpu_s", "since_s",
     "slowed", "node_slow", "pace_s", "pace_k", "slowed_s", "relieved", "relieved_of",
     "kept_for", "backup_of", "backups", "backup_gpu_s",
+    "leads", "turns", "came_back", "next_in_line", "previous_in_line", "line_head", "line_tail", "line_oldest",
+    "line_since_s", "line_number", "turn_s", "turn_number", "next_line", "previous_line", "first_line", "last_line",
+    "index_own_leaf", "index_line",
 )  # fmt: skip
 
 Arrays = dict[str, NDArray[Any]]

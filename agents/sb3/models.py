@@ -55,6 +55,7 @@ class Asked(NamedTuple):
 
     observation: str | None = None
     node_gpus: tuple[int, ...] | None = None
+    waiting: bool | None = None
 
 
 class Bounds(NamedTuple):
@@ -246,7 +247,7 @@ def _guessed(source: str, spaces: Spaces, asked: Asked) -> Seen:
     able = [
         Seen(action=action, observation=observation, waiting=waiting, node_gpus=cluster)  # type: ignore[arg-type]
         for cluster in sorted(clusters) for action, observation in SEEN for waiting in (False, True)
-        if asked.observation in (None, observation)
+        if asked.observation in (None, observation) and asked.waiting in (None, waiting)
     ]  # fmt: skip
     known = asked.node_gpus or HETERO64
     found = [it for it in able if spaces.are_of(it) and (it.observation != "full" or it.node_gpus == known)]
@@ -260,6 +261,8 @@ def _guessed(source: str, spaces: Spaces, asked: Asked) -> Seen:
         )
     names = " or ".join(dict.fromkeys(it.observation for it in found))
     fix = f"give --observation {names}" if " or " in names else "several clusters have such; give --cluster"
+    if len({(it.action, it.observation, it.node_gpus) for it in found}) == 1:
+        fix = "so it is with waiting and without; give --waiting or --no-waiting"
     raise CheckpointError(f"{source}: {spaces.text}; {fix}")
 
 

@@ -37,6 +37,7 @@ class SB3Policy(LearnedPolicy):
             path of a file that `save` wrote of one with `MlpPolicy`, in which nothing is executed.
         observation: `full`, `patent` or `patent-literal`, where the model's observation space does not say it.
         node_gpus: GPUs of each node of the cluster that it was trained on, where the space does not say it.
+        waiting: Whether waiting was among its actions, where the space does not say it and both would have as many.
         name: Its name in tables; the file's name, or the name of the algorithm if it is empty.
 
     Raises:
@@ -46,9 +47,9 @@ class SB3Policy(LearnedPolicy):
 
     def __init__(
         self, model: BaseAlgorithm | str | os.PathLike[str], *, observation: str | None = None,
-        node_gpus: tuple[int, ...] | None = None, name: str = "",
+        node_gpus: tuple[int, ...] | None = None, waiting: bool | None = None, name: str = "",
     ) -> None:  # fmt: skip
-        asked = Asked(observation, node_gpus)
+        asked = Asked(observation, node_gpus, waiting)
         if isinstance(model, BaseAlgorithm):
             usual, (schema, network) = type(model).__name__, _live(model, asked)
         else:

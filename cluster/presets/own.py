@@ -12,6 +12,7 @@ from .cluster_file import read_cluster
 from .hetero64 import HETERO64
 from .named import NAMED
 from .problems import LOAD, Regime, capacity_of, cluster_problem, window_problem, windows_of
+from .streams import own_key
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,8 @@ NAMES = tuple(name for name, named in NAMED.items() if named.draw is not None)
 def problem_of(
     trace: str | Path, cluster: str | Path | None = None, *, windows: int = 1024, load: float | None = LOAD,
     part: tuple[float, float] = FIRST_PART, order: str = "fifo", ageing_h: float = math.inf, waiting: bool = False,
-    oracle: bool = False, faults: str | Path | None = None, max_gpus: int | None = None, seed: int = 0,
+    oracle: bool = False, turns: bool = True, faults: str | Path | None = None, max_gpus: int | None = None,
+    seed: int = 0,
 ) -> Problem:  # fmt: skip
     """Return windows of 96 consecutive jobs of a trace on a cluster, each with faults of its own.
 
@@ -36,20 +38,22 @@ def problem_of(
         ageing_h: How long a waiting job may be overtaken.
         waiting: Whether policies may wait.
         oracle: Whether policies know the true fault rates; else they estimate them.
+        turns: Whether users take turns in the queue, where the trace says whose the jobs are.
         faults: Recorded faults in place of the cluster file's fault model.
         max_gpus: Jobs that ask more get so many; three quarters of the cluster if None.
         seed: Of windows and faults.
 
     Raises:
         InputError: If a file cannot be used, the part has no job, or the windows would take too much memory.
-        ValueError: If there is no such order, or recorded faults come without a cluster.
+        ValueError: If there is no such order, a number makes no sense, or recorded faults come without a cluster.
     """
-    regime, workload = _regime(order, ageing_h, waiting=waiting, oracle=oracle), read_trace(Path(trace))
+    _check_numbers(windows, part, ageing_h, max_gpus)
+    regime, workload = _regime(order, ageing_h, waiting=waiting, oracle=oracle, turns=turns), read_trace(Path(trace))
     setup = None if cluster is None else read_cluster(Path(cluster))
     if setup is None and faults is not None:
         raise ValueError("recorded faults need a cluster; give its file")
     gpus = HETERO64.gpus if setup is None else int(setup.cluster.gpu_node.size)
-    largest = max_gpus or max(1, gpus * 3 // 4)
+    largest = max(1, gpus * 3 // 4) if max_gpus is None else max_gpus
     if cut := int((workload.gpus > largest).sum()):
         log.warning("%s: %d of %d jobs ask more than %d GPUs, and get so many", trace, cut, workload.jobs, largest)
     if setup is None:
@@ -72,7 +76,7 @@ def preset_problem(
     Args:
         name: One of NAMES, such as `hetero64`, `hetero64-stream`, `patent4` or `patent64`.
         scenarios: How many.
-        seed: Key of the draw. Training draws by keys from 1,000,000 on, and its validation by key 1.
+        seed: Of the draw, which has no scenario of `longshore evaluate` or of training by the same seed.
         order: Order regime.
         waiting: Whether policies may wait.
         oracle: Whether policies know the true fault rates; else they estimate them.
@@ -85,10 +89,22 @@ def preset_problem(
     draw = NAMED[name].draw if name in NAMED else None
     if draw is None:
         raise ValueError(f"{name!r} is none of {', '.join(NAMES)}")
-    return draw(scenarios, seed, regime)
+    return draw(scenarios, own_key(seed), regime)
 
 
-def _regime(order: str, ageing_h: float, *, waiting: bool, oracle: bool) -> Regime:
+def _regime(order: str, ageing_h: float, *, waiting: bool, oracle: bool, turns: bool = False) -> Regime:
     if order not in ORDERS:
         raise ValueError(f"{order!r} is none of {', '.join(ORDERS)}")
-    return Regime(order, ageing_h * 3600.0, waiting, oracle)
+    return Regime(order, ageing_h * 3600.0, waiting, oracle, turns)
+
+
+def _check_numbers(windows: int, part: tuple[float, float], ageing_h: float, max_gpus: int | None) -> None:
+    """Refuse numbers that make no sense."""
+    if not isinstance(windows, int) or windows < 1:
+        raise ValueError(f"windows is {windows}, expected a whole number of at least 1")
+    if max_gpus is not None and (not isinstance(max_gpus, int) or max_gpus < 1):
+        raise ValueError(f"max_gpus is {max_gpus}, expected a whole number of at least 1, or None")
+    if not ageing_h >= 0.0:
+        raise ValueError(f"ageing_h is {ageing_h}, expected hours of at least 0")
+    if not 0.0 <= part[0] < part[1] <= 1.0:
+        raise ValueError(f"part is {part}, expected two rising shares from 0 to 1")

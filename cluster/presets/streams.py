@@ -31,6 +31,11 @@ def evaluation_key(seed: int) -> int:
     return seed + _APART if trained_on or seed == VALIDATION_SEED else seed
 
 
+def own_key(seed: int) -> int:
+    """Return the key of scenarios that somebody draws for purposes of their own: nothing is evaluated by such a key."""
+    return seed + 2 * _APART
+
+
 def stream(seed: int, purpose: Stream) -> np.random.Generator:
     """Return the random numbers of a seed for one purpose, the same at every call.
 

@@ -212,9 +212,15 @@ class WideSums:
     def __init__(self, parameters: Sequence[Tensor], is_shared: Callable[[], bool]) -> None:
         self._sums: dict[int, Tensor] = {}
         self._is_shared = is_shared
-        for it in parameters:
-            if it.requires_grad and it.dtype is not _wide(it):
+        self._waiting = [it for it in parameters if it.dtype is not _wide(it)]  # for their first gradient
+        self.begin()
+
+    def begin(self) -> None:
+        """Add up from now on what is trained by now: layers may be thawed after the first step."""
+        for it in self._waiting:
+            if it.requires_grad:
                 it.register_post_accumulate_grad_hook(self._came)  # type: ignore[no-untyped-call]
+        self._waiting = [it for it in self._waiting if not it.requires_grad]
 
     def take(self) -> dict[int, Tensor]:
         """Return the sums by the identities of their parameters, and begin anew."""

@@ -45,21 +45,31 @@ def _register() -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Finds Gymnasium as it is found without it, and has the environments registered when its import ends."""
+    """Finds Gymnasium as it is found without it, and has the environments registered when its import ends.
+
+    Who only looks whether Gymnasium is there changes nothing.
+    """
+
+    looks = False  # whether it asks the others itself
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return how Gymnasium is loaded; None for all else, which others find."""
         del path, target
-        if fullname != GYMNASIUM:
+        if fullname != GYMNASIUM or self.looks:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(GYMNASIUM)
+        self.looks = True
+        try:
+            spec = find_spec(GYMNASIUM)
+        finally:
+            self.looks = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_register(module: ModuleType) -> None:
                 load(module)
                 _register()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
 
             spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec

@@ -28,7 +28,8 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def test_import_longshore_is_enough_before_gymnasium_and_after_and_imports_nothing_heavy() -> None:
-    before = "import sys, longshore; early = set(sys.modules); import gymnasium"
+    before = "import sys, longshore; early = set(sys.modules); import importlib.util"
+    before += "; importlib.util.find_spec('gymnasium'); import gymnasium"  # as those do who look whether it is there
     after = "import longshore, gymnasium.envs.registration as known; print(*early & {'numpy', 'gymnasium', 'torch'})"
     told = (
         "print(*sorted(it for it in known.registry if it.startswith('longshore/'))); print(gymnasium.__spec__.loader)"

@@ -148,6 +148,7 @@ def test_a_place_that_may_not_be_looked_into_is_one_line(here: Path, words: list
 def test_a_configuration_that_names_such_a_place_is_told_of_with_its_line(here: Path, text: str, place: str) -> None:
     file = here / "c.yaml"
     file.write_text(f"{text}\n")
+    file.chmod(0o644)
     check(file)
     with as_nobody():
         told = [str(it) for it in check(file).problems]

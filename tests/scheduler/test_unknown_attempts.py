@@ -142,6 +142,8 @@ def test_an_attempt_whose_file_may_not_be_read_hides_no_other(closed: str) -> No
         for job in (JOB, other):
             own = GOOD | {"attempt": f"ls-{job}-1", "job": job}
             write(folder, f"ls-{job}-1", json.dumps(own).encode())
+        for path in folder.rglob("*"):
+            path.chmod(0o755)
         (folder / "attempts" / NAME / closed).chmod(0)
         with as_nobody():
             found = remembered_in(Folders(folder))

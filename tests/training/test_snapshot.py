@@ -21,8 +21,10 @@ from torch import nn
 from torch.optim import Adam, RMSprop
 
 from longshore.cluster.files.errors import CheckpointError, EndlessError
+from longshore.cluster.state.state import State
 from longshore.envs.batch import Batch, View
 from longshore.training.snapshot import (
+    YOUNGER,
     Arrays,
     learned_arrays,
     read_arrays,
@@ -317,6 +319,32 @@ def test_a_file_that_counts_in_64_bits_is_read(tmp_path: Path, monkeypatch: pyte
     content = small_file(tmp_path)
     assert b"PK\x06\x07" in content
     assert outcome(content, tmp_path) == ""
+
+
+# Fields of the state that runs of 2026-11-27 wrote.
+WRITTEN = {
+    "scenario", "now_s", "moment", "quiet", "unlooked", "finished", "submitted", "estimated", "estimates_s", "head",
+    "tail", "queued", "queued_gpu_s", "usable", "busy", "down", "waited", "rested", "current", "aged", "shadow_s",
+    "extra", "reserved_class", "need", "picked_nodes", "picked_rack", "picked_speed", "picked_intra", "picked_nic",
+    "picked_uplink", "picked_hazard", "busy_gpu_s", "down_gpu_s", "job_time_s", "overhead_gpu_s", "job_events",
+    "decisions", "switches", "free", "taken", "shown_class", "hidden", "class_usable", "class_in_service",
+    "candidates", "base_waits", "base_refused", "candidate_job", "candidate_delay_s", "candidate_s", "candidate_hole",
+    "candidate_size", "candidate_sign", "candidate_node", "gpu_job", "gpu_down", "gpu_next", "source_s",
+    "source_since_s", "source_k", "source_failed", "source_heap", "source_place", "source_count", "gpu_hazard_per_s",
+    "node_hazard_per_s", "lemon", "observed_s", "observed_faults", "observed_gpu_s", "failed_s", "guess_s", "saved_s",
+    "start_s", "end_s", "overhead_s", "slowdown", "entered_s", "wait_s", "queued_s", "first_start_s", "finish_s",
+    "lost_s", "stops", "passed", "next_job", "previous_job", "first_gpu", "run_heap", "run_place", "running",
+    "ends_s", "ends_job", "ends_kept", "shrunk", "spare", "died", "struck_s", "short", "fresh_s", "fresh_gpu_s",
+    "since_s", "slowed", "node_slow", "pace_s", "pace_k", "slowed_s", "relieved", "relieved_of", "kept_for",
+    "backup_of", "backups", "backup_gpu_s", "reserved_for", "reserved_moment", "reserved_usable", "reserved_shadow_s",
+    "reserved_extra", "index_from", "index_stage", "index_moment", "index_leaf", "index_job", "index_first",
+    "index_place", "index_best", "index_key", "index_run_s", "index_oldest", "index_since_s", "index_hidden",
+    "index_hidden_job", "index_young", "index_young_place", "index_young_count",
+}  # fmt: skip
+
+
+def test_runs_that_began_before_a_field_was_there_go_on() -> None:
+    assert set(State._fields) - WRITTEN <= set(YOUNGER)
 
 
 @cache

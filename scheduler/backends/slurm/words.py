@@ -59,10 +59,13 @@ def state_of(text: str) -> NodeState:
     Args:
         text: As `sinfo` has it, such as `down*` or `mixed-`, or as `scontrol` has it, such as `IDLE+CLOUD+DRAIN`.
     """
-    bare = text.strip().upper().rstrip("".join(_SUFFIXES))
-    base, *flags = (_SHORT.get(word, word) for word in bare.split("+"))
-    suffixes = text.strip()[len(bare) :]
-    return NodeState(base, frozenset(flags) | {_SUFFIXES[it] for it in suffixes})
+    words, suffixes = list[str](), set[str]()
+    for word in text.strip().upper().split("+"):
+        bare = word.rstrip("".join(_SUFFIXES))  # older ones have them behind the first word, as in `DOWN*+DRAIN`
+        words.append(_SHORT.get(bare, bare))
+        suffixes |= {_SUFFIXES[it] for it in word[len(bare) :]}
+    base, *flags = words
+    return NodeState(base, frozenset(flags) | suffixes)
 
 
 def gres_of_node(text: str) -> Iterator[Gres]:

@@ -167,7 +167,8 @@ class NodeChecks:
                 return Standing(Checks.FAILED, self._unfit[name].found)
             passed_s = self._passed.get(name)
             return Standing(Checks.RUN) if passed_s is None else Standing(passed_s=passed_s)
-        is_dirty = run in ENDED and name not in self._clean
+        # One that never ran may have had its GPUs set for it, and its scratch folder made.
+        is_dirty = (run in ENDED or name in self._passed) and name not in self._clean
         return Standing(Checks.RUN if is_dirty or self._is_checked(name) else Checks.NONE)
 
     def _is_checked(self, attempt: str) -> bool:

@@ -125,6 +125,7 @@ class Formation:
     def begin_step(self) -> None:
         """Note the random numbers; a step that is computed anew has the same again."""
         self._wide.take()  # of a step that was given up
+        self._wide.begin()
         if self._random is not None:
             set_random_state(self._random)
         self._random = random_state()

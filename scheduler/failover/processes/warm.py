@@ -241,7 +241,8 @@ def _run_script(arguments: list[str]) -> None:
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     sys.path.insert(0, str(Path(path).resolve().parent))
-    main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    whole = str(Path(path).absolute())
+    main.__dict__.update(__file__=whole, __cached__=None, __loader__=SourceFileLoader("__main__", whole))
     exec(_code_of(path), main.__dict__)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ...files.processes import Process, environment, kill, living
@@ -70,10 +71,23 @@ def _clear(folder: Path) -> Finding:
         if folder.is_symlink() or folder.is_file():
             folder.unlink(missing_ok=True)
         else:
+            _open_up(folder)
             shutil.rmtree(folder, onerror=pass_over_what_is_gone)
     except OSError as error:
         return failed("scratch", f"{error.filename or folder}: {error.strerror}", "no such folder", OUT)
     return passed("scratch")
+
+
+def _open_up(folder: Path) -> None:
+    """Let what is in a folder be removed, where a job has taken its own folders the right to be written."""
+    with suppress(OSError):
+        folder.chmod(0o700)
+    for inside, folders, _ in os.walk(folder):
+        for name in folders:
+            path = Path(inside, name)
+            with suppress(OSError):  # it is gone, or another user's, which the removal will tell
+                if not path.is_symlink() and path.stat().st_mode & 0o700 != 0o700:
+                    path.chmod(0o700)
 
 
 def _restored(device: str, done: bool | None) -> Finding:  # noqa: FBT001  # a third value says that it is not known

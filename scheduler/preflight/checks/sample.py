@@ -109,13 +109,19 @@ def _environment(context: Context) -> dict[str, str]:
     gpus, told = ",".join(map(str, context.chosen.gpus)), dict(context.workload.environment)
     shown = "" if context.place.slots else gpus
     if context.place.warmed is not None:  # a rank, which may know its GPUs by other numbers
-        shown = told.get("CUDA_VISIBLE_DEVICES", shown)
+        shown = _own_of(told.get("CUDA_VISIBLE_DEVICES", shown), told.get("LOCAL_RANK", "0"))
     return {
         "HOME": os.environ.get("HOME", "/"), "PATH": os.defpath, "PYTHONUNBUFFERED": "1",
         **told, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": shown, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
         "LOCAL_WORLD_SIZE": "1", "LONGSHORE_NODE": context.node, "LONGSHORE_GPUS": gpus, "LONGSHORE_SAMPLE": "1",
     }  # fmt: skip
+
+
+def _own_of(shown: str, local_rank: str) -> str:
+    """Return which of the GPUs that a rank sees is its own."""
+    gpus = shown.split(",")
+    return gpus[int(local_rank)] if local_rank.isdecimal() and int(local_rank) < len(gpus) else shown
 
 
 def alike(told: Compared) -> Compared:

@@ -52,6 +52,10 @@ def import_model(
     observation: Annotated[
         str | None, typer.Option(help="full, patent or patent-literal, where the model does not say it.")
     ] = None,
+    waiting: Annotated[
+        bool | None,
+        typer.Option("--waiting/--no-waiting", help="Whether its actions have waiting, where only that is open."),
+    ] = None,
 ) -> None:
     """Make a checkpoint of a model that Stable-Baselines3 or sb3-contrib trained on an environment of Longshore.
 
@@ -70,11 +74,12 @@ def import_model(
         if target.exists():
             raise InputError(f"{target} is there already", "give another --out, or remove it", field="--out")
         check_outputs({"--out": target}, {"MODEL": model})
-        schema, network = read_model(model, Asked(observation, None if cluster is None else _node_gpus(cluster)))
+        asked = Asked(observation, None if cluster is None else _node_gpus(cluster), waiting)
+        schema, network = read_model(model, asked)
         save_policy(target, schema, network)
-    waiting = "with waiting" if schema.waiting else "no waiting"
+    waits = "with waiting" if schema.waiting else "no waiting"
     where = f"{schema.gpus} GPUs" if schema.counts_gpus else f"{schema.gpus} GPUs on {len(schema.node_gpus)} nodes"
-    typer.echo(f"{target}: {schema.algorithm}, {schema.action} actions, {waiting}, {schema.observation}, {where}")
+    typer.echo(f"{target}: {schema.algorithm}, {schema.action} actions, {waits}, {schema.observation}, {where}")
     typer.echo(f"It decides by observations as they are. Try it: longshore evaluate --policy {target}")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ..cluster.files.errors import InputError
-from .options import AgeingOption, ClusterOption, FaultsOption, ObjectiveOption, OracleOption, names
+from .options import AgeingOption, ClusterOption, FaultsOption, ObjectiveOption, OracleOption, TurnsOption, names
 from .progress import BY_SIGNAL, compile_first, progress, training_progress
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ def train(
     environments: EnvironmentsOption = None,
     waiting: MayWaitOption = None,
     oracle: OracleOption = False,
+    turns: TurnsOption = True,
     threads: ThreadsOption = 2,
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C and SIGTERM keep everything."""
@@ -185,6 +186,7 @@ def train(
         observation=observation, reward=reward, waiting=waiting, traces=trace or (), cluster=cluster, faults=faults,
         loads=load or (), estimates=estimates, threads=threads, orders=order or (), history=history,
         ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=beginning, oracle=oracle,
+        turns=turns,
     )  # fmt: skip
     config = with_numbers(config, random_runs=random_runs, buffer=buffer, environments=environments)
     config = config if parameters is None else with_parameter_file(config, parameters)

@@ -49,6 +49,7 @@ COMPOUND = {
     "IDLE+MAINTENANCE+RESERVED": (False, True), "IDLE+DYNAMIC_NORM": (True, True), "ALLOCATED+COMPLETING": (True, True),
     "IDLE+REBOOT_REQUESTED": (False, True), "IDLE+INVALID_REG": (False, True), "IDLE+BLOCKED": (False, True),
     "MIXED+POWER_DOWN": (False, True), "IDLE+?": (True, True),
+    "DOWN*+DRAIN": (False, False), "IDLE*+CLOUD": (True, False), "IDLE~+CLOUD": (True, True),
 }  # fmt: skip
 
 
