@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -87,11 +87,12 @@ class Copy:
                 out, _ = run.communicate(timeout=most_s)
             except subprocess.TimeoutExpired:
                 os.killpg(run.pid, 9)
-                run.communicate(timeout=60)
+                with suppress(subprocess.TimeoutExpired):  # what left the group may hold the pipe
+                    run.communicate(timeout=60)
                 return ""
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", out, re.MULTILINE)
-        if failed:
-            return failed[1]
+        failed = re.search(r"^(?:FAILED|ERROR) (.+)$", out, re.MULTILINE)
+        if failed:  # the name of a test may have " - " in it, as what is said of its failure may
+            return next((it for it in tests if f"{failed[1]} - ".startswith(f"{it} - ")), "")
         return None if run.returncode in (0, 5) else ""
 
 
@@ -122,14 +123,21 @@ class Pair(NamedTuple):
 
 
 def chosen(tests: Sequence[str], known: reach.Reach, most_s: float) -> list[str]:
-    """Return the quickest of some tests, as many as take no longer than a bound."""
-    taken, sum_s = [], 0.0
+    """Return the quickest of some tests, as many as take no longer than a bound, and one at least."""
+    taken, sum_s = list[str](), 0.0
     for test in tests:
         sum_s += known.times_s[test]
-        if sum_s > most_s:
+        if sum_s > most_s and taken:
             break
         taken.append(test)
     return taken
+
+
+def tests_of_lane(root: Path, lane: str) -> frozenset[str]:
+    """Return the names of the tests of a lane."""
+    line = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:randomly", *LANES[lane]]
+    told = subprocess.run(line, cwd=root, capture_output=True, text=True, check=True, timeout=600).stdout
+    return frozenset(it for it in told.splitlines() if "::" in it)
 
 
 def measure() -> Iterator[Row]:
@@ -140,6 +148,7 @@ def measure() -> Iterator[Row]:
         reach.record(ROOT, KEPT / "reach", ["-q", "-m", "", "-n", "4", "--dist", "loadfile"])
         (KEPT / "reach" / "done").touch()
     known = reach.read(ROOT, KEPT / "reach")
+    quick_lane = tests_of_lane(ROOT, "quick")
     faults = sample(ROOT, FAULTS, SEED)
     results = KEPT / "verdicts.json"
     verdicts: dict[str, dict[str, list[str]]] = json.loads(results.read_text()) if results.exists() else {}
@@ -151,16 +160,18 @@ def measure() -> Iterator[Row]:
 
         def examine(fault: Fault) -> None:
             pair, began_s = pairs.get(), time.monotonic()
-            tests = known.tests_of(ROOT, fault.path, fault.line)
-            quick = judge(fault, "quick", chosen(tests, known, MOST_S["quick"]), pair)
-            full = quick
-            if quick.word == "missed":
-                full = judge(fault, "full", chosen(tests, known, MOST_S["full"]), pair)
+            try:
+                tests = known.tests_of(ROOT, fault.path, fault.line)
+                quickest = [it for it in tests if it in quick_lane]
+                full = quick = judge(fault, "quick", chosen(quickest, known, MOST_S["quick"]), pair)
+                if quick.word != "found":
+                    full = judge(fault, "full", chosen(tests, known, MOST_S["full"]), pair)
+            finally:
+                pairs.put(pair)
             verdicts[fault.name] = {"quick": list(quick), "full": list(full)}
             results.write_text(json.dumps(verdicts, indent=1), encoding="utf-8")
             progress(f"{len(verdicts)} of {len(faults)}, {time.monotonic() - began_s:.0f} s: {fault.name}: "
                      f"quick {quick.word}, full {full.word}")  # fmt: skip
-            pairs.put(pair)
 
         with ThreadPoolExecutor(pairs.qsize()) as pool:
             list(pool.map(examine, [fault for fault in faults if fault.name not in verdicts]))

@@ -40,7 +40,10 @@ class Reach(NamedTuple):
 
     def tests_of(self, root: Path, path: str, line: int) -> list[str]:
         """Return the tests that reach a line, the quickest first."""
-        found = set(self.lines.get(path, {}).get(line, ()))
+        own = self.lines.get(path, {})
+        found = set(own.get(line, ()))
+        if is_outside_functions(root, path, line):  # it runs at the import, and shows where the module is used
+            found.update(*own.values())
         for caller_path, first, last in callers_of(root, path, line):
             lines = self.lines.get(caller_path, {})
             found.update(test for at in range(first, last + 1) for test in lines.get(at, ()))
@@ -111,6 +114,12 @@ def _test_of(context: str) -> str:
     """Return the test that a context names: of the process's start, of pytest's protocol, or of both."""
     started, _, inside = context.partition("|")
     return inside or started.rpartition(" (")[0] or started
+
+
+def is_outside_functions(root: Path, path: str, line: int) -> bool:
+    """Say whether a line is of the module or a class itself."""
+    functions = (it for it in _graph(root).functions if it.path == path and not it.is_table)
+    return not any(it.first <= line <= it.last for it in functions)
 
 
 def callers_of(root: Path, path: str, line: int) -> Iterator[tuple[str, int, int]]:
