@@ -144,7 +144,7 @@ def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tm
         ("evaluate --report {no/report.html}", "--report: "),
         ("evaluate --json {.}", "is a folder"),
         ("evaluate --faults {text}", "give --cluster"),
-        ("evaluate --load 1", "--load: the preset submits all jobs at once"),
+        ("evaluate --load 1", "--load: the preset draws its own arrivals"),
         ("evaluate --runs 3", "--runs: "),
         ("evaluate --max-gpus 8", "--max-gpus: the preset's jobs ask 32 GPUs at most"),
         ("evaluate --cluster {HETERO64} --workloads 100000 --runs 10000", "lower --workloads, --runs or --jobs"),
