@@ -72,7 +72,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  telling=$$!; trap "kill $$telling" EXIT; \
 	  $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt -e '.[dev]' >&2
 	@echo "compiling what was installed: else each process of the first tests would do it for itself" >&2
-	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true  # packages carry files that are no Python of today
+	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true  # some files are no Python of today
 	@missing=$$(.ci/missing); [ -z "$$missing" ] || \
 	  echo "some tests will be skipped; to run them, on Debian: apt-get install --no-install-recommends $$missing" >&2
 	@touch $@
