@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.presets.hetero64 import hetero64
-from longshore.cluster.presets.streams import VALIDATION_SEED, evaluation_key, training_key
+from longshore.cluster.presets.streams import VALIDATION_SEED, evaluation_key, own_key, training_key
 from longshore.eval.setting import setting_of
 from tests.eval.answers import ASKED
 
@@ -41,3 +41,10 @@ def test_keys_of_evaluations_are_their_seeds_but_for_those_of_training(seed: int
     assert key != VALIDATION_SEED
     assert not training_key(0) <= key <= training_key(999_999)
     assert key % 2**64 == seed
+
+
+@given(st.integers(0, 999_999), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_what_is_trained_on_evaluated_and_drawn_by_others_shares_no_key(
+    own: int, asked: int, other: int
+) -> None:
+    assert len({training_key(own), evaluation_key(asked), own_key(other), VALIDATION_SEED}) == 4
