@@ -44,7 +44,5 @@ def test_keys_of_evaluations_are_their_seeds_but_for_those_of_training(seed: int
 
 
 @given(st.integers(0, 999_999), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
-def test_what_is_trained_on_evaluated_and_drawn_by_others_shares_no_key(
-    own: int, asked: int, other: int
-) -> None:
+def test_what_is_trained_on_evaluated_and_drawn_by_others_shares_no_key(own: int, asked: int, other: int) -> None:
     assert len({training_key(own), evaluation_key(asked), own_key(other), VALIDATION_SEED}) == 4
