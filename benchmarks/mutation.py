@@ -91,7 +91,7 @@ class Copy:
                     run.communicate(timeout=60)
                 return ""
         failed = re.search(r"^(?:FAILED|ERROR) (.+)$", out, re.MULTILINE)
-        if failed:  # the name of a test may have " - " in it, as what is said of its failure may
+        if failed:  # the name of a test may have " - " in it, as the words on its failure may
             return next((it for it in tests if f"{failed[1]} - ".startswith(f"{it} - ")), "")
         return None if run.returncode in (0, 5) else ""
 
@@ -136,8 +136,8 @@ def chosen(tests: Sequence[str], known: reach.Reach, most_s: float) -> list[str]
 def tests_of_lane(root: Path, lane: str) -> frozenset[str]:
     """Return the names of the tests of a lane."""
     line = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:randomly", *LANES[lane]]
-    told = subprocess.run(line, cwd=root, capture_output=True, text=True, check=True, timeout=600).stdout
-    return frozenset(it for it in told.splitlines() if "::" in it)
+    listed = subprocess.run(line, cwd=root, capture_output=True, text=True, check=True, timeout=600).stdout
+    return frozenset(it for it in listed.splitlines() if "::" in it)
 
 
 def measure() -> Iterator[Row]:

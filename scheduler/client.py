@@ -49,11 +49,11 @@ class Client:
     """
 
     def __init__(self, url: str, token: Callable[[], str | None] = lambda: None, ca: Path | None = None) -> None:
-        if ca is not None:
-            trusting(ca)  # a file that cannot be used is told of, whether it is needed or not
-        tls = False if url.lower().startswith("http:") else trusting(ca)  # to load the certificates takes 20 ms
+        is_plain = url.lower().startswith("http:")
+        # To load the certificates takes 20 ms; a file that is named and cannot be used is an error with any URL.
+        tls = trusting(ca) if ca is not None or not is_plain else False
         self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, auth=self._shows_token, verify=tls)
-        self._url, self._token, self._had_token, self._is_secured = url, token, False, tls is not False
+        self._url, self._token, self._had_token, self._is_secured = url, token, False, not is_plain
 
     def _shows_token(self, request: httpx.Request) -> httpx.Request:
         """Add the token to a request; none is sent without one once there was one.

@@ -76,6 +76,17 @@ def longshore(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return Command(monkeypatch, capsys)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread for PyTorch: small networks lose by sharing their work, most of all where other programs run."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """A real Slurm with four nodes of four GPUs each."""

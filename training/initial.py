@@ -13,7 +13,7 @@ from .config import REPLAYS, TrainingConfig
 def actor_critic_of(config: TrainingConfig, schema: Schema) -> Network | None:
     """Return a network for PPO or A2C with the weights of the run's `init`, None if it begins at random.
 
-    The critic goes on from the checkpoint's, whatever it told: it learns what the reward pays.
+    The critic goes on from the checkpoint's, whatever that predicts: it learns what the reward pays.
 
     Args:
         config: The run.

@@ -67,7 +67,7 @@ class Schema(BaseModel):
         return self.observation != "full" and self.action == "gpu"
 
     def fits(self, node_gpus: tuple[int, ...]) -> bool:
-        """Say whether a network that is tied to what it sees can read a cluster whose nodes have so many GPUs."""
+        """Say whether a network that is tied to what it sees can read a cluster of such nodes."""
         if self.action == "candidate":  # lists of candidates are as long on any cluster
             return True
         return sum(node_gpus) == self.gpus if self.counts_gpus else node_gpus == self.node_gpus

@@ -267,5 +267,5 @@ def _guessed(source: str, spaces: Spaces, asked: Asked) -> Seen:
 
 
 def _pools(actions: int) -> list[tuple[int, ...]]:
-    """Return pools of single GPUs that may have so many actions, with waiting or without."""
+    """Return pools of single GPUs that may have this number of actions, with waiting or without."""
     return [(1,) * gpus for gpus in (actions, actions - 1) if 0 < gpus <= MOST_UNITS]

@@ -94,8 +94,8 @@ def _copied(policy: ActorCritic) -> ActorCritic:
     try:
         return deepcopy(policy, {id(policy.action_dist): drawn})
     except (RuntimeError, TypeError) as error:
-        told = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"the policy {type(policy).__name__} cannot be copied: {told}") from error
+        message = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"the policy {type(policy).__name__} cannot be copied: {message}") from error
 
 
 def _live(model: BaseAlgorithm, asked: Asked) -> Model:

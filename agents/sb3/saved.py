@@ -54,8 +54,8 @@ def read_saved(path: Path) -> Saved:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such file") from error
     except (OSError, ValueError, RecursionError, zipfile.BadZipFile, EOFError, RuntimeError) as error:
-        told = " ".join(str(error).split())[:500]
-        raise CheckpointError(f"{path} is no model of Stable-Baselines3 or is damaged: {told}") from error
+        message = " ".join(str(error).split())[:500]
+        raise CheckpointError(f"{path} is no model of Stable-Baselines3 or is damaged: {message}") from error
     if not all(np.isfinite(array).all() for array in weights.values()):
         raise CheckpointError(f"{path}: some weights are not finite; train it again")
     return Saved(data, weights)

@@ -200,7 +200,7 @@ def _read_turns(written: Mapping[str, Any]) -> Sequence[Turn]:
 
 
 def _check_turns(opening: Opening) -> None:
-    """Refuse turns that nobody can have had."""
+    """Refuse turns with impossible times or numbers."""
     known = opening.known
     fits = all(
         min(turn.led, turn.started) >= 0 and max(turn.led, turn.started) < MOST_TURNS

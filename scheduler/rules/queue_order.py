@@ -68,7 +68,7 @@ def in_order(
 
 
 def _after(started: Iterable[Waiting], turns: Turns, order: Order, now_s: float) -> Turns:
-    """Return the turns that users have had once some jobs, which wait for nobody, have started."""
+    """Return the turns that users have had once some jobs, which have aged, have started."""
     last = max((turn.number for turn in turns.values()), default=0)
     taking = (it for it in started if order.goes_first or it.not_before_s == 0.0)
     return {**turns, **{(it.owner, it.priority): Led(now_s, last + at) for at, it in enumerate(taking, 1)}}

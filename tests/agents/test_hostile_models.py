@@ -159,11 +159,11 @@ def reads(content: bytes, folder: Path) -> str:
     try:
         read_model(path, Asked())
     except CheckpointError as error:
-        told = str(error)
-        assert "\n" not in told
-        assert len(told) < 1500
-        assert told.startswith(str(path))
-        return told
+        message = str(error)
+        assert "\n" not in message
+        assert len(message) < 1500
+        assert message.startswith(str(path))
+        return message
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

@@ -1,6 +1,5 @@
 """Models of Stable-Baselines3 and sb3-contrib as policies: what they decide, and what is refused."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,18 +36,13 @@ from longshore.testing import check_policy
 from tests.command_line import Command
 from tests.envs.random_run import open_actions, small_problem
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 ROWS = 4
 SMALL: Problem = small_problem(ROWS, waiting=True)
 POOL: Problem = preset_problem("patent4", ROWS)
 RELU: dict[str, Any] = {"net_arch": {"pi": [32], "vf": [16, 8]}, "activation_fn": nn.ReLU}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def environment(problem: Problem, view: View) -> PlacementEnv:
@@ -268,7 +262,7 @@ def test_a_policy_of_the_patents_kind_hangs_on_the_number_of_gpus_alone(
 
 
 def clustered(sizes: tuple[int, ...]) -> Problem:
-    """Return six jobs of up to two GPUs on nodes of so many GPUs, without faults."""
+    """Return six jobs of up to two GPUs on nodes with these numbers of GPUs, without faults."""
     cluster = grid_cluster(len(sizes), 1)._replace(
         gpu_node=np.repeat(np.arange(len(sizes)), sizes).astype(np.int32),
         first_gpu=np.cumsum([0, *sizes]).astype(np.int32),

@@ -1,10 +1,7 @@
 """The batched environment under Stable-Baselines3 and sb3-contrib."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
-import torch
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
@@ -16,14 +13,7 @@ from longshore.envs.placement import PlacementEnv
 from longshore.envs.sb3 import PlacementVecEnv
 from tests.envs.random_run import open_actions, small_problem
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks this small lose by sharing their work, most of all where other programs run."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Episodes(BaseCallback):

@@ -129,7 +129,7 @@ def test_on_a_full_disk_jobs_are_refused_and_none_starts_while_all_can_be_read_a
         assert api.post("/v1/jobs", json=JOB).status_code == 201
     until(reserve_of(served).exists)
     log = (served.folder / "serve.log").read_text()
-    # A disk that a large file is just put on may be seen full, with room, and full again; each is said once.
+    # A disk that a large file is just put on may be seen full, with room, and full again; each is logged once.
     full, again = log.count("no job is admitted and none starts"), log.count("there is room again")
     assert full == again >= 1
     assert 1 <= log.count("its reserve is given up") <= full

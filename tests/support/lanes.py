@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def spread(count: int, most: int) -> set[int]:
-    """Return which of so many things to take, as evenly over all of them as can be."""
+    """Return which of a number of things to take, as evenly over all of them as can be."""
     return {at * count // most for at in range(most)} if most < count else set(range(count))
 
 

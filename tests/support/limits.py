@@ -18,7 +18,7 @@ from tests.support import processes
 GRACE_S = 10.0  # from the exception to the end of the process
 ELSEWHERE_S = 300.0  # for what is no test: to collect, to compile, to start a server for many tests, to end
 ROUGHLY = 0.5
-SLOWED = 6.0  # at most so many times the limit, where a test waits for a core
+SLOWED = 6.0  # times the limit at most, where a test waits for a core
 
 
 class Limit:

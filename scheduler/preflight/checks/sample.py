@@ -105,14 +105,14 @@ def _run(context: Context, folder: str) -> tuple[int, str, str]:
 
 
 def _environment(context: Context) -> dict[str, str]:
-    """Return what a job's own sample is told: what a rank is, as far as it goes by itself."""
-    gpus, told = ",".join(map(str, context.chosen.gpus)), dict(context.workload.environment)
+    """Return what a job's own sample has as its environment: a rank's, as far as it goes by itself."""
+    gpus, given = ",".join(map(str, context.chosen.gpus)), dict(context.workload.environment)
     shown = "" if context.place.slots else gpus
     if context.place.warmed is not None:  # a rank, which may know its GPUs by other numbers
-        shown = _own_of(told.get("CUDA_VISIBLE_DEVICES", shown), told.get("LOCAL_RANK", "0"))
+        shown = _own_of(given.get("CUDA_VISIBLE_DEVICES", shown), given.get("LOCAL_RANK", "0"))
     return {
         "HOME": os.environ.get("HOME", "/"), "PATH": os.defpath, "PYTHONUNBUFFERED": "1",
-        **told, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **given, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": shown, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
         "LOCAL_WORLD_SIZE": "1", "LONGSHORE_NODE": context.node, "LONGSHORE_GPUS": gpus, "LONGSHORE_SAMPLE": "1",
     }  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.control.checks.findings import findings_of
+from longshore.scheduler.files.processes import living
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.placement import Share
 from longshore.scheduler.preflight.catalogue import SAMPLE, find_check, limit_of
@@ -20,6 +21,7 @@ from longshore.scheduler.preflight.warm.messages import Order
 from longshore.scheduler.preflight.warm.worker import carry_out
 from longshore.scheduler.preflight.workload import Workload, workload_of
 from tests.scheduler.preflight.gpus import ask, gpu, node
+from tests.scheduler.served import until
 
 PASS, WARN, FAIL, INCOMPLETE = Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.INCOMPLETE
 
@@ -77,8 +79,8 @@ def test_a_sample_that_hangs_is_ended_with_all_that_it_started_before_its_limit(
     assert outcome is INCOMPLETE
     assert "took longer than 1 s" in told
     assert time.monotonic() - began_s < 60.0
-    status = Path(f"/proc/{(tmp_path / 'pid').read_text()}/status")
-    assert not status.exists() or "State:\tZ" in status.read_text()
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: all(it.pid != pid for it in living()))  # on a busy machine a kill takes its time
 
 
 @pytest.mark.parametrize("command", [("/no/such/program",), ("/",)])

@@ -55,7 +55,7 @@ def decode(content: bytes) -> Spec:
     """
     try:
         fields = json.loads(content)
-        ranks = tuple(Rank(node, gpu) for node, gpu, *_ in fields.pop("ranks"))  # older versions told more of each
+        ranks = tuple(Rank(node, gpu) for node, gpu, *_ in fields.pop("ranks"))  # older versions wrote more of each
         return Spec(command=tuple(fields.pop("command")), ranks=ranks, **fields)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not what an attempt is: {type(error).__name__}: {error}") from error
