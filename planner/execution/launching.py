@@ -13,22 +13,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.free_port import free_port
 
-# The system ends a process whose launcher ends, in whatever way (1 is PR_SET_PDEATHSIG); it may have ended before.
-_RUN = """\
-import ctypes, os, runpy, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-if os.getppid() != int(sys.argv[1]):
-    os._exit(1)
-sys.argv[:] = sys.argv[2:]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
+RANKS = "longshore.planner.execution.ranks"
 LOOK_S = 0.05
+GONE_S = 5.0  # for what was killed to be gone
 OTHERS_S = 2.0  # for others to end once one has failed: that may only be what follows
 PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")  # of PyTorch, before each line of a traceback
 ERROR = re.compile(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b")
@@ -47,20 +41,73 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
     """
     with _tidy_at_sigterm(), tempfile.TemporaryDirectory(prefix="longshore-ranks-") as folder:
         said = [Path(folder) / f"{rank}.err" for rank in range(ranks)]
-        processes = list[subprocess.Popen[bytes]]()
-        try:
-            port = free_port()
-            line = [sys.executable, "-c", _RUN, str(os.getpid()), module, *arguments]
-            for rank in range(ranks):
-                processes.append(_started(rank, ranks, port, line, said[rank]))
-            failed = _failed(processes)
-        finally:
-            for process in processes:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        with _Ranks(ranks, Path(folder), said[0], module, arguments) as started:
+            failed = _failed(started)
         if failed:
-            raise InputError(*_problem(failed, processes, said))
+            raise InputError(*_problem(failed, started.statuses[failed[0]], said))
+
+
+class _Ranks:
+    """The processes of a plan, by `ranks.py`; all of them are killed in the end.
+
+    Args:
+        ranks: How many.
+        folder: For their standard errors.
+        errors: For what goes wrong before there are any.
+        module: What to run.
+        arguments: Of each.
+    """
+
+    def __init__(self, ranks: int, folder: Path, errors: Path, module: str, arguments: Sequence[str]) -> None:
+        self.pids: dict[int, int] = {}
+        self.statuses: dict[int, int] = {}
+        self._ranks, self._left = ranks, b""
+        self._told, told = os.pipe()
+        given = {
+            "--launcher": os.getpid(), "--told": told, "--ranks": ranks, "--port": free_port(), "--errors": folder,
+        }  # fmt: skip
+        words = [str(part) for name, value in given.items() for part in (name, value)]
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        line = [sys.executable, "-m", RANKS, *words, module, *arguments]
+        try:
+            with errors.open("ab") as said:
+                self._parent = subprocess.Popen(
+                    line, env=path, stdin=subprocess.DEVNULL, stderr=said, start_new_session=True, pass_fds=[told]
+                )
+        finally:
+            os.close(told)
+
+    def __enter__(self) -> "_Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.pids.values():
+            _kill_group(pid)  # with all that the user's code has started
+        if len(self.pids) == self._ranks:
+            with suppress(subprocess.TimeoutExpired):
+                self._parent.wait(GONE_S)  # once all of them are gone
+        _kill_group(self._parent.pid)
+        self._parent.wait()
+        os.close(self._told)
+
+    def look(self, wait_s: float) -> bool:
+        """Wait a while for news; return whether there can be more."""
+        if not wait([self._told], wait_s):
+            return True
+        came = os.read(self._told, 1 << 16)
+        *lines, self._left = (self._left + came).split(b"\n")
+        for line in lines:
+            rank, what, value = line.split()
+            (self.pids if what == b"pid" else self.statuses)[int(rank)] = int(value)
+        if not came:  # without its end all ranks have ended, whatever became of them
+            status = self._parent.wait()
+            self.statuses |= {rank: status or 1 for rank in range(self._ranks) if rank not in self.statuses}
+        return bool(came)
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -77,41 +124,33 @@ def _tidy_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _started(rank: int, ranks: int, port: int, line: Sequence[str], said: Path) -> "subprocess.Popen[bytes]":
-    environment = {
-        **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    with said.open("wb") as errors:
-        return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True)
-
-
-def _failed(processes: Sequence["subprocess.Popen[bytes]"]) -> list[int]:
+def _failed(started: _Ranks) -> list[int]:
     """Wait until all have ended well, or one has not; return those that have not, the first one first."""
-    failed, until_s = list[int](), inf
-    while time.monotonic() < until_s:
-        statuses = [process.poll() for process in processes]
-        failed += [rank for rank, status in enumerate(statuses) if status and rank not in failed]
-        if all(status is not None for status in statuses):
-            break
+    failed, until_s, goes_on = list[int](), inf, True
+    while goes_on and time.monotonic() < until_s:
+        goes_on = started.look(LOOK_S)
+        failed += [rank for rank, status in started.statuses.items() if status and rank not in failed]
         if failed and until_s == inf:
             until_s = time.monotonic() + OTHERS_S
-        time.sleep(LOOK_S)
     return failed
 
 
-def _problem(
-    failed: Sequence[int], processes: Sequence["subprocess.Popen[bytes]"], said: Sequence[Path]
-) -> tuple[str, str]:
+def _problem(failed: Sequence[int], status: int, said: Sequence[Path]) -> tuple[str, str]:
     """Return what is wrong, and what to do: by who knows it, else by the first that failed."""
-    texts = [PREFIX.sub("", line) for rank in failed for line in said[rank].read_text(errors="replace").splitlines()]
+    texts = [line for rank in failed for line in _lines_of(said[rank])]
     own = [line for line in texts if line.startswith("longshore.stage: ")]
     if own:
         problem, _, fix = own[-1].removeprefix("longshore.stage: ").rpartition("; ")
         return (problem, fix) if problem else (fix, "")
-    rank, status = failed[0], processes[failed[0]].returncode
-    lines = [PREFIX.sub("", line) for line in said[rank].read_text(errors="replace").splitlines()]
+    lines = _lines_of(said[failed[0]])
     told = [line for line in lines if ERROR.match(line)] or lines or ["nothing"]
-    return f"rank {rank} ended with status {status} and said: {told[-1]}", "see that the model trains in one process"
+    return (
+        f"rank {failed[0]} ended with status {status} and said: {told[-1]}",
+        "see that the model trains in one process",
+    )
+
+
+def _lines_of(errors: Path) -> list[str]:
+    """Return what a rank wrote to standard error; it may have ended before that."""
+    text = errors.read_text(errors="replace") if errors.exists() else ""
+    return [PREFIX.sub("", line) for line in text.splitlines()]

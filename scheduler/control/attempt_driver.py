@@ -313,7 +313,8 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     job = cache.jobs[row.job_id]
     kept_s = status.progress.get(SAVED)
     look = take_last_look(cache, row, attempt_name(row), now_s)
-    ran_s = 0.0 if row.started_s is None else now_s - row.started_s
+    started_s = _started_s(row, status, now_s)
+    ran_s = 0.0 if started_s is None else now_s - started_s
     came = how_far(look, status.progress, job.reached_step, ran_s)
     cache.happens(now_s)
     cache.has_freed = True
@@ -333,13 +334,20 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     else:
         cache.finish(job.id)
     cache.change_attempt(
-        row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), ended_s=now_s,
-        ends=status.ends,
+        row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), started_s=started_s,
+        ended_s=now_s, ends=status.ends,
     )  # fmt: skip
     cache.change_job(job, release.now, outcome.cause, now_s, **columns)
     cache.parts.checks.end(row)
     if cache.mirror.has(job.id):
         line_up(cache.mirror, cache.jobs, job.id)
+
+
+def _started_s(row: AttemptRow, status: Status, now_s: float) -> float | None:
+    """Return when an attempt was seen to run; the backend knows it of one that ended before anybody looked."""
+    if row.started_s is not None or not status.started_s:
+        return row.started_s
+    return min(max(status.started_s, row.opened_s), now_s)
 
 
 def _columns(outcome: Outcome, now_s: float) -> JobColumns:

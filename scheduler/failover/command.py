@@ -84,7 +84,7 @@ class Command:
             await self._launcher.start_coordinator()
             await self._launcher.connect()
             if not self._given.no_warm:
-                await self._launcher.start_warm()
+                await self._launcher.start_warm(_with_own_python(self._given.command))
             for local_rank in range(self._given.seats + self._given.spares):
                 self._start(local_rank)
             end = await self._launcher.ended()

@@ -54,6 +54,8 @@ GREET_S = 5.0  # for a coordinator to prove itself
 HEAR_S = 0.5  # for a member to hear that it was declared gone
 GRACE_S = 5.0  # for members of a lost ring to end
 _WARM = "longshore.scheduler.failover.processes.warm"
+# What a module imports beside PyTorch takes as long again; it is imported once, for all members that run it.
+_MORE = {"longshore.stage": "longshore.planner.execution.worker"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +141,14 @@ class Launcher:
         await self._keeper.start()
         self._keep(self._watch_coordinator(self._keeper))
 
-    async def start_warm(self) -> None:
-        """Start a warm process; members are forked from it once it is ready."""
+    async def start_warm(self, command: tuple[str, ...]) -> None:
+        """Start a warm process, if a command runs Python; members that run it are forked from it once it is ready."""
+        arguments = python_arguments(command)
+        if arguments is None:
+            return
         path = self.folder / "warm.sock"
-        self._warm_process = await start_tool(_WARM, str(path), outlives=True)  # It ends its members first.
+        more = [_MORE[it] for it in arguments[1:2] if arguments[0] == "-m" and it in _MORE]
+        self._warm_process = await start_tool(_WARM, str(path), *more, outlives=True)  # It ends its members first.
         self._warm = path
 
     async def connect(self) -> None:

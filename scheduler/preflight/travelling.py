@@ -122,7 +122,8 @@ def _workload(given: argparse.Namespace) -> Workload:
 def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slots: bool) -> int:
     """Run a command to its end, with a scratch folder of its own, and take back what was set; return its status.
 
-    Signals that ask it to end go to the command. What kills this process leaves folder and settings as they are.
+    Signals that ask a job to end go to all its processes, but in a container to the first alone, which passes them on:
+    once, as a second may mean "at once" to a command. What kills this process leaves folder and settings as they are.
 
     Raises:
         OSError: If it cannot be run, or the folder not be made.
@@ -134,8 +135,9 @@ def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slo
             own.mkdir(parents=True, exist_ok=True, mode=0o700)
             environment[SCRATCH] = str(own)
         child = subprocess.Popen(command, env=environment)
+        is_alone = os.getppid() == 0  # who started it is outside of the container
         for number in FORWARDED:
-            signal.signal(number, lambda number, _: child.send_signal(number))
+            signal.signal(number, lambda number, _: child.send_signal(number) if is_alone else None)
         return child.wait()
     finally:
         if own is not None:

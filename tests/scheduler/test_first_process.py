@@ -1,9 +1,10 @@
-"""The scheduler as the first process of a container: no zombie stays, and its own children end as they did."""
+"""The first process of a container: the scheduler leaves no zombie, and a command behind checks is asked to end."""
 
 import os
 import signal
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -76,3 +77,24 @@ def test_a_signal_to_the_first_process_comes_to_the_scheduler() -> None:
     """
     done = in_space(more)
     assert (done.stdout, done.returncode) == ("zombies 0\n", 40 + signal.SIGTERM), done.stderr
+
+
+COUNTS = """
+import os, signal, sys, time
+came = []
+signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+{ask}
+time.sleep(0.5)
+print(len(came), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("space", "ask"), [([], "os.killpg(0, signal.SIGTERM)"), (SPACE, "os.kill(os.getppid(), signal.SIGTERM)")]
+)
+def test_a_command_behind_checks_is_asked_once_to_end(space: list[str], ask: str, tmp_path: Path) -> None:
+    checks = ["-m", "longshore.preflight", "--level", "0", "--slots", "--scratch", str(tmp_path), "--"]
+    command = [sys.executable, "-c", COUNTS.format(ask=ask)]
+    done = processes.run([*space, sys.executable, *checks, *command], capture_output=True, check=False)
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -8,13 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.model.placement import Placement
 from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 from longshore.scheduler.model.states import AfterStop, JobState
 from longshore.scheduler.model.tries import DEFAULT_TRIES, Tries
 from longshore.scheduler.rules.progress import HURRIED, SILENT_S, LastLook, how_far
 from longshore.scheduler.rules.retry_policy import outcome_of
 from longshore.scheduler.store.rows.jobs import NewJob, insert_job
+from tests.scheduler.obedient import Obedient
+from tests.scheduler.obedient_trial import StillTrial, obedient_trial
 from tests.scheduler.steps_case import StepsCase, steps_case
 
 USED = Tries(infra=9, resource=1, user=2, asked=5, ambiguous=1)
@@ -167,3 +171,25 @@ def is_at(case: StepsCase, job: str, number: int) -> bool:
     case.now_s += 1.0
     row = case.job(job)
     return row.state is JobState.FAILED or (row.attempt, row.state) == (number, JobState.RUNNING)
+
+
+@pytest.mark.parametrize(("told_s", "began_s"), [(2.0, 2.0), (-50.0, 0.0), (500.0, 5.0)])  # clocks of nodes may differ
+def test_an_attempt_that_ended_before_anybody_looked_has_run(
+    told_s: float, began_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with obedient_trial(StillTrial, tmp_path, {"a": 1}) as trial:
+        opened_s = trial.now_s()
+        ended = Status(Run.EXITED, (RankEnd(0, 0, 0, opened_s + 3.0),), started_s=opened_s + told_s)
+        backend = trial.way.backend
+        assert isinstance(backend, Obedient)
+
+        def launch(attempt: Attempt, _: Placement) -> None:
+            backend.known[attempt.name] = ended
+            trial.later_s = 5.0
+
+        monkeypatch.setattr(backend, "launch", launch)
+        job = trial.submit("x")
+        trial.tick(3)
+        assert trial.job(job).state is JobState.SUCCEEDED
+        (attempt,) = trial.attempts(job)
+        assert (attempt.started_s, attempt.ended_s) == (opened_s + began_s, opened_s + 5.0)

@@ -21,7 +21,7 @@ _SUFFIXES = {
     "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED", "+": "COMPLETING",
 }  # fmt: skip
 _TAKES_JOBS = frozenset(
-    ("ALLOCATED", "COMPLETING", "IDLE", "MIXED", "PLANNED", "POWERING_UP", "RESERVED", "UNKNOWN")
+    ("ALLOCATED", "COMPLETING", "IDLE", "MIXED", "PLANNED", "POWERED_DOWN", "POWERING_UP", "RESERVED", "UNKNOWN")
 )  # fmt: skip
 # With one of these a node takes no further job. One that is powered down does: Slurm boots it for a job.
 _TAKES_NONE = frozenset(

@@ -47,7 +47,7 @@ class Keeper:
         Raises:
             OSError: If it cannot be started, or does not begin its work.
         """
-        self._process = await start_tool(COORDINATOR, str(self._folder), *ALONE)
+        self._process = await start_tool(COORDINATOR, str(self._folder), flags=ALONE)
         until_s = _now_s() + SILENT_S
         while not (self._folder / STATE).exists():
             if self._process.returncode is not None or _now_s() > until_s:
@@ -70,7 +70,7 @@ class Keeper:
                 return End("done" if status == 0 else "lost", f"the coordinator ended with {status}")
             await asyncio.sleep(min(AGAIN_S * 2 ** (tries - 2), MOST_AGAIN_S) if tries > 1 else 0.0)
             try:
-                self._process = await start_tool(COORDINATOR, str(self._folder), *ALONE)
+                self._process = await start_tool(COORDINATOR, str(self._folder), flags=ALONE)
             except (OSError, SubprocessError) as error:  # The next round tries again: the old one has ended.
                 _say(f"the coordinator cannot be started: {error}")
         return End("lost", "the coordinator was never started")

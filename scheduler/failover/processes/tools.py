@@ -8,7 +8,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
@@ -22,12 +22,14 @@ _PR_SET_PDEATHSIG, _NOT_STARTED = 1, 127
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-async def start_tool(module: str, argument: str, *flags: str, outlives: bool = False) -> asyncio.subprocess.Process:
+async def start_tool(
+    module: str, *arguments: str, flags: Sequence[str] = (), outlives: bool = False
+) -> asyncio.subprocess.Process:
     """Start a program of Longshore.
 
     Args:
         module: That has its `main`.
-        argument: That the program is given.
+        arguments: That the program is given.
         flags: For the interpreter.
         outlives: Whether it lives on when this process is killed.
 
@@ -36,7 +38,7 @@ async def start_tool(module: str, argument: str, *flags: str, outlives: bool = F
         subprocess.SubprocessError: The same.
     """
     return await asyncio.create_subprocess_exec(
-        sys.executable, *flags, "-c", BEGIN, str(ROOT), module, argument, stdin=asyncio.subprocess.DEVNULL,
+        sys.executable, *flags, "-c", BEGIN, str(ROOT), module, *arguments, stdin=asyncio.subprocess.DEVNULL,
         start_new_session=True, preexec_fn=None if outlives else ending_with(os.getpid()),
     )  # fmt: skip
 

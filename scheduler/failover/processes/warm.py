@@ -41,10 +41,13 @@ IMPORTS = (
 
 
 def main() -> None:
-    """Serve members at the path that is the first argument, until the parent is gone."""
+    """Serve members at the path that is the first argument, until the parent is gone.
+
+    What is behind it are modules to import, too.
+    """
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"  # or a library would start threads, which do not come along with a fork
-    for name in IMPORTS:
+    for name in (*IMPORTS, *sys.argv[2:]):
         __import__(name)
     # Members would copy the memory of all that was imported, each time their garbage is looked for and at their end.
     gc.collect()

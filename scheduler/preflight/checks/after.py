@@ -96,4 +96,7 @@ def _restored(device: str, done: bool | None) -> Finding:  # noqa: FBT001  # a t
     return passed(device) if done else failed(device, "clocks that cannot be reset", "those by default", OUT)
 
 
-RESET = Check("post.reset", 0, "leftovers ended, scratch cleared, clocks restored", 10.0, put_in_order, (), Stage.AFTER)
+# Scratch folders of a million small files take a minute to remove.
+RESET = Check(
+    "post.reset", 0, "leftovers ended, scratch cleared, clocks restored", 120.0, put_in_order, (), Stage.AFTER
+)

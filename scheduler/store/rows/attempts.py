@@ -47,7 +47,7 @@ class AttemptRow(NamedTuple):
 class AttemptColumns(TypedDict, total=False):
     """What can change with an attempt's state."""
 
-    started_s: float
+    started_s: float | None
     ended_s: float
     outcome: str
     ends: tuple[RankEnd, ...]

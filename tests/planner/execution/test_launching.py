@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.planner.execution.launching import _RUN, launch
+from longshore.planner.execution.launching import RANKS, launch
 from tests.support import processes
 
 LAUNCH = """\
@@ -43,14 +43,15 @@ def test_a_launcher_that_is_killed_leaves_no_process(how: signal.Signals, tmp_pa
         until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
         launcher.send_signal(how)
         launcher.wait()
-    assert how is signal.SIGKILL or not list(files.iterdir())
+    assert how is signal.SIGKILL or not list(files.glob("longshore*"))
     ranks = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
     until(lambda: not any(map(lives, ranks)))
 
 
 def test_a_process_whose_launcher_ended_before_it_could_ask_to_be_ended_with_it_ends_itself() -> None:
     someone_else = str(os.getppid())
-    done = processes.run([sys.executable, "-c", _RUN, someone_else, "this"], capture_output=True, check=False)
+    line = [sys.executable, "-m", RANKS, "--launcher", someone_else, "this"]
+    done = processes.run(line, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
 
 

@@ -33,10 +33,10 @@ GRES = {
     "(null)": {}, "": {}, "N/A": {}, "null": {}, ",": {},
 }  # fmt: skip
 USABLE = ("idle", "mixed", "mix", "allocated", "alloc", "completing", "comp", "planned", "plnd", "reserved", "resv",
-          "powering_up", "pow_up")  # fmt: skip
+          "powering_up", "pow_up", "powered_down")  # fmt: skip
 UNUSABLE = (
     "down", "drained", "draining", "drain", "drng", "fail", "failing", "failg", "future", "futr", "inval", "maint",
-    "reboot_issued", "reboot_requested", "reboot", "perfctrs", "npc", "power_down", "powered_down", "powering_down",
+    "reboot_issued", "reboot_requested", "reboot", "perfctrs", "npc", "power_down", "powering_down",
     "pow_dn", "error", "blocked", "of_a_later_version", "",
 )  # fmt: skip
 TAKES_JOBS = {"": True, "*": True, "~": True, "#": True, "!": False, "%": False, "$": False, "@": False, "^": False,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ....failover.launcher import Launcher, Start
-from ....failover.processes.forked import UNKNOWN_STATUS, python_arguments
+from ....failover.processes.forked import UNKNOWN_STATUS
 from ....failover.rounds import RESTART
 from ....failover.settings import make_ring, write_file
 from ....failover.wire import GONE_STATUS, RESTART_STATUS, End
@@ -78,8 +78,7 @@ class Host:
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
             await self._launcher.start_coordinator()
             await self._launcher.connect()
-            if python_arguments(self._spec.command) is not None:
-                await self._launcher.start_warm()
+            await self._launcher.start_warm(self._spec.command)
             self._try(self._write_places)
             for rank in range(len(self._spec.ranks)):
                 self._start(rank)
