@@ -21,6 +21,9 @@ pytest_plugins = [f"tests.support.{it}" for it in ("signals", "hanging", "summar
 pytest.register_assert_rewrite("tests.cluster.agreement", "tests.scheduler.failover.trial")
 
 register_profiles()
+LIGHT = str(Path(__file__).parent / "support" / "light")  # first in all processes that tests start
+if LIGHT not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), LIGHT)))
 
 
 SERVER = re.compile(r"(?:/test_|[\[-])(ray|slurm)[_\]-]")

@@ -16,6 +16,7 @@ from longshore.planner.calibration.profile_file import write_hardware
 from tests.command_line import Command
 from tests.planner.models import HOST
 from tests.scheduler.served import Served, until
+from tests.support.processes import PYTHON_PATH
 
 ROOT = Path(__file__).parent.parent
 GPT = ROOT / "examples" / "plan" / "small_gpt.py"
@@ -169,7 +170,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def variables() -> dict[str, str]:
     """Return those of a user whose shell has Longshore installed: python is that of these tests."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    return {"PATH": path, "PYTHONPATH": PYTHON_PATH}
 
 
 @pytest.mark.full

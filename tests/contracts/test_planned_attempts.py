@@ -14,6 +14,7 @@ from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.model.run import Run
 from longshore.testing.attempts import THREE_GPUS, end_of, running
 from longshore.testing.backends import BackendTrial
+from tests.support.processes import PYTHON_PATH
 
 ROOT = Path(__file__).parents[2]
 MODEL = f"{ROOT / 'tests' / 'planner' / 'execution' / 'counting.py'}:build"
@@ -28,7 +29,7 @@ def test_a_plan_is_carried_out_by_ranks_on_two_nodes(trial: BackendTrial) -> Non
         pytest.skip("pods of the double have no addresses")
     wanted = ("--json", str(trial.folder / "took.json"), "--checkpoints", str(trial.folder / "kept"))
     variables = {
-        "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1",
+        "PATH": os.environ["PATH"], "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1",
         "LONGSHORE_PLAN": json.dumps(PLAN),
     }  # fmt: skip
     command = (sys.executable, "-m", "longshore.stage", "-", MODEL, "--steps", "3", *wanted)

@@ -12,6 +12,7 @@ from benchmarks.namespaces import NAMESPACES, why_not
 from tests.checkout import ROOT
 from tests.scheduler.cut_off_node import SETS_BY_S
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
 pytestmark = pytest.mark.full
 
@@ -26,7 +27,7 @@ def test_what_runs_on_a_node_that_is_cut_off_ends_before_the_scheduler_takes_it_
         pytest.skip(why)
     if mode in SETS_BY_S and shutil.which("cc") is None:
         pytest.skip("no C compiler is installed")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.cut_off_node", str(tmp_path), mode]
     done = processes.run(command, cwd=ROOT, env=environment, capture_output=True, timeout_s=300, check=False)
     log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""

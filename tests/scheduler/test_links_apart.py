@@ -12,6 +12,7 @@ import pytest
 from benchmarks.link_probes import MOST_OFF, RATES, probed
 from benchmarks.namespaces import NAMESPACES, why_not
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ def test_a_probe_tells_the_rate_of_a_link_within_five_percent() -> None:
 
 def play(case: str, folder: Path) -> dict[str, Any]:
     """Return what took the seat of a ring on node a; the link of node b is slow."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.links_apart", str(folder), case]
     done = processes.run(command, cwd=ROOT, env=environment, capture_output=True, timeout_s=400, check=False)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.namespaces import NAMESPACES, why_not
 from tests.checkout import ROOT
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
 
 @pytest.mark.full
@@ -18,7 +19,7 @@ def test_a_node_is_unreachable_if_only_its_link_to_the_scheduler_is_cut_and_dead
 ) -> None:
     if why := why_not():
         pytest.skip(why)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.apart_nodes", str(tmp_path)]
     done = processes.run(command, cwd=ROOT, env=environment, capture_output=True, timeout_s=500, check=False)
     log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""

@@ -5,8 +5,9 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,29 @@ GRACE_S = 10.0  # from the exception to the end of the process
 ELSEWHERE_S = 300.0  # for what is no test: to collect, to compile, to start a server for many tests, to end
 ROUGHLY = 0.5
 SLOWED = 6.0  # times the limit at most, where a test waits for a core
+LOOK_S = 2.0  # between two looks at the processes of a test, once it has run for as long
+
+
+class Waits:
+    """For how long the processes of a test have been ready and waited for a core, those that have ended among them."""
+
+    def __init__(self) -> None:
+        self._began_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._before_s = {pid: _waited_s(pid) for pid in _tree()}
+        self._last_s: dict[int, float] = {}
+
+    def look(self) -> None:
+        """Note what is known of each process that lives: of one that ends nothing is known any more."""
+        tree = _tree()
+        tree |= {it for it in processes.marked() if it not in tree and _started_s(it) >= self._began_boot_s}
+        for pid in tree:
+            self._last_s[pid] = max(_waited_s(pid), self._last_s.get(pid, 0.0))
+
+    def sum_s(self) -> float:
+        """Return the sum over all processes, which may be more than all of the time: they wait beside each other."""
+        self.look()
+        last_s = self._last_s.copy()  # a thread may look meanwhile
+        return sum(max(seconds - self._before_s.get(pid, 0.0), 0.0) for pid, seconds in last_s.items())
 
 
 class Limit:
@@ -39,8 +63,7 @@ class Limit:
 
     def _begin(self, seconds: float) -> None:
         self.seconds = seconds
-        self.began_s, self.waited_s, self.uncounted_s = time.monotonic(), _waited_s(_tree()), 0.0
-        self.began_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.began_s, self.uncounted_s, self.waits = time.monotonic(), 0.0, Waits()
         self._arm(seconds)
 
     def _arm(self, seconds: float) -> None:
@@ -52,11 +75,8 @@ class Limit:
 
     def left_s(self) -> float:
         """Return how many seconds are left."""
-        tree, elapsed_s = _tree(), time.monotonic() - self.began_s - self.uncounted_s
-        orphans = {it for it in processes.marked() if it not in tree and _started_s(it) >= self.began_boot_s}
-        # Threads wait beside each other, so that the sum may be more than all of the time.
-        waited_s = max(_waited_s(tree) - self.waited_s, 0.0) + _waited_s(orphans)
-        return self.seconds - max(elapsed_s - waited_s, elapsed_s / SLOWED)
+        elapsed_s = time.monotonic() - self.began_s - self.uncounted_s
+        return self.seconds - max(elapsed_s - self.waits.sum_s(), elapsed_s / SLOWED)
 
     def _is_late(self, *_: object) -> None:
         """Raise the exception of the end of the time; end this process where that has not ended the test."""
@@ -101,15 +121,24 @@ class Clock:
     """The limit of the test that runs. It stops for each kernel that Numba compiles, in which LLVM hears no signals."""
 
     limit: Limit | None = None
-    hears_numba = False
+    hears_numba = looks = False
 
     def watch(self, limit: Limit | None) -> None:
         self.limit = limit
+        if not self.looks:
+            threading.Thread(target=self._look, daemon=True).start()
+            self.looks = True
         numba = sys.modules.get("numba.core.event")  # nothing is loaded for this
         if numba and not self.hears_numba:
             numba.Listener.register(Clock)
             numba.register("numba:compile", self)
             self.hears_numba = True
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            if (limit := self.limit) and time.monotonic() - limit.began_s > LOOK_S:
+                limit.waits.look()
 
     def notify(self, event: Any) -> None:
         """Take note of what Numba does."""
@@ -145,10 +174,10 @@ def _tree() -> set[int]:
     return found
 
 
-def _waited_s(pids: Iterable[int]) -> float:
-    """Return for how long processes have been ready and waited for a core."""
+def _waited_s(pid: int) -> float:
+    """Return for how long a process has been ready and waited for a core."""
     waited_ns = 0
-    for task in (task for pid in pids for task in _tasks(pid)):
+    for task in _tasks(pid):
         with contextlib.suppress(OSError, IndexError):  # it has ended; or this kernel keeps no such account
             waited_ns += int((task / "schedstat").read_text().split()[1])
     return waited_ns / 1e9

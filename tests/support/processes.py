@@ -26,6 +26,10 @@ _PYTHON_IGNORES = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 MARK = "LONGSHORE_TESTS_RUN"
 os.environ.setdefault(MARK, uuid.uuid4().hex)  # a process of tests has that of the run, set by `signals`
 
+ROOT = Path(__file__).absolute().parents[2]
+# For processes whose environment is not that of these tests; what is last makes PyTorch light (see there).
+PYTHON_PATH = os.pathsep.join(map(str, (ROOT / "src", ROOT, ROOT / "tests" / "support" / "light")))
+
 Line = Sequence[str | Path] | str
 Stream = int | IO[Any] | None
 _started: "weakref.WeakSet[Process[Any]]" = weakref.WeakSet()

@@ -53,6 +53,10 @@ def test_time_in_which_its_processes_wait_for_a_core_does_not_count(
         while limit.seconds - limit.left_s() > elapsed_s(limit) - 0.05:
             assert time.monotonic() < give_up
             time.sleep(0.05)
+        waited_s = limit.waits.sum_s()
+    assert waited_s > 0.0
+    processes.end_marked()
+    assert limit.waits.sum_s() >= waited_s  # also of those that have ended
 
 
 def test_the_clock_stands_while_kernels_are_compiled_and_shared_servers_start(limit: Limit) -> None:

@@ -13,11 +13,11 @@ from longshore.planner.execution.in_ring import MakeRing
 from longshore.planner.execution.worker import main
 from tests.command_line import Command
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
 pytestmark = pytest.mark.full
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
 STEPS = 12
 BATCH = 12  # three micro-batches of two samples for each replica: no power of two
 PLAN: dict[str, Any] = {
@@ -56,7 +56,7 @@ def in_ring(*options: str, model: str = "killed.py", kept: str = "kept", status:
     command = [sys.executable, "-m", "longshore.ring", *options, "--"]
     command += [sys.executable, "-m", "longshore.stage", "plan.json", model, "--steps", str(STEPS)]
     command += ["--save", "ring", "--checkpoints", kept, "--checkpoint-s", "0"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
     done = processes.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -156,7 +156,7 @@ def test_what_no_ring_does_is_refused_in_one_line(
 def test_a_ring_of_other_seats_than_the_plan_has_replicas_is_refused(folder: Path) -> None:
     command = [sys.executable, "-m", "longshore.ring", "--seats", "1", "--"]
     command += [sys.executable, "-m", "longshore.stage", "plan.json", str(HERE / "counting.py")]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     done = processes.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode != 0
     assert "the ring has 1 seats, and the plan is for 2" in done.stdout + done.stderr

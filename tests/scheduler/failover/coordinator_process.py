@@ -15,8 +15,9 @@ from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover.greeting import greet_blocking
 from longshore.scheduler.failover.settings import STATE, Settings, make_ring
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
-from .trial import LIMIT_S, ROOT
+from .trial import LIMIT_S
 
 
 class Peer:
@@ -141,7 +142,7 @@ def started(folder: Path, *before: str, linger_s: float = coordinator.LINGER_S) 
     begin = f"import {coordinator.__name__} as it; it.LINGER_S = {linger_s}; it.main()"
     command = [*before, sys.executable, "-c", begin, str(folder)]
     with (folder / "log").open("ab") as log:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
         process = processes.start(command, env=environment, stderr=log)
     ring = Process(folder, settings, process.pid)
     try:

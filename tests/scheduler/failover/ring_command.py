@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
-from .trial import ROOT
-
-VARIABLES = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+VARIABLES = {**os.environ, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
 
 
 def ring(*arguments: object, folder: Path, **variables: str) -> processes.Process[str]:

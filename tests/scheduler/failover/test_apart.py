@@ -10,9 +10,10 @@ import pytest
 from benchmarks.namespaces import NAMESPACES, why_not
 from longshore.scheduler.failover import wire
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH, ROOT
 
 from .apart import LOST, SEATS, STEPS
-from .trial import ROOT, Outcome, run_ring
+from .trial import Outcome, run_ring
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def play(case: str, folder: Path) -> tuple[Outcome, str]:
     if why := why_not():
         pytest.skip(why)
     command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.failover.apart", case, str(folder)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     done = processes.run(command, cwd=ROOT, env=environment, capture_output=True, timeout_s=420, check=False)
     assert done.returncode == 0, done.stderr
     found: Outcome = pickle.loads((folder / "outcome.pickle").read_bytes())

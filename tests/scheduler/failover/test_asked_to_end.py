@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
 from .tiny import tiny
-from .trial import ROOT
 
 PATIENCE_S = 25.0  # less than members that do not heed a signal are left
 SLOW = tiny("torch.manual_seed(0)", until="10**9")
@@ -27,7 +27,7 @@ time.sleep(1000)
 def begun(folder: Path, script: str, *options: str) -> processes.Process[str]:
     """Start a ring, and return it once signals do not meet the bare interpreter any more."""
     (folder / "train.py").write_text(script)
-    variables = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1", "MARK": str(folder)}
+    variables = {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1", "MARK": str(folder)}
     command = [
         sys.executable,
         "-m",

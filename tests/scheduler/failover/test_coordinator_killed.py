@@ -10,9 +10,10 @@ import pytest
 
 from longshore.scheduler.failover.processes import keeper, tools
 from longshore.scheduler.failover.settings import RECOVERIES
+from tests.support.processes import ROOT
 
 from .desk import bring
-from .trial import ROOT, Outcome, Trial, assert_as_undisturbed, nothing, run_ring
+from .trial import Outcome, Trial, assert_as_undisturbed, nothing, run_ring
 
 LOST, HOST, SEATS = 3, 0, 4  # the host gives the state, and has the store at which the others meet
 # By the order in which they come; a ring without spares asks its desk, which is told, promises, and starts a member.

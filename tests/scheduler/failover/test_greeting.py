@@ -19,9 +19,10 @@ from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.asking import ask_report
 from longshore.scheduler.failover.greeting import answer, challenge, check_welcome, greet_blocking, is_right, welcome
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
 from .coordinator_process import Peer, Process, started
-from .trial import LIMIT_S, ROOT
+from .trial import LIMIT_S
 
 SECRET = "0123456789abcdef"
 texts = st.text(max_size=20)
@@ -273,7 +274,7 @@ def test_a_member_obeys_nobody_who_does_not_prove_the_secret_and_comes_back_to_w
     heard = b""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
         member = processes.start(
             [sys.executable, "-c", MEMBER, address, SECRET], env=environment, stderr=processes.PIPE, text=True
         )

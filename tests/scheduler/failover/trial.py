@@ -19,10 +19,10 @@ from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import Limits, make_ring
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
 from .cutting import Cutter, Loses
 
-ROOT = Path(__file__).absolute().parents[3]
 TRAINER = Path(__file__).with_name("trainer.py")
 LIMIT_S = 120.0  # for anything at all to happen, on a busy machine
 
@@ -32,7 +32,7 @@ def warm_process() -> Iterator[Path]:
     """Start a process that members are forked from."""
     with tempfile.TemporaryDirectory(prefix="warm-") as folder:
         path = Path(folder) / "warm.sock"
-        variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        variables = {**os.environ, "PYTHONPATH": PYTHON_PATH}
         process = processes.start(
             [sys.executable, "-m", "longshore.scheduler.failover.processes.warm", str(path)], env=variables
         )
@@ -189,7 +189,7 @@ def run_ring(
     async def run() -> Outcome:
         make_ring(folder, seats, "127.0.0.1" if network is None else MANAGER, limits, spares=spares, backups=backups)
         variables = {**os.environ, "FAULTS": json.dumps(list(faults)), "OMP_NUM_THREADS": "1", **environment}
-        variables["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT}"
+        variables["PYTHONPATH"] = PYTHON_PATH
         command = (sys.executable, str(TRAINER), str(steps), str(pause_s), *([str(checkpoints)] if checkpoints else []))
         async with (
             asyncio.timeout(3 * LIMIT_S), Launcher(folder, warm) as launcher, Launcher(folder, warm) as elsewhere

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
 SOURCE = Path(__file__).parent / "nvml_stub.c"
-ROOT = Path(__file__).parents[3]
 CLUSTER = """
 node_types: {boards: {gpus: 2, peak_flops: 1e12, memory_bytes: 1e9}}
 racks: [{nodes: [{type: boards, name: a}]}]
@@ -136,8 +136,7 @@ def preflight(library: Path, *options: str | Path) -> processes.CompletedProcess
 
 def said(library: Path, code: str) -> str:
     """Return what a program says that finds this library in place of NVML."""
-    paths = f"{ROOT / 'src'}:{ROOT}"
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": paths}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": PYTHON_PATH}
     done = processes.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
     assert done.stderr == ""
     return done.stdout

@@ -8,16 +8,15 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from longshore.scheduler.health.witnessing.door import Door, Knock, Sight, look_at
 from tests.support import processes
+from tests.support.processes import PYTHON_PATH
 
-ROOT = Path(__file__).parents[4]
 LOCAL = "127.0.0.1"
-PYTHON = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+PYTHON = {**os.environ, "PYTHONPATH": PYTHON_PATH}
 AGENT = """
 import sys
 from longshore.scheduler.health.witnessing.door import Door

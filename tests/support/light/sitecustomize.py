@@ -1,0 +1,54 @@
+"""Python imports this first in what tests start: PyTorch's optimizers do without its compiler there.
+
+Each process that makes an optimizer imports it, to say what it is not to compile. That takes as long as PyTorch itself,
+and no test compiles a model. Who asks the compiler for anything else has it as ever.
+"""
+
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+NAME = "torch._dynamo"
+
+
+class _Compiler(ModuleType):
+    """Stands for the compiler until somebody asks it for more than optimizers do."""
+
+    def graph_break(self, *_: object, **__: object) -> None:
+        """Do nothing, as the compiler does where it does not compile."""
+
+    def disable(self, function: Any = None, *_: object, **__: object) -> Any:
+        """Return a function as it is."""
+        return function or (lambda it: it)
+
+    def __getattr__(self, name: str) -> Any:
+        if "stands" not in self.__dict__:  # it is being imported
+            raise AttributeError(name)
+        if sys.modules.get(NAME) is self:
+            del sys.modules[NAME], sys.modules["torch"]._dynamo
+        return getattr(import_module(NAME), name)
+
+
+class _Finder(MetaPathFinder, Loader):
+    def __init__(self) -> None:
+        self.has_found = False
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """Find what stands for the compiler, the first time."""
+        if name != NAME or self.has_found:
+            return None
+        self.has_found = True
+        return ModuleSpec(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Compiler(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Let it stand for the compiler."""
+        module.__dict__["stands"] = True
+
+
+sys.meta_path.insert(0, _Finder())
