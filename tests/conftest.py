@@ -21,7 +21,7 @@ pytest_plugins = [f"tests.support.{it}" for it in ("signals", "hanging", "summar
 pytest.register_assert_rewrite("tests.cluster.agreement", "tests.scheduler.failover.trial")
 
 register_profiles()
-LIGHT = str(Path(__file__).parent / "support" / "light")  # first in all processes that tests start
+LIGHT = str(Path(__file__).parent / "support" / "light")  # imported first by all processes that tests start
 if LIGHT not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), LIGHT)))
 

@@ -40,42 +40,48 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
         InputError: If one of them fails; the others are ended then.
     """
     with _tidy_at_sigterm(), tempfile.TemporaryDirectory(prefix="longshore-ranks-") as folder:
-        said = [Path(folder) / f"{rank}.err" for rank in range(ranks)]
-        with _Ranks(ranks, Path(folder), said[0], module, arguments) as started:
+        errors = [Path(folder) / f"{rank}.err" for rank in range(ranks)]
+        with _Ranks(ranks, Path(folder), module, arguments) as started:
             failed = _failed(started)
         if failed:
-            raise InputError(*_problem(failed, started.statuses[failed[0]], said))
+            raise InputError(*_problem(failed, started.statuses[failed[0]], errors))
+        if started.broke is not None:
+            raise InputError(f"the process that starts the ranks {started.broke}", "see that `import torch` works")
 
 
 class _Ranks:
-    """The processes of a plan, by `ranks.py`; all of them are killed in the end.
+    """The processes of a plan, which `ranks.py` starts; where the context ends, all of them are killed.
 
     Args:
         ranks: How many.
         folder: For their standard errors.
-        errors: For what goes wrong before there are any.
         module: What to run.
         arguments: Of each.
     """
 
-    def __init__(self, ranks: int, folder: Path, errors: Path, module: str, arguments: Sequence[str]) -> None:
+    def __init__(self, ranks: int, folder: Path, module: str, arguments: Sequence[str]) -> None:
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
-        self._ranks, self._left = ranks, b""
-        self._told, told = os.pipe()
+        self.broke: str | None = None  # how the process ended that starts the ranks, if that was before them
+        self._ranks, self._left, self._errors = ranks, b"", folder / "ranks.err"
+        port = free_port()
+        self._reports, writes = os.pipe()
         given = {
-            "--launcher": os.getpid(), "--told": told, "--ranks": ranks, "--port": free_port(), "--errors": folder,
+            "--launcher": os.getpid(), "--reports": writes, "--ranks": ranks, "--port": port, "--errors": folder,
         }  # fmt: skip
         words = [str(part) for name, value in given.items() for part in (name, value)]
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         line = [sys.executable, "-m", RANKS, *words, module, *arguments]
         try:
-            with errors.open("ab") as said:
+            with self._errors.open("wb") as errors:
                 self._parent = subprocess.Popen(
-                    line, env=path, stdin=subprocess.DEVNULL, stderr=said, start_new_session=True, pass_fds=[told]
+                    line, env=path, stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True, pass_fds=[writes]
                 )
+        except BaseException:
+            os.close(self._reports)
+            raise
         finally:
-            os.close(told)
+            os.close(writes)
 
     def __enter__(self) -> "_Ranks":
         return self
@@ -88,20 +94,20 @@ class _Ranks:
                 self._parent.wait(GONE_S)  # once all of them are gone
         _kill_group(self._parent.pid)
         self._parent.wait()
-        os.close(self._told)
+        os.close(self._reports)
 
     def look(self, wait_s: float) -> bool:
-        """Wait a while for news; return whether there can be more."""
-        if not wait([self._told], wait_s):
+        """Wait some seconds for reports, and take them; return whether there can be more."""
+        if not wait([self._reports], wait_s):
             return True
-        came = os.read(self._told, 1 << 16)
+        came = os.read(self._reports, 1 << 16)
         *lines, self._left = (self._left + came).split(b"\n")
         for line in lines:
             rank, what, value = line.split()
             (self.pids if what == b"pid" else self.statuses)[int(rank)] = int(value)
-        if not came:  # without its end all ranks have ended, whatever became of them
-            status = self._parent.wait()
-            self.statuses |= {rank: status or 1 for rank in range(self._ranks) if rank not in self.statuses}
+        if not came and len(self.statuses) < self._ranks:
+            wrote = [*_lines_of(self._errors), "nothing"][-2:]
+            self.broke = f"ended with status {self._parent.wait()} and wrote: {wrote[0]}"
         return bool(came)
 
 
@@ -125,7 +131,7 @@ def _tidy_at_sigterm() -> Iterator[None]:
 
 
 def _failed(started: _Ranks) -> list[int]:
-    """Wait until all have ended well, or one has not; return those that have not, the first one first."""
+    """Wait until all ranks have ended well, or one has not; return those that have not, the first one first."""
     failed, until_s, goes_on = list[int](), inf, True
     while goes_on and time.monotonic() < until_s:
         goes_on = started.look(LOOK_S)
@@ -135,14 +141,14 @@ def _failed(started: _Ranks) -> list[int]:
     return failed
 
 
-def _problem(failed: Sequence[int], status: int, said: Sequence[Path]) -> tuple[str, str]:
+def _problem(failed: Sequence[int], status: int, errors: Sequence[Path]) -> tuple[str, str]:
     """Return what is wrong, and what to do: by who knows it, else by the first that failed."""
-    texts = [line for rank in failed for line in _lines_of(said[rank])]
+    texts = [line for rank in failed for line in _lines_of(errors[rank])]
     own = [line for line in texts if line.startswith("longshore.stage: ")]
     if own:
         problem, _, fix = own[-1].removeprefix("longshore.stage: ").rpartition("; ")
         return (problem, fix) if problem else (fix, "")
-    lines = _lines_of(said[failed[0]])
+    lines = _lines_of(errors[failed[0]])
     told = [line for line in lines if ERROR.match(line)] or lines or ["nothing"]
     return (
         f"rank {failed[0]} ended with status {status} and said: {told[-1]}",

@@ -1,6 +1,6 @@
 """The ranks of a plan on this machine: forked from one process, which has imported PyTorch for all of them.
 
-That takes seconds of a core, and what the first optimizer imports as long again.
+The import takes seconds of a core, and what the first optimizer imports takes as long again.
 
 Source: SPEC P1.
 """
@@ -18,20 +18,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "longshore.planner.execution.worker")
-# A library would start threads by these, which do not come along with a fork.
+# With more, a library would start threads, which do not come along with a fork. Ranks have one thread each.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 PR_SET_PDEATHSIG = 1
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Fork the ranks, and say which processes they are and how they end; return there in each of them, after its run.
+    """Fork the ranks and report them, until all have ended; in a rank, return once its module has run.
 
     Args:
         words: In place of the command line's.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--launcher", type=int, help="process with which this one ends")
-    parser.add_argument("--told", type=int, help="descriptor for a line `RANK pid PID` and one `RANK status STATUS`")
+    parser.add_argument("--reports", type=int, help="descriptor for lines `RANK pid PID` and `RANK status STATUS`")
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--port", type=int, help="at which they meet")
     parser.add_argument("--errors", type=Path, help="folder in which each has a file for standard error")
@@ -39,24 +39,24 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(words)
     end_with(given.launcher)
-    environment = dict(os.environ)
     os.environ.update(dict.fromkeys(THREADS, "1"))
     import numpy
+    import torch
 
     for name in IMPORTS:
         importlib.import_module(name)
     # Ranks would copy the memory of all that was imported when their garbage is looked for.
     gc.collect()
     gc.freeze()
-    rank = _fork_all(given.ranks, given.told)
+    rank = _fork_all(given.ranks, given.reports)
     if rank is None:
         return
-    os.environ.clear()
-    os.environ.update(environment | _environment(rank, given.ranks, given.port))
+    os.environ.update(_environment(rank, given.ranks, given.port))
     with (given.errors / f"{rank}.err").open("ab") as errors:
         os.dup2(errors.fileno(), 2)
     random.seed()  # A fork has the numbers of its parent.
     numpy.random.seed()  # noqa: NPY002
+    torch.seed()
     sys.argv[:] = [given.module, *given.arguments]
     runpy.run_module(given.module, run_name="__main__", alter_sys=True)
 
@@ -68,28 +68,29 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _fork_all(ranks: int, told: int) -> int | None:
-    """Fork all ranks, and tell of each until all have ended; return a rank's number in its process, None here."""
+def _fork_all(ranks: int, reports: int) -> int | None:
+    """Fork all ranks, and report how each ends; return a rank's number in its process, and None here in the end."""
     own, pids = os.getpid(), dict[int, int]()
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
             end_with(own)
             os.setsid()
-            os.close(told)
+            os.write(reports, b"%d pid %d\n" % (rank, os.getpid()))  # of a session that can be killed
+            os.close(reports)
             return rank
         pids[pid] = rank
-        os.write(told, b"%d pid %d\n" % (rank, pid))
     while pids:
         pid, status = os.wait()
-        os.write(told, b"%d status %d\n" % (pids.pop(pid), os.waitstatus_to_exitcode(status)))
+        if pid in pids:  # a library may have started something of its own
+            os.write(reports, b"%d status %d\n" % (pids.pop(pid), os.waitstatus_to_exitcode(status)))
     return None
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
 
 

@@ -314,8 +314,7 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     kept_s = status.progress.get(SAVED)
     look = take_last_look(cache, row, attempt_name(row), now_s)
     started_s = _started_s(row, status, now_s)
-    ran_s = 0.0 if started_s is None else now_s - started_s
-    came = how_far(look, status.progress, job.reached_step, ran_s)
+    came = how_far(look, status.progress, job.reached_step, _ran_s(row, status, now_s))
     cache.happens(now_s)
     cache.has_freed = True
     cache.launches.end(attempt_name(row))
@@ -344,10 +343,18 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
 
 
 def _started_s(row: AttemptRow, status: Status, now_s: float) -> float | None:
-    """Return when an attempt was seen to run; the backend knows it of one that ended before anybody looked."""
+    """Return when an attempt began to run; of one that ended before the scheduler looked the backend knows it."""
     if row.started_s is not None or not status.started_s:
         return row.started_s
     return min(max(status.started_s, row.opened_s), now_s)
+
+
+def _ran_s(row: AttemptRow, status: Status, now_s: float) -> float:
+    """Return how long an attempt ran; by the clock of its nodes if it ended before the scheduler looked."""
+    if row.started_s is not None:
+        return now_s - row.started_s
+    ended_s = max((it.ended_s for it in status.ends), default=0.0)
+    return min(max(ended_s - status.started_s, 0.0), now_s - row.opened_s) if status.started_s else 0.0
 
 
 def _columns(outcome: Outcome, now_s: float) -> JobColumns:

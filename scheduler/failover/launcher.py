@@ -55,7 +55,7 @@ HEAR_S = 0.5  # for a member to hear that it was declared gone
 GRACE_S = 5.0  # for members of a lost ring to end
 _WARM = "longshore.scheduler.failover.processes.warm"
 # What a module imports beside PyTorch takes as long again; it is imported once, for all members that run it.
-_MORE = {"longshore.stage": "longshore.planner.execution.worker"}
+_WARM_IMPORTS = {"longshore.stage": "longshore.planner.execution.worker"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Launcher:
         if arguments is None:
             return
         path = self.folder / "warm.sock"
-        more = [_MORE[it] for it in arguments[1:2] if arguments[0] == "-m" and it in _MORE]
+        more = [_WARM_IMPORTS[it] for it in arguments[1:2] if arguments[0] == "-m" and it in _WARM_IMPORTS]
         self._warm_process = await start_tool(_WARM, str(path), *more, outlives=True)  # It ends its members first.
         self._warm = path
 

@@ -11,7 +11,7 @@ _RANK = re.compile(r"^(?:\[rank\d+\]: ?)+")  # that PyTorch writes before each l
 _ERROR = re.compile(
     r"longshore: (?=the ring is lost: )(?P<words>.+)"  # what Longshore itself says
     r"|(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*)?"  # an error that Python tells without a traceback
-    r"|\S*python[\d.]*: .+"  # a script that it cannot begin
+    r"|(?:/.*|\S*)python[\d.]*: .+"  # a script that it cannot begin; its own path may have spaces
 )
 
 

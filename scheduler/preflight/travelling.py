@@ -6,15 +6,19 @@ Source: SPEC C8.
 """
 
 import argparse
+import ctypes
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn, Self
 
 from ...cluster.files.errors import BackendError, InputError, LongshoreError
 from ..model.job_spec import ALL_ATTACHMENTS
@@ -35,6 +39,8 @@ NOT_FIT = 3  # exit status
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the scheduler tries the job again
 TOGETHER_S = 120.0  # ranks load PyTorch before they meet, each in its own time
 MOST_RANKS = 1_000_000
+SAME_S = 0.3  # within which all processes of a job get a signal that goes to all
+PR_SET_PDEATHSIG = 1
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -122,8 +128,8 @@ def _workload(given: argparse.Namespace) -> Workload:
 def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slots: bool) -> int:
     """Run a command to its end, with a scratch folder of its own, and take back what was set; return its status.
 
-    Signals that ask a job to end go to all its processes, but in a container to the first alone, which passes them on:
-    once, as a second may mean "at once" to a command. What kills this process leaves folder and settings as they are.
+    A signal to this process alone goes to the command, too. What kills this process leaves folder and settings as they
+    are.
 
     Raises:
         OSError: If it cannot be run, or the folder not be made.
@@ -134,16 +140,64 @@ def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slo
         if own is not None:
             own.mkdir(parents=True, exist_ok=True, mode=0o700)
             environment[SCRATCH] = str(own)
-        child = subprocess.Popen(command, env=environment)
-        is_alone = os.getppid() == 0  # who started it is outside of the container
-        for number in FORWARDED:
-            signal.signal(number, lambda number, _: child.send_signal(number) if is_alone else None)
-        return child.wait()
+        with Witness() as witness:
+            child = subprocess.Popen(command, env=environment)
+
+            def hand_on(number: int, _: object) -> None:
+                if not witness.saw(number):
+                    child.send_signal(number)
+
+            for number in FORWARDED:
+                signal.signal(number, hand_on)
+            return child.wait()
     finally:
         if own is not None:
             shutil.rmtree(own, ignore_errors=True)
         if not slots:
             _reset(rank.gpu)
+
+
+class Witness:
+    """A process beside this one that says which signals it gets, too: those go to all processes of the job.
+
+    A second SIGTERM means "at once" to many programs. So a command is not to get from here what it has got already, as
+    by a shell or a supervisor, which signal the group, or by Slurm. Who stops a container signals its first process.
+    """
+
+    def __init__(self) -> None:
+        self._reads, writes = os.pipe()
+        self._seen = Counter[int]()
+        own = os.getpid()
+        self._pid = os.fork()
+        if not self._pid:
+            self._watch(own, writes)
+        os.close(writes)
+
+    @staticmethod
+    def _watch(parent: int, writes: int) -> NoReturn:
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        while os.getppid() == parent:
+            os.write(writes, bytes([signal.sigwait(FORWARDED)]))
+        os._exit(0)
+
+    def saw(self, number: int) -> bool:
+        """Say whether it has got a signal, too, which this process got just now."""
+        until_s = time.monotonic() + SAME_S
+        while not self._seen[number] and select.select([self._reads], [], [], max(0.0, until_s - time.monotonic()))[0]:
+            if not (came := os.read(self._reads, 64)):
+                break
+            self._seen.update(came)
+        found = self._seen[number] > 0
+        self._seen[number] -= found
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
 
 
 def _reset(gpu: int) -> None:

@@ -11,6 +11,7 @@ from ..model.job_spec import LEAST_S, YEAR_S, JobFile
 from .database.schema import attempt, job
 from .rows.jobs import GIVEN, NewJob
 
+SHORTEST_S = 1.0  # a mean of logarithms would go by what fails at once, and by little else
 UNNAMED = JobFile.model_fields["name"].default  # says nothing of what a job runs
 # The partial indexes are used only for these very words, so that 0 is no parameter.
 _ENDED = (job.c.ended_s.is_not(None), job.c.attempt > literal_column("0"), attempt.c.started_s.is_not(None))
@@ -47,7 +48,7 @@ def estimated(tx: Connection, new: NewJob) -> NewJob:
     for alike, rows in _LEVELS.items():
         if alike is Alike.USER_AND_NAME and new.name == UNNAMED:
             continue
-        works_s = [work_s for row in tx.execute(rows, asked) if (work_s := _work_s(*row)) >= LEAST_S]
+        works_s = [work_s for row in tx.execute(rows, asked) if (work_s := _work_s(*row)) >= SHORTEST_S]
         if works_s:
             estimate_s = min(max(predicted_s(np.array(works_s[::-1])), LEAST_S), YEAR_S)
             spec = {**new.spec, "estimate_s": estimate_s}

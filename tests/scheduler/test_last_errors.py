@@ -41,9 +41,11 @@ def test_the_error_of_a_program_is_the_line_of_its_exception(tmp_path: Path, cod
 
 @pytest.mark.parametrize("given", ["no-such-script.py", "-mno_such_module"])
 def test_a_script_that_cannot_be_begun_is_named(tmp_path: Path, given: str) -> None:
-    log = tmp_path / "log"
+    log, python = tmp_path / "log", tmp_path / "a folder" / "python3"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
     with log.open("wb") as output:
-        processes.run([sys.executable, given], cwd=tmp_path, stdout=output, stderr=output, check=False)
+        processes.run([python, given], cwd=tmp_path, stdout=output, stderr=output, check=False)
     assert given.removeprefix("-m") in last_error(str(log))
 
 

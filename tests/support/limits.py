@@ -138,7 +138,8 @@ class Clock:
         while True:
             time.sleep(LOOK_S)
             if (limit := self.limit) and time.monotonic() - limit.began_s > LOOK_S:
-                limit.waits.look()
+                with contextlib.suppress(OSError, KeyError):  # such as no descriptor that is left, in a test of that
+                    limit.waits.look()
 
     def notify(self, event: Any) -> None:
         """Take note of what Numba does."""

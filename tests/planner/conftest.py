@@ -1,0 +1,21 @@
+from collections.abc import Iterator
+
+import pytest
+
+from longshore.planner.execution import launching
+from longshore.planner.profile import profiling
+from tests.support.warm import Warm
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    made = Warm()
+    yield made
+    made.end()
+
+
+@pytest.fixture(autouse=True)
+def _forked(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes with PyTorch be forked; those of commands that tests start are started as ever."""
+    monkeypatch.setattr(launching, "subprocess", warm)
+    monkeypatch.setattr(profiling, "subprocess", warm)

@@ -1,0 +1,158 @@
+"""Processes with PyTorch, forked from one that has imported it, in place of those that `subprocess` starts.
+
+They are children of the process that asks: a first fork forks them and ends, and the system gives an orphan to the
+nearest ancestor that takes orphans, which is who asks, for that moment. What this leaves out: they have imported what
+they need before they run, and their interpreter has the options and the module search path of these tests.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from tests.support import processes
+
+IMPORTS = ("longshore.planner.execution.worker", "longshore.planner.profile.worker", "torch.utils.flop_counter")
+PR_SET_CHILD_SUBREAPER = 36
+MOST_BYTES = 1 << 20
+_libc = ctypes.CDLL(None)
+
+
+class Forked:
+    """A process that was forked, with what the code that is tested asks of a `subprocess.Popen`."""
+
+    def __init__(self, pid: int, stdin: IO[bytes] | None) -> None:
+        self.pid, self.stdin = pid, stdin
+        self.returncode: int | None = None
+        self._handle = os.pidfd_open(pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return how it ended.
+
+        Raises:
+            subprocess.TimeoutExpired: If it has not, after some seconds.
+        """
+        if self.returncode is None:
+            if not select.select([self._handle], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            os.close(self._handle)
+        return self.returncode
+
+
+class Warm:
+    """The process that others are forked from, once one is asked for; in place of the module `subprocess`."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._process: processes.Process[bytes] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
+
+    def Popen(  # noqa: N802  # the name of what it stands for
+        self, line: Sequence[str], *, env: dict[str, str] | None = None, stdin: int | None = None,
+        stdout: int | None = None, stderr: IO[bytes] | None = None, pass_fds: Sequence[int] = (),
+        start_new_session: bool = False,
+    ) -> Forked:  # fmt: skip
+        """Start `python -m MODULE ...` or `python -c CODE ...` in a session of its own."""
+        assert line[0] == sys.executable
+        assert line[1] in ("-m", "-c")
+        assert start_new_session
+        reads, writes = os.pipe() if stdin == subprocess.PIPE else (os.open(os.devnull, os.O_RDONLY), None)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        out = nothing if stdout == subprocess.DEVNULL else 1
+        descriptors = (reads, out, 2 if stderr is None else stderr.fileno(), *pass_fds)
+        asked = {
+            "line": line[1:], "environment": dict(os.environ if env is None else env), "folder": str(Path.cwd()),
+            "descriptors": [0, 1, 2, *pass_fds], "parent": os.getpid(),
+        }  # fmt: skip
+        connection = self._connection()
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            socket.send_fds(connection, [json.dumps(asked).encode()], descriptors)
+            pid = int(connection.recv(100))
+        finally:
+            _libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            os.close(reads)
+            os.close(nothing)
+        return Forked(pid, None if writes is None else os.fdopen(writes, "wb"))
+
+    def end(self) -> None:
+        """End the process that others are forked from."""
+        if self._socket is not None and self._process is not None:
+            self._socket.close()
+            self._process.end()
+
+    def _connection(self) -> socket.socket:
+        if self._socket is None:
+            self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._socket.settimeout(processes.WAIT_S)
+            line = [sys.executable, "-m", "tests.support.warm", str(its.fileno())]
+            self._process = processes.start(
+                line, pass_fds=[its.fileno()], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            )
+            its.close()
+        return self._socket
+
+
+def main() -> None:
+    """Fork a process for each request, until who asks is gone; return there in each of them, before it runs."""
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"
+    for name in IMPORTS:
+        __import__(name)
+    gc.freeze()  # or each process would copy the memory of all that was imported
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(connection, MOST_BYTES, 8)
+        if not data:
+            raise SystemExit(0)
+        first = os.fork()
+        if not first:
+            if os.fork():
+                os._exit(0)
+            _run(json.loads(data), descriptors, connection)
+            return
+        os.waitpid(first, 0)
+        for it in descriptors:
+            os.close(it)
+
+
+def _run(asked: dict[str, Any], descriptors: Sequence[int], connection: socket.socket) -> None:
+    """Become what was asked for, and say so once it can be killed as what it is."""
+    while os.getppid() != asked["parent"]:
+        time.sleep(0.001)
+    os.setsid()
+    connection.send(str(os.getpid()).encode())
+    connection.close()
+    free = max(*descriptors, *asked["descriptors"]) + 1
+    moved = [os.dup2(it, free + at) for at, it in enumerate(descriptors)]
+    for it, to in zip(moved, asked["descriptors"], strict=True):
+        os.dup2(it, to)
+    for it in {*moved, *descriptors} - {*asked["descriptors"]}:
+        os.close(it)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    kind, what, *arguments = asked["line"]
+    sys.argv[:] = [what if kind == "-m" else "-c", *arguments]
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(what, sys.modules["__main__"].__dict__)
+
+
+if __name__ == "__main__":
+    main()
