@@ -45,7 +45,7 @@ lint: $(STAMP)
 # All tests, the slow ones and rarer faults too, each with its full budget of examples.
 test-full: $(STAMP)
 	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 8 --max-worker-restart 20 --dist loadfile --no-loadscope-reorder $(ORDER) -m "" --hypothesis-profile full
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 6 --max-worker-restart 20 --dist loadfile --no-loadscope-reorder $(ORDER) -m "" --hypothesis-profile full
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
