@@ -15,14 +15,14 @@ from tests.scheduler.backends.ray_cluster import RayCluster
 from tests.support.budgets import register_profiles
 from tests.support.going_on import GoesOn
 from tests.support.limits import clock
+from tests.support.processes import LIGHT
 
 pytest_plugins = [f"tests.support.{it}" for it in ("signals", "hanging", "summary", "lanes")]
 # Their assertions compare whole runs: a failure shows what differs, as in a file of tests.
 pytest.register_assert_rewrite("tests.cluster.agreement", "tests.scheduler.failover.trial")
 
 register_profiles()
-LIGHT = str(Path(__file__).parent / "support" / "light")  # imported first by all processes that tests start
-if LIGHT not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+if LIGHT not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # all that tests start have it
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), LIGHT)))
 
 

@@ -15,6 +15,8 @@ from ..store.rows.jobs import JobColumns
 from .rehydrate import asked_of, goes_first, needs_of, queue_key, rank_of, waiting_standing
 from .state_cache import StateCache
 
+APART_S = 1e-6  # between jobs that are released at one look: of equals the queue would go by who was read first
+
 
 def line_up(mirror: ClusterMirror, rows: Mapping[str, JobRow], job: str, last: str | None = None) -> None:
     """Bring a waiting job to its place, if all others stand at theirs, or behind it at the end of the queue.
@@ -86,21 +88,22 @@ def _let_in(cache: StateCache, now_s: float) -> list[JobRow]:
     """Change the jobs outside of the queue that are to change; return those that come into it, the first first."""
     quota = Quota(cache.parts.gpus_per_user, (row for row in cache.jobs.values() if row.id not in cache.outside))
     let_in = []
-    for row in sorted((cache.jobs[job] for job in cache.outside), key=queue_key):
+    outside = sorted((cache.jobs[job] for job in cache.outside), key=queue_key)
+    for place, row in enumerate(outside):
         with cache.about(row.id, now_s):
             step = _step_of(cache, row, now_s)
             if step.do is JobDo.CHANGE:
-                _change(cache, row, step, now_s)
+                _change(cache, row, step, now_s, now_s - APART_S * (len(outside) - place))
             elif step.do is JobDo.ENTER and quota.take(row):
                 let_in.append(row)
     return let_in
 
 
-def _change(cache: StateCache, row: JobRow, step: JobStep, now_s: float) -> None:
+def _change(cache: StateCache, row: JobRow, step: JobStep, now_s: float, entered_s: float) -> None:
     assert step.now is not None
     columns = JobColumns()
     if step.is_released:
-        columns = JobColumns(no_progress=0, entered_s=now_s, not_before_s=0.0)
+        columns = JobColumns(no_progress=0, entered_s=entered_s, not_before_s=0.0)
     elif step.now is JobState.FAILED:
         columns = JobColumns(cause_class=str(ExitClass.USER))
     cache.change_job(row, step.now, step.cause, now_s, **columns)

@@ -343,10 +343,13 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
 
 
 def _started_s(row: AttemptRow, status: Status, now_s: float) -> float | None:
-    """Return when an attempt began to run; of one that ended before the scheduler looked the backend knows it."""
+    """Return when an attempt was seen to run; if it ended before that, it ran just now for as long as it did.
+
+    So its run time is right, from which that of other jobs is learned, also where the scheduler was away for hours.
+    """
     if row.started_s is not None or not status.started_s:
         return row.started_s
-    return min(max(status.started_s, row.opened_s), now_s)
+    return now_s - _ran_s(row, status, now_s)
 
 
 def _ran_s(row: AttemptRow, status: Status, now_s: float) -> float:

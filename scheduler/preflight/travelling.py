@@ -6,19 +6,16 @@ Source: SPEC C8.
 """
 
 import argparse
-import ctypes
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Self
+from typing import NamedTuple
 
 from ...cluster.files.errors import BackendError, InputError, LongshoreError
 from ..model.job_spec import ALL_ATTACHMENTS
@@ -32,6 +29,7 @@ from .report import Report
 from .runner import Step, compared, results_of, run_lists
 from .warm.messages import Order
 from .warm.process import WARM_S, LocalNode
+from .witness import Witness
 from .workload import Workload
 
 SCRATCH = "LONGSHORE_SCRATCH"  # variable that names a job's own scratch folder
@@ -39,8 +37,6 @@ NOT_FIT = 3  # exit status
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the scheduler tries the job again
 TOGETHER_S = 120.0  # ranks load PyTorch before they meet, each in its own time
 MOST_RANKS = 1_000_000
-SAME_S = 0.3  # within which all processes of a job get a signal that goes to all
-PR_SET_PDEATHSIG = 1
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -128,7 +124,7 @@ def _workload(given: argparse.Namespace) -> Workload:
 def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slots: bool) -> int:
     """Run a command to its end, with a scratch folder of its own, and take back what was set; return its status.
 
-    A signal to this process alone goes to the command, too. What kills this process leaves folder and settings as they
+    A signal that the command has not got goes to it, too. What kills this process leaves folder and settings as they
     are.
 
     Raises:
@@ -140,12 +136,14 @@ def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slo
         if own is not None:
             own.mkdir(parents=True, exist_ok=True, mode=0o700)
             environment[SCRATCH] = str(own)
-        with Witness() as witness:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the system would tell no status
+        with Witness(FORWARDED) as witness:
             child = subprocess.Popen(command, env=environment)
 
             def hand_on(number: int, _: object) -> None:
-                if not witness.saw(number):
-                    child.send_signal(number)
+                with suppress(ProcessLookupError, PermissionError):  # it has ended; it is another user's
+                    if os.getpgid(child.pid) != os.getpgrp() or not witness.saw(number):
+                        child.send_signal(number)
 
             for number in FORWARDED:
                 signal.signal(number, hand_on)
@@ -155,49 +153,6 @@ def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slo
             shutil.rmtree(own, ignore_errors=True)
         if not slots:
             _reset(rank.gpu)
-
-
-class Witness:
-    """A process beside this one that says which signals it gets, too: those go to all processes of the job.
-
-    A second SIGTERM means "at once" to many programs. So a command is not to get from here what it has got already, as
-    by a shell or a supervisor, which signal the group, or by Slurm. Who stops a container signals its first process.
-    """
-
-    def __init__(self) -> None:
-        self._reads, writes = os.pipe()
-        self._seen = Counter[int]()
-        own = os.getpid()
-        self._pid = os.fork()
-        if not self._pid:
-            self._watch(own, writes)
-        os.close(writes)
-
-    @staticmethod
-    def _watch(parent: int, writes: int) -> NoReturn:
-        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        while os.getppid() == parent:
-            os.write(writes, bytes([signal.sigwait(FORWARDED)]))
-        os._exit(0)
-
-    def saw(self, number: int) -> bool:
-        """Say whether it has got a signal, too, which this process got just now."""
-        until_s = time.monotonic() + SAME_S
-        while not self._seen[number] and select.select([self._reads], [], [], max(0.0, until_s - time.monotonic()))[0]:
-            if not (came := os.read(self._reads, 64)):
-                break
-            self._seen.update(came)
-        found = self._seen[number] > 0
-        self._seen[number] -= found
-        return found
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
 
 
 def _reset(gpu: int) -> None:

@@ -92,11 +92,19 @@ print(len(came), flush=True)
 """
 
 
-@pytest.mark.parametrize("space", [[], SPACE], ids=["here", "container"])
-@pytest.mark.parametrize("ask", ["os.killpg(0, signal.SIGTERM)", "os.kill(os.getppid(), signal.SIGTERM)"])
-def test_a_command_behind_checks_is_asked_once_to_end(space: list[str], ask: str, tmp_path: Path) -> None:
+GROUP, ONE = "os.killpg(os.getpgid(os.getppid()), signal.SIGTERM)", "os.kill(os.getppid(), signal.SIGTERM)"
+
+
+@pytest.mark.parametrize(
+    ("space", "before", "ask"),
+    [([], [], GROUP), ([], [], ONE), (SPACE, [], ONE), ([], ["setsid"], GROUP), ([], ["setsid"], ONE)],
+    ids=["group", "one", "container", "group of another", "one of another group"],
+)
+def test_a_command_behind_checks_is_asked_once_to_end(
+    space: list[str], before: list[str], ask: str, tmp_path: Path
+) -> None:
     checks = ["-m", "longshore.preflight", "--level", "0", "--slots", "--scratch", str(tmp_path), "--"]
-    command = [sys.executable, "-c", COUNTS.format(ask=ask)]
+    command = [*before, sys.executable, "-c", COUNTS.format(ask=ask)]
     done = processes.run([*space, sys.executable, *checks, *command], capture_output=True, check=False)
     assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -118,10 +118,16 @@ class Still(Trial):
 
 
 class Shared(Still):
-    """The same with jobs of several users, who take turns; no two jobs are submitted at one moment.
+    """The same with jobs of several users, who take turns; time passes from look to look.
 
-    Of two that came at one moment the scheduler goes by which it heard of first, which a store does not tell.
+    No two jobs are submitted at one moment. Of two that came at one moment the scheduler goes by which it heard of
+    first, which a store does not tell.
     """
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.later_s += 1e-3
+            super().tick()
 
     def submit(self, script: str, gpus: int = 1, **spec: object) -> str:
         self.later_s += 1e-3

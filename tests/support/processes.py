@@ -28,7 +28,8 @@ os.environ.setdefault(MARK, uuid.uuid4().hex)  # a process of tests has that of 
 
 ROOT = Path(__file__).absolute().parents[2]
 # For processes whose environment is not that of these tests; what is last makes PyTorch light (see there).
-PYTHON_PATH = os.pathsep.join(map(str, (ROOT / "src", ROOT, ROOT / "tests" / "support" / "light")))
+LIGHT = str(ROOT / "tests" / "support" / "light")
+PYTHON_PATH = os.pathsep.join((str(ROOT / "src"), str(ROOT), LIGHT))
 
 Line = Sequence[str | Path] | str
 Stream = int | IO[Any] | None

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 from tests.support import processes
@@ -82,6 +83,9 @@ class Warm:
         try:
             socket.send_fds(connection, [json.dumps(asked).encode()], descriptors)
             pid = int(connection.recv(100))
+        except BaseException:
+            self.end()  # an answer that comes later would be taken for that of the next
+            raise
         finally:
             _libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
             os.close(reads)
@@ -93,6 +97,7 @@ class Warm:
         if self._socket is not None and self._process is not None:
             self._socket.close()
             self._process.end()
+            self._socket = self._process = None
 
     def _connection(self) -> socket.socket:
         if self._socket is None:
@@ -100,7 +105,9 @@ class Warm:
             self._socket.settimeout(processes.WAIT_S)
             line = [sys.executable, "-m", "tests.support.warm", str(its.fileno())]
             self._process = processes.start(
-                line, pass_fds=[its.fileno()], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+                line,
+                pass_fds=[its.fileno()],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join((*filter(None, sys.path), processes.LIGHT))},
             )
             its.close()
         return self._socket
@@ -131,7 +138,10 @@ def main() -> None:
 
 def _run(asked: dict[str, Any], descriptors: Sequence[int], connection: socket.socket) -> None:
     """Become what was asked for, and say so once it can be killed as what it is."""
+    give_up_s = time.monotonic() + 10.0
     while os.getppid() != asked["parent"]:
+        if time.monotonic() > give_up_s:  # who asked is gone, or asks no more
+            os._exit(1)
         time.sleep(0.001)
     os.setsid()
     connection.send(str(os.getpid()).encode())
@@ -146,12 +156,18 @@ def _run(asked: dict[str, Any], descriptors: Sequence[int], connection: socket.s
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    import numpy
+    import torch
+
+    numpy.random.seed()  # noqa: NPY002  # a fork has the numbers of its parent
+    torch.seed()
     kind, what, *arguments = asked["line"]
     sys.argv[:] = [what if kind == "-m" else "-c", *arguments]
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
-        exec(what, sys.modules["__main__"].__dict__)
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(what, main.__dict__)
 
 
 if __name__ == "__main__":

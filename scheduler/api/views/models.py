@@ -101,7 +101,7 @@ class WaitingPage(Page):
 class ListedJobPage(JobPage):
     """A job in a list, with where it runs or why it does not."""
 
-    started_s: float | None  # when all ranks of the last attempt ran
+    started_s: float | None  # when all ranks of the last attempt were seen
     released_s: float | None  # when that attempt gave its GPUs back
     placement: tuple[SharePage, ...]  # of that attempt; none before the first
     waiting: WaitingPage | None  # none if it does not wait
