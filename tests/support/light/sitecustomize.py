@@ -1,7 +1,8 @@
 """Python imports this first in what tests start: PyTorch's optimizers do without its compiler there.
 
 Each process that makes an optimizer imports it, to say what it is not to compile. That takes as long as PyTorch itself,
-and no test compiles a model. Who asks the compiler for anything else has it as ever.
+and no test compiles a model. Who asks the compiler for anything else has it as
+ever; what is left out is `torch.distributed.tensor`, which cannot be imported after an optimizer was made.
 """
 
 import sys
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 NAME = "torch._dynamo"
+PIPELINES = "torch.distributed.pipelining"  # asks for so much that it has the compiler at once
 
 
 class _Compiler(ModuleType):
@@ -27,9 +29,13 @@ class _Compiler(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if "stands" not in self.__dict__:  # it is being imported
             raise AttributeError(name)
+        return getattr(self.real(), name)
+
+    def real(self) -> ModuleType:
+        """Return the compiler, which is imported in place of this."""
         if sys.modules.get(NAME) is self:
             del sys.modules[NAME], sys.modules["torch"]._dynamo
-        return getattr(import_module(NAME), name)
+        return import_module(NAME)
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -38,6 +44,10 @@ class _Finder(MetaPathFinder, Loader):
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Find what stands for the compiler, the first time."""
+        if name == PIPELINES:
+            self.has_found = True
+            if isinstance(it := sys.modules.get(NAME), _Compiler):
+                it.real()
         if name != NAME or self.has_found:
             return None
         self.has_found = True
