@@ -149,9 +149,9 @@ def _problem(failed: Sequence[int], status: int, errors: Sequence[Path]) -> tupl
         problem, _, fix = own[-1].removeprefix("longshore.stage: ").rpartition("; ")
         return (problem, fix) if problem else (fix, "")
     lines = _lines_of(errors[failed[0]])
-    told = [line for line in lines if ERROR.match(line)] or lines or ["nothing"]
+    shown = [line for line in lines if ERROR.match(line)] or lines or ["nothing"]
     return (
-        f"rank {failed[0]} ended with status {status} and said: {told[-1]}",
+        f"rank {failed[0]} ended with status {status} and said: {shown[-1]}",
         "see that the model trains in one process",
     )
 

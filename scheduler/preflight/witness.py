@@ -3,7 +3,6 @@
 Source: SPEC C8.
 """
 
-import ctypes
 import os
 import select
 import signal
@@ -13,8 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
+from ..failover.processes.tools import ending_with
+
 SAME_S = 1.0  # within which all processes of a job get a signal that goes to all of them
-PR_SET_PDEATHSIG = 1
 _REPORT = struct.Struct("<id")  # a signal, and when it came
 
 
@@ -71,8 +71,8 @@ class Witness:
 def _watch(parent: int, writes: int, numbers: Sequence[signal.Signals]) -> None:
     """Report each signal, until the parent is gone."""
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        while os.getppid() == parent:
+        ending_with(parent)()
+        while True:
             os.write(writes, _REPORT.pack(signal.sigwait(numbers), time.monotonic()))
     finally:
         os._exit(0)  # whatever happened: this is no second copy of the parent

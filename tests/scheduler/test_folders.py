@@ -131,10 +131,10 @@ def refused(*words: str) -> str:
 def test_a_place_that_may_not_be_looked_into_is_one_line(here: Path, words: list[str]) -> None:
     call("submit", "--help")  # loads what only root may read
     with as_nobody():
-        told = refused(*words)
+        problem = refused(*words)
 
     # The first is what the command line says by itself; it asks for the rights of who started root's process.
-    assert re.search(r"path 'closed' is not readable|^\S*closed\S* cannot be (looked at|written): Permission", told)
+    assert re.search(r"path 'closed' is not readable|^\S*closed\S* cannot be (looked at|written): Permission", problem)
 
 
 @pytest.mark.parametrize(

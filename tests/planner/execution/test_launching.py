@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import InputError
+from longshore.planner.execution import launching
 from longshore.planner.execution.launching import RANKS, launch
 from tests.support import processes
 
@@ -60,3 +61,9 @@ def test_a_process_that_fails_ends_the_others_and_is_told(tmp_path: Path) -> Non
     with pytest.raises(InputError, match="rank 2 ended with status 3 and said: KeyError: 'what went wrong'"):
         launch(3, [str(tmp_path), "3"], module="tests.planner.execution.waiting")
     assert not any(lives(int(path.read_text())) for path in tmp_path.iterdir())
+
+
+def test_where_no_rank_could_be_started_it_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "RANKS", "no_such_module")
+    with pytest.raises(InputError, match=r"that starts the ranks ended with status 1 and wrote: .*no_such_module"):
+        launch(2, [])

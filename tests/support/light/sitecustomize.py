@@ -1,8 +1,8 @@
 """Python imports this first in what tests start: PyTorch's optimizers do without its compiler there.
 
 Each process that makes an optimizer imports it, to say what it is not to compile. That takes as long as PyTorch itself,
-and no test compiles a model. Who asks the compiler for anything else has it as
-ever; what is left out is `torch.distributed.tensor`, which cannot be imported after an optimizer was made.
+and no test compiles a model. Code that asks the compiler for anything else has it as ever. What this leaves out is
+`torch.distributed.tensor`, which cannot be imported after an optimizer was made.
 """
 
 import sys
@@ -17,7 +17,7 @@ PIPELINES = "torch.distributed.pipelining"  # asks for so much that it has the c
 
 
 class _Compiler(ModuleType):
-    """Stands for the compiler until somebody asks it for more than optimizers do."""
+    """Stands for the compiler until it is asked for more than optimizers ask."""
 
     def graph_break(self, *_: object, **__: object) -> None:
         """Do nothing, as the compiler does where it does not compile."""
