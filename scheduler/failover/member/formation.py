@@ -54,6 +54,7 @@ class Formation:
         self._random: dict[str, Any] | None = None  # as it was when the step in progress began
         self._groups = 0
         self._group: Group | None = None
+        self._made = list[Group]()  # in this generation
         self.seat, self.seats, self.rank = -1, 0, -1
         self.shards: list[int] = []
         self._newest = None if checkpoints is None else find_newest(checkpoints)
@@ -158,8 +159,8 @@ class Formation:
         members = [place.member for place in form.places]
         rank = members.index(control.member)
         began_s = time.monotonic()
-        if self._group is not None:
-            self._group.close()
+        while self._made:
+            self._made.pop().close()
         group = self._make_group(form, rank)
         self._groups += len(members) > 1
         formed_s = time.monotonic()
@@ -174,10 +175,10 @@ class Formation:
         self.seat, self.shards = form.places[rank].seat, form.places[rank].shards
 
     def _make_group(self, form: Form, rank: int) -> Group:
-        group = GlooGroup(form, "ring", rank, self._host, self.control)
-        if not self._over_nccl or len(form.places) == 1:
-            return group
-        return NcclGroup(group, partial(connect, form, rank, self._device), self.control)
+        self._made.append(GlooGroup(form, "ring", rank, self._host, self.control))
+        if self._over_nccl and len(form.places) > 1:
+            self._made.append(NcclGroup(self._made[0], partial(connect, form, rank, self._device), self.control))
+        return self._made[-1]
 
     def _copy(self, form: Form, group: Group) -> str:
         """Give or take the ring's state if this member is to, and return its digest, "" if it is not."""
@@ -190,6 +191,7 @@ class Formation:
             return ""
         if len(places) < len(form.places):  # a group of their own, or the link would carry the state to all others too
             group = GlooGroup(replace(form, places=places), "copy", members.index(own), self._host, self.control)
+            self._made.append(group)
             self._groups += 1
         root = members.index(form.source)
         if own == form.source:

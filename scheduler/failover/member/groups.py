@@ -7,6 +7,7 @@ word of the coordinator, and what was left is never dropped: its destructor woul
 import ctypes
 import os
 import re
+import select
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -113,9 +115,10 @@ class GlooGroup:
     def __init__(self, form: Form, name: str, rank: int, host: str, control: Control) -> None:
         self._control = control
         self.rank, self.size = rank, len(form.places)
-        before = _sockets()
+        before, polls_before = _sockets(), _polls()
         self._group: Any = None if self.size == 1 else self._meet(form, name, rank, host)
         self.ends = sorted(_sockets() - before)[:512]
+        self._polls = _polls() - polls_before
 
     def _meet(self, form: Form, name: str, rank: int, host: str) -> ProcessGroupGloo:
         made: list[ProcessGroupGloo | Exception] = []
@@ -162,7 +165,16 @@ class GlooGroup:
         return partial(self._finish, self._group.broadcast([tensor], options))
 
     def close(self) -> None:
-        """Do nothing: gloo can give nothing up."""
+        """Let gloo hear no more from this group's sockets; it can give nothing up.
+
+        Of what came and nobody waits for it reads nothing, and its thread would look again and again, a whole core.
+        The sockets stay open: another member, who has not heard yet, would take their end for a fault.
+        """
+        for poll_at in self._polls:
+            with suppress(OSError), select.epoll.fromfd(os.dup(poll_at)) as watching:
+                for it in _watched(poll_at):
+                    watching.unregister(it)
+        self._polls = set()
 
     def _finish(self, work: dist.Work) -> None:
         pulse = self._control.pulse
@@ -224,6 +236,22 @@ def poll(is_over: Callable[[], bool], control: Control) -> None:
 def keep_for_ever(it: object) -> None:
     """Let an object never be destroyed, also not when the process ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(it))
+
+
+def _polls() -> set[int]:
+    """Return this process's descriptors by which a thread waits for many others."""
+    found = set[int]()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":  # noqa: PTH115
+                found.add(int(name))
+    return found
+
+
+def _watched(poll_at: int) -> list[int]:
+    """Return the sockets that are waited for by a descriptor of that kind."""
+    numbers = re.findall(r"^tfd: *(\d+)", Path(f"/proc/self/fdinfo/{poll_at}").read_text(), re.MULTILINE)
+    return [int(it) for it in numbers if os.readlink(f"/proc/self/fd/{it}").startswith("socket:")]  # noqa: PTH115
 
 
 def _sockets() -> set[str]:

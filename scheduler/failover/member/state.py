@@ -189,7 +189,8 @@ def _filled(tree: Any, stream: Tensor) -> Any:
 
     def filled(empty: Tensor) -> Tensor:
         nonlocal at
-        tensor = torch.empty_like(empty, device="cpu")
+        # `empty_like` of what has no numbers imports a library of algebra, half a second.
+        tensor = torch.empty_strided(empty.shape, empty.stride(), dtype=empty.dtype)
         flat = torch.empty(empty.shape, dtype=empty.dtype).reshape(-1)
         size = _bytes(flat)
         if size:

@@ -4,13 +4,17 @@ Its log has a line for each step, and at the end the SHA-256 of parameters and A
 where: a list of {"member", "step", "at", "do"}, each happening once. To "wait" is to wait for a file "go".
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import random
+import re
 import signal
 import socket
+import struct
 import sys
+import termios
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -128,6 +132,30 @@ def break_links(other: int) -> None:
             continue
 
 
+def unread_bytes() -> int:
+    """Return what came by sockets that a thread of a library waits for and never reads: it looks without a pause."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") != "anon_inode:[eventpoll]":  # noqa: PTH115
+                continue
+            told = Path(f"/proc/self/fdinfo/{name}").read_text()
+            for number in map(int, re.findall(r"^tfd: *(\d+)", told, re.MULTILINE)):
+                found += struct.unpack("i", fcntl.ioctl(number, termios.FIONREAD, b"\0" * 4))[0]
+        except OSError:
+            continue
+    return found
+
+
+def stays_unread() -> bool:
+    """Say whether such bytes are still there after some looks."""
+    for _ in range(50):
+        if not unread_bytes():
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def batch(shard: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the data of a shard of a step."""
     generator = torch.Generator().manual_seed(step * 1000 + shard)
@@ -180,6 +208,7 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
                     ring.save()
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
     say("end", [digest(model, optimizer), ring.seat, ring.generation, drawn, schedule.state_dict()["last_epoch"]])
+    say("unread", stays_unread())
     say("descriptors", [len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))])
 
 
