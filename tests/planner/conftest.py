@@ -6,10 +6,12 @@ from longshore.planner.execution import launching
 from longshore.planner.profile import profiling
 from tests.support.warm import Warm
 
+PREPARE = ("longshore.planner.execution.worker", "longshore.planner.profile.worker", "torch.utils.flop_counter")
+
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
-    made = Warm()
+    made = Warm(*PREPARE)
     yield made
     made.end()
 

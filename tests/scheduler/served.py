@@ -13,9 +13,15 @@ import httpx
 
 from longshore.cluster.files.free_port import free_port
 from tests.support import processes
+from tests.support.warm import Forked, Warm
 
 PATIENCE_S = 240.0  # far more than anything here takes
 LONGSHORE = [sys.executable, "-m", "longshore"]
+# What a start imports, and does once: a scheduler is forked from a process that has done it.
+WARM = Warm(
+    "longshore.cli", "longshore.scheduler.serve.app", "longshore.scheduler.serve.server",
+    "longshore.scheduler.mirror.rehearsal:rehearse",
+)  # fmt: skip
 SERVE = ["serve", *(["--as-root"] if os.geteuid() == 0 else [])]
 
 
@@ -31,7 +37,7 @@ class Served:
         self.folder, self.options = folder, options
         self.environment = {"XDG_STATE_HOME": str(folder / "state")}  # nothing is left in the home of who tests
         self.port = free_port()
-        self.process: processes.Process[bytes] | None = None
+        self.process: processes.Process[bytes] | Forked | None = None
 
     @property
     def url(self) -> str:
@@ -84,7 +90,9 @@ class Served:
         line = [*LONGSHORE, *SERVE, "--port", str(self.port), *self.options]
         environment = {**os.environ, **self.environment}
         with (self.folder / "serve.log").open("ab") as log:
-            process = self.process = processes.start(line, cwd=self.folder, env=environment, stdout=log, stderr=log)
+            process = self.process = WARM.Popen(
+                line, cwd=self.folder, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
         try:
             until(lambda: process.poll() is not None or self.answers())
         except AssertionError:

@@ -14,7 +14,7 @@ from tests.scheduler.ring_trials import LATER_S, RING_PATIENCE_S, Points, RingTr
 
 pytestmark = pytest.mark.full
 
-PARTS = 4  # of the points at which a scheduler is killed: each is a test
+PARTS = 8  # of the points at which a scheduler is killed: each is a test
 COMPUTES = {"COMPUTES_S": "0.08"}  # so long that a busy machine makes nobody slow
 
 
@@ -117,7 +117,7 @@ def test_wherever_a_scheduler_is_killed_a_backup_comes_once_and_is_given_back(
             assert [it.now for it in told] == ["backup", "left"], (number, [(it.at_s, it.cause) for it in told])
             trial.assert_arrays_are_as_the_store()
             assert len(trial.attempts(job)) == 1
-        assert number > 6  # so many points there were
+        assert passed > 6  # points in an undisturbed course
         trial.wish(job, Desired.CANCEL)
         trial.ends(job)
         assert trial.held() == []

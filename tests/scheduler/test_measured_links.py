@@ -20,7 +20,7 @@ racks:
   - nodes: [{nodes}]
 run_time: {{model: ring}}
 """
-SLOW = 20e6  # bytes/s
+SLOW = 5e6  # bytes/s
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_gpu_behind_a_slow_link_does_not_take_the_seat(served: Served, agent
     job = whole_ring(served, agents)
     break_gpu(agents)
     came = replacement(served, job)
-    assert (came["node"], came["gpu"]) == ("c", 0)
+    assert (came["node"], came["gpu"]) == ("c", 0), came
     b, c = by_node(came)["b"], by_node(came)["c"]
     assert b["to_next_bytes_per_s"] < 2 * SLOW < c["to_next_bytes_per_s"]
     assert None not in (b["from_previous_measured_s"], b["to_next_measured_s"], c["from_previous_measured_s"])

@@ -15,8 +15,9 @@ from longshore.scheduler.health.witnessing.door import Door
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.events import events_after
 from longshore.scheduler.store.rows.nodes import CHANGE
-from tests.scheduler.served import LONGSHORE, PATIENCE_S, Served, until
+from tests.scheduler.served import LONGSHORE, PATIENCE_S, WARM, Served, until
 from tests.support import processes
+from tests.support.warm import Forked
 
 A, B, C = "rack0-node0", "rack0-node1", "rack0-node2"
 STORE = ".longshore/longshore.db"
@@ -29,13 +30,13 @@ class Watched(Served):
     def __init__(self, folder: Path) -> None:
         (folder / "c.yaml").write_text(SETTINGS)
         super().__init__(folder, "--config", "c.yaml")
-        self.agents: dict[str, processes.Process[bytes]] = {}
+        self.agents: dict[str, Forked] = {}
         self.start()
 
     def agent(self, node: str, *options: str) -> None:
         """Start the agent of a node."""
         line = [*LONGSHORE, "agent", "--node", node, "--every", "100ms", "--url", self.url, *options]
-        self.agents[node] = processes.start(line, cwd=self.folder, stderr=processes.DEVNULL)
+        self.agents[node] = WARM.Popen(line, cwd=self.folder, stderr=processes.DEVNULL, start_new_session=True)
 
     def end_agents(self) -> None:
         for it in self.agents.values():

@@ -1,14 +1,16 @@
-"""Processes with PyTorch, forked from one that has imported it, in place of those that `subprocess` starts.
+"""Processes that begin with many imports, forked from one that has them, in place of those that `subprocess` starts.
 
 They are children of the process that asks: a first fork forks them and ends, and the system gives an orphan to the
 nearest ancestor that takes orphans, which is who asks, for that moment. What this leaves out: they have imported what
-they need before they run, and their interpreter has the options and the module search path of these tests.
+they need before they run, and their interpreter has the options and the module search path of these tests, behind what
+their own environment names.
 """
 
 import ctypes
 import gc
 import json
 import os
+import random
 import runpy
 import select
 import signal
@@ -17,13 +19,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
 from tests.support import processes
 
-IMPORTS = ("longshore.planner.execution.worker", "longshore.planner.profile.worker", "torch.utils.flop_counter")
+Stream = int | IO[bytes] | None
 PR_SET_CHILD_SUBREAPER = 36
 MOST_BYTES = 1 << 20
 _libc = ctypes.CDLL(None)
@@ -37,24 +41,43 @@ class Forked:
         self.returncode: int | None = None
         self._handle = os.pidfd_open(pid)
 
+    def poll(self) -> int | None:
+        """Return how it ended, None if it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
     def wait(self, timeout: float | None = None) -> int:
         """Return how it ended.
 
         Raises:
-            subprocess.TimeoutExpired: If it has not, after some seconds.
+            subprocess.TimeoutExpired: If it has not, after some seconds, `WAIT_S` where none are named.
         """
         if self.returncode is None:
-            if not select.select([self._handle], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+            wait_s = processes.WAIT_S if timeout is None else timeout
+            if not select.select([self._handle], [], [], wait_s)[0]:
+                raise subprocess.TimeoutExpired("a forked process", wait_s)
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             os.close(self._handle)
         return self.returncode
 
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
 
 class Warm:
-    """The process that others are forked from, once one is asked for; in place of the module `subprocess`."""
+    """The process that others are forked from, once one is asked for; in place of the module `subprocess`.
 
-    def __init__(self) -> None:
+    Args:
+        prepare: Modules that it imports, or `MODULE:FUNCTION` that it calls.
+    """
+
+    def __init__(self, *prepare: str) -> None:
+        self._prepare = prepare
         self._socket: socket.socket | None = None
         self._process: processes.Process[bytes] | None = None
 
@@ -62,9 +85,9 @@ class Warm:
         return getattr(subprocess, name)
 
     def Popen(  # noqa: N802  # the name of what it stands for
-        self, line: Sequence[str], *, env: dict[str, str] | None = None, stdin: int | None = None,
-        stdout: int | None = None, stderr: IO[bytes] | None = None, pass_fds: Sequence[int] = (),
-        start_new_session: bool = False,
+        self, line: Sequence[str], *, env: dict[str, str] | None = None, cwd: Path | None = None,
+        stdin: int | None = None, stdout: Stream = None, stderr: Stream = None,
+        pass_fds: Sequence[int] = (), start_new_session: bool = False,
     ) -> Forked:  # fmt: skip
         """Start `python -m MODULE ...` or `python -c CODE ...` in a session of its own."""
         assert line[0] == sys.executable
@@ -72,10 +95,9 @@ class Warm:
         assert start_new_session
         reads, writes = os.pipe() if stdin == subprocess.PIPE else (os.open(os.devnull, os.O_RDONLY), None)
         nothing = os.open(os.devnull, os.O_WRONLY)
-        out = nothing if stdout == subprocess.DEVNULL else 1
-        descriptors = (reads, out, 2 if stderr is None else stderr.fileno(), *pass_fds)
+        descriptors = (reads, _number(stdout, 1, nothing), _number(stderr, 2, nothing), *pass_fds)
         asked = {
-            "line": line[1:], "environment": dict(os.environ if env is None else env), "folder": str(Path.cwd()),
+            "line": line[1:], "environment": dict(os.environ if env is None else env), "folder": str(cwd or Path.cwd()),
             "descriptors": [0, 1, 2, *pass_fds], "parent": os.getpid(),
         }  # fmt: skip
         connection = self._connection()
@@ -103,7 +125,7 @@ class Warm:
         if self._socket is None:
             self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._socket.settimeout(processes.WAIT_S)
-            line = [sys.executable, "-m", "tests.support.warm", str(its.fileno())]
+            line = [sys.executable, "-m", "tests.support.warm", str(its.fileno()), *self._prepare]
             self._process = processes.start(
                 line,
                 pass_fds=[its.fileno()],
@@ -113,12 +135,23 @@ class Warm:
         return self._socket
 
 
+def _number(stream: Stream, inherited: int, nothing: int) -> int:
+    if stream is None:
+        return inherited
+    if isinstance(stream, int):
+        return nothing if stream == subprocess.DEVNULL else stream
+    return stream.fileno()
+
+
 def main() -> None:
     """Fork a process for each request, until who asks is gone; return there in each of them, before it runs."""
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"
-    for name in IMPORTS:
-        __import__(name)
+    for name in sys.argv[2:]:
+        module, _, function = name.partition(":")
+        imported = import_module(module)
+        if function:
+            getattr(imported, function)()
     gc.freeze()  # or each process would copy the memory of all that was imported
     connection = socket.socket(fileno=int(sys.argv[1]))
     while True:
@@ -156,12 +189,14 @@ def _run(asked: dict[str, Any], descriptors: Sequence[int], connection: socket.s
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    import numpy
-    import torch
-
-    numpy.random.seed()  # noqa: NPY002  # a fork has the numbers of its parent
-    torch.seed()
+    random.seed()  # a fork has the numbers of its parent
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
     kind, what, *arguments = asked["line"]
+    named = [it for it in os.environ.get("PYTHONPATH", "").split(os.pathsep) if it]
+    sys.path[:] = [str(Path.cwd()), *named, *(it for it in sys.path[1:] if it not in named)]
     sys.argv[:] = [what if kind == "-m" else "-c", *arguments]
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)

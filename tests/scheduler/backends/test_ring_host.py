@@ -113,11 +113,11 @@ def test_a_coordinator_that_cannot_be_started_at_first_is_started_later(
     started: list[int] = []
     real = tools.start_tool
 
-    async def start(*given: Any) -> Any:
+    async def start(*given: Any, **named: Any) -> Any:
         started.append(1)
         if len(started) in (2, 3):
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-        return await real(*given)
+        return await real(*given, **named)
 
     async def kill(host: Host) -> None:
         await all_run(host)
@@ -132,7 +132,7 @@ def test_a_coordinator_that_cannot_be_started_at_first_is_started_later(
 def test_a_coordinator_that_can_never_be_started_again_ends_the_ring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start(*_: Any) -> Any:
+    async def start(*_: Any, **_named: Any) -> Any:
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
     async def kill(host: Host) -> None:

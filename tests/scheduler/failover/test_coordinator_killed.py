@@ -77,7 +77,7 @@ def test_whoever_is_killed_after_a_message_of_a_recovery_the_ring_goes_on_where_
     dead = {HOST for it in killed if it.endswith(f"={HOST}")} | {
         it["member"] for it in faults_before(kills) if it["do"] == "KILL"
     }
-    assert {number for number, status in found.exits.items() if status == -9} == dead
+    assert {number for number, status in found.exits.items() if status == -9} == dead, found.declared
 
 
 @pytest.mark.full
