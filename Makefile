@@ -7,7 +7,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # Where there is no home to keep compiled kernels in, each process would compile them for itself.
 export XDG_CACHE_HOME := $(or $(XDG_CACHE_HOME),$(if $(shell test -w "$$HOME" && echo yes),,$(CURDIR)/.cache))
 ORDER  := $(if $(SEED),--randomly-seed=$(SEED))
-.PHONY: demo demo-failover demo-plan test test-full lint kernels kernels-after-lint bench screenshots clean
+.PHONY: demo demo-failover demo-plan test test-full test-alone test-full-alone types-beside lint style types kernels bench \
+        screenshots clean
 
 # `make demo TRACE=jobs.csv` runs the jobs of a real trace instead of generated ones, which arrive in bursts.
 demo: $(STAMP)
@@ -23,29 +24,40 @@ demo-plan: $(STAMP)
 
 # A file's tests stay together, as some share a server. Files come in a random order, and so do the tests in each:
 # `make test SEED=1234` repeats the order whose seed was printed.
-# More processes than cores, of one thread each, as many tests wait for servers, in the full lane most. Two compile the
-# kernels for all: the second begins after the linters, takes what the first has left, and both end at about one time.
+# More processes than cores, of one thread each, as many tests wait for servers, in the full lane most.
 # A test that hangs where no exception reaches it ends its process, and another goes on with the tests behind it.
-test: $(STAMP)
-	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --max-worker-restart 20 --dist loadfile --no-loadscope-reorder $(ORDER)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --max-worker-restart 20 --dist loadfile --no-loadscope-reorder
 
-kernels: $(STAMP)
-	$(BIN)/longshore compile --jobs 1
+# Types take a minute the first time, of one core, so that tests begin beside them; what is said of them comes last.
+TYPES := .mypy_cache/said
+test test-full: $(STAMP)
+	$(MAKE) --no-print-directory style kernels
+	@$(MAKE) --no-print-directory -j 2 types-beside $@-alone; status=$$?; cat $(TYPES); exit $$status
 
-kernels-after-lint: lint
-	$(BIN)/longshore compile --jobs 1
-
-lint: $(STAMP)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+test-alone: $(STAMP)
+	$(PYTEST) -n 4 $(ORDER)
 
 # All tests, the slow ones and rarer faults too, each with its full budget of examples.
-test-full: $(STAMP)
-	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 6 --max-worker-restart 20 --dist loadfile --no-loadscope-reorder $(ORDER) -m "" --hypothesis-profile full
+test-full-alone: $(STAMP)
+	$(PYTEST) -n 6 $(ORDER) -m "" --hypothesis-profile full
+
+types-beside: $(STAMP)
+	@mkdir -p $(dir $(TYPES))
+	@$(BIN)/mypy >$(TYPES) 2>&1
+
+# The install has compiled the kernels; what has changed since is compiled once for all tests.
+kernels: $(STAMP)
+	$(BIN)/longshore compile
+
+lint: style types
+
+style: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
@@ -73,6 +85,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt -e '.[dev]' >&2
 	@echo "compiling what was installed: else each process of the first tests would do it for itself" >&2
 	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true  # some files are no Python of today
+	@$(BIN)/longshore compile >&2 || true  # who uses what cannot be compiled says why
 	@missing=$$(.ci/missing); [ -z "$$missing" ] || \
 	  echo "some tests will be skipped; to run them, on Debian: apt-get install --no-install-recommends $$missing" >&2
 	@touch $@

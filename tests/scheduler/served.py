@@ -90,9 +90,9 @@ class Served:
         line = [*LONGSHORE, *SERVE, "--port", str(self.port), *self.options]
         environment = {**os.environ, **self.environment}
         with (self.folder / "serve.log").open("ab") as log:
-            process = self.process = WARM.Popen(
-                line, cwd=self.folder, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
+            # What is preloaded is heeded by a process that really begins.
+            start: Callable[..., Any] = processes.start if "LD_PRELOAD" in self.environment else WARM.Popen
+            process = self.process = start(line, cwd=self.folder, env=environment, stdout=log, stderr=log)
         try:
             until(lambda: process.poll() is not None or self.answers())
         except AssertionError:

@@ -36,7 +36,7 @@ class Watched(Served):
     def agent(self, node: str, *options: str) -> None:
         """Start the agent of a node."""
         line = [*LONGSHORE, "agent", "--node", node, "--every", "100ms", "--url", self.url, *options]
-        self.agents[node] = WARM.Popen(line, cwd=self.folder, stderr=processes.DEVNULL, start_new_session=True)
+        self.agents[node] = WARM.Popen(line, cwd=self.folder, stderr=processes.DEVNULL)
 
     def end_agents(self) -> None:
         for it in self.agents.values():

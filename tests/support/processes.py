@@ -13,7 +13,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, AnyStr, Literal, overload
+from typing import IO, Any, AnyStr, Literal, Protocol, overload
 
 PIPE, DEVNULL, STDOUT = subprocess.PIPE, subprocess.DEVNULL, subprocess.STDOUT
 CalledProcessError, TimeoutExpired = subprocess.CalledProcessError, subprocess.TimeoutExpired
@@ -33,7 +33,14 @@ PYTHON_PATH = os.pathsep.join((str(ROOT / "src"), str(ROOT), LIGHT))
 
 Line = Sequence[str | Path] | str
 Stream = int | IO[Any] | None
-_started: "weakref.WeakSet[Process[Any]]" = weakref.WeakSet()
+_started: "weakref.WeakSet[Ends]" = weakref.WeakSet()
+
+
+class Ends(Protocol):
+    """What is ended with these tests."""
+
+    def end(self) -> None:
+        """Kill it, with all of its group."""
 
 
 class Process(subprocess.Popen[AnyStr]):
@@ -188,6 +195,11 @@ def take_signals_back() -> None:
     for number in _ignored():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _without_effect)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def end_with_tests(it: Ends) -> None:
+    """Let something be ended with these tests."""
+    _started.add(it)
 
 
 def end_started() -> None:

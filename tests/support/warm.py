@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,7 +30,8 @@ from tests.support import processes
 
 Stream = int | IO[bytes] | None
 PR_SET_CHILD_SUBREAPER = 36
-MOST_BYTES = 1 << 20
+MOST_BYTES, READY = 1 << 20, b"ready"
+ENVIRONMENT = dict(os.environ)  # not what a test has changed: all that is forked later begins with what it led to
 _libc = ctypes.CDLL(None)
 
 
@@ -56,6 +58,8 @@ class Forked:
         if self.returncode is None:
             wait_s = processes.WAIT_S if timeout is None else timeout
             if not select.select([self._handle], [], [], wait_s)[0]:
+                if timeout is None:
+                    self.end()
                 raise subprocess.TimeoutExpired("a forked process", wait_s)
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             os.close(self._handle)
@@ -68,6 +72,13 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def end(self) -> None:
+        """Kill it with its group."""
+        if self.poll() is None:
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.wait(30.0)
+
 
 class Warm:
     """The process that others are forked from, once one is asked for; in place of the module `subprocess`.
@@ -78,6 +89,7 @@ class Warm:
 
     def __init__(self, *prepare: str) -> None:
         self._prepare = prepare
+        self._asks = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: processes.Process[bytes] | None = None
 
@@ -87,7 +99,7 @@ class Warm:
     def Popen(  # noqa: N802  # the name of what it stands for
         self, line: Sequence[str], *, env: dict[str, str] | None = None, cwd: Path | None = None,
         stdin: int | None = None, stdout: Stream = None, stderr: Stream = None,
-        pass_fds: Sequence[int] = (), start_new_session: bool = False,
+        pass_fds: Sequence[int] = (), start_new_session: bool = True,
     ) -> Forked:  # fmt: skip
         """Start `python -m MODULE ...` or `python -c CODE ...` in a session of its own."""
         assert line[0] == sys.executable
@@ -100,19 +112,27 @@ class Warm:
             "line": line[1:], "environment": dict(os.environ if env is None else env), "folder": str(cwd or Path.cwd()),
             "descriptors": [0, 1, 2, *pass_fds], "parent": os.getpid(),
         }  # fmt: skip
-        connection = self._connection()
-        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            socket.send_fds(connection, [json.dumps(asked).encode()], descriptors)
-            pid = int(connection.recv(100))
-        except BaseException:
-            self.end()  # an answer that comes later would be taken for that of the next
-            raise
+            pid = self._fork(asked, descriptors)
         finally:
-            _libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
             os.close(reads)
             os.close(nothing)
-        return Forked(pid, None if writes is None else os.fdopen(writes, "wb"))
+        forked = Forked(pid, None if writes is None else os.fdopen(writes, "wb"))
+        processes.end_with_tests(forked)
+        return forked
+
+    def _fork(self, asked: dict[str, Any], descriptors: Sequence[int]) -> int:
+        with self._asks:
+            connection = self._connection()
+            _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(connection, [json.dumps(asked).encode()], descriptors)
+                return int(connection.recv(100))
+            except BaseException:
+                self.end()  # an answer that comes later would be taken for that of the next
+                raise
+            finally:
+                _libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
     def end(self) -> None:
         """End the process that others are forked from."""
@@ -129,9 +149,12 @@ class Warm:
             self._process = processes.start(
                 line,
                 pass_fds=[its.fileno()],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join((*filter(None, sys.path), processes.LIGHT))},
+                env=ENVIRONMENT | {"PYTHONPATH": os.pathsep.join((*filter(None, sys.path), processes.LIGHT))},
             )
             its.close()
+            if self._socket.recv(100) != READY:
+                self.end()
+                raise RuntimeError("the process that others are forked from has not begun")
         return self._socket
 
 
@@ -154,6 +177,7 @@ def main() -> None:
             getattr(imported, function)()
     gc.freeze()  # or each process would copy the memory of all that was imported
     connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.send(READY)
     while True:
         data, descriptors, _, _ = socket.recv_fds(connection, MOST_BYTES, 8)
         if not data:

@@ -93,6 +93,8 @@ class Formation:
             try:
                 if isinstance(error, LinkError):
                     self.control.fault(error.peer, str(error))
+                while self._made:
+                    self._made.pop().close()
                 self._form(self.control.form())
                 return
             except FAILED as failed:
@@ -159,8 +161,6 @@ class Formation:
         members = [place.member for place in form.places]
         rank = members.index(control.member)
         began_s = time.monotonic()
-        while self._made:
-            self._made.pop().close()
         group = self._make_group(form, rank)
         self._groups += len(members) > 1
         formed_s = time.monotonic()

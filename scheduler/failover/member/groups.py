@@ -6,6 +6,7 @@ word of the coordinator, and what was left is never dropped: its destructor woul
 
 import ctypes
 import os
+import platform
 import re
 import select
 import socket
@@ -33,6 +34,10 @@ CHUNK_BYTES = 16 << 20
 _POLL_S = (0.0, 0.0002, 0.001)
 _SPINS = 200
 _PLACE = re.compile(r"^\[[^\]]*:[0-9]+\] ?")  # in the source of gloo
+_WATCHED = re.compile(r"^tfd: *(\d+) events: *([0-9a-f]+) data: *([0-9a-f]+)", re.MULTILINE)
+_EPOLL_CTL_MOD = 3
+_libc = ctypes.CDLL(None)
+_GIVEN_UP = set[int]()  # descriptors by which threads of groups wait that were given up; gloo closes none
 _END = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 
 
@@ -115,10 +120,10 @@ class GlooGroup:
     def __init__(self, form: Form, name: str, rank: int, host: str, control: Control) -> None:
         self._control = control
         self.rank, self.size = rank, len(form.places)
-        before, polls_before = _sockets(), _polls()
+        before = _sockets()
+        self._polls = set[int]()
         self._group: Any = None if self.size == 1 else self._meet(form, name, rank, host)
         self.ends = sorted(_sockets() - before)[:512]
-        self._polls = _polls() - polls_before
 
     def _meet(self, form: Form, name: str, rank: int, host: str) -> ProcessGroupGloo:
         made: list[ProcessGroupGloo | Exception] = []
@@ -126,7 +131,8 @@ class GlooGroup:
         def make() -> None:
             try:
                 _reach_all(form, rank)
-                made.append(_gloo(form, name, rank, host))
+                device, self._polls = _device(host)
+                made.append(_gloo(form, name, rank, device))
             except Exception as error:
                 made.append(error)
             keep_for_ever(made[0])
@@ -134,10 +140,14 @@ class GlooGroup:
         # In a thread: it does not return before all are there, and one may have died.
         thread = threading.Thread(target=make, daemon=True)
         thread.start()
-        poll(lambda: bool(made), self._control)
-        thread.join()
-        if isinstance(made[0], Exception):
-            raise LinkError(str(made[0])) from made[0]
+        try:
+            poll(lambda: bool(made), self._control)
+            thread.join()
+            if isinstance(made[0], Exception):
+                raise LinkError(str(made[0])) from made[0]
+        except BaseException:
+            _GIVEN_UP.update(self._polls)
+            raise
         return made[0]
 
     def sum(self, tensor: Tensor) -> None:
@@ -165,16 +175,14 @@ class GlooGroup:
         return partial(self._finish, self._group.broadcast([tensor], options))
 
     def close(self) -> None:
-        """Let gloo hear no more from this group's sockets; it can give nothing up.
+        """Let gloo look at this group's sockets once for each event; it can give nothing up.
 
         Of what came and nobody waits for it reads nothing, and its thread would look again and again, a whole core.
         The sockets stay open: another member, who has not heard yet, would take their end for a fault.
         """
-        for poll_at in self._polls:
-            with suppress(OSError), select.epoll.fromfd(os.dup(poll_at)) as watching:
-                for it in _watched(poll_at):
-                    watching.unregister(it)
-        self._polls = set()
+        _GIVEN_UP.update(self._polls)
+        for it in _GIVEN_UP:  # of former groups, too: where gloo still wrote, it has undone this since
+            calm(it)
 
     def _finish(self, work: dist.Work) -> None:
         pulse = self._control.pulse
@@ -193,13 +201,20 @@ class GlooGroup:
             raise LinkError(str(error)) from error
 
 
-def _gloo(form: Form, name: str, rank: int, host: str) -> ProcessGroupGloo:
+def _device(host: str) -> tuple[Any, set[int]]:
+    """Return a device of gloo, and the descriptors by which its thread waits."""
+    before = _polls()
+    device = ProcessGroupGloo.create_device(hostname=host)
+    return device, _polls() - before
+
+
+def _gloo(form: Form, name: str, rank: int, device: Any) -> ProcessGroupGloo:
     store_host, _, port = form.store.rpartition(":")
     limit = timedelta(seconds=CONNECT_S)
     store = TCPStore(store_host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = limit
-    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._devices = [device]
     # The prefix is of this generation alone: in another one's, members would find addresses of the dead.
     return ProcessGroupGloo(PrefixStore(f"g{form.generation}-{name}", store), rank, len(form.places), options)
 
@@ -240,28 +255,51 @@ def keep_for_ever(it: object) -> None:
 
 def _polls() -> set[int]:
     """Return this process's descriptors by which a thread waits for many others."""
-    found = set[int]()
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":  # noqa: PTH115
-                found.add(int(name))
-    return found
+    numbers = map(int, os.listdir("/proc/self/fd"))  # noqa: PTH208
+    return {it for it in numbers if _opened(it) == "anon_inode:[eventpoll]"}
 
 
-def _watched(poll_at: int) -> list[int]:
-    """Return the sockets that are waited for by a descriptor of that kind."""
-    numbers = re.findall(r"^tfd: *(\d+)", Path(f"/proc/self/fdinfo/{poll_at}").read_text(), re.MULTILINE)
-    return [int(it) for it in numbers if os.readlink(f"/proc/self/fd/{it}").startswith("socket:")]  # noqa: PTH115
+class _Event(ctypes.Structure):
+    """The kernel's `epoll_event`."""
+
+    _pack_ = 1 if platform.machine() == "x86_64" else 8
+    _fields_ = (("events", ctypes.c_uint32), ("kept", ctypes.c_uint64))
+
+
+def _opened(number: int) -> str:
+    """Return what a descriptor is of, "" if it was closed."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+    return ""
+
+
+def calm(poll_at: int) -> None:
+    """Let a thread hear of each event at its sockets once, as `EPOLLET` does.
+
+    Not `epoll.modify`: it forgets what the thread keeps beside each descriptor. To take the sockets away from it would
+    end the process once gloo does so itself.
+
+    Args:
+        poll_at: Descriptor by which the thread waits.
+    """
+    try:
+        told = Path(f"/proc/self/fdinfo/{poll_at}").read_text()
+    except OSError:  # a system that does not tell: the thread goes on as it did
+        return
+    for number, events, kept in _WATCHED.findall(told):
+        if _opened(int(number)).startswith("socket:"):
+            event = _Event(int(events, 16) | select.EPOLLET, int(kept, 16))
+            _libc.epoll_ctl(poll_at, _EPOLL_CTL_MOD, int(number), ctypes.byref(event))  # fails if gloo has closed it
 
 
 def _sockets() -> set[str]:
     """Return this process's own ends of its TCP connections, HOST:PORT, as errors may name them."""
     found: set[str] = set()
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         with suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
+            if not _opened(number).startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as end:
+            with socket.socket(fileno=os.dup(number)) as end:
                 if end.family in (socket.AF_INET, socket.AF_INET6):
                     host, port = end.getsockname()[:2]
                     # Gloo's errors name a port with its bytes the other way round.

@@ -81,6 +81,7 @@ class NcclGroup:
 
     def __init__(self, host_group: Group, make: Callable[[], Communicator], control: Control) -> None:
         self._host, self._control = host_group, control
+        self._is_closed = False
         made: list[Communicator | Exception] = []
 
         def connecting() -> None:
@@ -144,6 +145,9 @@ class NcclGroup:
     def close(self) -> None:
         """Give up all that was begun, and the GPU's memory that the group has."""
         self._host.close()
+        if self._is_closed:
+            return
+        self._is_closed = True
         aborting = threading.Thread(target=self._group.abort, daemon=True)
         aborting.start()
         aborting.join(ABORT_S)

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import select
 import signal
 import socket
 import struct
@@ -18,6 +19,7 @@ import termios
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,25 +134,23 @@ def break_links(other: int) -> None:
             continue
 
 
-def unread_bytes() -> int:
-    """Return what came by sockets that a thread of a library waits for and never reads: it looks without a pause."""
-    found = 0
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        try:
-            if os.readlink(f"/proc/self/fd/{name}") != "anon_inode:[eventpoll]":  # noqa: PTH115
-                continue
+def looks_again() -> bool:
+    """Say whether a thread waits for what has come already, and would be told of it again and again."""
+    for name in os.listdir("/proc/self/fdinfo"):  # noqa: PTH208
+        with suppress(OSError):
             told = Path(f"/proc/self/fdinfo/{name}").read_text()
-            for number in map(int, re.findall(r"^tfd: *(\d+)", told, re.MULTILINE)):
-                found += struct.unpack("i", fcntl.ioctl(number, termios.FIONREAD, b"\0" * 4))[0]
-        except OSError:
-            continue
-    return found
+            for number, events in re.findall(r"^tfd: *(\d+) events: *([0-9a-f]+)", told, re.MULTILINE):
+                with suppress(OSError):  # one that listens has no bytes
+                    unread = struct.unpack("i", fcntl.ioctl(int(number), termios.FIONREAD, b"\0" * 4))[0]
+                    if unread and not int(events, 16) & select.EPOLLET:
+                        return True
+    return False
 
 
-def stays_unread() -> bool:
-    """Say whether such bytes are still there after some looks."""
+def goes_on_looking() -> bool:
+    """Say whether that stays so."""
     for _ in range(50):
-        if not unread_bytes():
+        if not looks_again():
             return False
         time.sleep(0.02)
     return True
@@ -208,7 +208,7 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
                     ring.save()
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
     say("end", [digest(model, optimizer), ring.seat, ring.generation, drawn, schedule.state_dict()["last_epoch"]])
-    say("unread", stays_unread())
+    say("looks", goes_on_looking())
     say("descriptors", [len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))])
 
 

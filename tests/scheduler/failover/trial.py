@@ -223,4 +223,4 @@ def assert_as_undisturbed(found: Outcome, undisturbed: Outcome, members: int = 4
     assert ends == {tuple(map(str, (it["it"][0], it["it"][3], it["it"][4]))) for it in undisturbed.of("end")}
     assert len(found.of("end")) == members
     # A thread of a group that was given up must not look without a pause for what nobody reads.
-    assert [line["member"] for line in found.of("unread") if line["it"]] == []
+    assert [line["member"] for line in found.of("looks") if line["it"]] == []
