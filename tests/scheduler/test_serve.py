@@ -311,7 +311,8 @@ def test_others_are_served_by_their_tokens(configured: Served, here: Here) -> No
     told = here(configured, "nodes")
     assert told.err.startswith("longshore: the token is not known here; set LONGSHORE_TOKEN to a valid one")
     del configured.environment["LONGSHORE_TOKEN"]
-    (configured.folder / "there" / "token").rename(configured.folder / "away")
+    away = (configured.folder / "there" / "token").rename(configured.folder / "away")
     told = here(configured, "nodes")
+    away.rename(configured.folder / "there" / "token")  # the scheduler is another test's, too
     assert told.err.startswith("longshore: this scheduler asks for a token")
     assert "in the file `token` of its folder" in told.err
