@@ -114,9 +114,9 @@ def test_wherever_a_scheduler_is_killed_a_backup_comes_once_and_is_given_back(
                 come_and_go(trial, job)
             passed = points.passed
             trial.tick()  # the scheduler that was killed last has a successor, which has not looked yet
-            told = trial.seats_of(job)[before:]
-            assert [it.now for it in told] == ["backup", "left"], "\n".join(
-                [f"killed at {number}", *(f"{it.at_s} {it.now}: {it.cause}" for it in told)]
+            seats = trial.seats_of(job)[before:]
+            assert [it.now for it in seats] == ["backup", "left"], "\n".join(
+                [f"killed at {number}", *(f"{it.at_s} {it.now}: {it.cause}" for it in seats)]
             )
             trial.assert_arrays_are_as_the_store()
             assert len(trial.attempts(job)) == 1

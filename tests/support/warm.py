@@ -27,8 +27,8 @@ from types import ModuleType
 from typing import IO, Any
 
 from tests.support import processes
+from tests.support.processes import Stream
 
-Stream = int | IO[bytes] | None
 PR_SET_CHILD_SUBREAPER = 36
 MOST_BYTES, READY = 1 << 20, b"ready"
 ENVIRONMENT = dict(os.environ)  # not what a test has changed: all that is forked later begins with what it led to

@@ -175,6 +175,7 @@ class Formation:
         self.seat, self.shards = form.places[rank].seat, form.places[rank].shards
 
     def _make_group(self, form: Form, rank: int) -> Group:
+        # One by one: where the second does not come about, the first is there to be closed.
         self._made.append(GlooGroup(form, "ring", rank, self._host, self.control))
         if self._over_nccl and len(form.places) > 1:
             self._made.append(NcclGroup(self._made[0], partial(connect, form, rank, self._device), self.control))

@@ -177,7 +177,7 @@ class GlooGroup:
     def close(self) -> None:
         """Let gloo look at this group's sockets once for each event; it can give nothing up.
 
-        Of what came and nobody waits for it reads nothing, and its thread would look again and again, a whole core.
+        It reads nothing that no exchange waits for, and its thread would look at it again and again, a whole core.
         The sockets stay open: another member, who has not heard yet, would take their end for a fault.
         """
         _GIVEN_UP.update(self._polls)
@@ -283,10 +283,10 @@ def calm(poll_at: int) -> None:
         poll_at: Descriptor by which the thread waits.
     """
     try:
-        told = Path(f"/proc/self/fdinfo/{poll_at}").read_text()
+        description = Path(f"/proc/self/fdinfo/{poll_at}").read_text()
     except OSError:  # a system that does not tell: the thread goes on as it did
         return
-    for number, events, kept in _WATCHED.findall(told):
+    for number, events, kept in _WATCHED.findall(description):
         if _opened(int(number)).startswith("socket:"):
             event = _Event(int(events, 16) | select.EPOLLET, int(kept, 16))
             _libc.epoll_ctl(poll_at, _EPOLL_CTL_MOD, int(number), ctypes.byref(event))  # fails if gloo has closed it

@@ -17,8 +17,8 @@ def test_who_waits_for_sockets_is_calmed_hears_of_each_event_once_and_keeps_what
             waiting.register(it, select.EPOLLIN)
         ours.send(b"never read")
         os.write(writes, b"x")
-        told = sorted([(theirs.fileno(), select.EPOLLIN), (reads, select.EPOLLIN)])
-        assert [sorted(waiting.poll(0)) for _ in range(3)] == [told] * 3  # again and again
+        both = sorted([(theirs.fileno(), select.EPOLLIN), (reads, select.EPOLLIN)])
+        assert [sorted(waiting.poll(0)) for _ in range(3)] == [both] * 3  # again and again
 
         for _ in range(2):
             calm(waiting.fileno())

@@ -145,8 +145,13 @@ def test_a_ring_of_two_goes_on_alone(warm: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_ring_all_of_whose_members_are_killed_is_lost(warm: Path, tmp_path: Path) -> None:
-    faults = [{"member": it, "step": 10, "at": "computing", "do": "KILL"} for it in range(3)]
-    found = run_ring(tmp_path, warm, seats=3, spares=1, faults=faults)
+    async def kill(trial: Trial) -> None:
+        await trial.reached(10)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # or a spare has the state before the last ends
+            for member in range(3):
+                trial.send(member, number)
+
+    found = run_ring(tmp_path, warm, seats=3, spares=1, during=kill)
     assert found.end.outcome == "lost"
     assert found.exits == {0: -9, 1: -9, 2: -9, 3: 76}
 

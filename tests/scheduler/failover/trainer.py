@@ -135,11 +135,11 @@ def break_links(other: int) -> None:
 
 
 def looks_again() -> bool:
-    """Say whether a thread waits for what has come already, and would be told of it again and again."""
+    """Say whether a thread waits for what has come already, and would hear of it again and again."""
     for name in os.listdir("/proc/self/fdinfo"):  # noqa: PTH208
         with suppress(OSError):
-            told = Path(f"/proc/self/fdinfo/{name}").read_text()
-            for number, events in re.findall(r"^tfd: *(\d+) events: *([0-9a-f]+)", told, re.MULTILINE):
+            description = Path(f"/proc/self/fdinfo/{name}").read_text()
+            for number, events in re.findall(r"^tfd: *(\d+) events: *([0-9a-f]+)", description, re.MULTILINE):
                 with suppress(OSError):  # one that listens has no bytes
                     unread = struct.unpack("i", fcntl.ioctl(int(number), termios.FIONREAD, b"\0" * 4))[0]
                     if unread and not int(events, 16) & select.EPOLLET:

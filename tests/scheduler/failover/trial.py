@@ -222,5 +222,5 @@ def assert_as_undisturbed(found: Outcome, undisturbed: Outcome, members: int = 4
     ends = {tuple(map(str, (line["it"][0], line["it"][3], line["it"][4]))) for line in found.of("end")}
     assert ends == {tuple(map(str, (it["it"][0], it["it"][3], it["it"][4]))) for it in undisturbed.of("end")}
     assert len(found.of("end")) == members
-    # A thread of a group that was given up must not look without a pause for what nobody reads.
+    # A thread of a group that was given up must not look without a pause at what is never read.
     assert [line["member"] for line in found.of("looks") if line["it"]] == []
