@@ -33,7 +33,7 @@ from ..store.rows.nodes import (
 from ..store.rows.reservations import held_gpus
 from .accusing import Accusers
 from .links.table import LinkTable
-from .liveness import SUSPECT_MISSES, judge
+from .liveness import DOWN_MISSES, SUSPECT_MISSES, judge
 from .monitoring.leases import Leases
 from .monitoring.node_events import WRITER, fenced, gpu_turned, told_of
 from .reports import Report, Reports
@@ -296,5 +296,7 @@ def _answered_s(row: NodeRow, node: NodeView) -> float:
 def _differs(was: NodeRow | None, row: NodeRow) -> bool:
     """Say whether more has changed of a node than when it last answered."""
     if was is None or (was.agent_s is None) != (row.agent_s is None):
+        return True
+    if (was.misses < DOWN_MISSES) != (row.misses < DOWN_MISSES):  # by that a suspect node says why it is not down
         return True
     return row._replace(seen_s=was.seen_s, misses=was.misses, agent_s=was.agent_s) != was

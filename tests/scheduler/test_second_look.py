@@ -172,7 +172,6 @@ def test_an_agent_without_a_port_is_unreachable_when_it_is_gone(watched: Watched
 
 
 @pytest.mark.full
-@pytest.mark.timeout(100)  # the words come after a minute
 def test_of_many_that_die_at_once_none_is_declared_and_the_words_say_so(watched: Watched) -> None:
     watched.start_agents(A, B, C)
     before = {node: len(watched.events(node)) for node in (A, B)}

@@ -17,6 +17,8 @@ from longshore.scheduler.backends.protocol import NodeView
 from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.files.owner import this_process
+from longshore.scheduler.health.liveness import DOWN_MISSES
+from longshore.scheduler.health.monitor import POLL_S
 from longshore.scheduler.health.reports import GpuReport, NodeReport
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
@@ -193,6 +195,17 @@ def test_half_the_cluster_falling_silent_is_one_alarm_and_nothing_else(tmp_path:
     assert watched.told().count(Liveness.DOWN.value) == 0
     assert [watched.job(number) for number in (0, 1)] == jobs
     assert {row.contact for number in (0, 1) for row in watched.attempts(number)} == {Contact.OK}
+    watched.store.close()
+
+
+def test_a_node_that_is_not_declared_says_so_as_soon_as_it_would_have_been(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, 4, later=1)
+    silent = ("node0", "node1")
+    watched.silence(*silent)
+    watched.wait(POLL_S * (DOWN_MISSES + 1))
+    rows = [watched.node(name) for name in silent]
+    assert [row.liveness for row in rows] == [Liveness.SUSPECT] * 2
+    assert [row.misses >= DOWN_MISSES for row in rows] == [True] * 2  # in the store, from which the page of a node comes
     watched.store.close()
 
 
