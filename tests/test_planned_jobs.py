@@ -18,6 +18,8 @@ from tests.planner.models import HOST
 from tests.scheduler.served import Served, until
 from tests.support.processes import PYTHON_PATH
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 GPT = ROOT / "examples" / "plan" / "small_gpt.py"
 LAYERS = "name,parameters,forward_flops,saved_bytes,output_bytes,heads,is_block\n" + "".join(

@@ -12,7 +12,7 @@ from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.ring_trials import LATER_S, RING_PATIENCE_S, Points, RingTrial, killed, look_or_die
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.long]
 
 PARTS = 8  # of the points at which a scheduler is killed: each is a test
 COMPUTES = {"COMPUTES_S": "0.08"}  # so long that a busy machine makes nobody slow

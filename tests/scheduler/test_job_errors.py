@@ -26,6 +26,8 @@ from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.obedient_trial import TellingTrial, obedient_trial
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[TellingTrial]:

@@ -1,4 +1,4 @@
-"""A plug-in of pytest: what the quick lane leaves to `make test-full` is said at the end of a run."""
+"""A plug-in of pytest: what belongs to which lane, what begins first, and what the quick one leaves to the full one."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -15,7 +15,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to the full lane what a test has of parameters beyond those that it names for the quick one."""
+    """Leave to the full lane what a test has of parameters beyond those for the quick one; bring long files forward.
+
+    They come in the order that pytest-randomly has brought them into.
+    """
+    items.sort(key=lambda it: it.get_closest_marker("long") is None)
     families: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("few"):

@@ -12,7 +12,7 @@ from tests.scheduler.backends.ray_cluster import RayCluster
 from tests.support import processes
 from tests.training.smaller import trace
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.long]
 
 LINE = ("--order", "easy", "--steps", "2000", "--trials", "1", "--logdir", "runs")
 

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 @pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(200)  # it takes 80 s, nearly all of it waiting
 def test_sixty_jobs_run_on_exactly_the_gpus_that_were_decided_while_parts_of_slurm_die() -> None:
     bars = {row.name: row.ok for row in measure() if not row.name.startswith("launch")}

@@ -15,6 +15,8 @@ from tests.support.processes import ROOT
 from .desk import bring
 from .trial import Outcome, Trial, assert_as_undisturbed, nothing, run_ring
 
+pytestmark = pytest.mark.long
+
 LOST, HOST, SEATS = 3, 0, 4  # the host gives the state, and has the store at which the others meet
 # By the order in which they come; a ring without spares asks its desk, which is told, promises, and starts a member.
 WITH_SPARES = [

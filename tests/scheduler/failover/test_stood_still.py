@@ -16,6 +16,8 @@ from longshore.scheduler.failover.member.silence import LONGEST_LOOK_S, Silence
 
 from .trial import Outcome, Trial, assert_as_undisturbed, run_ring
 
+pytestmark = pytest.mark.long
+
 STILL_S = 12.0
 
 

@@ -205,7 +205,7 @@ def test_a_node_that_is_not_declared_says_so_as_soon_as_it_would_have_been(tmp_p
     watched.wait(POLL_S * (DOWN_MISSES + 1))
     rows = [watched.node(name) for name in silent]
     assert [row.liveness for row in rows] == [Liveness.SUSPECT] * 2
-    assert [row.misses >= DOWN_MISSES for row in rows] == [True] * 2  # in the store, from which the page of a node comes
+    assert [row.misses >= DOWN_MISSES for row in rows] == [True] * 2  # as its page has it, which is of the store
     watched.store.close()
 
 
