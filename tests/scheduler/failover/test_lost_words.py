@@ -12,6 +12,8 @@ from longshore.scheduler.failover.settings import Limits
 from .cutting import Loses
 from .trial import Outcome, Trial, run_ring
 
+pytestmark = pytest.mark.long
+
 LIMITS = Limits(slow_steps=2, well_steps=2, hold_steps=5)
 STEPS, PAUSE_S = 300, 0.04
 OFTEN = ("Beat", "Lease", "Tried")  # said once a second, whatever happens
