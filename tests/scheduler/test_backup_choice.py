@@ -1,34 +1,86 @@
 """What a scheduler makes of what a ring says of its slow members: the ring may say anything."""
 
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.protocol import MemberPlace
 from longshore.scheduler.control.health import backups
-from longshore.scheduler.control.health.live_ring import LiveRing
 from longshore.scheduler.failover.wire import Coming, Empty, NoneComing, Slow, Want
 from longshore.scheduler.health.reports import GpuReport, NodeReport, Report
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job_spec import StoredJob
-from longshore.scheduler.store.rows.attempts import AttemptRow
+from tests.scheduler.obedient import Obedient
+from tests.scheduler.ring_trials import RingWay
+from tests.scheduler.trials import Trial
 
 
-class Told:
-    """A desk that heard something once."""
+class Restless(Obedient):
+    """Jobs that are rings of two on one node, and one of whose members is slow until another has its seat.
 
-    def __init__(self, want: Want | None) -> None:
-        self.want = want
+    The desk hears of that at any time that it is asked, in the midst of a look too. There are no processes, and nobody
+    refuses anything.
+
+    Args:
+        after: Times that the desk is asked after a third GPU was added, until it hears that its member has a seat.
+    """
+
+    def __init__(self, nodes: Mapping[str, int], after: int) -> None:
+        super().__init__(nodes)
+        self.given = [MemberPlace("a", 0), MemberPlace("a", 1)]
+        self._left = after
+
+    @property
+    def want(self) -> Want:
+        is_relieved = len(self.given) > 2 and self._left <= 0
+        self._left -= len(self.given) > 2
+        compute_s = {"0": 0.1, "1": 0.8, "2": 0.1}
+        said = Want(1, [], [0, 2] if is_relieved else [0, 1], 0.9, compute_s, {"0": "a", "1": "a", "2": "b"})
+        return replace(said, relieved=[1]) if is_relieved else replace(said, slow=[Slow(1, 1, 0, 0)])
 
     def say(self, message: Coming | NoneComing) -> bool:
-        return False
+        return True
 
     def hints(self) -> list[str]:
         return []
 
     def close(self) -> None:
         """Do nothing."""
+
+    def ring(self, name: str) -> None:
+        """Return nothing, as a coordinator that does not answer."""
+
+    def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
+        return True
+
+    def desk(self, name: str, wake: Callable[[], object]) -> "Restless":
+        return self
+
+    def places(self, name: str) -> list[MemberPlace]:
+        return list(self.given)
+
+    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
+        if rank == len(self.given):
+            self.given.append(MemberPlace(node, gpu))
+
+
+@pytest.mark.parametrize("after", range(12))
+def test_a_wish_that_changes_in_the_midst_of_a_look_brings_one_backup(after: int, tmp_path: Path) -> None:
+    ring = Restless({"a": 2, "b": 2}, after)
+    with closing(Trial(tmp_path, ring.nodes, lambda: ring, "obedient")) as trial:
+        trial.way = RingWay(cast("LocalBackend", ring))
+        trial.scheduler = trial.another()
+        job = trial.submit("true", 2, failover="switch", backups=1)
+        trial.tick(12)
+        told = [it.now for it in trial.events(job) if it.kind == "seat"]
+        assert (told, len(trial.held())) == (["backup"], 3)
 
 
 MEMBERS = st.integers(-3, 6)
@@ -48,8 +100,7 @@ WANTS = st.builds(
 @given(st.none() | WANTS, st.integers(0, 4))
 def test_a_ring_has_no_more_members_beside_its_seats_than_its_job_asked_for(want: Want | None, most: int) -> None:
     spec = StoredJob.model_validate({"command": ["true"], "failover": "switch", "backups": most})
-    ring = LiveRing(cast("AttemptRow", None), Told(want))
-    assert 0 <= backups.relieved(ring, spec) + len(backups.wanted(ring, spec)) <= most
+    assert 0 <= backups.relieved(want, spec) + len(backups.wanted(want, spec)) <= most
 
 
 @given(WANTS.filter(lambda it: it.slow), st.data())

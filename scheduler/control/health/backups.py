@@ -24,28 +24,27 @@ BUSY = 0.1  # utilisation above which a free GPU is somebody's all the same, and
 FRESH_S = 120.0  # older reports say nothing of the present
 
 
-def relieved(ring: LiveRing, spec: StoredJob) -> int:
+def relieved(want: Want | None, spec: StoredJob) -> int:
     """Return how many members of a ring are alive without a seat, as they are slow; at most what its job asked for."""
-    want = ring.desk.want
     return 0 if want is None else min(len(want.relieved), spec.backups)
 
 
-def wanted(ring: LiveRing, spec: StoredJob) -> list[Slow]:
+def wanted(want: Want | None, spec: StoredJob) -> list[Slow]:
     """Return the slow members of a ring that backups are wanted for: no more than its job asked for."""
-    want = ring.desk.want
     return [] if want is None else want.slow[: max(spec.backups - len(want.relieved), 0)]
 
 
 def choose(
-    parts: Parts, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], slow: Sequence[Slow], at: int,
-    now_s: float,
+    parts: Parts, cache: StateCache, ring: LiveRing, want: Want, places: Sequence[MemberPlace], slow: Sequence[Slow],
+    at: int, now_s: float,
 ) -> Chosen | str | None:  # fmt: skip
     """Choose a free GPU for a backup.
 
     Args:
         parts: What the scheduler works with.
         cache: What it knows.
-        ring: The ring, which has said something.
+        ring: The ring.
+        want: What its coordinator said last.
         places: All GPUs that it was given, by rank.
         slow: Its slow members that want backups.
         at: Which of them the backup is for.
@@ -54,8 +53,7 @@ def choose(
     Returns:
         The GPU, or why there is none; None while the links of the best candidates are measured.
     """
-    want, job, began_s = ring.desk.want, cache.jobs[ring.row.job_id], time.monotonic()
-    assert want is not None
+    job, began_s = cache.jobs[ring.row.job_id], time.monotonic()
     left, seat = without(want, slow, at)
     busy = unfit(want, parts.layout, parts.monitor.reports.last(), now_s)
     seats = left, seat, stored_or_usual(job.spec).seats

@@ -158,11 +158,12 @@ class Seating:
 
     def _remind(self, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace]) -> None:
         """Say again who is on the way: who reserved it, or who heard of it, may be gone since."""
+        want = ring.desk.want
         for row in self._unseen(ring, places):
-            if ring.desk.want is not ring.reminded:
+            if want is not ring.reminded:
                 ring.desk.say(Coming(-1, row.node, row.gpu))
             ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
-        ring.reminded = ring.desk.want
+        ring.reminded = want
 
     def _let_grow(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
@@ -248,18 +249,23 @@ class Seating:
         chosen, why = ring.checked.pop(gpu).chosen, found.found
         if gpu in {*cache.health.faulty, *cache.health.closed}:
             why = why or "it went out of service"
-        spec = stored_or_usual(job.spec)
-        if self._missing(ring, spec, places) + len(backups.wanted(ring, spec)) <= len(ring.checked):
+        spec, want = stored_or_usual(job.spec), ring.desk.want
+        if self._missing(ring, want, spec, places) + len(backups.wanted(want, spec)) <= len(ring.checked):
             why = why or "the seat is filled"
         if why:
             self._strike_off(cache, ring, gpu, why, now_s)
         else:
             self._give(cache, ring, backend, places, chosen, now_s, is_held=True)
 
-    def _missing(self, ring: LiveRing, spec: StoredJob, places: Sequence[MemberPlace]) -> int:
-        """Return how many GPUs a ring lacks for its seats; what is checked for it may never be its."""
+    def _missing(
+        self, ring: LiveRing, want: Want | None, spec: StoredJob, places: Sequence[MemberPlace]
+    ) -> int:  # fmt: skip
+        """Return how many GPUs a ring lacks for its seats; what is checked for it may never be its.
+
+        Its wish is asked for once in all that is reckoned together: the desk hears another one at any moment.
+        """
         has = sum(it.is_used for it in places) + len(self._unseen(ring, places))
-        return spec.seats + backups.relieved(ring, spec) - has
+        return spec.seats + backups.relieved(want, spec) - has
 
     def _fill(self, cache: StateCache, ring: LiveRing, backend: Seats, now_s: float, *, grows: bool) -> None:
         """Give a ring free GPUs, one after the other, or say that there are none.
@@ -279,7 +285,7 @@ class Seating:
         if places is None:
             return
         spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
-        missing = self._missing(ring, spec, places) - len(ring.checked)
+        missing = self._missing(ring, want, spec, places) - len(ring.checked)
         missing = min(max(missing, 0), len(want.empty))
         ring.short = min(ring.short, missing)
         most = ring.short if grows else missing - ring.short
@@ -304,21 +310,21 @@ class Seating:
             self._give_or_check(cache, ring, backend, places, chosen, now_s)
             missing, want = missing - 1, ring.desk.want
             ring.short = min(ring.short, missing)
-        if any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values()) and ring.desk.want:
-            self._refuse(cache, ring, ring.desk.want, "a GPU is checked first", now_s)
+        if any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values()) and want is not None:
+            self._refuse(cache, ring, want, "a GPU is checked first", now_s)
 
     def _back_up(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
         """Give a ring a GPU for a member that computes in place of a slow one, or tell people why there is none."""
         want, spec = ring.desk.want, stored_or_usual(cache.jobs[ring.row.job_id].spec)
-        slow = backups.wanted(ring, spec)
+        slow = backups.wanted(want, spec)
         if against or want is None or want.empty or not slow or ring.given is None:
             return
         places = ask(partial(backend.places, ring.name))
         if places is None:
             return
-        if not 0 < (lacking := self._missing(ring, spec, places) + len(slow) - len(ring.checked)) <= len(slow):
+        if not 0 < (lacking := self._missing(ring, want, spec, places) + len(slow) - len(ring.checked)) <= len(slow):
             return
-        found = backups.choose(self._parts, cache, ring, places, slow, len(slow) - lacking, now_s)
+        found = backups.choose(self._parts, cache, ring, want, places, slow, len(slow) - lacking, now_s)
         if found is None or self.measures:
             self.measures = True
         elif isinstance(found, Chosen):
