@@ -149,7 +149,7 @@ def test_a_wish_to_end_is_told_by_the_status_and_without_a_traceback(number: int
         ["evaluate", "--trace", "x.csv"], ["train", "--steps", "10"], ["tune"], ["serve"],
         ["trace", "inspect", "x.csv"], ["trace", "plan", "x.csv"], ["plan", "x.py", "--samples", "9"],
         ["backup", "a.db"], ["config", "check", "x.yaml"], ["decisions", "--out", "x"],
-        ["preflight"], ["extender", "--cluster", "x.yaml"],
+        ["preflight"], ["extender", "--cluster", "x.yaml"], ["planner", "run", "x.json", "x.py:build"],
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -163,6 +163,21 @@ def test_a_folder_that_was_deleted_is_no_reason_for_a_traceback(
     assert done.status == 2
     assert [it for it in done.err.splitlines() if it.startswith("longshore: ")]
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["ring", "--seats", "1", "--no-warm", "--", "true"], ["preflight", "--slots", "--", "true"],
+        ["preflight", "--sample", '["true"]', "--", "true"], ["stage", "-", "train.py:build"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_neither_is_it_for_what_runs_in_a_job(line: list[str], tmp_path: Path) -> None:
+    gone = ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", sys.executable, "-m", f"longshore.{line[0]}", *line[1:]]
+    done = processes.run(gone, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert done.stderr.startswith(f"longshore.{line[0]}: the folder in which this was called")
 
 
 def test_a_reader_that_leaves_early_is_no_error_to_read_about() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 from ...cluster.files.errors import InputError
@@ -26,6 +27,17 @@ def check_present_folder() -> None:
     """
     if is_gone():
         raise InputError(GONE)
+
+
+def end_if_gone(program: str) -> None:
+    """End a program in one line where the present folder has been deleted: PyTorch ends it without a word.
+
+    Raises:
+        SystemExit: With 2, if it has been.
+    """
+    if is_gone():
+        sys.stderr.write(f"{program}: {GONE}\n")
+        raise SystemExit(2)
 
 
 def exists(path: Path) -> bool:

@@ -2,6 +2,11 @@
 
 import os
 
+if __name__ == "__main__":
+    from .scheduler.files.paths import end_if_gone
+
+    end_if_gone("longshore.stage")
+
 from .planner.execution.worker import main
 from .ring import Ring
 from .scheduler.failover.wire import ADDRESS
