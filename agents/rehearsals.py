@@ -15,7 +15,9 @@ from ..cluster.simulator.simulation import simulation_of
 from ..cluster.state.state import Simulation
 from .heuristics import run
 from .heuristics.heuristics import PATIENT, Heuristic
+from .learned.schema import network_in
 from .protocol import Policy
+from .registry import ROLLOUT, checkpoint_in
 
 # As `compile_ahead` names them. Each group is what belongs together for a user.
 _HERE = "longshore.agents.rehearsals"
@@ -44,6 +46,19 @@ def _rehearsals_by(policy: Policy) -> list[str]:
     if isinstance(policy, CandidatePolicy):
         return [f"{_HERE}:candidates"]
     return GROUPS["networks"] if isinstance(policy, LearnedPolicy) else []
+
+
+def rehearsals_named(name: str) -> list[str]:
+    """Return what `compile_ahead` compiles for runs and decisions by a policy that is no heuristic, by its name alone.
+
+    Nothing is loaded, as that takes PyTorch. Nothing is returned for a heuristic, or for what another package made.
+    """
+    if name.startswith(ROLLOUT):
+        return GROUPS["candidates"]
+    path = checkpoint_in(name)
+    if path is None or not (network := network_in(path)):
+        return []
+    return [f"{_HERE}:candidates"] if network == "candidates" else GROUPS["networks"]
 
 
 def rehearsals_for(algorithm: str) -> list[str]:

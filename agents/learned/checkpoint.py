@@ -18,12 +18,20 @@ from ...cluster.files.plugins import registered
 from ...cluster.model.objective import Objective
 from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
 from .network import Layout, Network, find_network
-from .schema import MOST_UNITS, Schema, check_features, feature_names, item_count, with_todays_features
+from .schema import (
+    MOST_SCHEMA_BYTES,
+    MOST_UNITS,
+    SCHEMA,
+    WEIGHTS,
+    Schema,
+    check_features,
+    feature_names,
+    item_count,
+    with_todays_features,
+)
 from .step_policy import LearnedPolicy
 from .trained import Trained
 
-SCHEMA, WEIGHTS = "schema.json", "weights.npz"
-MOST_SCHEMA_BYTES = 1 << 23  # of a cluster of a million nodes, 5 MB
 MOST_KEYS, MOST_KEY = 100, 100  # of a schema, and letters of each
 THEIRS = b"_stable_baselines3_version"  # an entry of the files of Stable-Baselines3
 

@@ -1,6 +1,11 @@
 """What a checkpoint was made for, written beside its weights and compared before they are used."""
 
+import json
+import zipfile
+import zlib
+from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
@@ -10,10 +15,17 @@ from ...cluster.model.objective import Objective
 from ...cluster.state.state import CANDIDATES
 from ...envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from ...envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
+from .archive import open_archive, read_entry, read_file
 from .old_names import with_todays_names
 from .trained import Trained
 
+SCHEMA, WEIGHTS = "schema.json", "weights.npz"  # entries of a checkpoint
+MOST_SCHEMA_BYTES = 1 << 23  # of a cluster of a million nodes, 5 MB
 MOST_GPUS = 1_000_000  # as in cluster files
+UNREADABLE = (
+    CheckpointError, OSError, zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, RuntimeError,
+    OverflowError,
+)  # fmt: skip
 MOST_MARGIN = 1000.0  # above all differences of logits: the base heuristic decides
 MOST_LAYERS, MOST_UNITS = 16, 4096  # of a network, and units of a layer
 Name = Annotated[str, Field(max_length=100)]
@@ -132,3 +144,10 @@ def _release(text: str) -> tuple[int, ...]:
     """Return the leading numbers of a version, (0,) if there is none."""
     parts = [part for part in text.split(".")[:2] if part.isdecimal()]
     return tuple(int(part) for part in parts) or (0,)
+
+
+def network_in(path: Path) -> str:
+    """Return the network that a checkpoint names, without PyTorch; "" if that cannot be told: who loads it says why."""
+    with suppress(*UNREADABLE), open_archive(read_file(path), (SCHEMA, WEIGHTS), packed=True) as archive:
+        return str(json.loads(read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))["network"])
+    return ""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.agents.rehearsals import GROUPS
+from longshore.agents.rehearsals import GROUPS, rehearsals_named
 from longshore.agents.rehearsals import rehearsals_of as rehearsals_of_runs
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.kernels import ahead, kept
@@ -251,3 +251,22 @@ def test_a_run_needs_what_its_policies_are_made_of_and_no_more() -> None:
     assert set(of["untrained-node"]) == {*GROUPS["heuristics"], *GROUPS["networks"]}
     assert set(of["rollout:patient"]) == {*GROUPS["heuristics"], *GROUPS["candidates"]}
     assert set(of["untrained-candidate"]) < set(of["rollout:patient"])
+
+
+@pytest.mark.parametrize("kind", ["untrained-node", "untrained-gpu", "untrained-candidate"])
+def test_what_a_checkpoint_needs_is_known_before_it_is_loaded(kind: str, tmp_path: Path) -> None:
+    from longshore.agents.learned.checkpoint import save_policy
+    from tests.policies_under_test import POLICIES
+
+    policy, path = POLICIES[kind], tmp_path / "a.zip"
+    save_policy(path, policy.schema, policy.network)
+    of_runs = rehearsals_of_runs([policy])
+    assert [*GROUPS["heuristics"], *rehearsals_named(str(path))] == of_runs
+    assert rehearsals_named(f"rollout:{path}@20ms") == GROUPS["candidates"]
+
+
+@pytest.mark.parametrize("name", ["pack", "patient@0.8", "a-plug-in", "none.zip", "broken.zip", "folder.zip"])
+def test_what_cannot_be_known_is_left_to_who_loads_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04" + bytes(100))
+    (tmp_path / "folder.zip").mkdir()
+    assert rehearsals_named(str(tmp_path / name) if name.endswith(".zip") else name) == []

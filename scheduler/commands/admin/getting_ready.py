@@ -35,14 +35,16 @@ def saying(text: str) -> Iterator[Callable[[str], None]]:
 def compile_first(*policies: str | None) -> None:
     """Compile what decisions by these policies need, unless that was done: a live decision has no time for it.
 
-    Only what heuristics need. Other policies compile the rest in their own process, before they are asked anything.
+    What others have made compiles what it needs in its own process, before it is asked anything.
     """
+    from ....agents.rehearsals import rehearsals_named
     from ....cluster.files.plugins import registered
     from ....cluster.kernels.ahead import compile_ahead, missing
     from ...mirror.rehearsal import rehearsals_of
 
-    heuristics = registered("heuristics")
-    if not (names := missing(rehearsals_of(*(name for name in policies if name is not None and name in heuristics)))):
+    heuristics, asked = registered("heuristics"), [name for name in policies if name is not None]
+    rehearsals = rehearsals_of(*(name for name in asked if name in heuristics))
+    if not (names := missing([*rehearsals, *(each for name in asked for each in rehearsals_named(name))])):
         return
     with saying(COMPILING) as say, suppress(PluginError):  # who uses it tells why it cannot be compiled
         compile_ahead(names, lambda stand: say(f"{COMPILING}: {stand.done} of {stand.kernels} kernels"))

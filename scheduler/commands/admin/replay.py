@@ -10,6 +10,7 @@ import typer
 
 from ....cluster.files.errors import InputError
 from ..durations import DURATION, duration_between
+from .getting_ready import compile_first, saying
 
 if TYPE_CHECKING:
     from ...placement.replay import Compared
@@ -77,7 +78,9 @@ def replay(
 
     check_outputs({"--out": out}, {"FILE": file})
     left_out = Counter[str]()
-    compared = list(replayed(file, find_policy(policy), left_out))
+    compile_first(policy)
+    with saying(f"deciding by {policy}"):
+        compared = list(replayed(file, find_policy(policy), left_out))
     if out is not None:
         with out.open("w", encoding="utf-8") as written:
             written.writelines(as_line(each) + "\n" for each in compared)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import ClusterOption, FaultsOption, ObjectiveOption
-from .progress import BY_SIGNAL, progress
+from .progress import BY_SIGNAL, compile_first, progress
 from .training import (
     AlgorithmOption,
     LogdirOption,
@@ -53,6 +53,7 @@ def tune(
 ) -> None:
     """Search for better hyper-parameters of `longshore train`. The same command goes on after Ctrl-C or SIGTERM."""
     with progress("starting"):
+        from ..agents.rehearsals import rehearsals_for
         from ..training.config import config_of, with_objective
         from ..training.tuning.study import tune as search
 
@@ -64,6 +65,8 @@ def tune(
     config = config if objective is None else with_objective(config, objective)
     # Those that ran elsewhere, too, find the files by these paths.
     config = config.model_copy(update=_absolute(config.traces, config.cluster, config.faults))
+    if ray is None:  # else it is compiled where the trials run
+        compile_first(rehearsals_for(config.algorithm))
     tuned = search(config, logdir.absolute(), lambda: _crew(ray, jobs), _say, trials=trials, jobs=jobs)
     for line in _table(tuned):
         typer.echo(line)
