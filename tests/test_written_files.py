@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.output_file import readable, write_text
 from longshore.cluster.model.outcome import Event
-from longshore.cluster.traces.schedule_file import write_events
+from longshore.cluster.model.scenarios import stack
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import workload_of
+from longshore.cluster.traces.schedule_file import write_events, write_jobs
 from longshore.plain_state import read_state, write_state
 from longshore.planner.calibration.profile_file import read_hardware, write_hardware
 from longshore.planner.execution.measured import Measured
@@ -27,6 +31,7 @@ from longshore.scheduler.preflight.wiring.blueprint import (
     read_blueprint,
     write_blueprint,
 )
+from longshore.training.later import LATER, Later, write_later
 
 ODD = (
     "1e3", "0x1f", "0o7", "1:30", "2026-01-01", "null", "~", "yes", "off", "-", "- a", "a: b", "# a", "&a", "*a", "!a",
@@ -81,10 +86,31 @@ def message(folder: Path, name: str) -> tuple[Any, Any]:
     return wire.Declared(5, name), lines.decode(lines.encode(wire.Declared(5, name)))
 
 
+def later(folder: Path, name: str) -> tuple[Any, Any]:
+    it = Later(name, 1, -2.5, math.nan, math.inf, 1.0, rival=f"a{name}")
+    write_later(folder, (it,))
+    (found,) = json.loads((folder / LATER).read_text(), parse_constant=pytest.fail)
+    return {**it._asdict(), "low": None, "high": None}, found
+
+
+def jobs(folder: Path, name: str) -> tuple[Any, Any]:
+    workload = workload_of((name,), np.array([1], dtype=np.int32), np.array([60.0]), np.zeros(1))
+    scenarios = stack(grid_cluster(1, 1), [workload], fault_seed=np.zeros(1, np.int64), source_rate_per_s=np.zeros(3))
+    write_jobs(folder / "jobs.json", scenarios, 0, [name])
+    return [{"id": name, "gpus": 1, "work": 60.0, "submit": 0.0}], json.loads((folder / "jobs.json").read_text())
+
+
 WRITERS: dict[str, Callable[[Path, str], tuple[Any, Any]]] = {
-    it.__name__: it for it in (plan, hardware, wiring, events, report, state, message)
+    it.__name__: it for it in (plan, hardware, wiring, events, report, state, message, later, jobs)
 }
-TAKE_ANY = ("events", "report", "state", "message")  # the others are given names that UTF-8 has a form for
+TAKE_ANY = (
+    "events",
+    "report",
+    "state",
+    "message",
+    "later",
+    "jobs",
+)  # others: what UTF-8 has a form for
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -100,6 +126,7 @@ names = st.text(min_size=1, max_size=40)
 @pytest.mark.parametrize("writer", WRITERS)
 @given(name=names)
 @example(name="1_0.0")
+@example(name="NaN.csv")
 def test_any_name_is_read_back(tmp_path_factory: pytest.TempPathFactory, writer: str, name: str) -> None:
     written, found = WRITERS[writer](tmp_path_factory.getbasetemp(), name)
     assert found == written

@@ -134,8 +134,13 @@ def _logs_against(problem: Problem, policy: Policy, best: Pair, by: Weighting) -
 def write_later(folder: Path, found: tuple[Later, ...]) -> None:
     """Keep what was found beside the policy."""
     with replacing(folder / LATER) as part:
-        told = [{name: value for name, value in it._asdict().items() if name != "rival" or value} for it in found]
-        part.write_text(json.dumps(told, indent=1).replace("NaN", "null") + "\n")
+        part.write_text(json.dumps([plain(it) for it in found], indent=1, allow_nan=False) + "\n")
+
+
+def plain(found: Later) -> dict[str, object]:
+    """Return what is written of a comparison: what is no number is null, as JSON has nothing else for it."""
+    values = {name: value for name, value in found._asdict().items() if name != "rival" or value}
+    return {name: None if isinstance(it, float) and not math.isfinite(it) else it for name, it in values.items()}
 
 
 def verdict(found: tuple[Later, ...], by: Weighting = MEAN_JCT) -> str:

@@ -21,7 +21,7 @@ from ..asked import SIZES, Sizes
 from ..config import BY_CANDIDATES, TrainingConfig
 from ..history.problems import later_problem, read_history
 from ..initial import initial_network
-from ..later import Later, compared
+from ..later import Later, compared, plain
 from ..run import train
 from ..run_folder import Tell, interruptible
 from .publishing import digest_of, publish
@@ -107,7 +107,8 @@ class _Learner:
             return None
         found = self._judge(folder, best, len(done))
         with replacing(folder / ROUND) as part:
-            part.write_text(json.dumps(found._asdict() | {"later": found.later._asdict()}, indent=1) + "\n")
+            told = found._asdict() | {"later": plain(found.later)}
+            part.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n")
         (folder / PAST).unlink()  # it may be large, and the scheduler has it
         return found
 
