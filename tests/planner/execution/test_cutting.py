@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longshore.planner.execution.cutting import cut
+from longshore.planner.execution.cutting import cut, state_of
 from longshore.planner.execution.script import script_of
 from longshore.planner.profile.building import BuildError, Built
 
@@ -44,3 +44,17 @@ def test_a_model_whose_way_hangs_on_its_data_is_not_cut() -> None:
     made = Built(Branches(), torch.ones(2, 3), None)
     with pytest.raises(BuildError, match="PyTorch cannot export the model"):
         cut(made, [("words",), ("head",)], 2)
+
+
+@pytest.mark.parametrize("kept", [{"steps": 3}, None, "words", [torch.ones(1)]], ids=str)
+def test_what_a_module_keeps_beside_its_weights_is_none_of_them(kept: object) -> None:
+    class Keeps(nn.Linear):
+        def get_extra_state(self) -> object:
+            return kept
+
+        def set_extra_state(self, state: object) -> None:
+            """Nothing of it is needed."""
+
+    assert state_of(nn.Sequential(Keeps(2, 1), nn.BatchNorm1d(1))).keys() == {
+        "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"
+    }  # fmt: skip
