@@ -13,6 +13,7 @@ from .border.given import drawn_scenario, scenario_option, seed_given, whole_num
 from .border.spaces import spaces_of
 from .episodes import episode_summaries
 from .picture import PICTURES
+from .rewards.best_of_random import RANDOM_RUNS
 
 
 class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
@@ -38,10 +39,11 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         reward: `potential`, `dt`, `jct` or `best_of_random`.
         waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
             out.
+        random_runs: With the best of how many random runs of a scenario `best_of_random` compares (SPEC R5).
         render_mode: `ansi` (text), `rgb_array` (image) or none.
 
     Raises:
-        ValueError: If an option is not known.
+        ValueError: If an option is not known, or `random_runs` is none for the reward.
     """
 
     metadata: dict[str, Any] = {"render_modes": list(PICTURES), "render_fps": 4}  # noqa: RUF012 (as the base class)
@@ -54,11 +56,12 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         observation: str = "full",
         reward: str = "potential",
         waiting: str | None = None,
+        random_runs: int = RANDOM_RUNS,
         render_mode: str | None = None,
     ) -> None:
         if render_mode is not None and render_mode not in PICTURES:
             raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
-        self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward), 1)
+        self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward, random_runs), 1)
         self.observation_space, self.action_space = spaces_of(self.batch)
         self.render_mode = render_mode
         self._is_begun = False

@@ -14,6 +14,7 @@ from .border.given import drawn_scenario, scenario_option, seed_given
 from .border.spaces import spaces_of
 from .episodes import episode_summaries
 from .picture import PICTURES
+from .rewards.best_of_random import RANDOM_RUNS
 
 Step = tuple[
     NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
@@ -38,10 +39,11 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         reward: `potential`, `dt`, `jct` or `best_of_random`.
         waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
             out.
+        random_runs: With the best of how many random runs of a scenario `best_of_random` compares (SPEC R5).
         render_mode: `ansi` (text), `rgb_array` (image) or none.
 
     Raises:
-        ValueError: If an option is not known.
+        ValueError: If an option is not known, or `random_runs` is none for the reward.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012 (as the base class)
@@ -59,11 +61,12 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         observation: str = "full",
         reward: str = "potential",
         waiting: str | None = None,
+        random_runs: int = RANDOM_RUNS,
         render_mode: str | None = None,
     ) -> None:
         if render_mode is not None and render_mode not in PICTURES:
             raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
-        self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward), num_envs)
+        self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward, random_runs), num_envs)
         self.num_envs, self.render_mode = self.batch.rows, render_mode
         self.single_observation_space, self.single_action_space = spaces_of(self.batch)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)

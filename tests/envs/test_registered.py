@@ -1,6 +1,7 @@
 """Environments that Gymnasium knows by name, and problems of users' own traces and clusters in one call."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ def test_the_patents_are_the_patent_to_the_letter() -> None:
         env: Any = gymnasium.make(f"longshore/Patent{gpus}-v0", scenarios=2).unwrapped
         assert env.batch.view == View("gpu", "patent-literal", "best_of_random")
         assert env.action_space.n == gpus
+        best_of_9: Any = gymnasium.make(f"longshore/Patent{gpus}-v0", scenarios=2, random_runs=9).unwrapped
+        several: Any = gymnasium.make_vec(f"longshore/Patent{gpus}-v0", num_envs=2, scenarios=2, random_runs=9)
+        assert best_of_9.batch.view == several.unwrapped.batch.view == replace(env.batch.view, random_runs=9)
 
 
 @pytest.mark.parametrize("name", NAMES)
