@@ -22,12 +22,14 @@ from ..learned.schema import MOST_LAYERS, MOST_UNITS, Layers, NodeGpus, Schema
 from ..networks.layers import ACTIVATIONS
 from .saved import Saved, Weights, read_saved
 
-TAKEN = "PPO, A2C and MaskablePPO with MlpPolicy"
+TAKEN = "PPO, A2C, TRPO and MaskablePPO with MlpPolicy"
 POLICIES = {  # modules of the policies whose networks are known, and what trains them
-    "stable_baselines3.common.policies": "a2c",  # or ppo, which has a clip
+    "stable_baselines3.common.policies": "a2c",  # or one of OWN
     "sb3_contrib.common.maskable.policies": "maskable-ppo",
 }
+OWN = {"clip_range": "ppo", "cg_max_steps": "trpo"}  # what tells those apart whose policies are of one module
 LIVE = "in Python, `SB3Policy(model)` takes it as it is (docs/for-researchers.md)"
+ACTOR_CRITICS = "in Python, `SB3Policy(model)` takes other actor-critics too, but nothing that learns values of actions"
 EXTRACTOR = "FlattenExtractor"
 LAYER = re.compile(r"mlp_extractor\.(policy|value)_net\.(\d{1,3})\.(weight|bias)")
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]\d+)?")
@@ -99,7 +101,7 @@ class Model(NamedTuple):
 
 
 def read_model(path: Path, asked: Asked) -> Model:
-    """Return the network of a saved model of PPO, A2C or MaskablePPO, which it is safe to do with any file.
+    """Return the network of a saved model of PPO, A2C, TRPO or MaskablePPO, which it is safe to do with any file.
 
     Args:
         path: What `model.save` wrote.
@@ -149,9 +151,9 @@ def _algorithm(path: Path, saved: Saved) -> str:
     module = saved.text("policy_class", "__module__")
     if module not in POLICIES:
         shown = f"{module:.100}" if module else "no class that it names"
-        raise CheckpointError(f"{path}: its policy is of {shown}, and files of {TAKEN} are taken; {LIVE}")
+        raise CheckpointError(f"{path}: its policy is of {shown}, and files of {TAKEN} are taken; {ACTOR_CRITICS}")
     name = POLICIES[module]
-    return f"sb3-{'ppo' if name == 'a2c' and 'clip_range' in saved.data else name}"
+    return "sb3-" + next((it for key, it in OWN.items() if name == "a2c" and key in saved.data), name)
 
 
 def _layers(path: Path, saved: Saved) -> Layers:

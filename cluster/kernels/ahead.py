@@ -21,10 +21,11 @@ from numba.core.errors import NumbaError
 from numba.core.types import Type
 
 from ..files.errors import LongshoreError, PluginError
-from .compiled import COMPILES, Kernel
+from .compiled import COMPILES, PART, Kernel
 from .kept import alone, can_be_kept, folder, processor
 
 TELL_S = 1.0  # between two looks at how far it is, at most
+PROGRAM = ":program"  # behind a kernel's key, of what Python calls
 ENDED_S = 10.0  # that a process which was killed may take to end
 _RUN = """\
 import os, sys
@@ -52,8 +53,8 @@ class Rehearsal(NamedTuple):
 class Stand(NamedTuple):
     """How far it is."""
 
-    done: int  # kernels
-    kernels: int  # in all, as far as is known
+    done: int  # kernels, and programs: kernels as Python calls them, which take longest
+    all: int  # of both, as far as is known
     now: str  # a kernel that is being compiled, "" if none is
     since_s: float
 
@@ -96,20 +97,20 @@ def _stamp(name: str) -> Any:
 def _watch(told: "queue.SimpleQueue[dict[str, Any]]", count: int, tell: Callable[[Stand], None]) -> dict[str, str]:
     """Tell how far it is until all processes have ended; return what could not be compiled, and why."""
     began, at_work = time.monotonic(), count
-    kernels, failed, now, total = set[str](), dict[str, str](), dict[str, None](), 0
+    done, failed, now, total = set[str](), dict[str, str](), dict[str, None](), 0
     while at_work:
         with suppress(queue.Empty):
             said = told.get(timeout=TELL_S)
-            total = max(total, said.get("kernels", 0))
+            total = max(total, said.get("all", 0))
             failed |= said.get("failed", {})
             if "begins" in said:
                 now[said["begins"]] = None
-            if "ends" in said:
-                kernels.add(said["ends"])
-                now.pop(said["ends"], None)
+            for ended in said.get("ends", ()):
+                done.add(ended)
+                now.pop(ended, None)
             at_work -= "over" in said
         name = next(reversed(now), "::").split(":")[1]
-        tell(Stand(len(kernels), max(total, len(kernels)), name, time.monotonic() - began))
+        tell(Stand(len(done), max(total, len(done)), name, time.monotonic() - began))
     return failed
 
 
@@ -170,11 +171,11 @@ def work() -> None:
         with _telling_failure(name):
             rehearsals[name] = _found(name)
     kernels = _callees_first(it for rehearsal in rehearsals.values() for it in rehearsal.kernels)
-    _say(kernels=len(kernels))
+    _say(all=len(set[str]().union(*map(_of, rehearsals.values()))))
     samples = {type(sample): numba.typeof(sample) for it in rehearsals.values() for sample in it.samples}
     for kernel in kernels:
-        _compile_if_free(kernel, samples)
-        _say(ends=kernel.key)  # whoever compiles it, or did
+        if _compile_if_free(kernel, samples):
+            _say(ends=[kernel.key])  # now, or earlier
     for waits in (False, True):
         for name, rehearsal in rehearsals.items():
             with _telling_failure(name), alone(f"rehearsal {name}", waits=waits) as free:
@@ -182,6 +183,13 @@ def work() -> None:
                     rehearsal.play()
                     _stamp(name).parent.mkdir(exist_ok=True)
                     _stamp(name).touch()
+                    _say(ends=sorted(_of(rehearsal)))  # those beside that were kept, or called otherwise than expected
+
+
+def _of(rehearsal: Rehearsal) -> set[str]:
+    """Return by what the kernels and programs of a rehearsal are told."""
+    programs = {it.key + PROGRAM for it in rehearsal.kernels if isinstance(it, Kernel)}
+    return programs | {it.key for it in _callees_first(rehearsal.kernels)}
 
 
 def _found(name: str) -> Rehearsal:
@@ -209,13 +217,19 @@ class _Telling(event.Listener):
 
     def on_start(self, event: Any) -> None:
         """Tell what is being compiled."""
-        if isinstance(kernel := event.data["dispatcher"], Kernel):  # and not what Numba compiles of its own
-            _say(begins=kernel.key)
+        if told := _told(event):
+            _say(begins=told)
 
     def on_end(self, event: Any) -> None:
         """Tell what was compiled."""
-        if isinstance(kernel := event.data["dispatcher"], Kernel):
-            _say(ends=kernel.key)
+        if told := _told(event):
+            _say(ends=[told])
+
+
+def _told(event: Any) -> str:
+    """Return by what is told that which is compiled, "" of what Numba compiles of its own."""
+    kernel = event.data["dispatcher"]
+    return kernel.key + ("" if event.data.get(PART) else PROGRAM) if isinstance(kernel, Kernel) else ""
 
 
 @contextmanager
@@ -244,16 +258,21 @@ def _callees_first(roots: Iterable[object]) -> list[Kernel]:
     return found
 
 
-def _compile_if_free(kernel: Kernel, samples: Mapping[type, Type]) -> None:
+def _compile_if_free(kernel: Kernel, samples: Mapping[type, Type]) -> bool:
     """Compile a kernel as others will most likely call it, by the types that its arguments are said to have.
 
     Where it is called otherwise it is compiled once more, by who calls it.
+
+    Returns:
+        Whether it is compiled so.
     """
     hints = inspect.get_annotations(kernel.py_func)
     known = {int: types.int64, float: types.float64, bool: types.boolean, **samples}
     try:
         arguments = tuple(known[hints[name]] for name in inspect.signature(kernel.py_func).parameters)
     except (KeyError, TypeError):  # an array, of which only who calls knows how many dimensions it has
-        return
-    with suppress(NumbaError):
-        kernel.part_if_free(arguments)
+        return False
+    try:
+        return kernel.part_if_free(arguments)
+    except NumbaError:
+        return False

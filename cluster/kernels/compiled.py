@@ -19,6 +19,7 @@ from .parts import KERNELS, Part, PartCache, PartCompiler, part_of
 # _nrt: nothing is allocated in a kernel, so nothing need be counted (docs/decisions/0001)
 OPTIONS = {"nopython": True, "error_model": "numpy", "_nrt": False, "nogil": True}
 PART_OPTIONS = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+PART = "part"  # among what an event tells: what kernels call is compiled, not what Python calls
 COMPILES = "numba:compile"  # what Numba calls it, in `numba.core.event`
 NARROW = (int8, int16, int32)
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -96,9 +97,13 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
         assert part is not None
         return part
 
-    def part_if_free(self, types: tuple[Type, ...]) -> None:
-        """Compile what kernels call with arguments of such types, which are wide, unless another process is at it."""
-        self._part(types, waits=False)
+    def part_if_free(self, types: tuple[Type, ...]) -> bool:
+        """Compile what kernels call with arguments of such types, which are wide, unless another process is at it.
+
+        Returns:
+            Whether it is compiled now.
+        """
+        return self._part(types, waits=False) is not None
 
     def callees(self) -> list["Kernel"]:
         """Return the kernels that it names, and so may call."""
@@ -124,7 +129,7 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
         return None if cache is None else cast("Part | None", cache.load_overload(types, self.targetctx))
 
     def _compiled_part(self, types: tuple[Type, ...]) -> Part:
-        data = {"dispatcher": self, "args": types, "return_type": None}
+        data = {"dispatcher": self, "args": types, "return_type": None, PART: True}
         with self._compiling_counter, event.trigger_event(COMPILES, data=data):
             part = part_of(self.key, self._compiler_of_parts.compile(types, None))
         if self._cache_of_parts is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from sb3_contrib import MaskablePPO
+from sb3_contrib import QRDQN, TRPO, MaskablePPO
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -68,10 +68,14 @@ class Case(NamedTuple):
 CASES = {
     "ppo": Case(PPO, SMALL, View(), {}),
     "a2c": Case(A2C, POOL, View("gpu", "patent-literal", "best_of_random"), {}),
+    "trpo": Case(TRPO, SMALL, View(), RELU),
     "maskable": Case(MaskablePPO, SMALL, View("candidate"), RELU),
     "maskable without layers": Case(MaskablePPO, POOL, View("gpu", "patent"), {"net_arch": []}),
     "ppo of two kinds of layers": Case(PPO, SMALL, View("gpu"), {"net_arch": [24, 12], "activation_fn": nn.SiLU}),
 }
+
+
+ALGORITHMS = {PPO: "ppo", A2C: "a2c", TRPO: "trpo", MaskablePPO: "maskable-ppo"}
 
 
 def decisions(policy: LearnedPolicy, case: Case) -> list[list[int]]:
@@ -93,6 +97,7 @@ def test_a_saved_model_becomes_a_checkpoint_that_decides_as_it_did(name: str, tm
     schema, network = read_model(tmp_path / "model.zip", Asked())
     save_policy(tmp_path / "policy.zip", schema, network)
     policy, live = load_policy(tmp_path / "policy.zip"), SB3Policy(model)
+    assert schema.algorithm == live.schema.algorithm == f"sb3-{ALGORITHMS[case.kind]}"
     assert (schema.action, schema.observation) == (case.view.action, case.view.observation)
     assert schema.waiting == bool(case.problem.rules.waiting)
     assert schema.node_gpus == tuple(np.diff(case.problem.cluster.first_gpu).tolist())
@@ -168,9 +173,10 @@ def refused(model: BaseAlgorithm | Path, words: str, **asked: Any) -> None:
 
 def test_models_that_are_no_policies_of_ours_are_refused_in_one_line(tmp_path: Path) -> None:
     env = environment(SMALL, View())
-    DQN("MlpPolicy", env, buffer_size=10, device="cpu").save(tmp_path / "dqn.zip")
-    refused(tmp_path / "dqn.zip", "dqn")
-    refused(DQN("MlpPolicy", env, buffer_size=10, device="cpu"), "no probabilities")
+    for kind in (DQN, QRDQN):
+        kind("MlpPolicy", env, buffer_size=10, device="cpu").save(tmp_path / "values.zip")
+        refused(tmp_path / "values.zip", "values.zip.* nothing that learns values of actions")
+        refused(kind("MlpPolicy", env, buffer_size=10, device="cpu"), "no probabilities")
     pole = PPO("MlpPolicy", gymnasium.make("CartPole-v1"), device="cpu")
     pole.save(tmp_path / "pole.zip")
     refused(tmp_path / "pole.zip", "no environment of Longshore")

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from longshore.agents.registry import find_policy
+from tests.command_line import Command
+
 PAGE = (Path(__file__).parents[2] / "docs" / "for-researchers.md").read_text()
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_network_of_ones_own_is_trained_in_forty_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], longshore: Command
 ) -> None:
     code = [line for line in EXAMPLE.splitlines() if line.strip()]
     assert len(code) <= 40
@@ -24,3 +27,11 @@ def test_a_network_of_ones_own_is_trained_in_forty_lines(
     exec(compile(less, "research.py", "exec"), {"__name__": "research"})
     assert (tmp_path / "model.zip").is_file()
     assert "of the makespan of" in capsys.readouterr().out
+    (imports,) = re.findall(r"^ {4}longshore (policies import .*)$", PAGE, re.MULTILINE)
+    refused = longshore(*imports.split())
+    assert (refused.status, "SB3Policy(model)" in refused.err) == (2, True)
+    plain = re.sub(r"    policy_kwargs=.*\n", "", less)
+    assert plain != less
+    exec(compile(plain, "research.py", "exec"), {"__name__": "research"})
+    assert longshore(*imports.split()).status == 0
+    assert find_policy("policy.zip").name == "policy"

@@ -47,4 +47,4 @@ def compile_first(*policies: str | None) -> None:
     if not (names := missing([*rehearsals, *(each for name in asked for each in rehearsals_named(name))])):
         return
     with saying(COMPILING) as say, suppress(PluginError):  # who uses it tells why it cannot be compiled
-        compile_ahead(names, lambda stand: say(f"{COMPILING}: {stand.done} of {stand.kernels} kernels"))
+        compile_ahead(names, lambda stand: say(f"{COMPILING}: {stand.done} of {stand.all} kernels"))

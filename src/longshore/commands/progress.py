@@ -167,13 +167,13 @@ def _compiling_progress() -> Iterator[Callable[["Compiled"], None]]:
     if not to.is_terminal:
         with Lines(lambda line: to.print(f"{line} ...")) as lines:
             lines.tell(COMPILING)
-            yield lambda stand: lines.note(f"{COMPILING}: {stand.done} of {stand.kernels} kernels {stand.now}".rstrip())
+            yield lambda stand: lines.note(f"{COMPILING}: {stand.done} of {stand.all} kernels {stand.now}".rstrip())
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=to) as bar:
         task = bar.add_task(COMPILING, total=None)
         yield lambda stand: bar.update(
-            task, completed=stand.done, total=stand.kernels or None, description=f"{COMPILING}: {stand.now}"
+            task, completed=stand.done, total=stand.all or None, description=f"{COMPILING}: {stand.now}"
         )
 
 

@@ -1,5 +1,7 @@
 """A scheduler behind TLS: who is trusted, and what is said of a certificate that is not."""
 
+import json
+import shutil
 import ssl
 import threading
 from collections.abc import Iterator
@@ -19,9 +21,11 @@ from typer.main import get_command
 from longshore.cli import app
 from longshore.cluster.files.errors import BackendError, InputError
 from longshore.scheduler.client import Client
+from tests.cluster.traces.public.download_runs import row
 from tests.command_line import Command
+from tests.support import processes
 
-NOW = datetime.now(UTC)
+NOW, ANSWER = datetime.now(UTC), b"[]"
 HOSTS = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
 
 
@@ -61,9 +65,9 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # name of the library
         self.send_response(200)
-        self.send_header("Content-Length", "2")
+        self.send_header("Content-Length", str(len(ANSWER)))
         self.end_headers()
-        self.wfile.write(b"[]")
+        self.wfile.write(ANSWER)
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -74,6 +78,15 @@ class Authority(NamedTuple):
 
     pair: Pair
     file: Path
+
+    def trust(self, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Name it in the environment."""
+        if how == "SSL_CERT_DIR":
+            asked = processes.run(
+                ["openssl", "x509", "-hash", "-noout", "-in", self.file], capture_output=True, check=True
+            )
+            (self.file.parent / f"{asked.stdout.strip()}.0").write_bytes(self.pair.pem)  # by which OpenSSL finds it
+        monkeypatch.setenv(how, str(self.file.parent if how == "SSL_CERT_DIR" else self.file))
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +138,10 @@ def _of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("how", ["--ca", "LONGSHORE_CA", "SSL_CERT_FILE"])
+IN_FOLDER = pytest.param("SSL_CERT_DIR", marks=pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl"))
+
+
+@pytest.mark.parametrize("how", ["--ca", "LONGSHORE_CA", "SSL_CERT_FILE", IN_FOLDER])
 def test_an_authority_that_is_named_is_trusted(
     how: str, serve: Serve, authority: Authority, longshore: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,8 +149,22 @@ def test_an_authority_that_is_named_is_trusted(
     assert longshore("nodes", "--url", url).status == 2
     given = ["--ca", authority.file] if how == "--ca" else []
     if not given:
-        monkeypatch.setenv(how, str(authority.file))
+        authority.trust(how, monkeypatch)
     assert longshore("nodes", "--url", url, *given).status == 0
+
+
+@pytest.mark.parametrize("how", ["SSL_CERT_FILE", IN_FOLDER])
+def test_a_trace_comes_from_a_mirror_whose_authority_is_trusted(
+    how: str, serve: Serve, authority: Authority, longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue, url = tmp_path / "catalogue.json", f"https://localhost:{serve(made('own', authority.pair))}"
+    catalogue.write_text(json.dumps([row(ANSWER)]))
+    monkeypatch.chdir(tmp_path)
+    line = ("trace", "download", "small", "--catalogue", catalogue, "--mirror", url)
+    refused = longshore(*line)
+    assert (refused.status, "signed by 'Private CA'" in refused.err, "--ca" in refused.err) == (2, True, False)
+    authority.trust(how, monkeypatch)
+    assert longshore(*line).status == 0
 
 
 def refused(port: int, ca: Path | None, host: str = "localhost") -> str:

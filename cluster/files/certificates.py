@@ -1,4 +1,4 @@
-"""Which authorities vouch for a scheduler behind TLS, and what is wrong where none does.
+"""Which authorities vouch for a server behind TLS, and what is wrong where none does.
 
 Source: SPEC K8; docs/security.md.
 """
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..cluster.files.errors import BackendError, InputError
+from .errors import BackendError, InputError
 
 PORT, PATIENCE_S = 443, 5.0
 # Of OpenSSL, for the certificate of the other side (x509_vfy.h).
 NOT_YET, EXPIRED, ANOTHER_HOST, ANOTHER_ADDRESS = 9, 10, 62, 64
 NO_AUTHORITY = frozenset((2, 18, 19, 20, 21, 27, 28))  # none that is trusted has signed it
-TRUST = "name the authority that signed it: --ca FILE, LONGSHORE_CA, SSL_CERT_FILE, or the store of the system"
+OF_SYSTEM = "SSL_CERT_FILE, or the store of the system"
+ANY = f"--ca FILE, LONGSHORE_CA, {OF_SYSTEM}"  # by which a user names an authority
 
 
 def trusting(ca: Path | None) -> ssl.SSLContext:
@@ -67,12 +68,13 @@ def _has_no_store() -> bool:
     return not paths.cafile and not (paths.capath and os.listdir(paths.capath))  # noqa: PTH208
 
 
-def tls_problem(error: BaseException, url: str) -> BackendError | None:
-    """Return what is wrong with the TLS of a scheduler, None if something else is.
+def tls_problem(error: BaseException, url: str, named_by: str = ANY) -> BackendError | None:
+    """Return what is wrong with the TLS of a server, None if something else is.
 
     Args:
         error: By which a request ended.
-        url: Of the scheduler.
+        url: Of the server.
+        named_by: By what a user may name an authority there.
     """
     found = next((it for it in _causes(error) if isinstance(it, ssl.SSLError)), None)
     parts = urlsplit(url)
@@ -80,7 +82,7 @@ def tls_problem(error: BaseException, url: str) -> BackendError | None:
     if found is None:
         return None
     if isinstance(found, ssl.SSLCertVerificationError):
-        return BackendError(_words(found, host, _certificate(host, port)))
+        return BackendError(_words(found, host, _certificate(host, port), named_by))
     if found.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"):
         return BackendError(f"{host}:{port} answers, but not by TLS; write http:// if no proxy stands before it")
     return BackendError(f"TLS with {host}:{port} cannot be agreed on: {found.reason or found}")
@@ -92,7 +94,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _words(error: ssl.SSLCertVerificationError, host: str, shown: dict[str, Any]) -> str:
+def _words(error: ssl.SSLCertVerificationError, host: str, shown: dict[str, Any], named_by: str) -> str:
     who = f"{_name(shown['subject'])}, signed by {_name(shown['issuer'])}" if shown else "it cannot be shown"
     begin = f"the certificate of {host} ({who})"
     if error.verify_code == EXPIRED:
@@ -104,7 +106,7 @@ def _words(error: ssl.SSLCertVerificationError, host: str, shown: dict[str, Any]
         known = f": it is for {', '.join(names)}" if names else ""
         return f"{begin} is not for {host}{known}; write a name into the URL that it is for"
     if error.verify_code in NO_AUTHORITY:
-        return f"{begin} is not trusted: {error.verify_message}; {TRUST}"
+        return f"{begin} is not trusted: {error.verify_message}; name the authority that signed it: {named_by}"
     return f"{begin} is not accepted: {error.verify_message}"
 
 
