@@ -1,11 +1,13 @@
-"""How soon the command line answers, and how soon `make demo` is at work in a checkout that ran it before."""
+"""How soon the command line answers, how long a first use compiles, and how soon a second `make demo` is at work."""
 
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from .harness import ROOT, Row, main, medians, progress, seconds
 
@@ -17,6 +19,39 @@ DEMO_LIMIT_S = 900.0
 def show_help() -> None:
     """Run `longshore --help` in a process of its own."""
     subprocess.run([sys.executable, "-m", "longshore", "--help"], cwd=ROOT, capture_output=True, check=True)
+
+
+class FirstUse(NamedTuple):
+    """A first `longshore evaluate` after an install."""
+
+    taken_s: float  # until its simulation starts
+    silence_s: float  # the longest until then
+
+
+def first_use() -> FirstUse:
+    """Evaluate where nothing is compiled yet; what follows the start of the simulation is cut off.
+
+    Raises:
+        RuntimeError: If it ends without having said that it starts.
+    """
+    line = [sys.executable, "-m", "longshore", "evaluate", "--cluster", "examples/hetero64.yaml", "--workloads", "1"]
+    begin_s = last_s = time.perf_counter()
+    silence_s, lines = 0.0, []
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "XDG_CACHE_HOME": folder}
+        with subprocess.Popen(
+            line, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        ) as running:  # fmt: skip
+            assert running.stderr is not None
+            for text in running.stderr:
+                now_s = time.perf_counter()
+                silence_s, last_s = max(silence_s, now_s - last_s), now_s
+                lines.append(text)
+                if SIMULATION_STARTED in text:
+                    os.killpg(running.pid, signal.SIGTERM)
+                    return FirstUse(now_s - begin_s, silence_s)
+    raise RuntimeError(f"longshore evaluate never said {SIMULATION_STARTED!r}; its last lines:\n{''.join(lines[-5:])}")
 
 
 def demo_start_s() -> float:
@@ -41,9 +76,13 @@ def demo_start_s() -> float:
 
 
 def measure() -> Iterator[Row]:
-    """Yield the time of `longshore --help` and the start of a second `make demo`."""
+    """Yield the time of `longshore --help`, what a first use takes, and the start of a second `make demo`."""
     taken_s = medians({"help": lambda: seconds(show_help)}, HELP_RUNS)
     yield Row("longshore --help", taken_s["help"], "s", most=0.5)
+    progress("longshore evaluate, with nothing compiled")
+    first = first_use()
+    yield Row("a first longshore evaluate, until its simulation starts", first.taken_s, "s", most=60)
+    yield Row("a first longshore evaluate, its longest silence", first.silence_s, "s", most=2)
     progress("make demo, the first time")
     subprocess.run(["make", "demo"], cwd=ROOT, stdout=sys.stderr, check=True, timeout=DEMO_LIMIT_S)
     progress("make demo, the second time")

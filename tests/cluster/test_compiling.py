@@ -257,9 +257,11 @@ def test_a_run_needs_what_its_policies_are_made_of_and_no_more() -> None:
 @pytest.mark.parametrize("kind", ["untrained-node", "untrained-gpu", "untrained-candidate"])
 def test_what_a_checkpoint_needs_is_known_before_it_is_loaded(kind: str, tmp_path: Path) -> None:
     from longshore.agents.learned.checkpoint import save_policy
+    from longshore.agents.learned.step_policy import LearnedPolicy
     from tests.policies_under_test import POLICIES
 
     policy, path = POLICIES[kind], tmp_path / "a.zip"
+    assert isinstance(policy, LearnedPolicy)
     save_policy(path, policy.schema, policy.network)
     of_runs = rehearsals_of_runs([policy])
     assert [*GROUPS["heuristics"], *rehearsals_named(str(path))] == of_runs

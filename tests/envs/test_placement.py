@@ -62,8 +62,9 @@ def test_the_same_seed_and_actions_give_the_same_episode_in_the_same_and_in_anot
 
 @pytest.mark.parametrize("option", ["action", "observation", "reward", "render_mode"])
 def test_an_unknown_option_is_answered_with_the_known_ones(option: str) -> None:
+    options: dict[str, Any] = {option: "neither"}
     with pytest.raises(ValueError, match="'neither' is none of"):
-        PlacementEnv(small_problem(), **{option: "neither"})
+        PlacementEnv(small_problem(), **options)
 
 
 def test_a_closed_action_stands_for_the_next_open_one_above_it_and_is_told() -> None:

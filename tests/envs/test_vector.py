@@ -31,7 +31,7 @@ def test_make_vec_gives_the_batched_twin() -> None:
 @pytest.mark.parametrize("reward", ["dt", "potential", "jct"])
 def test_every_row_shows_to_the_bit_what_a_scalar_environment_shows(action: str, observation: str, reward: str) -> None:
     problem = small_problem(scenarios=ROWS * 3 - 1, jobs=3, faults=2, order="easy", waiting=True)
-    options = {"action": action, "observation": observation, "reward": reward}
+    options: dict[str, Any] = {"action": action, "observation": observation, "reward": reward}
     batched = PlacementVectorEnv(ROWS, problem, **options)
     scalar = [PlacementEnv(problem, **options) for _ in range(ROWS)]
     rng, episodes = np.random.default_rng(1), np.zeros(ROWS, dtype=int)

@@ -127,7 +127,7 @@ def test_a_supervisor_that_is_asked_to_end_cancels_its_attempt(tmp_path: Path, b
 def test_a_rank_that_is_asked_to_end_before_its_supervisor_did_not_end_by_itself(
     tmp_path: Path, backend: LocalBackend, trap: str
 ) -> None:
-    for number in range(20):
+    for number in range(60):
         attempt = replace(sh(f"{trap} touch ready; while :; do sleep 0.001; done"), name=f"ls-together-{number}")
         backend.launch(attempt, ONE_GPU)
         until((work_of(tmp_path, attempt) / "ready").exists)
