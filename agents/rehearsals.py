@@ -1,12 +1,13 @@
 """What compiled code of policies and environments commands call: compiled ahead of them, `longshore compile`."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from ..cluster.candidates.candidates import pick_candidate
 from ..cluster.kernels.ahead import Rehearsal
+from ..cluster.model.objective import Objective
 from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import ORDERS
 from ..cluster.presets.hetero64 import hetero64
@@ -114,22 +115,20 @@ def candidates() -> Rehearsal:
 
 def rollouts() -> Rehearsal:
     """Runs by rollouts of a heuristic and of the network `candidates`."""
-    from .networks.candidate_run import run_for_by_network, run_on_by_network, take_candidate
+    from .networks.candidate_run import run_for_by_network, run_on_by_network, take_candidate, value_by_network
     from .rollouts.rollout import Rollout, Search
 
-    sim, base = _small(), _untrained("candidates", "candidate")
-    policies = [
-        Rollout(PATIENT, Search(futures=1, width=2)),
-        Rollout(base, Search(futures=1, width=2)),
-        Rollout(base, Search(futures=1, width=2, horizon=1)),
-    ]
+    # What a base foresees is used where it tells of the objective of the run.
+    sim, bases = _small(), [_untrained("candidates", "candidate", objective) for objective in get_args(Objective)]
+    searches = Search(futures=1, width=2), Search(futures=1, width=2, horizon=1)
+    policies = [Rollout(PATIENT, searches[0]), *(Rollout(base, search) for base in bases for search in searches)]
 
     def play() -> None:
         for policy in policies:
             policy.run(sim, np.array([0]))
 
-    kernels = [run.run_on, run_on_by_network, run_for_by_network, take_candidate]
-    return Rehearsal(kernels, [sim, base.weights], play)
+    kernels = [run.run_on, run_on_by_network, run_for_by_network, value_by_network, take_candidate]
+    return Rehearsal(kernels, [sim, bases[0].weights], play)
 
 
 def _problem() -> Problem:
@@ -148,11 +147,11 @@ def _due(sim: Simulation) -> Simulation:
     return sim
 
 
-def _untrained(network: str, action: str) -> Any:
+def _untrained(network: str, action: str, time_to_go: Objective = "jct") -> Any:
     from .learned.checkpoint import network_of, policy_of, schema_of
 
     schema = schema_of(
         algorithm="group", network=network, action=action, observation="full", waiting=True, node_gpus=(8,) * 8,
-        time_to_go="jct",
+        time_to_go=time_to_go,
     )  # fmt: skip
     return policy_of(f"untrained {network}", schema, network_of(schema))

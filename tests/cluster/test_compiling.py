@@ -244,6 +244,24 @@ print({name for place in places for name, it in place.items() if isinstance(it, 
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.full
+@needs_numba
+def test_a_rehearsal_calls_all_that_it_is_there_for() -> None:
+    # In a process of its own: others may have called what is left.
+    code = """
+import sys
+from longshore.cluster.kernels.ahead import _found
+from longshore.cluster.kernels.compiled import Kernel
+rehearsals = [_found(name) for name in sys.argv[1:]]
+for it in rehearsals:
+    it.play()
+print({each.key for it in rehearsals for each in it.kernels if isinstance(each, Kernel) and not each.overloads})
+"""
+    line = [sys.executable, "-c", code, *(name for names in GROUPS.values() for name in names)]
+    done = processes.run(line, capture_output=True, check=True, timeout_s=300)
+    assert done.stdout.strip() == "set()"
+
+
 def test_a_run_needs_what_its_policies_are_made_of_and_no_more() -> None:
     from tests.policies_under_test import POLICIES
 
