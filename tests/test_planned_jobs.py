@@ -232,6 +232,7 @@ def test_what_is_put_away_of_a_planned_job_is_told(small: Served) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(100)  # it is planned, started, and started again after a rest
 def test_a_planned_job_that_loses_a_rank_goes_on_from_its_last_checkpoint(small: Served) -> None:
     wish = {"model": "train.py:build", "samples": 240, "batch": 8, "hardware": "here.yaml", "degrees": "1x2x1"}
     command = ["python", "-m", "longshore.stage", "-", "train.py:build", "--steps", "30"]
