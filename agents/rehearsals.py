@@ -1,11 +1,13 @@
 """What compiled code of policies and environments commands call: compiled ahead of them, `longshore compile`."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 
 from ..cluster.candidates.candidates import pick_candidate
+from ..cluster.files.plugins import is_ours, registered
 from ..cluster.kernels.ahead import Rehearsal
 from ..cluster.model.objective import Objective
 from ..cluster.model.problem import Problem
@@ -20,14 +22,18 @@ from .learned.schema import network_in
 from .protocol import Policy
 from .registry import ROLLOUT, checkpoint_in
 
+HEURISTICS, NETWORKS, CANDIDATES = "heuristics", "networks", "candidates"  # kinds of policies of ours
 # As `compile_ahead` names them. Each group is what belongs together for a user.
 _HERE = "longshore.agents.rehearsals"
 GROUPS = {
     "heuristics": [f"{_HERE}:heuristics"],
     "environments": [f"{_HERE}:environments"],
-    "networks": [f"{_HERE}:networks"],
-    "candidates": [f"{_HERE}:candidates", f"{_HERE}:rollouts"],
-}
+    "networks": [f"{_HERE}:networks", f"{_HERE}:decisions:networks"],
+    "candidates": [
+        f"{_HERE}:candidates", f"{_HERE}:decisions:candidates", f"{_HERE}:rollouts:heuristics",
+        f"{_HERE}:rollouts:candidates",
+    ],
+}  # fmt: skip
 
 
 def rehearsals_of(policies: Iterable[Policy]) -> list[str]:
@@ -43,23 +49,32 @@ def _rehearsals_by(policy: Policy) -> list[str]:
     from .rollouts.rollout import Rollout
 
     if isinstance(policy, Rollout):
-        return GROUPS["candidates"]
+        return [f"{_HERE}:rollouts:{HEURISTICS if isinstance(policy.base, Heuristic) else CANDIDATES}"]
     if isinstance(policy, CandidatePolicy):
         return [f"{_HERE}:candidates"]
-    return GROUPS["networks"] if isinstance(policy, LearnedPolicy) else []
+    return [f"{_HERE}:networks"] if isinstance(policy, LearnedPolicy) else []
 
 
-def rehearsals_named(name: str) -> list[str]:
-    """Return what `compile_ahead` compiles for runs and decisions by a policy that is no heuristic, by its name alone.
+def decisions_by(name: str) -> list[str]:
+    """Return what `compile_ahead` compiles for live decisions by a policy of ours that is no heuristic.
 
-    Nothing is loaded, as that takes PyTorch. Nothing is returned for a heuristic, or for what another package made.
+    Its name says that, and the schema of its checkpoint: nothing is loaded, as that takes PyTorch. Nothing is returned
+    for what others have made, and for a heuristic.
     """
+    path, alone = checkpoint_in(name), name.removeprefix(ROLLOUT).partition("@")[0]
+    if path is not None:
+        network = network_in(path)
+        kind = CANDIDATES if network == CANDIDATES else NETWORKS if _is_ours("networks", network) else ""
+    else:
+        kind = HEURISTICS if name.startswith(ROLLOUT) and _is_ours("heuristics", alone) else ""
     if name.startswith(ROLLOUT):
-        return GROUPS["candidates"]
-    path = checkpoint_in(name)
-    if path is None or not (network := network_in(path)):
-        return []
-    return [f"{_HERE}:candidates"] if network == "candidates" else GROUPS["networks"]
+        return [f"{_HERE}:rollouts:{kind}"] if kind in (CANDIDATES, HEURISTICS) else []
+    return [f"{_HERE}:decisions:{kind}"] if kind else []
+
+
+def _is_ours(group: str, name: str) -> bool:
+    point = registered(group).get(name)
+    return point is not None and is_ours(point)
 
 
 def rehearsals_for(algorithm: str) -> list[str]:
@@ -113,22 +128,38 @@ def candidates() -> Rehearsal:
     return Rehearsal([run_by_network, decide_by_network, pick_candidate], [sim, policy.weights], play)
 
 
-def rollouts() -> Rehearsal:
-    """Runs by rollouts of a heuristic and of the network `candidates`."""
-    from .networks.candidate_run import run_for_by_network, run_on_by_network, take_candidate, value_by_network
+def rollouts(kind: str) -> Rehearsal:
+    """Runs and decisions by rollouts of heuristics or of the network `candidates`."""
+    from .networks import candidate_run
     from .rollouts.rollout import Rollout, Search
 
-    # What a base foresees is used where it tells of the objective of the run.
-    sim, bases = _small(), [_untrained("candidates", "candidate", objective) for objective in get_args(Objective)]
-    searches = Search(futures=1, width=2), Search(futures=1, width=2, horizon=1)
-    policies = [Rollout(PATIENT, searches[0]), *(Rollout(base, search) for base in bases for search in searches)]
+    sim, search = _small(), Search(futures=1, width=2)
+    kernels: list[object] = [run.run_on]
+    samples: list[object] = [sim]
+    if kind == HEURISTICS:
+        found = [Rollout(PATIENT, search)]
+    else:  # what a base foresees is used where it tells of the objective of the run
+        bases = [_untrained(CANDIDATES, "candidate", objective) for objective in get_args(Objective)]
+        found = [Rollout(base, it) for base in bases for it in (search, replace(search, horizon=1))]
+        kernels = [candidate_run.run_on_by_network, candidate_run.run_for_by_network, candidate_run.value_by_network]
+        samples = [sim, bases[0].weights]
 
     def play() -> None:
-        for policy in policies:
+        for policy in found:
             policy.run(sim, np.array([0]))
 
-    kernels = [run.run_on, run_on_by_network, run_for_by_network, value_by_network, take_candidate]
-    return Rehearsal(kernels, [sim, bases[0].weights], play)
+    return Rehearsal([*kernels, candidate_run.take_candidate, pick_candidate], samples, play)
+
+
+def decisions(kind: str) -> Rehearsal:
+    """Decisions by networks that PyTorch runs, or by the network `candidates`, without whole runs."""
+    from ..envs.stepping import choose, show
+    from .networks.candidate_run import decide_by_network
+
+    sim, policy = _small(), _untrained(*(("candidates", "candidate") if kind == CANDIDATES else ("set", "node")))
+    kernels = [decide_by_network, pick_candidate] if kind == CANDIDATES else [show, choose]
+    samples = [sim, policy.weights] if kind == CANDIDATES else [sim]
+    return Rehearsal(kernels, samples, lambda: policy.place(_due(sim), 0))
 
 
 def _problem() -> Problem:

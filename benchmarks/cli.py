@@ -5,15 +5,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from .harness import ROOT, Row, main, medians, progress, seconds
 
 HELP_RUNS = 5
 SIMULATION_STARTED = "(1 of "  # in what `longshore evaluate` says as it runs the first pair of order and policy
-DEMO_LIMIT_S = 900.0
+FIRST_USE_LIMIT_S, DEMO_LIMIT_S = 600.0, 900.0
 
 
 def show_help() -> None:
@@ -39,18 +41,25 @@ def first_use() -> FirstUse:
     silence_s, lines = 0.0, []
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "XDG_CACHE_HOME": folder}
+        environment.pop("NUMBA_CACHE_DIR", None)  # it would go before
         with subprocess.Popen(
             line, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         ) as running:  # fmt: skip
             assert running.stderr is not None
-            for text in running.stderr:
-                now_s = time.perf_counter()
-                silence_s, last_s = max(silence_s, now_s - last_s), now_s
-                lines.append(text)
-                if SIMULATION_STARTED in text:
-                    os.killpg(running.pid, signal.SIGTERM)
-                    return FirstUse(now_s - begin_s, silence_s)
+            late = threading.Timer(FIRST_USE_LIMIT_S, os.killpg, (running.pid, signal.SIGKILL))
+            late.start()
+            try:
+                for text in running.stderr:
+                    now_s = time.perf_counter()
+                    silence_s, last_s = max(silence_s, now_s - last_s), now_s
+                    lines.append(text)
+                    if SIMULATION_STARTED in text:
+                        return FirstUse(now_s - begin_s, silence_s)
+            finally:
+                late.cancel()
+                with suppress(ProcessLookupError):
+                    os.killpg(running.pid, signal.SIGKILL)
     raise RuntimeError(f"longshore evaluate never said {SIMULATION_STARTED!r}; its last lines:\n{''.join(lines[-5:])}")
 
 

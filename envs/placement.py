@@ -43,7 +43,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         render_mode: `ansi` (text), `rgb_array` (image) or none.
 
     Raises:
-        ValueError: If an option is not known, or `random_runs` is none for the reward.
+        ValueError: If an option is not known, or `random_runs` is out of range or given for another reward.
     """
 
     metadata: dict[str, Any] = {"render_modes": list(PICTURES), "render_fps": 4}  # noqa: RUF012 (as the base class)

@@ -43,7 +43,7 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         render_mode: `ansi` (text), `rgb_array` (image) or none.
 
     Raises:
-        ValueError: If an option is not known, or `random_runs` is none for the reward.
+        ValueError: If an option is not known, or `random_runs` is out of range or given for another reward.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012 (as the base class)

@@ -24,7 +24,7 @@ MOST_SCHEMA_BYTES = 1 << 23  # of a cluster of a million nodes, 5 MB
 MOST_GPUS = 1_000_000  # as in cluster files
 UNREADABLE = (
     CheckpointError, OSError, zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, RuntimeError,
-    OverflowError,
+    OverflowError, RecursionError,
 )  # fmt: skip
 MOST_MARGIN = 1000.0  # above all differences of logits: the base heuristic decides
 MOST_LAYERS, MOST_UNITS = 16, 4096  # of a network, and units of a layer
@@ -149,5 +149,7 @@ def _release(text: str) -> tuple[int, ...]:
 def network_in(path: Path) -> str:
     """Return the network that a checkpoint names, without PyTorch; "" if that cannot be told: who loads it says why."""
     with suppress(*UNREADABLE), open_archive(read_file(path), (SCHEMA, WEIGHTS), packed=True) as archive:
-        return str(json.loads(read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))["network"])
+        content = with_todays_names(json.loads(read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES)))
+        if isinstance(content, dict) and isinstance(content.get("network"), str):
+            return str(content["network"])
     return ""

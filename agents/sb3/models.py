@@ -29,7 +29,9 @@ POLICIES = {  # modules of the policies whose networks are known, and what train
 }
 OWN = {"clip_range": "ppo", "cg_max_steps": "trpo"}  # what tells those apart whose policies are of one module
 LIVE = "in Python, `SB3Policy(model)` takes it as it is (docs/for-researchers.md)"
-ACTOR_CRITICS = "in Python, `SB3Policy(model)` takes other actor-critics too, but nothing that learns values of actions"
+ACTOR_CRITICS = (
+    "in Python, `SB3Policy(model)` takes other actor-critics without memory, but nothing that learns values of actions"
+)
 EXTRACTOR = "FlattenExtractor"
 LAYER = re.compile(r"mlp_extractor\.(policy|value)_net\.(\d{1,3})\.(weight|bias)")
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]\d+)?")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from .errors import BackendError, InputError
 
@@ -21,13 +22,14 @@ OF_SYSTEM = "SSL_CERT_FILE, or the store of the system"
 ANY = f"--ca FILE, LONGSHORE_CA, {OF_SYSTEM}"  # by which a user names an authority
 
 
-def trusting(ca: Path | None) -> ssl.SSLContext:
+def trusting(ca: Path | None, *, public: bool = False) -> ssl.SSLContext:
     """Return what a client trusts: one file of authorities alone, or else what programs of this system trust.
 
     That is the system's store, or what SSL_CERT_FILE and SSL_CERT_DIR name; a system without any has that of certifi.
 
     Args:
         ca: File of certificates in PEM.
+        public: Whether it asks servers of the internet, for which the store of certifi counts beside the system's.
 
     Raises:
         InputError: If a file or folder that is named cannot be used.
@@ -47,7 +49,7 @@ def trusting(ca: Path | None) -> ssl.SSLContext:
     folders = os.environ.get("SSL_CERT_DIR")
     if folders and not any(map(os.path.isdir, folders.split(os.pathsep))):
         raise InputError(f"{folders} is no folder", "name one, or unset it", field="SSL_CERT_DIR")
-    if not file and not folders and _has_no_store():
+    if not file and not folders and (public or _has_no_store()):
         import certifi
 
         context.load_verify_locations(cafile=certifi.where())
@@ -68,24 +70,43 @@ def _has_no_store() -> bool:
     return not paths.cafile and not (paths.capath and os.listdir(paths.capath))  # noqa: PTH208
 
 
-def tls_problem(error: BaseException, url: str, named_by: str = ANY) -> BackendError | None:
-    """Return what is wrong with the TLS of a server, None if something else is.
+def tls_problem(error: BaseException, url: str) -> BackendError | None:
+    """Return what is wrong with the TLS of a scheduler, None if something else is.
+
+    Args:
+        error: By which a request ended.
+        url: Of the scheduler.
+    """
+    found = next((it for it in _causes(error) if isinstance(it, ssl.SSLError)), None)
+    if found is None:
+        return None
+    if (words := certificate_problem(error, url)) is not None:
+        return BackendError(words)
+    host, port = _end_of(url)
+    if found.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"):
+        return BackendError(f"{host}:{port} answers, but not by TLS; write http:// if no proxy stands before it")
+    return BackendError(f"TLS with {host}:{port} cannot be agreed on: {found.reason or found}")
+
+
+def certificate_problem(error: BaseException, url: str, named_by: str = ANY) -> str | None:
+    """Return what is wrong with the certificate of a server, None if something else is.
 
     Args:
         error: By which a request ended.
         url: Of the server.
         named_by: By what a user may name an authority there.
     """
-    found = next((it for it in _causes(error) if isinstance(it, ssl.SSLError)), None)
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or PORT
+    found = next((it for it in _causes(error) if isinstance(it, ssl.SSLCertVerificationError)), None)
     if found is None:
         return None
-    if isinstance(found, ssl.SSLCertVerificationError):
-        return BackendError(_words(found, host, _certificate(host, port), named_by))
-    if found.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"):
-        return BackendError(f"{host}:{port} answers, but not by TLS; write http:// if no proxy stands before it")
-    return BackendError(f"TLS with {host}:{port} cannot be agreed on: {found.reason or found}")
+    host, port = _end_of(url)
+    is_direct = "https" not in getproxies() or proxy_bypass(host)  # else another certificate may be shown than was met
+    return _words(found, host, _certificate(host, port) if is_direct else {}, named_by)
+
+
+def _end_of(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or PORT
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -53,8 +53,8 @@ class Rehearsal(NamedTuple):
 class Stand(NamedTuple):
     """How far it is."""
 
-    done: int  # kernels, and programs: kernels as Python calls them, which take longest
-    all: int  # of both, as far as is known
+    done: int  # kernels, each of which counts once more as Python calls it: that takes longest
+    all: int  # that there are, as far as is known
     now: str  # a kernel that is being compiled, "" if none is
     since_s: float
 
@@ -97,11 +97,11 @@ def _stamp(name: str) -> Any:
 def _watch(told: "queue.SimpleQueue[dict[str, Any]]", count: int, tell: Callable[[Stand], None]) -> dict[str, str]:
     """Tell how far it is until all processes have ended; return what could not be compiled, and why."""
     began, at_work = time.monotonic(), count
-    done, failed, now, total = set[str](), dict[str, str](), dict[str, None](), 0
+    every, done, failed, now = set[str](), set[str](), dict[str, str](), dict[str, None]()
     while at_work:
         with suppress(queue.Empty):
             said = told.get(timeout=TELL_S)
-            total = max(total, said.get("all", 0))
+            every.update(said.get("all", ()))
             failed |= said.get("failed", {})
             if "begins" in said:
                 now[said["begins"]] = None
@@ -110,7 +110,7 @@ def _watch(told: "queue.SimpleQueue[dict[str, Any]]", count: int, tell: Callable
                 now.pop(ended, None)
             at_work -= "over" in said
         name = next(reversed(now), "::").split(":")[1]
-        tell(Stand(len(done), max(total, len(done)), name, time.monotonic() - began))
+        tell(Stand(len(done & every), len(every), name, time.monotonic() - began))
     return failed
 
 
@@ -171,7 +171,7 @@ def work() -> None:
         with _telling_failure(name):
             rehearsals[name] = _found(name)
     kernels = _callees_first(it for rehearsal in rehearsals.values() for it in rehearsal.kernels)
-    _say(all=len(set[str]().union(*map(_of, rehearsals.values()))))
+    _say(all=sorted(set[str]().union(*map(_of, rehearsals.values()))))
     samples = {type(sample): numba.typeof(sample) for it in rehearsals.values() for sample in it.samples}
     for kernel in kernels:
         if _compile_if_free(kernel, samples):
@@ -183,6 +183,7 @@ def work() -> None:
                     rehearsal.play()
                     _stamp(name).parent.mkdir(exist_ok=True)
                     _stamp(name).touch()
+                if _stamp(name).exists():
                     _say(ends=sorted(_of(rehearsal)))  # those beside that were kept, or called otherwise than expected
 
 

@@ -213,6 +213,6 @@ def parameter_of(module: nn.Module, names: Sequence[str]) -> nn.Parameter:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers of a stage by the model's own names, without what modules keep beside them."""
+    """Return parameters and buffers of a stage by the model's own names, without what modules keep beside tensors."""
     kept = module.state_dict().items()
     return {name.removeprefix(INNER): it.detach().clone() for name, it in kept if isinstance(it, Tensor)}

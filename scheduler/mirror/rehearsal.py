@@ -4,9 +4,11 @@ import numpy as np
 
 from ...agents.heuristics.heuristics import Heuristic
 from ...agents.heuristics.run import PICKS
-from ...agents.registry import find_policy
+from ...agents.registry import PATIENT, find_policy
+from ...agents.rehearsals import decisions_by
 from ...cluster.dispatch.order import may_wait
 from ...cluster.dispatch.turning import turn_to
+from ...cluster.files.plugins import registered
 from ...cluster.kernels.ahead import Rehearsal
 from ...cluster.model.scenarios import ORDERS
 from ...cluster.presets.hetero64 import hetero64
@@ -23,8 +25,17 @@ HOUR_S = 3600.0
 
 
 def rehearsals_of(*policies: str) -> list[str]:
-    """Return what `compile_ahead` compiles for a scheduler with some policies."""
-    return [f"{_HERE}:happenings", *(f"{_HERE}:decisions:{name}" for name in dict.fromkeys(policies))]
+    """Return what `compile_ahead` compiles for a scheduler with some policies.
+
+    Those of others, and of unknown names, are loaded for that: see `is_known`.
+    """
+    decisions = [decisions_by(name) or [f"{_HERE}:decisions:{name}"] for name in policies]
+    return list(dict.fromkeys([f"{_HERE}:happenings", *(each for of_one in decisions for each in of_one)]))
+
+
+def is_known(policy: str) -> bool:
+    """Say whether it is known what a policy needs, without anything of others being loaded but their heuristics."""
+    return policy in registered("heuristics") or policy.startswith(PATIENT) or bool(decisions_by(policy))
 
 
 def happenings() -> Rehearsal:

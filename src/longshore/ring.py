@@ -2,9 +2,10 @@
 
 if __name__ == "__main__":  # A signal that comes while the rest is imported ends this process without a traceback.
     from .scheduler.failover.processes.wishes import end_at_once_if_asked
-    from .scheduler.files.paths import end_if_gone
 
     end_at_once_if_asked()
+    from .scheduler.files.paths import end_if_gone
+
     end_if_gone("longshore.ring")
 
 from .scheduler.failover.member.ring import Ring

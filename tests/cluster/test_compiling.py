@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.agents.rehearsals import GROUPS, rehearsals_named
+from longshore.agents.learned.checkpoint import load_policy
+from longshore.agents.networks.candidates import CandidatePolicy
+from longshore.agents.rehearsals import GROUPS, decisions_by
 from longshore.agents.rehearsals import rehearsals_of as rehearsals_of_runs
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.kernels import ahead, kept
@@ -22,6 +25,7 @@ from longshore.cluster.kernels.compiled import Kernel, kernel
 from longshore.cluster.kernels.kept import alone
 from longshore.commands.compiling import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
+from tests.checkout import ROOT
 from tests.command_line import Command
 from tests.support import processes
 
@@ -170,7 +174,6 @@ def test_processes_compile_each_kernel_once_and_later_there_is_nothing_to_do(fol
     assert missing([*names, *names]) == names
     compile_ahead(names, told.append, processes=2)
     assert told[-1].done == told[-1].all == 6  # two of them as Python calls them, too
-    assert [it.done for it in told] == sorted(it.done for it in told)
     assert missing(names) == []
     assert run(folder, "first")[1] == run(folder, "second")[1] == []
     parts = [path for path in (folder / "cache").rglob("part-*.nbc") if "small_kernels" in path.name]
@@ -246,7 +249,7 @@ print({name for place in places for name, it in place.items() if isinstance(it, 
 
 @pytest.mark.full
 @needs_numba
-def test_a_rehearsal_calls_all_that_it_is_there_for() -> None:
+def test_all_that_rehearsals_name_is_called_by_one_of_them() -> None:
     # In a process of its own: others may have called what is left.
     code = """
 import sys
@@ -267,27 +270,69 @@ def test_a_run_needs_what_its_policies_are_made_of_and_no_more() -> None:
 
     of = {name: rehearsals_of_runs([policy]) for name, policy in POLICIES.items()}
     assert of["pack"] == of["patient"] == GROUPS["heuristics"]
-    assert set(of["untrained-node"]) == {*GROUPS["heuristics"], *GROUPS["networks"]}
-    assert set(of["rollout:patient"]) == {*GROUPS["heuristics"], *GROUPS["candidates"]}
-    assert set(of["untrained-candidate"]) < set(of["rollout:patient"])
+    for name, kind in (
+        ("untrained-node", "networks"),
+        ("untrained-candidate", "candidates"),
+        ("rollout:patient", "rollouts:heuristics"),
+        ("rollout:untrained-candidate", "rollouts:candidates"),
+    ):
+        assert of[name] == [*GROUPS["heuristics"], f"longshore.agents.rehearsals:{kind}"]
 
 
-@pytest.mark.parametrize("kind", ["untrained-node", "untrained-gpu", "untrained-candidate"])
-def test_what_a_checkpoint_needs_is_known_before_it_is_loaded(kind: str, tmp_path: Path) -> None:
-    from longshore.agents.learned.checkpoint import save_policy
-    from longshore.agents.learned.step_policy import LearnedPolicy
-    from tests.policies_under_test import POLICIES
-
-    policy, path = POLICIES[kind], tmp_path / "a.zip"
-    assert isinstance(policy, LearnedPolicy)
-    save_policy(path, policy.schema, policy.network)
-    of_runs = rehearsals_of_runs([policy])
-    assert [*GROUPS["heuristics"], *rehearsals_named(str(path))] == of_runs
-    assert rehearsals_named(f"rollout:{path}@20ms") == GROUPS["candidates"]
+def test_after_all_groups_nothing_is_left_for_a_scheduler_and_its_policy() -> None:
+    groups = {name for names in GROUPS.values() for name in names}
+    for path in SHIPPED:
+        for policy in (str(path), f"rollout:{path}", "rollout:patient"):
+            assert set(decisions_by(policy)) <= groups
 
 
-@pytest.mark.parametrize("name", ["pack", "patient@0.8", "a-plug-in", "none.zip", "broken.zip", "folder.zip"])
+SHIPPED = sorted((ROOT / "checkpoints").glob("*.zip"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda it: it.stem)
+def test_what_a_checkpoint_needs_is_known_before_it_is_loaded(path: Path) -> None:
+    kind = "candidates" if isinstance(load_policy(path), CandidatePolicy) else "networks"
+    assert decisions_by(str(path)) == [f"longshore.agents.rehearsals:decisions:{kind}"]
+    of_rollouts = [f"longshore.agents.rehearsals:rollouts:{kind}"] if kind == "candidates" else []
+    assert decisions_by(f"rollout:{path}") == decisions_by(f"rollout:{path}@20ms,h16") == of_rollouts
+
+
+@pytest.mark.parametrize(
+    "name", ["pack", "patient@0.8", "a-plug-in", "rollout:a-plug-in", "none.zip", "broken.zip", "folder.zip", "odd.zip"]
+)
 def test_what_cannot_be_known_is_left_to_who_loads_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04" + bytes(100))
     (tmp_path / "folder.zip").mkdir()
-    assert rehearsals_named(str(tmp_path / name) if name.endswith(".zip") else name) == []
+    with zipfile.ZipFile(tmp_path / "odd.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("schema.json", json.dumps({"network": None}))
+        archive.writestr("weights.npz", b"")
+    assert decisions_by(str(tmp_path / name) if name.endswith(".zip") else name) == []
+
+
+DECIDES = ("patient", *(f"{ROOT}/checkpoints/{it}.zip" for it in ("hetero64", "hetero64-wait", "traces")))
+
+
+@pytest.mark.full
+@needs_numba
+def test_who_loads_a_policy_has_nothing_left_to_compile_that_was_rehearsed() -> None:
+    # In a process of its own: others may have called what is left. All policies after one rehearsal of each kind.
+    code = """
+import sys
+from longshore.agents.registry import find_policy
+from longshore.cluster.kernels.ahead import _found
+from longshore.cluster.kernels.compiled import Kernel
+from longshore.scheduler.mirror.rehearsal import _mirror, rehearsals_of
+from longshore.scheduler.policy_host.worker import _warm_up
+import gc
+for name in rehearsals_of(*sys.argv[1:]):
+    _found(name).play()
+def programs():
+    return {(it.key, str(each)) for it in gc.get_objects() if isinstance(it, Kernel) for each in it.overloads}
+before = programs()
+for name in sys.argv[1:]:
+    _warm_up(find_policy(name), _mirror().site)
+print(programs() - before)
+"""
+    names = [*DECIDES, *(f"rollout:{it}@h2" for it in DECIDES[2:]), "rollout:patient"]
+    done = processes.run([sys.executable, "-c", code, *names], capture_output=True, check=True, timeout_s=300)
+    assert done.stdout.strip() == "set()"

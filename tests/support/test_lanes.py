@@ -26,5 +26,3 @@ def test_long_files_begin_first_and_others_stay_in_their_order(request: pytest.F
     expected += [it for it in moved if not it.get_closest_marker("long")]
     pytest_collection_modifyitems(moved)
     assert moved == expected
-    are_long = [it.get_closest_marker("long") is not None for it in request.session.items]
-    assert are_long == sorted(are_long, reverse=True)

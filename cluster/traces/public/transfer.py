@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
-from ...files.certificates import OF_SYSTEM, tls_problem, trusting
+from ...files.certificates import OF_SYSTEM, certificate_problem, trusting
 from ...files.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ def fetch(url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: f
 
     try:
         identity = {"Accept-Encoding": "identity"}
-        client = httpx.Client(verify=trusting(None), timeout=timeout_s, follow_redirects=True, headers=identity)
+        client = httpx.Client(
+            verify=trusting(None, public=True), timeout=timeout_s, follow_redirects=True, headers=identity
+        )
     except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:  # what the environment says of proxies
         raise InputError(
             f"no connection can be set up: {_plain(error)}", "check HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
@@ -73,10 +75,10 @@ def _receive(client: "httpx.Client", url: str, into: BinaryIO, size: int | None,
             _check_answer(url, answer)
             return _append(answer, url, into, size, most, tell)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        if (problem := certificate_problem(error, str(error.request.url), OF_SYSTEM)) is not None:
+            raise InputError(f"{url}: {problem}") from error
         if have:  # the network was there, and may come back
             return f"the server cannot be reached any more: {_plain(error)}"
-        if (problem := tls_problem(error, str(error.request.url), OF_SYSTEM)) is not None:
-            raise InputError(f"{url}: {problem}") from error
         raise InputError(f"{url}: the server cannot be reached: {_plain(error)}", NETWORK) from error
     except httpx.TimeoutException:
         return f"the server sent nothing for {client.timeout.read:g} s"

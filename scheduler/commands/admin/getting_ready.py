@@ -37,14 +37,12 @@ def compile_first(*policies: str | None) -> None:
 
     What others have made compiles what it needs in its own process, before it is asked anything.
     """
-    from ....agents.rehearsals import rehearsals_named
-    from ....cluster.files.plugins import registered
     from ....cluster.kernels.ahead import compile_ahead, missing
-    from ...mirror.rehearsal import rehearsals_of
+    from ....cluster.kernels.kept import can_be_kept
+    from ...mirror.rehearsal import is_known, rehearsals_of
 
-    heuristics, asked = registered("heuristics"), [name for name in policies if name is not None]
-    rehearsals = rehearsals_of(*(name for name in asked if name in heuristics))
-    if not (names := missing([*rehearsals, *(each for name in asked for each in rehearsals_named(name))])):
+    names = missing(rehearsals_of(*(name for name in policies if name is not None and is_known(name))))
+    if not names or not can_be_kept():
         return
     with saying(COMPILING) as say, suppress(PluginError):  # who uses it tells why it cannot be compiled
         compile_ahead(names, lambda stand: say(f"{COMPILING}: {stand.done} of {stand.all} kernels"))

@@ -77,10 +77,10 @@ def replay(
     from ...placement.replay import replay as replayed
 
     check_outputs({"--out": out}, {"FILE": file})
-    left_out = Counter[str]()
+    left_out, other = Counter[str](), find_policy(policy)
     compile_first(policy)
     with saying(f"deciding by {policy}"):
-        compared = list(replayed(file, find_policy(policy), left_out))
+        compared = list(replayed(file, other, left_out))
     if out is not None:
         with out.open("w", encoding="utf-8") as written:
             written.writelines(as_line(each) + "\n" for each in compared)

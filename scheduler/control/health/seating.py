@@ -262,7 +262,7 @@ class Seating:
     ) -> int:  # fmt: skip
         """Return how many GPUs a ring lacks for its seats; what is checked for it may never be its.
 
-        Its wish is asked for once in all that is reckoned together: the desk hears another one at any moment.
+        What is compared with this comes of the same wish: the desk hears another one at any moment.
         """
         has = sum(it.is_used for it in places) + len(self._unseen(ring, places))
         return spec.seats + backups.relieved(want, spec) - has
@@ -310,7 +310,7 @@ class Seating:
             self._give_or_check(cache, ring, backend, places, chosen, now_s)
             missing, want = missing - 1, ring.desk.want
             ring.short = min(ring.short, missing)
-        if any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values()) and want is not None:
+        if any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values()) and want and ring.desk.want:
             self._refuse(cache, ring, want, "a GPU is checked first", now_s)
 
     def _back_up(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:

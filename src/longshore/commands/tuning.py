@@ -65,9 +65,13 @@ def tune(
     config = config if objective is None else with_objective(config, objective)
     # Those that ran elsewhere, too, find the files by these paths.
     config = config.model_copy(update=_absolute(config.traces, config.cluster, config.faults))
-    if ray is None:  # else it is compiled where the trials run
-        compile_first(rehearsals_for(config.algorithm))
-    tuned = search(config, logdir.absolute(), lambda: _crew(ray, jobs), _say, trials=trials, jobs=jobs)
+
+    def crew() -> "Crew":
+        if ray is None:  # else it is compiled where the trials run
+            compile_first(rehearsals_for(config.algorithm))
+        return _crew(ray, jobs)
+
+    tuned = search(config, logdir.absolute(), crew, _say, trials=trials, jobs=jobs)
     for line in _table(tuned):
         typer.echo(line)
     chosen = {"--preset": preset, "--algo": algo, "--steps": steps, "--cluster": cluster, "--faults": faults}

@@ -1,5 +1,6 @@
 """Whatever word is lost while a slow member is relieved and comes back: no step is lost, and nobody waits for ever."""
 
+import itertools
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,9 @@ def first_and_third(kind: str, before: int) -> bool:
 
 
 def by_chance(seed: int) -> Loses:
-    rng = np.random.default_rng(seed)
-    return lambda kind, before: bool(rng.random() < (0.02 if kind in OFTEN else 0.15))
+    """Lose some words, and one for certain: there may be few, as a course has it."""
+    rng, words = np.random.default_rng(seed), itertools.count()
+    return lambda kind, before: next(words) == seed or bool(rng.random() < (0.02 if kind in OFTEN else 0.15))
 
 
 @pytest.mark.full
@@ -45,14 +47,12 @@ def test_a_lost_word_costs_no_step(
         assert trial.cutter is not None
         await trial.reached(5)
         trial.cutter.on = True
-        try:  # on a busy machine the steps may be over before it has its seat again
-            trial.slow(1, is_slow=True)
-            await trial.is_relieved([1])
-            trial.slow(1, is_slow=False)
-            await trial.is_relieved([])
-        finally:
-            trial.cutter.on = False
-            lost.extend(trial.cutter.lost)
+        trial.slow(1, is_slow=True)
+        await trial.is_relieved([1])
+        trial.slow(1, is_slow=False)
+        await trial.is_relieved([])
+        trial.cutter.on = False
+        lost.extend(trial.cutter.lost)
 
     found = run_ring(
         tmp_path, warm, seats=3, spares=1, steps=STEPS, pause_s=PAUSE_S, limits=LIMITS, during=be_slow, backups=1,
