@@ -30,6 +30,7 @@ KEPT = Path(os.environ.get("MUTATION", Path(tempfile.gettempdir()) / "longshore-
 LANES = {"quick": ("-m", "not full"), "full": ("-m", "", "--hypothesis-profile", "full")}
 MOST_S = {"quick": 150.0, "full": 420.0}  # of a fault's tests, by their times without it
 COMPILED = ("agents", "cluster", "envs")  # a fault here is run as plain Python: all kernels would be compiled anew
+USAGE = 4  # status of pytest where it does not know a test
 WRONGLY_FAILED = 5  # tests that fail without the fault, too, after which a fault counts as missed
 
 
@@ -90,6 +91,8 @@ class Copy:
                 with suppress(subprocess.TimeoutExpired):  # what left the group may hold the pipe
                     run.communicate(timeout=60)
                 return ""
+        if run.returncode == USAGE:
+            raise RuntimeError(f"pytest does not know all of {len(tests)} tests:\n{out[-2000:]}")
         failed = re.search(r"^(?:FAILED|ERROR) (.+)$", out, re.MULTILINE)
         if failed:  # the name of a test may have " - " in it, as the words on its failure may
             return next((it for it in tests if f"{failed[1]} - ".startswith(f"{it} - ")), "")

@@ -174,7 +174,7 @@ def test_limits_that_cannot_be_read_are_refused_in_one_line(limits: str) -> None
     [
         ("patient", "cannot be cut off: no value tells"),
         ("any.zip", "cannot be cut off: no value tells"),
-        (str(CHECKPOINTS / "hetero64.zip"), "has no run_on"),
+        pytest.param(str(CHECKPOINTS / "hetero64.zip"), "has no run_on", id="hetero64"),
     ],
 )
 def test_what_tells_no_time_to_go_cannot_be_cut_off(

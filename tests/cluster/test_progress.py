@@ -266,7 +266,7 @@ def test_between_short_runs_signals_are_handled_too() -> None:
     assert math.isfinite(sim.state.now_s[0])
 
 
-@pytest.mark.parametrize("base", ["pack", str(CHECKPOINTS / "hetero64-wait.zip")])
+@pytest.mark.parametrize("base", ["pack", str(CHECKPOINTS / "hetero64-wait.zip")], ids=["pack", "hetero64-wait"])
 def test_rollouts_in_which_no_job_would_ever_end_leave_the_choice_to_their_base(base: str) -> None:
     cluster, scenarios, process, rules = hetero64(1, 0, jobs=3)
     believed = np.full_like(scenarios.hazard_per_s, 1e-2)

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.checkout import ROOT
 from tests.support.lanes import pytest_collection_modifyitems, spread
+
+
+def test_no_test_is_called_by_where_the_checkout_is(request: pytest.FixtureRequest) -> None:
+    assert [it.nodeid for it in request.session.items if str(ROOT) in it.nodeid] == []
 
 
 @given(st.integers(1, 200), st.integers(1, 50))
