@@ -29,6 +29,7 @@ SEED = int(os.environ.get("SEED", "1"))
 KEPT = Path(os.environ.get("MUTATION", Path(tempfile.gettempdir()) / "longshore-mutation"))
 LANES = {"quick": ("-m", "not full"), "full": ("-m", "", "--hypothesis-profile", "full")}
 MOST_S = {"quick": 150.0, "full": 420.0}  # of a fault's tests, by their times without it
+OF_PLAIN = 0.4  # of that where kernels are plain Python, in which many tests take several times as long
 COMPILED = ("agents", "cluster", "envs")  # a fault here is run as plain Python: all kernels would be compiled anew
 USAGE = 4  # status of pytest where it does not know a test
 WRONGLY_FAILED = 5  # tests that fail without the fault, too, after which a fault counts as missed
@@ -167,10 +168,11 @@ def measure() -> Iterator[Row]:
             pair, began_s = pairs.get(), time.monotonic()
             try:
                 tests = known.tests_of(ROOT, fault.path, fault.line)
+                share = OF_PLAIN if fault.path.startswith(COMPILED) else 1.0
                 quickest = [it for it in tests if it in quick_lane]
-                full = quick = judge(fault, "quick", chosen(quickest, known, MOST_S["quick"]), pair)
+                full = quick = judge(fault, "quick", chosen(quickest, known, share * MOST_S["quick"]), pair)
                 if quick.word != "found":
-                    full = judge(fault, "full", chosen(tests, known, MOST_S["full"]), pair)
+                    full = judge(fault, "full", chosen(tests, known, share * MOST_S["full"]), pair)
             finally:
                 pairs.put(pair)
             verdicts[fault.name] = {"quick": list(quick), "full": list(full)}

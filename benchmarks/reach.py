@@ -39,7 +39,7 @@ class Reach(NamedTuple):
     times_s: Mapping[str, float]
 
     def tests_of(self, root: Path, path: str, line: int) -> list[str]:
-        """Return the tests that reach a line, the quickest first."""
+        """Return the tests that reach a line: those of its room first, and of each room the quickest."""
         own = self.lines.get(path, {})
         found = set(own.get(line, ()))
         if is_outside_functions(root, path, line):  # it runs at the import, and shows where the module is used
@@ -47,7 +47,8 @@ class Reach(NamedTuple):
         for caller_path, first, last in callers_of(root, path, line):
             lines = self.lines.get(caller_path, {})
             found.update(test for at in range(first, last + 1) for test in lines.get(at, ()))
-        return sorted((test for test in found if test in self.times_s), key=self.times_s.__getitem__)
+        room = f"tests/{path.partition('/')[0]}/"
+        return sorted((it for it in found if it in self.times_s), key=lambda it: (room not in it, self.times_s[it]))
 
 
 def record(root: Path, folder: Path, arguments: Sequence[str]) -> None:
