@@ -181,7 +181,10 @@ def measure() -> Iterator[Row]:
                      f"quick {quick.word}, full {full.word}")  # fmt: skip
 
         with ThreadPoolExecutor(pairs.qsize()) as pool:
-            list(pool.map(examine, [fault for fault in faults if fault.name not in verdicts]))
+            try:
+                list(pool.map(examine, [fault for fault in faults if fault.name not in verdicts]))
+            finally:  # at Ctrl-C too: what has not begun is left for the next run
+                pool.shutdown(wait=False, cancel_futures=True)
     ours = [verdicts[fault.name] for fault in faults]
     found = {lane: sum(verdict[lane][0] == "found" for verdict in ours) for lane in LANES}
     yield Row("faults seeded", len(ours), "faults")
