@@ -68,7 +68,7 @@ class Copy:
             path.write_text(text, encoding="utf-8")
 
     def first_failure(self, tests: Sequence[str], lane: str, *, plain: bool, most_s: float) -> str | None:
-        """Run tests until one fails; return which one, "" if the run itself broke off or ran too long, none if none."""
+        """Run tests until one fails, or the time is over; return which one, "" if the run broke off, none if none."""
         with tempfile.TemporaryDirectory() as folder:
             listed = Path(folder) / "tests"
             listed.write_text("\n".join(tests), encoding="utf-8")
@@ -91,7 +91,7 @@ class Copy:
                 os.killpg(run.pid, 9)
                 with suppress(subprocess.TimeoutExpired):  # what left the group may hold the pipe
                     run.communicate(timeout=60)
-                return ""
+                return None  # a test that hangs would have failed by its own limit
         if run.returncode == USAGE:
             raise RuntimeError(f"pytest does not know all of {len(tests)} tests:\n{out[-2000:]}")
         failed = re.search(r"^(?:FAILED|ERROR) (.+)$", out, re.MULTILINE)
@@ -103,7 +103,7 @@ class Copy:
 def judge(fault: Fault, lane: str, tests: list[str], pair: "Pair") -> Verdict:
     """Say what tests say of a fault."""
     plain = fault.path.startswith(COMPILED)
-    left = list(tests)
+    left = [test for test in tests if (plain, test) not in pair.unfit]
     for _ in range(WRONGLY_FAILED):
         if not left:
             break
@@ -115,6 +115,7 @@ def judge(fault: Fault, lane: str, tests: list[str], pair: "Pair") -> Verdict:
         alone = pair.sound.first_failure(suspects, lane, plain=plain, most_s=4 * MOST_S[lane])
         if alone is None:
             return Verdict("found", failed)
+        pair.unfit.add((plain, alone or failed))
         left = [test for test in left if test != (alone or failed)] if failed or alone else []
     return Verdict("missed" if tests else "unreached")
 
@@ -124,6 +125,7 @@ class Pair(NamedTuple):
 
     faulty: Copy
     sound: Copy
+    unfit: set[tuple[bool, str]]  # tests that failed without a fault, too, and whether kernels were plain Python then
 
 
 def chosen(tests: Sequence[str], known: reach.Reach, most_s: float) -> list[str]:
@@ -160,9 +162,9 @@ def measure() -> Iterator[Row]:
         if (ROOT.parent / "shared").exists():  # data that some tests have their cases from
             (Path(folder) / "shared").symlink_to(ROOT.parent / "shared")
         pairs: SimpleQueue[Pair] = SimpleQueue()
-        sound = Copy(ROOT, Path(folder) / "sound")
+        sound, unfit = Copy(ROOT, Path(folder) / "sound"), set[tuple[bool, str]]()
         for at in range(len(os.sched_getaffinity(0))):
-            pairs.put(Pair(Copy(ROOT, Path(folder) / f"faulty-{at}"), sound))
+            pairs.put(Pair(Copy(ROOT, Path(folder) / f"faulty-{at}"), sound, unfit))
 
         def examine(fault: Fault) -> None:
             pair, began_s = pairs.get(), time.monotonic()
