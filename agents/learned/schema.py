@@ -147,7 +147,7 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def network_in(path: Path) -> str:
-    """Return the network that a checkpoint names, without PyTorch; "" if that cannot be told: who loads it says why."""
+    """Return the network that a checkpoint names, without PyTorch; "" if that cannot be known: loading it says why."""
     with suppress(*UNREADABLE), open_archive(read_file(path), (SCHEMA, WEIGHTS), packed=True) as archive:
         content = with_todays_names(json.loads(read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES)))
         if isinstance(content, dict) and isinstance(content.get("network"), str):

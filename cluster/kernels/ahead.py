@@ -188,7 +188,7 @@ def work() -> None:
 
 
 def _of(rehearsal: Rehearsal) -> set[str]:
-    """Return by what the kernels and programs of a rehearsal are told."""
+    """Return the names under which kernels and programs of a rehearsal are counted."""
     programs = {it.key + PROGRAM for it in rehearsal.kernels if isinstance(it, Kernel)}
     return programs | {it.key for it in _callees_first(rehearsal.kernels)}
 
@@ -218,17 +218,17 @@ class _Telling(event.Listener):
 
     def on_start(self, event: Any) -> None:
         """Tell what is being compiled."""
-        if told := _told(event):
-            _say(begins=told)
+        if name := _name_in(event):
+            _say(begins=name)
 
     def on_end(self, event: Any) -> None:
         """Tell what was compiled."""
-        if told := _told(event):
-            _say(ends=[told])
+        if name := _name_in(event):
+            _say(ends=[name])
 
 
-def _told(event: Any) -> str:
-    """Return by what is told that which is compiled, "" of what Numba compiles of its own."""
+def _name_in(event: Any) -> str:
+    """Return the name under which what is compiled is counted, "" of what Numba compiles of its own."""
     kernel = event.data["dispatcher"]
     return kernel.key + ("" if event.data.get(PART) else PROGRAM) if isinstance(kernel, Kernel) else ""
 

@@ -25,8 +25,8 @@ from tests.scheduler.trials import Trial
 class Restless(Obedient):
     """Jobs that are rings of two on one node, and one of whose members is slow until another has its seat.
 
-    The desk hears of that at any time that it is asked, in the midst of a look too. There are no processes, and nobody
-    refuses anything.
+    The desk hears of that at any time that it is asked, in the midst of a look too. There are no processes, and nothing
+    is refused.
 
     Args:
         after: Times that the desk is asked after a third GPU was added, until it hears that its member has a seat.
@@ -79,8 +79,8 @@ def test_a_wish_that_changes_in_the_midst_of_a_look_brings_one_backup(after: int
         trial.scheduler = trial.another()
         job = trial.submit("true", 2, failover="switch", backups=1)
         trial.tick(12)
-        told = [it.now for it in trial.events(job) if it.kind == "seat"]
-        assert (told, len(trial.held())) == (["backup"], 3)
+        seats = [it.now for it in trial.events(job) if it.kind == "seat"]
+        assert (seats, len(trial.held())) == (["backup"], 3)
 
 
 MEMBERS = st.integers(-3, 6)

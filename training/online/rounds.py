@@ -107,8 +107,8 @@ class _Learner:
             return None
         found = self._judge(folder, best, len(done))
         with replacing(folder / ROUND) as part:
-            told = found._asdict() | {"later": plain(found.later)}
-            part.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n")
+            values = found._asdict() | {"later": plain(found.later)}
+            part.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
         (folder / PAST).unlink()  # it may be large, and the scheduler has it
         return found
 
