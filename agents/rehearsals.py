@@ -134,10 +134,9 @@ def rollouts(kind: str) -> Rehearsal:
     from .rollouts.rollout import Rollout, Search
 
     sim, search = _small(), Search(futures=1, width=2)
-    kernels: list[object] = [run.run_on]
-    samples: list[object] = [sim]
+    kernels, samples = list[object](), list[object]([sim])
     if kind == HEURISTICS:
-        found = [Rollout(PATIENT, search)]
+        found, kernels = [Rollout(PATIENT, search)], [run.run_on]
     else:  # what a base foresees is used where it tells of the objective of the run
         bases = [_untrained(CANDIDATES, "candidate", objective) for objective in get_args(Objective)]
         found = [Rollout(base, it) for base in bases for it in (search, replace(search, horizon=1))]
@@ -156,9 +155,12 @@ def decisions(kind: str) -> Rehearsal:
     from ..envs.stepping import choose, show
     from .networks.candidate_run import decide_by_network
 
-    sim, policy = _small(), _untrained(*(("candidates", "candidate") if kind == CANDIDATES else ("set", "node")))
-    kernels = [decide_by_network, pick_candidate] if kind == CANDIDATES else [show, choose]
-    samples = [sim, policy.weights] if kind == CANDIDATES else [sim]
+    sim = _small()
+    if kind == CANDIDATES:
+        policy = _untrained(CANDIDATES, "candidate")
+        kernels, samples = [decide_by_network, pick_candidate], [sim, policy.weights]
+    else:
+        policy, kernels, samples = _untrained("set", "node"), [show, choose], [sim]
     return Rehearsal(kernels, samples, lambda: policy.place(_due(sim), 0))
 
 

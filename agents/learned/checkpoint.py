@@ -3,7 +3,6 @@
 import io
 import json
 import zipfile
-import zlib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from .schema import (
     MOST_SCHEMA_BYTES,
     MOST_UNITS,
     SCHEMA,
+    UNREADABLE,
     WEIGHTS,
     Schema,
     check_features,
@@ -96,16 +96,7 @@ def load_policy(path: Path) -> LearnedPolicy:
         raise CheckpointError(_one_line(str(error))) from error
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such checkpoint") from error
-    except (
-        OSError,
-        zipfile.BadZipFile,
-        zlib.error,
-        KeyError,
-        ValueError,
-        EOFError,
-        RuntimeError,
-        OverflowError,
-    ) as error:
+    except UNREADABLE as error:
         raise CheckpointError(_one_line(f"{path} is no checkpoint or is damaged: {error}")) from error
     network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     return policy_of(path.stem, schema, network)

@@ -22,7 +22,7 @@ from .trained import Trained
 SCHEMA, WEIGHTS = "schema.json", "weights.npz"  # entries of a checkpoint
 MOST_SCHEMA_BYTES = 1 << 23  # of a cluster of a million nodes, 5 MB
 MOST_GPUS = 1_000_000  # as in cluster files
-UNREADABLE = (
+UNREADABLE = (  # what comes of reading a file that is no checkpoint, or damaged
     CheckpointError, OSError, zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, RuntimeError,
     OverflowError, RecursionError,
 )  # fmt: skip

@@ -169,11 +169,11 @@ def test_where_nothing_can_be_kept_kernels_run_all_the_same(folder: Path) -> Non
 @pytest.mark.full
 @needs_numba
 def test_processes_compile_each_kernel_once_and_later_there_is_nothing_to_do(folder: Path) -> None:
-    told = list[Stand]()
+    stands = list[Stand]()
     names = ["small_kernels:one", "small_kernels:two"]
     assert missing([*names, *names]) == names
-    compile_ahead(names, told.append, processes=2)
-    assert told[-1].done == told[-1].all == 6  # two of them as Python calls them, too
+    compile_ahead(names, stands.append, processes=2)
+    assert stands[-1].done == stands[-1].all == 6  # two of them as Python calls them, too
     assert missing(names) == []
     assert run(folder, "first")[1] == run(folder, "second")[1] == []
     parts = [path for path in (folder / "cache").rglob("part-*.nbc") if "small_kernels" in path.name]

@@ -138,7 +138,8 @@ def _of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-IN_FOLDER = pytest.param("SSL_CERT_DIR", marks=pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl"))
+needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl (apt-get install openssl)")
+IN_FOLDER = pytest.param("SSL_CERT_DIR", marks=needs_openssl)
 
 
 @pytest.mark.parametrize("how", ["--ca", "LONGSHORE_CA", "SSL_CERT_FILE", IN_FOLDER])
