@@ -23,7 +23,13 @@ from longshore.planner.calibration.profile_file import read_hardware, write_hard
 from longshore.planner.execution.measured import Measured
 from longshore.planner.execution.plan_file import PlanFile, StagePlan, read_plan, write_plan
 from longshore.planner.model.hardware import DEFAULT, HardwareProfile
+from longshore.scheduler.backends.local.supervisor import spec
+from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec
 from longshore.scheduler.failover import lines, wire
+from longshore.scheduler.failover.settings import RING, make_ring, read_settings
+from longshore.scheduler.policy_host.answer import Failed, read_message
+from longshore.scheduler.preflight.check import warned
+from longshore.scheduler.preflight.warm.messages import answer_of, read_answer
 from longshore.scheduler.preflight.wiring.blueprint import (
     Blueprint,
     NodePlan,
@@ -31,6 +37,7 @@ from longshore.scheduler.preflight.wiring.blueprint import (
     read_blueprint,
     write_blueprint,
 )
+from longshore.training.config import TrainingConfig
 from longshore.training.later import LATER, Later, write_later
 
 ODD = (
@@ -100,8 +107,55 @@ def jobs(folder: Path, name: str) -> tuple[Any, Any]:
     return [{"id": name, "gpus": 1, "work": 60.0, "submit": 0.0}], json.loads((folder / "jobs.json").read_text())
 
 
+def config(folder: Path, name: str) -> tuple[Any, Any]:
+    it = TrainingConfig(preset="traces", steps=1, seed=0, reward="jct", traces=(name,), history=name, init=name)
+    (folder / "config.json").write_text(it.as_text(), encoding="ascii")
+    return it, TrainingConfig.of_text((folder / "config.json").read_text(encoding="ascii"))
+
+
+def attempt(folder: Path, name: str) -> tuple[Any, Any]:
+    del folder
+    it = Spec(name, name, 1, (name,), name, {name: name}, 1.0, None, (Rank(name, 0),), visible_gpus=name)
+    return it, spec.decode(spec.encode(it))
+
+
+def ring(folder: Path, name: str) -> tuple[Any, Any]:
+    (folder / RING).unlink(missing_ok=True)
+    it = make_ring(folder, 2, name)
+    return it, read_settings(folder)
+
+
+def refusal(folder: Path, name: str) -> tuple[Any, Any]:
+    del folder
+    it = Failed(number=1, reason=name)
+    return it, read_message(it.model_dump_json().encode())
+
+
+def finding(folder: Path, name: str) -> tuple[Any, Any]:
+    del folder
+    it = warned(name, name, name, name)
+    _, (found,) = read_answer(answer_of(1, [it], 0.0))
+    return it, found
+
+
 WRITERS: dict[str, Callable[[Path, str], tuple[Any, Any]]] = {
-    it.__name__: it for it in (plan, hardware, wiring, events, report, state, message, later, jobs)
+    it.__name__: it
+    for it in (
+        plan,
+        hardware,
+        wiring,
+        events,
+        report,
+        state,
+        message,
+        later,
+        jobs,
+        config,
+        attempt,
+        ring,
+        refusal,
+        finding,
+    )
 }
 TAKE_ANY = (
     "events",
@@ -110,6 +164,9 @@ TAKE_ANY = (
     "message",
     "later",
     "jobs",
+    "config",
+    "attempt",
+    "ring",
 )  # others: what UTF-8 has a form for
 
 
@@ -121,6 +178,16 @@ def test_odd_names_are_read_back(writer: str, tmp_path: Path) -> None:
 
 
 names = st.text(min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_what_other_processes_say_is_sent_in_any_case(text: str) -> None:
+    """JSON has no form for some of it; a process that cannot say why it ends ends without a word."""
+    said = read_message(Failed(number=1, reason=text).model_dump_json().encode())
+    assert isinstance(said, Failed)
+    assert said.reason == readable(text)
+    _, (found,) = read_answer(answer_of(1, [warned(text, text, text, text)], 0.0))
+    assert found == warned(*[readable(text)] * 4)
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -1,10 +1,11 @@
 """What a training run was asked to do, kept in its folder as config.json."""
 
+import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -94,6 +95,19 @@ class TrainingConfig(BaseModel):
             return None if text is None else weighting_of(text).text
         except InputError as error:
             raise ValueError(str(error)) from error
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Return the configuration that `as_text` wrote.
+
+        Raises:
+            ValueError: If it is none.
+        """
+        return cls.model_validate(json.loads(text))
+
+    def as_text(self) -> str:
+        """Return it as a file holds it, whatever the names of files in it are: JSON of ASCII."""
+        return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
 
     @property
     def weighting(self) -> Weighting | None:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 
 from ..agents.learned.checkpoint import load_policy, save_policy, schema_of
 from ..agents.learned.schema import Schema
@@ -173,8 +172,8 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
     kept = folder / CONFIG
     if kept.exists():
         try:
-            before = TrainingConfig.model_validate_json(kept.read_text())
-        except ValidationError as error:
+            before = TrainingConfig.of_text(kept.read_text())
+        except ValueError as error:
             raise InputError("the configuration of this run cannot be read", "remove its folder", path=kept) from error
         given = set(TrainingConfig.model_fields) - {"steps", "threads"}  # a run may be made longer, or go on elsewhere
         fields = [name for name in sorted(given) if getattr(before, name) != getattr(config, name)]
@@ -186,7 +185,7 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(config.model_dump_json(indent=1) + "\n")
+        kept.write_text(config.as_text())
     except OSError as error:
         raise InputError(f"cannot write here: {error.strerror}", "give another --logdir", path=folder) from error
     return folder

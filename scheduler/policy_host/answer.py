@@ -5,12 +5,14 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ...agents.learned.decision_record import DecisionRecord
 from ...cluster.files.errors import PluginError
+from ...cluster.files.output_file import readable
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Text = Annotated[str, AfterValidator(readable)]  # JSON has no form for bytes of a path that are no UTF-8
 MOST_RECORD_BYTES = 1 << 20  # of a decision; what it saw is not sent if it is more
 MOST_NAME, MOST_REMARK = 200, 1000  # characters
 ROUNDING = 1e-3  # by which a log-probability may be above 0
@@ -24,16 +26,16 @@ class Ready(_Message):
     """The policy is loaded and compiled."""
 
     kind: Literal["ready"] = "ready"
-    name: str
+    name: Text
     waits: bool
-    remark: Annotated[str, Field(max_length=MOST_REMARK)] = ""  # how its training differs from its use here
+    remark: Annotated[Text, Field(max_length=MOST_REMARK)] = ""  # how its training differs from its use here
 
 
 class Refused(_Message):
     """The policy could not be loaded."""
 
     kind: Literal["refused"] = "refused"
-    reason: str
+    reason: Text
 
 
 class Followed(_Message):
@@ -69,7 +71,7 @@ class Failed(_Message):
 
     kind: Literal["failed"] = "failed"
     number: int
-    reason: str
+    reason: Text
 
 
 Message = Ready | Refused | Followed | Choice | Failed

@@ -251,7 +251,7 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
         raise InputError("Optuna, which proposes hyper-parameters, is not installed", "pip install 'longshore[tune]'")
     folder = logdir / f"tune-{config.name}"
     make_folder(folder, "--logdir")
-    asked, kept = config.model_dump_json(indent=1) + "\n", folder / ASKED
+    asked, kept = config.as_text(), folder / ASKED
     if kept.exists() and kept.read_text() != asked:
         raise InputError(
             "this study was asked for something else", "take another --logdir or --seed, or remove it", path=folder

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ....cluster.files.errors import BackendError
+from ....cluster.files.output_file import readable
 from ..check import Finding, Outcome
 from ..context import Chosen, Group
 from ..workload import Workload
@@ -57,7 +58,7 @@ def answer_of(number: int, findings: list[Finding], seconds: float) -> bytes:
 
 def _told(finding: Finding) -> Told:
     texts = ("device", "got", "wanted", "action", "reason", "text")
-    cut = {name: getattr(finding, name)[:MOST_TEXT] for name in texts}
+    cut = {name: readable(getattr(finding, name))[:MOST_TEXT] for name in texts}
     return Told(outcome=finding.outcome, figure=finding.figure, **cut)
 
 
