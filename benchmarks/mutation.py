@@ -3,6 +3,9 @@
 Each fault is run against the tests that reach its line, the quickest first, until one fails. A test that fails counts
 if it passes without the fault. Tests of a lane that would take longer than a bound are cut there, as `-x` leaves little
 behind it for a fault that is found at all. What is done is kept: a run that was stopped goes on.
+
+A fault in a kernel is tried with the kernels as plain Python first, for the quickest tests, and then compiled anew,
+which takes minutes. A fault elsewhere leaves the machine code of the kernels as it is.
 """
 
 import json
@@ -20,6 +23,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from longshore.cluster.kernels import kept
+
 from . import reach
 from .code_faults import Fault, sample
 from .harness import ROOT, Row, main, progress
@@ -28,11 +33,15 @@ FAULTS = int(os.environ.get("FAULTS", "100"))
 SEED = int(os.environ.get("SEED", "1"))
 KEPT = Path(os.environ.get("MUTATION", Path(tempfile.gettempdir()) / "longshore-mutation"))
 LANES = {"quick": ("-m", "not full"), "full": ("-m", "", "--hypothesis-profile", "full")}
-MOST_S = {"quick": 150.0, "full": 420.0}  # of a fault's tests, by their times without it
-OF_PLAIN = 0.4  # of that where kernels are plain Python, in which many tests take several times as long
-COMPILED = ("agents", "cluster", "envs")  # a fault here is run as plain Python: all kernels would be compiled anew
+MOST_S = {"quick": 150.0, "full": 300.0}  # of a fault's tests, by their times without it
+PLAIN_S, MOST_PLAIN_S = 20.0, 150.0  # of those tried with plain kernels: by their times compiled, and in truth
+COMPILE_S = 900.0  # all kernels, beside the tests of another fault
+COMPILED = ("agents", "cluster", "envs")  # the rooms with kernels
 USAGE = 4  # status of pytest where it does not know a test
 WRONGLY_FAILED = 5  # tests that fail without the fault, too, after which a fault counts as missed
+
+
+WHERE_KERNELS = "from longshore.cluster.kernels import kept; print(kept.folder())"
 
 
 class Verdict(NamedTuple):
@@ -43,18 +52,25 @@ class Verdict(NamedTuple):
 
 
 class Copy:
-    """A copy of the checkout in which one fault at a time is seeded."""
+    """A copy of the checkout in which one fault at a time is seeded, and where its kernels are kept.
+
+    Args:
+        root: The checkout.
+        place: Of the copy, which is made.
+    """
 
     def __init__(self, root: Path, place: Path) -> None:
-        self.root, self.place = root, place
+        self.root, self.place, self.kernels = root, place / "longshore", place / "kernels"
         names = subprocess.run(
             ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True, timeout=60
         )
         for name in names.stdout.split("\0")[:-1]:
-            target = place / name
+            target = self.place / name
             target.parent.mkdir(parents=True, exist_ok=True)
             if (root / name).exists():
                 shutil.copy2(root / name, target, follow_symlinks=False)
+        if (root.parent / "shared").exists():  # data that some tests have their cases from
+            (place / "shared").symlink_to(root.parent / "shared")
 
     @contextmanager
     def with_fault(self, fault: Fault) -> Iterator[None]:
@@ -66,6 +82,28 @@ class Copy:
             yield
         finally:
             path.write_text(text, encoding="utf-8")
+            shutil.rmtree(self.kernels, ignore_errors=True)
+
+    def keep_kernels(self) -> None:
+        """Take the machine code of the sound sources for that of these, where no kernel differs."""
+        target = Path(self._python("-c", WHERE_KERNELS).stdout.strip() or self.kernels / "of a module that fails")
+        shutil.copytree(kept.folder(), target, dirs_exist_ok=True)
+
+    def compile(self) -> None:
+        """Compile all kernels anew; those that cannot be are found by the tests that need them."""
+        self._python("-m", "longshore", "compile")
+
+    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=self.place, env=self._environment(plain=False), capture_output=True,
+            text=True, check=False, timeout=COMPILE_S,
+        )  # fmt: skip
+
+    def _environment(self, *, plain: bool) -> dict[str, str]:
+        return {
+            **os.environ, "PYTHONPATH": str(self.place / "src"), "OMP_NUM_THREADS": "1",
+            "NUMBA_CACHE_DIR": str(self.kernels), **({"NUMBA_DISABLE_JIT": "1"} if plain else {}),
+        }  # fmt: skip
 
     def first_failure(self, tests: Sequence[str], lane: str, *, plain: bool, most_s: float) -> str | None:
         """Run tests until one fails, or the time is over; return which one, "" if the run broke off, none if none."""
@@ -77,13 +115,9 @@ class Copy:
                 "-p", "no:randomly",
                 *LANES[lane], f"@{listed}",
             ]  # fmt: skip
-            environment = {
-                **os.environ, "PYTHONPATH": str(self.place / "src"), "OMP_NUM_THREADS": "1",
-                **({"NUMBA_DISABLE_JIT": "1"} if plain else {}),
-            }  # fmt: skip
             run = subprocess.Popen(
-                line, cwd=self.place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                start_new_session=True,
+                line, cwd=self.place, env=self._environment(plain=plain), stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, start_new_session=True,
             )  # fmt: skip
             try:
                 out, _ = run.communicate(timeout=most_s)
@@ -100,32 +134,67 @@ class Copy:
         return None if run.returncode in (0, 5) else ""
 
 
-def judge(fault: Fault, lane: str, tests: list[str], pair: "Pair") -> Verdict:
-    """Say what tests say of a fault."""
-    plain = fault.path.startswith(COMPILED)
-    left = [test for test in tests if (plain, test) not in pair.unfit]
-    for _ in range(WRONGLY_FAILED):
-        if not left:
-            break
-        with pair.faulty.with_fault(fault):
-            failed = pair.faulty.first_failure(left, lane, plain=plain, most_s=4 * MOST_S[lane])
-        if failed is None:
-            return Verdict("missed")
-        suspects = [failed] if failed else left
-        alone = pair.sound.first_failure(suspects, lane, plain=plain, most_s=4 * MOST_S[lane])
-        if alone is None:
-            return Verdict("found", failed)
-        pair.unfit.add((plain, alone or failed))
-        left = [test for test in left if test != (alone or failed)] if failed or alone else []
-    return Verdict("missed" if tests else "unreached")
-
-
 class Pair(NamedTuple):
     """A copy with the fault and one without any."""
 
     faulty: Copy
     sound: Copy
     unfit: set[tuple[bool, str]]  # tests that failed without a fault, too, and whether kernels were plain Python then
+
+
+class Trial(NamedTuple):
+    """A fault that is being tried.
+
+    Args:
+        fault: In the faulty copy now.
+        tests: That reach it, the quickest first.
+    """
+
+    fault: Fault
+    tests: Sequence[str]
+    known: reach.Reach
+    pair: Pair
+
+    def judge(self, quick_lane: frozenset[str]) -> dict[str, Verdict]:
+        """Say what the tests of both lanes say of it."""
+        if not self.tests:
+            return dict.fromkeys(LANES, Verdict("unreached"))
+        quickest = [it for it in self.tests if it in quick_lane]
+        if self.fault.path.startswith(COMPILED):
+            if reach.is_in_plain_function(ROOT, self.fault.path, self.fault.line):
+                self.pair.faulty.keep_kernels()
+            else:
+                found = self._run(quickest, "quick", PLAIN_S, plain=True)
+                if found.word == "found":
+                    return dict.fromkeys(LANES, found)
+                self.pair.faulty.compile()
+        else:
+            self.pair.faulty.keep_kernels()
+        quick = self._run(quickest, "quick", MOST_S["quick"])
+        return {
+            "quick": quick,
+            "full": quick if quick.word == "found" else self._run(self.tests, "full", MOST_S["full"]),
+        }
+
+    def _run(self, tests: Sequence[str], lane: str, most_s: float, *, plain: bool = False) -> Verdict:
+        """Say what tests say of it."""
+        if not tests:
+            return Verdict("unreached")
+        unfit, limit_s = self.pair.unfit, MOST_PLAIN_S if plain else 4 * most_s
+        left = [test for test in chosen(tests, self.known, most_s) if (plain, test) not in unfit]
+        for _ in range(WRONGLY_FAILED):
+            if not left:
+                break
+            failed = self.pair.faulty.first_failure(left, lane, plain=plain, most_s=limit_s)
+            if failed is None:
+                break
+            suspects = [failed] if failed else left
+            alone = self.pair.sound.first_failure(suspects, lane, plain=plain, most_s=limit_s)
+            if alone is None:
+                return Verdict("found", failed)
+            unfit.add((plain, alone or failed))
+            left = [test for test in left if test != (alone or failed)] if failed or alone else []
+        return Verdict("missed")
 
 
 def chosen(tests: Sequence[str], known: reach.Reach, most_s: float) -> list[str]:
@@ -159,10 +228,9 @@ def measure() -> Iterator[Row]:
     results = KEPT / "verdicts.json"
     verdicts: dict[str, dict[str, list[str]]] = json.loads(results.read_text()) if results.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        if (ROOT.parent / "shared").exists():  # data that some tests have their cases from
-            (Path(folder) / "shared").symlink_to(ROOT.parent / "shared")
         pairs: SimpleQueue[Pair] = SimpleQueue()
         sound, unfit = Copy(ROOT, Path(folder) / "sound"), set[tuple[bool, str]]()
+        sound.keep_kernels()
         for at in range(len(os.sched_getaffinity(0))):
             pairs.put(Pair(Copy(ROOT, Path(folder) / f"faulty-{at}"), sound, unfit))
 
@@ -170,17 +238,14 @@ def measure() -> Iterator[Row]:
             pair, began_s = pairs.get(), time.monotonic()
             try:
                 tests = known.tests_of(ROOT, fault.path, fault.line)
-                share = OF_PLAIN if fault.path.startswith(COMPILED) else 1.0
-                quickest = [it for it in tests if it in quick_lane]
-                full = quick = judge(fault, "quick", chosen(quickest, known, share * MOST_S["quick"]), pair)
-                if quick.word != "found":
-                    full = judge(fault, "full", chosen(tests, known, share * MOST_S["full"]), pair)
+                with pair.faulty.with_fault(fault):
+                    said = Trial(fault, tests, known, pair).judge(quick_lane)
             finally:
                 pairs.put(pair)
-            verdicts[fault.name] = {"quick": list(quick), "full": list(full)}
+            verdicts[fault.name] = {lane: list(verdict) for lane, verdict in said.items()}
             results.write_text(json.dumps(verdicts, indent=1), encoding="utf-8")
             progress(f"{len(verdicts)} of {len(faults)}, {time.monotonic() - began_s:.0f} s: {fault.name}: "
-                     f"quick {quick.word}, full {full.word}")  # fmt: skip
+                     f"quick {said['quick'].word}, full {said['full'].word}")  # fmt: skip
 
         with ThreadPoolExecutor(pairs.qsize()) as pool:
             try:

@@ -123,6 +123,12 @@ def is_outside_functions(root: Path, path: str, line: int) -> bool:
     return not any(it.first <= line <= it.last for it in functions)
 
 
+def is_in_plain_function(root: Path, path: str, line: int) -> bool:
+    """Say whether a line is of a function that is no kernel: then no kernel is another one without it."""
+    around = [it for it in _graph(root).functions if it.path == path and it.first <= line <= it.last]
+    return bool(around) and not any(it.is_kernel or it.is_table for it in around)
+
+
 def callers_of(root: Path, path: str, line: int) -> Iterator[tuple[str, int, int]]:
     """Yield path, first and last line of each plain function that a kernel around a line may be called by."""
     graph = _graph(root)
