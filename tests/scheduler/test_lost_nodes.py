@@ -81,7 +81,7 @@ def test_what_the_last_scheduler_writes_just_before_it_is_followed_counts_agains
 
     def write_late(work: Callable[[Connection], object]) -> object:
         monkeypatch.undo()
-        trial.tick()  # the last one reserves GPUs of both nodes
+        trial.until(lambda: {it.node for it in trial.held()} == {"a", "b"})  # the last one reserves GPUs of both
         return write(work)
 
     monkeypatch.setattr(smaller.store, "write", write_late)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from longshore.scheduler.failover.processes import keeper, tools
+from longshore.scheduler.failover.rounds import UNNEEDED
 from longshore.scheduler.failover.settings import RECOVERIES
 from tests.support.processes import ROOT
 
@@ -79,7 +80,9 @@ def test_whoever_is_killed_after_a_message_of_a_recovery_the_ring_goes_on_where_
     dead = {HOST for it in killed if it.endswith(f"={HOST}")} | {
         it["member"] for it in faults_before(kills) if it["do"] == "KILL"
     }
-    assert {number for number, status in found.exits.items() if status == -9} == dead, found.declared
+    # A spare that comes when all is done is not waited for.
+    late = {number for number, reason in found.declared.items() if reason == UNNEEDED}
+    assert {number for number, status in found.exits.items() if status == -9} - late == dead, found.declared
 
 
 @pytest.mark.full
