@@ -37,7 +37,7 @@ test test-full: $(STAMP)
 test-alone: $(STAMP)
 	$(PYTEST) -n 4 $(ORDER)
 
-# All tests, the slow ones and rarer faults too, each with its full budget of examples.
+# All tests, the slow ones and rarer faults too, each with more examples.
 test-full-alone: $(STAMP)
 	$(PYTEST) -n 8 $(ORDER) -m "" --hypothesis-profile full
 
