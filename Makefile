@@ -39,7 +39,7 @@ test-alone: $(STAMP)
 
 # All tests, the slow ones and rarer faults too, each with more examples.
 test-full-alone: $(STAMP)
-	$(PYTEST) -n 8 $(ORDER) -m "" --hypothesis-profile full
+	$(PYTEST) -n 5 $(ORDER) -m "" --hypothesis-profile full
 
 types-beside: $(STAMP)
 	@mkdir -p $(dir $(TYPES))

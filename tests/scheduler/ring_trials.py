@@ -116,7 +116,7 @@ class RingTrial(Trial):
         while not is_so():
             assert time.monotonic() < until_s, "it did not come true"
             self.tick()
-            time.sleep(0.02)
+            time.sleep(0.1)  # what rings do takes seconds, and a tick milliseconds of a core
 
     def submit_ring(
         self, seats: int, steps: int = 10**6, variables: Mapping[str, str] | None = None, **spec: object
