@@ -28,7 +28,7 @@ About = Callable[[str], AbstractContextManager[None]]
 
 HEALTH = "health"  # kind of events
 LOOK_S = 4.0  # between two looks at what an attempt has told
-SILENT_LOOK_S = 30.0  # at one that has told nothing so far
+SILENT_LOOK_S = 30.0  # at most, at one that has told nothing so far: as long as it has been followed
 RECORD_S = 60.0  # between two times that computing times of what runs are recorded
 GAP_S = 30.0  # more than there should be between two looks: what happened meanwhile is nobody's fault
 CHECKS = 3  # in a row at which steps are slow before that counts
@@ -110,10 +110,11 @@ class Figures(NamedTuple):
 class _Followed:
     """An attempt with all that was told of it."""
 
-    __slots__ = ("figures", "job", "last", "look_at_s", "looked_s", "nodes", "slow", "stragglers", "watch")
+    __slots__ = ("began_s", "figures", "job", "last", "look_at_s", "looked_s", "nodes", "slow", "stragglers", "watch")
 
     def __init__(self, it: Running, watch: StepWatch, now_s: float, look_at_s: float) -> None:
         self.job, self.watch, self.looked_s, self.look_at_s = it.job, watch, now_s, look_at_s
+        self.began_s = now_s
         self.nodes = it.nodes  # of each rank
         self.last = [StepLines()] * len(self.nodes)
         self.stragglers = Stragglers(now_s)
@@ -265,7 +266,7 @@ class StepMonitor:
         one.looked_s = now_s
         one.figures = _figures(one)
         if not one.watch.tells:
-            one.look_at_s = now_s + SILENT_LOOK_S
+            one.look_at_s = now_s + min(max(now_s - one.began_s, LOOK_S), SILENT_LOOK_S)
         if any(each.saved for each in told):
             found.saved[it.name] = _last([found.saved.get(it.name, ()), *(saved_in(each.saved) for each in told)])
         hang = one.watch.hang(now_s)

@@ -11,7 +11,15 @@ from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import StepLines
 from longshore.scheduler.health.detectors.cusum import Cusum
 from longshore.scheduler.health.step_lines import Begun, StepKind
-from longshore.scheduler.health.step_monitor import Running, Slow, StepMonitor, nodes_of, together
+from longshore.scheduler.health.step_monitor import (
+    LOOK_S,
+    SILENT_LOOK_S,
+    Running,
+    Slow,
+    StepMonitor,
+    nodes_of,
+    together,
+)
 from longshore.scheduler.health.step_watch import Slowness, StepWatch
 from longshore.scheduler.model.job_spec import Watching
 from longshore.scheduler.model.placement import Placement, Share
@@ -262,6 +270,21 @@ def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Pa
         )
         asked.append(len(backend.asked))
     assert asked == list(range(2, 18, 2))
+
+
+@pytest.mark.parametrize("began_s", [0.5, 3.0, 10.0, 25.0, 100.0, 1000.0])
+def test_who_begins_to_tell_is_heard_as_soon_as_it_was_silent_before(tmp_path: Path, began_s: float) -> None:
+    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}), {})
+    steps = tmp_path / "attempts" / "ls-0-1" / "steps-0"
+    steps.parent.mkdir()
+    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    late_s, now_s = 0.0, 10_000.0
+    while not monitor.figures:
+        if now_s >= 10_000.0 + began_s:
+            steps.write_text("train 5 10000.0\n")
+        monitor.look(running, {"ls-0-1"}, lambda _: Watching(), now_s, lambda _: nullcontext())
+        late_s, now_s = now_s - 10_000.0 - began_s, now_s + 0.25
+    assert late_s <= min(max(LOOK_S, began_s), SILENT_LOOK_S) + 0.25
 
 
 def test_a_clock_that_is_set_back_keeps_nobody_from_looking(tmp_path: Path) -> None:
