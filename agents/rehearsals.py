@@ -77,11 +77,6 @@ def _is_ours(group: str, name: str) -> bool:
     return point is not None and is_ours(point)
 
 
-def rehearsals_for(algorithm: str) -> list[str]:
-    """Return what `compile_ahead` compiles for training by an algorithm; only some use environments."""
-    return [*GROUPS["heuristics"], *GROUPS["candidates" if algorithm in ("group", "distil") else "environments"]]
-
-
 def heuristics() -> Rehearsal:
     """Whole runs by heuristics, all of which are one program."""
     sim = _small()
@@ -89,8 +84,10 @@ def heuristics() -> Rehearsal:
 
 
 def environments() -> Rehearsal:
-    """Steps of environments, of which all actions and observations are one program."""
+    """Steps of environments, of which all actions and observations are one program, and what a reward compares with."""
+    from ..cluster.candidates.random_placement import least_random_makespans_s
     from ..envs.batch import Batch, View
+    from ..envs.rewards.best_of_random import random_makespan_s
     from ..envs.stepping import begin_rows, step_rows
 
     batch = Batch(_problem(), View("node", "full", "dt"), 1)
@@ -98,8 +95,9 @@ def environments() -> Rehearsal:
     def play() -> None:
         batch.reset()
         batch.step(batch.masks.argmax(axis=1))
+        random_makespan_s(batch.sim, 1)
 
-    return Rehearsal([begin_rows, step_rows], [batch.sim], play)
+    return Rehearsal([begin_rows, step_rows, least_random_makespans_s], [batch.sim], play)
 
 
 def networks() -> Rehearsal:

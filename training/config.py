@@ -15,6 +15,7 @@ from ..agents.learned.old_names import todays_name, with_todays_names
 from ..agents.networks.candidates import CandidateNetwork
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
+from ..cluster.files.output_file import in_one_line
 from ..cluster.files.plugins import registered
 from ..cluster.files.registered_name import RegisteredName
 from ..cluster.model.weighting import Weighting, weighting_of
@@ -152,7 +153,7 @@ class TrainingConfig(BaseModel):
             *parameters,
             str(self.seed),
         )
-        return "-".join(parts)
+        return in_one_line("-".join(parts))  # others write below it, who know UTF-8 alone
 
     @property
     def regimes(self) -> tuple[Regime, ...]:

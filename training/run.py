@@ -13,6 +13,7 @@ from ..agents.learned.schema import Schema
 from ..agents.learned.trained import USERS, Trained, use_of
 from ..agents.networks.candidates import CandidatePolicy
 from ..cluster.files.errors import InputError
+from ..cluster.files.output_file import readable
 from ..cluster.model.objective import objective_of
 from ..cluster.model.problem import Problem
 from .actor_critic.ppo import learn_by_ppo
@@ -169,6 +170,8 @@ def _compared(config: TrainingConfig, sizes: Sizes, folder: Path) -> tuple[Later
 
 def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
     folder = logdir / config.name
+    if readable(str(folder)) != str(folder):
+        raise InputError("TensorBoard writes below names alone that are UTF-8", "give another --logdir", path=folder)
     kept = folder / CONFIG
     if kept.exists():
         try:

@@ -18,7 +18,7 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from ..agents.learned.checkpoint import load_policy, policy_of, save_policy
 from ..agents.learned.network import Network
 from ..agents.learned.schema import Schema
-from ..cluster.files.output_file import replacing
+from ..cluster.files.output_file import readable, replacing
 from .asked import VALIDATIONS
 from .config import TrainingConfig
 from .validation import Score, Validation
@@ -117,7 +117,8 @@ class RunFolder:
         self._began_at, self._began, self._validated_at = steps, time.monotonic(), steps
         values = self.config.model_dump()
         values |= values.pop("hyperparameters") | values.pop("group") | values.pop("distil")
-        flat = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
+        flat = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        flat |= {name: readable(value) for name, value in values.items() if isinstance(value, str)}
         metrics: dict[str, float] = {"validation/percent": 0.0, "rollout/makespan_h": 0.0}
         self.logger.record("hparams", HParam(flat, metrics), exclude=("stdout", "log"))
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ...cluster.files.errors import CheckpointError
 from ...cluster.files.input_problems import MOST_TOLD, input_problems
-from ...cluster.files.output_file import replacing
+from ...cluster.files.output_file import in_one_line, replacing
 from ...cluster.files.plugins import registered
 from ...cluster.model.objective import Objective
 from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
@@ -33,6 +33,7 @@ from .step_policy import LearnedPolicy
 from .trained import Trained
 
 MOST_KEYS, MOST_KEY = 100, 100  # of a schema, and letters of each
+MOST_WORDS = 1000  # letters of what is said of a file
 THEIRS = b"_stable_baselines3_version"  # an entry of the files of Stable-Baselines3
 
 
@@ -93,17 +94,13 @@ def load_policy(path: Path) -> LearnedPolicy:
     try:
         schema, network, arrays = _read(path)
     except CheckpointError as error:
-        raise CheckpointError(_one_line(str(error))) from error
+        raise CheckpointError(in_one_line(str(error))[:MOST_WORDS]) from error
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such checkpoint") from error
     except UNREADABLE as error:
-        raise CheckpointError(_one_line(f"{path} is no checkpoint or is damaged: {error}")) from error
+        raise CheckpointError(in_one_line(f"{path} is no checkpoint or is damaged: {error}")[:MOST_WORDS]) from error
     network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-    return policy_of(path.stem, schema, network)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:1000]
+    return policy_of(in_one_line(path.stem), schema, network)
 
 
 def policy_of(name: str, schema: Schema, network: Network) -> LearnedPolicy:

@@ -14,6 +14,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor, nn
 
 from ...cluster.files.errors import CheckpointError
+from ...cluster.files.output_file import in_one_line
 from ...envs.border.spaces import mark_of
 from ..learned.checkpoint import layout_of, schema_of
 from ..learned.network import Layout, Network
@@ -54,7 +55,7 @@ class SB3Policy(LearnedPolicy):
             usual, (schema, network) = type(model).__name__, _live(model, asked)
         else:
             path = Path(model)
-            usual, (schema, network) = path.stem, read_model(path, asked)
+            usual, (schema, network) = in_one_line(path.stem), read_model(path, asked)
         super().__init__(name or usual, schema, network)
 
 

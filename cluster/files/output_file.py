@@ -59,6 +59,11 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def in_one_line(text: str) -> str:
+    """Return text in one line, without what would steer a terminal: names and causes may come from anybody."""
+    return " ".join("".join(it if it.isprintable() else " " for it in readable(text)).split())
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a path to write to; what stands there then replaces a file at once, or not at all if the writing fails."""

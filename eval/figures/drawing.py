@@ -1,9 +1,10 @@
 """What all figures have in common: colours, style, and the files they become."""
 
 import io
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..comparison import Comparison
 
@@ -73,13 +74,20 @@ def short(name: str) -> str:
 
 def svg(figure: "Figure", name: str, title: str, caption: str) -> Picture:
     """Return a picture of lines."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return Picture(f"{name}.svg", title, caption, "image/svg+xml", buffer.getvalue())
+    return Picture(
+        f"{name}.svg", title, caption, "image/svg+xml", _saved(figure, format="svg", metadata={"Date": None})
+    )
 
 
 def png(figure: "Figure", name: str, title: str, caption: str) -> Picture:
     """Return a picture of points: a schedule has too many shapes for a drawing of lines."""
+    return Picture(f"{name}.png", title, caption, "image/png", _saved(figure, format="png", dpi=150))
+
+
+def _saved(figure: "Figure", **options: Any) -> bytes:
+    """Return what a figure is saved as; a box stands for a letter that Matplotlib's font does not have."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
-    return Picture(f"{name}.png", title, caption, "image/png", buffer.getvalue())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(buffer, **options)
+    return buffer.getvalue()

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from ...cluster.files.errors import PluginError
+from ...cluster.files.output_file import in_one_line
 
 
 class Miss(StrEnum):
@@ -44,5 +45,5 @@ class MissError(PluginError):
 
     def __init__(self, kind: Miss, reason: str) -> None:
         head = reason[: 2 * MOST_REASON]
-        super().__init__(" ".join("".join(sign if sign.isprintable() else " " for sign in head).split())[:MOST_REASON])
+        super().__init__(in_one_line(head)[:MOST_REASON])
         self.kind = kind

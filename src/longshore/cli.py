@@ -12,6 +12,7 @@ import typer
 from typer.main import get_command
 
 from .cluster.files.errors import LongshoreError, ManyProblemsError
+from .cluster.files.output_file import in_one_line
 from .commands import adding
 from .scheduler.commands.adding import add_commands
 from .scheduler.files.paths import GONE, is_gone
@@ -55,10 +56,10 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
-            typer.echo(f"longshore: warning: {record.getMessage()}", err=True)
+            typer.echo(f"longshore: warning: {in_one_line(record.getMessage())}", err=True)
         elif record.getMessage() not in self._shown:  # a file may be read several times
             self._shown.add(record.getMessage())
-            typer.echo(f"longshore: {record.getMessage()}", err=True)
+            typer.echo(f"longshore: {in_one_line(record.getMessage())}", err=True)
 
 
 def main() -> None:
@@ -80,14 +81,14 @@ def main() -> None:
         sys.exit(2)
     except LongshoreError as error:
         for each in error.errors if isinstance(error, ManyProblemsError) else (error,):
-            typer.echo(f"longshore: {' '.join(str(each).split())}", err=True)
+            typer.echo(f"longshore: {in_one_line(str(each))}", err=True)
         sys.exit(2)
 
 
 def _tell_wrong_usage(error: typer.TyperException) -> None:
     """Say what is wrong with a command line, in one line; with how it is used, where somebody sits before it."""
     context: typer.Context | None = getattr(error, "ctx", None)
-    problem = " ".join(error.format_message().split()).removesuffix(".")
+    problem = in_one_line(error.format_message()).removesuffix(".")
     if not problem:  # no command was named, and the help has been shown
         return
     for said, meant in PLAIN.items():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.networks.candidates import CandidatePolicy
-from longshore.agents.rehearsals import GROUPS, decisions_by
+from longshore.agents.rehearsals import decisions_by
 from longshore.agents.rehearsals import rehearsals_of as rehearsals_of_runs
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.kernels import ahead, kept
@@ -25,6 +25,7 @@ from longshore.cluster.kernels.compiled import Kernel, kernel
 from longshore.cluster.kernels.kept import alone
 from longshore.commands.compiling import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
+from longshore.training.rehearsals import GROUPS
 from tests.checkout import ROOT
 from tests.command_line import Command
 from tests.support import processes
@@ -336,3 +337,49 @@ print(programs() - before)
     names = [*DECIDES, *(f"rollout:{it}@h2" for it in DECIDES[2:]), "rollout:patient"]
     done = processes.run([sys.executable, "-c", code, *names], capture_output=True, check=True, timeout_s=300)
     assert done.stdout.strip() == "set()"
+
+
+TRAININGS = {
+    "group": "--preset hetero64 --steps 2048",
+    "distil": "--preset hetero64 --algo distil --steps 64",
+    "ppo": "--preset patent4-ours --steps 512",
+    "a2c": "--preset patent4-ours --algo a2c --steps 512",
+    "patent": "--preset patent4 --steps 512",
+}
+
+
+@pytest.mark.full
+@needs_numba
+@pytest.mark.parametrize("asked", TRAININGS.values(), ids=TRAININGS)
+def test_a_training_has_nothing_left_to_compile_that_was_rehearsed(asked: str, tmp_path: Path) -> None:
+    code = """
+import sys
+from unittest import mock
+import gc
+from longshore import cli
+from longshore.cluster.kernels.ahead import _found
+from longshore.cluster.kernels.compiled import Kernel
+from longshore.commands import training
+def programs():
+    return {(it.key, str(each)) for it in gc.get_objects() if isinstance(it, Kernel) for each in it.overloads}
+before = set()
+def rehearse(names):
+    for name in names:
+        _found(name).play()
+    before.update(programs())
+with mock.patch.object(training, "compile_first", rehearse):
+    try:
+        cli.main()
+    except SystemExit as end:
+        assert not end.code, end.code
+assert before
+print(sorted(programs() - before))
+"""
+    done = processes.run(
+        [sys.executable, "-c", code, "train", *asked.split(), "--logdir", str(tmp_path)],
+        capture_output=True,
+        check=False,
+        timeout_s=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ....cluster.files.output_file import in_one_line
+
 WRONG = 2  # exit status
 
 app = typer.Typer(no_args_is_help=True, help="Look through the configuration of a scheduler.")
@@ -25,7 +27,7 @@ def check(
 
     found = checked(file)
     for problem in found.problems:
-        typer.echo(f"longshore: {' '.join(str(problem).split())}", err=True)
+        typer.echo(f"longshore: {in_one_line(str(problem))}", err=True)
     if found.problems:
         raise typer.Exit(WRONG)
     for line in summary(found):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict
 
+from ....cluster.files.output_file import in_one_line
 from ...model.placement import Placement
 from ...model.quarantine import WHOLE, Clears, Finding, Place
 from ...preflight.check import Outcome, Result
@@ -32,7 +33,7 @@ def findings_of(report: Report, placement: Placement, at_s: float, of_job: Conta
         place = _place_of(it, chosen)
         how = "did not pass" if it.outcome is Outcome.FAIL else "did not come to an end"
         finding = Finding(
-            place, it.check, f"{it.check} {how}", _evidence(it), in_one_line(it.action), Clears.CHECKS, at_s
+            place, it.check, f"{it.check} {how}", _evidence(it), short(it.action), Clears.CHECKS, at_s
         )  # fmt: skip
         found.setdefault((place, it.check), finding)
     return list(found.values())
@@ -40,13 +41,13 @@ def findings_of(report: Report, placement: Placement, at_s: float, of_job: Conta
 
 def lines_of(report: Report) -> tuple[str, ...]:
     """Return a line for each thing that is wrong: where, evidence, and what to do."""
-    return tuple(map(in_one_line, report.diagnostics()))
+    return tuple(map(short, report.diagnostics()))
 
 
 def told_of(results: Iterable[Result]) -> list[Mapping[str, object]]:
     """Return results as an event holds them, the first ones only."""
     cut = [asdict(it) for it in list(results)[:MOST_TOLD]]
-    return [{name: in_one_line(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut]
+    return [{name: short(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut]
 
 
 def _place_of(result: Result, chosen: Container[tuple[str, int]]) -> Place:
@@ -59,9 +60,9 @@ def _evidence(result: Result) -> str:
     where = f"{result.device}: " if result.device else ""
     wanted = f", wanted {result.wanted}" if result.wanted else ""
     is_told = result.got or result.wanted
-    return in_one_line(where + (f"got {result.got or 'nothing'}{wanted}" if is_told else result.reason))
+    return short(where + (f"got {result.got or 'nothing'}{wanted}" if is_told else result.reason))
 
 
-def in_one_line(text: str) -> str:
+def short(text: str) -> str:
     """Return a text in one line that is not too long: a check of strangers may say anything."""
-    return " ".join("".join(it if it.isprintable() else " " for it in text).split())[:MOST_TEXT]
+    return in_one_line(text)[:MOST_TEXT]

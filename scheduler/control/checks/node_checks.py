@@ -40,7 +40,7 @@ from ...store.rows.attempts import AttemptRow
 from ...store.rows.events import append_all
 from ...store.rows.leases import check_fence
 from ...store.rows.retrying import bring_forward
-from .findings import findings_of, in_one_line, lines_of, told_of
+from .findings import findings_of, lines_of, short, told_of
 
 log = logging.getLogger(__name__)
 
@@ -353,7 +353,7 @@ class NodeChecks:
         self._tried.pop(begun.job, None)
         times = self._waited[begun.job] = self._waited.get(begun.job, 0) + 1
         wait_s = min(LONGEST_S, FIRST_S * 2.0 ** min(times - 1, 10))
-        return _Unfit(f"{_NOT_PASSED[begun.when]}: {'; '.join(map(in_one_line, diagnostics))}", wait_s)
+        return _Unfit(f"{_NOT_PASSED[begun.when]}: {'; '.join(map(short, diagnostics))}", wait_s)
 
 
 def _round_name(attempt: str, when: str) -> str:

@@ -9,7 +9,7 @@ from ..cluster.files.errors import InputError
 from .progress import compile_all
 
 SERVE = "serve"
-GROUP_NAMES = ("heuristics", "candidates", "networks", "environments", SERVE)  # tests hold them to what there is
+GROUP_NAMES = ("heuristics", "candidates", "networks", "environments", "training", SERVE)  # all that there are
 
 
 def compile_(
@@ -23,8 +23,8 @@ def compile_(
 ) -> None:
     """Compile beforehand what other commands would compile at their first use, such as in an image for containers.
 
-    heuristics: for evaluate and simulate. candidates, networks: for checkpoints, and rollouts. environments: for
-    training. serve: for a scheduler and its policy.
+    heuristics: for evaluate and simulate. candidates, networks: for checkpoints, and rollouts. environments,
+    training: for those, and for train and tune. serve: for a scheduler and its policy.
 
     What was compiled before is left alone, so that an interrupted command goes on where it stopped. Code is kept in
     $XDG_CACHE_HOME/longshore (~/.cache/longshore if that is not set), which may be read-only afterwards.
@@ -34,11 +34,11 @@ def compile_(
         raise typer.BadParameter(f"there is no group {wrong[0]!r}; take some of {', '.join(GROUP_NAMES)}")
     if config and SERVE not in asked:
         raise typer.BadParameter(f"--config goes with the group {SERVE}")
-    from ..agents.rehearsals import GROUPS
     from ..cluster.kernels.ahead import missing
     from ..cluster.kernels.kept import can_be_kept, folder
     from ..scheduler.mirror.rehearsal import rehearsals_of
     from ..scheduler.settings import Settings, read_settings
+    from ..training.rehearsals import GROUPS
 
     policy = (read_settings(config).settings if config else Settings()).policy
     serve = rehearsals_of(*filter(None, (policy.fallback, policy.name)))

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from ..cluster.files.errors import PluginError
+from ..cluster.files.output_file import in_one_line
 from ..scheduler.files.paths import check_present_folder
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
 
     to = console(stderr=True)
     if not to.is_terminal:
-        with Lines(lambda text: to.print(f"{text} ...")) as lines:
+        with Lines(lambda text: to.print(f"{in_one_line(text)} ...")) as lines:
             lines.tell(first)
             with telling_of_compiling(lines.tell, lines.note):
                 yield lines.tell
@@ -93,7 +94,7 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
     with to.status(Text(f"{first} ...")) as status:
 
         def show(text: str) -> None:
-            status.update(Text(f"{text} ..."))
+            status.update(Text(f"{in_one_line(text)} ..."))
 
         with telling_of_compiling(show, show):
             yield show

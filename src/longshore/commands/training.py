@@ -176,8 +176,8 @@ def train(
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C and SIGTERM keep everything."""
     with progress("starting"):
-        from ..agents.rehearsals import rehearsals_for
         from ..training.config import config_of, with_numbers, with_objective, with_parameter_file
+        from ..training.rehearsals import rehearsals_for
         from ..training.run import train as run
 
     beginning = _beginning(init, online, history, objective)

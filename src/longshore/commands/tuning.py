@@ -53,8 +53,8 @@ def tune(
 ) -> None:
     """Search for better hyper-parameters of `longshore train`. The same command goes on after Ctrl-C or SIGTERM."""
     with progress("starting"):
-        from ..agents.rehearsals import rehearsals_for
         from ..training.config import config_of, with_objective
+        from ..training.rehearsals import rehearsals_for
         from ..training.tuning.study import tune as search
 
     config = config_of(

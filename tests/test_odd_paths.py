@@ -1,0 +1,85 @@
+"""Commands take files of any name, and write files of any name."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.files.output_file import in_one_line, readable
+from tests.checkout import ROOT, SMALL
+from tests.command_line import Command
+
+# Bytes that are no UTF-8, what pages, figures, progress and formats take for their own, and what a shell does.
+NAMES = ("caf\udce9 日本 🏖 %s {x} $x $\\frac <b>&amp;'\" ~ [red]x[bold]", "a\nb\x1b[31m\tc", "-x ")
+CHECKPOINTS = ROOT / "src" / "longshore" / "checkpoints"
+JOBS = "id,gpus,work_s,submit_s\n" + "".join(f"{at},{1 + at % 2},{100 + at},{10 * at}\n" for at in range(200))
+
+
+class Files:
+    """A cluster, a trace and a policy, each of one name."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
+        self.cluster, self.trace, self.policy = (folder / f"{name}{end}" for end in (".yaml", ".csv", ".zip"))
+        shutil.copy(SMALL, self.cluster)
+        shutil.copy(CHECKPOINTS / "hetero64-1.zip", self.policy)
+        self.trace.write_text(JOBS)
+
+
+def assert_plain(told: str) -> None:
+    """Nothing of it steers a terminal, and each of its lines says what it is about."""
+    assert all(it.isprintable() for it in told.splitlines())
+
+
+@pytest.fixture(params=NAMES, ids=ascii)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def files(tmp_path: Path, name: str) -> Files:
+    return Files(tmp_path, name)
+
+
+@pytest.mark.full
+def test_a_comparison_takes_and_writes_them(longshore: Command, files: Files, name: str) -> None:
+    page, figures = files.folder / f"{name}.html", files.folder / f"{name}.json"
+    done = longshore(
+        "evaluate", "--cluster", files.cluster, "--trace", files.trace, "--policy", files.policy, "--policy", "pack",
+        "--report", page, "--json", figures,
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert_plain(done.err)
+    assert "</html>" in page.read_text(encoding="utf-8")
+    assert in_one_line(files.policy.stem) in json.loads(figures.read_text("utf-8"))["policies"]
+
+
+@pytest.mark.few(1)
+def test_a_simulation_takes_and_writes_them(longshore: Command, files: Files, name: str) -> None:
+    jobs, events = files.folder / f"{name}.jobs", files.folder / f"{name}.events"
+    done = longshore(
+        "simulate", "--cluster", files.cluster, "--trace", files.trace, "--policy", files.policy, "--jobs-out", jobs,
+        "--events", events,
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert_plain(done.err)
+    assert len(json.loads(jobs.read_text())) == 200
+
+
+@pytest.mark.full
+def test_a_training_takes_and_writes_them(longshore: Command, files: Files, name: str) -> None:
+    logdir = files.folder / readable(name)
+    asked = ["train", "--trace", files.trace, "--cluster", files.cluster, "--steps", 64, "--preset", "traces"]
+    done = longshore(*asked, "--logdir", logdir)
+    assert done.status == 0, done.err
+    assert_plain(done.err)
+    assert list(logdir.glob("*/best.zip"))
+
+
+@pytest.mark.full
+def test_a_folder_that_tensorboard_could_not_write_is_refused_in_one_line(longshore: Command, tmp_path: Path) -> None:
+    done = longshore("train", "--preset", "patent4", "--steps", 64, "--logdir", tmp_path / "caf\udce9")
+    assert done.status == 2
+    assert done.err.splitlines()[-1].startswith("longshore: ")
+    assert "Traceback" not in done.err
