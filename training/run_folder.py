@@ -117,8 +117,8 @@ class RunFolder:
         self._began_at, self._began, self._validated_at = steps, time.monotonic(), steps
         values = self.config.model_dump()
         values |= values.pop("hyperparameters") | values.pop("group") | values.pop("distil")
-        flat = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        flat |= {name: readable(value) for name, value in values.items() if isinstance(value, str)}
+        plain = {name: readable(value) if isinstance(value, str) else value for name, value in values.items()}
+        flat = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
         metrics: dict[str, float] = {"validation/percent": 0.0, "rollout/makespan_h": 0.0}
         self.logger.record("hparams", HParam(flat, metrics), exclude=("stdout", "log"))
 
