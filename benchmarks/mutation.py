@@ -5,7 +5,8 @@ if it passes without the fault. Tests of a lane that would take longer than a bo
 behind it for a fault that is found at all. What is done is kept: a run that was stopped goes on.
 
 A fault in a kernel is tried with the kernels as plain Python first, for the quickest tests, and then compiled anew,
-which takes minutes. A fault elsewhere leaves the machine code of the kernels as it is.
+which takes minutes. Plain Python also raises errors where machine code computes on; how many faults were found by it
+alone is said. A fault elsewhere leaves the machine code of the kernels as it is.
 """
 
 import json
@@ -22,8 +23,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
-
-from longshore.cluster.kernels import kept
 
 from . import reach
 from .code_faults import Fault, sample
@@ -49,6 +48,7 @@ class Verdict(NamedTuple):
 
     word: str
     test: str = ""
+    kernels: str = "compiled"  # or plain Python
 
 
 class Copy:
@@ -84,20 +84,31 @@ class Copy:
             path.write_text(text, encoding="utf-8")
             shutil.rmtree(self.kernels, ignore_errors=True)
 
-    def keep_kernels(self) -> None:
+    def kernels_folder(self) -> Path:
+        """Return where machine code is kept for the sources as they are."""
+        return Path(self._python("-c", WHERE_KERNELS).strip() or self.kernels / "of a module that fails")
+
+    def take_kernels(self, sound: "Copy") -> None:
         """Take the machine code of the sound sources for that of these, where no kernel differs."""
-        target = Path(self._python("-c", WHERE_KERNELS).stdout.strip() or self.kernels / "of a module that fails")
-        shutil.copytree(kept.folder(), target, dirs_exist_ok=True)
+        shutil.copytree(sound.kernels_folder(), self.kernels_folder(), dirs_exist_ok=True)
 
     def compile(self) -> None:
         """Compile all kernels anew; those that cannot be are found by the tests that need them."""
         self._python("-m", "longshore", "compile")
 
-    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=self.place, env=self._environment(plain=False), capture_output=True,
-            text=True, check=False, timeout=COMPILE_S,
+    def _python(self, *arguments: str) -> str:
+        """Return what Python writes, nothing if it fails or takes too long: a fault may let it run for ever."""
+        run = subprocess.Popen(
+            [sys.executable, *arguments], cwd=self.place, env=self._environment(plain=False), stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, start_new_session=True,
         )  # fmt: skip
+        try:
+            out, _ = run.communicate(timeout=COMPILE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, 9)
+            run.wait(60)
+            return ""
+        return "" if run.returncode else out
 
     def _environment(self, *, plain: bool) -> dict[str, str]:
         return {
@@ -161,15 +172,15 @@ class Trial(NamedTuple):
             return dict.fromkeys(LANES, Verdict("unreached"))
         quickest = [it for it in self.tests if it in quick_lane]
         if self.fault.path.startswith(COMPILED):
-            if reach.is_in_plain_function(ROOT, self.fault.path, self.fault.line):
-                self.pair.faulty.keep_kernels()
+            if reach.leaves_kernels(ROOT, self.fault.path, self.fault.line):
+                self.pair.faulty.take_kernels(self.pair.sound)
             else:
                 found = self._run(quickest, "quick", PLAIN_S, plain=True)
                 if found.word == "found":
                     return dict.fromkeys(LANES, found)
                 self.pair.faulty.compile()
         else:
-            self.pair.faulty.keep_kernels()
+            self.pair.faulty.take_kernels(self.pair.sound)
         quick = self._run(quickest, "quick", MOST_S["quick"])
         return {
             "quick": quick,
@@ -191,7 +202,7 @@ class Trial(NamedTuple):
             suspects = [failed] if failed else left
             alone = self.pair.sound.first_failure(suspects, lane, plain=plain, most_s=limit_s)
             if alone is None:
-                return Verdict("found", failed)
+                return Verdict("found", failed, "plain Python" if plain else "compiled")
             unfit.add((plain, alone or failed))
             left = [test for test in left if test != (alone or failed)] if failed or alone else []
         return Verdict("missed")
@@ -217,20 +228,21 @@ def tests_of_lane(root: Path, lane: str) -> frozenset[str]:
 
 def measure() -> Iterator[Row]:
     """Record what tests reach, seed faults, and count those that are found."""
-    KEPT.mkdir(parents=True, exist_ok=True)
-    if not (KEPT / "reach" / "done").exists():
-        progress(f"recording which test reaches which line, into {KEPT}")
-        reach.record(ROOT, KEPT / "reach", ["-q", "-m", "", "-n", "4", "--dist", "loadfile"])
-        (KEPT / "reach" / "done").touch()
-    known = reach.read(ROOT, KEPT / "reach")
+    kept = KEPT / reach.state_of(ROOT)
+    kept.mkdir(parents=True, exist_ok=True)
+    if not (kept / "reach" / "done").exists():
+        progress(f"recording which test reaches which line, into {kept}")
+        reach.record(ROOT, kept / "reach", ["-q", "-m", "", "-n", "5", "--dist", "loadfile"])
+        (kept / "reach" / "done").touch()
+    known = reach.read(ROOT, kept / "reach")
     quick_lane = tests_of_lane(ROOT, "quick")
     faults = sample(ROOT, FAULTS, SEED)
-    results = KEPT / "verdicts.json"
+    results = kept / "verdicts.json"
     verdicts: dict[str, dict[str, list[str]]] = json.loads(results.read_text()) if results.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         pairs: SimpleQueue[Pair] = SimpleQueue()
         sound, unfit = Copy(ROOT, Path(folder) / "sound"), set[tuple[bool, str]]()
-        sound.keep_kernels()
+        sound.compile()
         for at in range(len(os.sched_getaffinity(0))):
             pairs.put(Pair(Copy(ROOT, Path(folder) / f"faulty-{at}"), sound, unfit))
 
@@ -257,6 +269,8 @@ def measure() -> Iterator[Row]:
     yield Row("faults seeded", len(ours), "faults")
     yield Row("reached by no test", sum(verdict["full"][0] == "unreached" for verdict in ours), "faults")
     yield Row("found by make test-full", found["full"], "faults")
+    plain = sum(verdict["full"][2] == "plain Python" for verdict in ours)
+    yield Row("of those with kernels as plain Python, not tried compiled", plain, "faults")
     yield Row("found by make test, of those", 100.0 * found["quick"] / max(1, found["full"]), "%", least=97.0)
 
 

@@ -1,8 +1,10 @@
 """Which tests reach a line: recorded by coverage.py, and by the calls of kernels, whose lines it cannot see."""
 
 import ast
+import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,9 @@ source = {sources}
 """
 SOURCES = ("agents", "cluster", "envs", "eval", "planner", "scheduler", "src", "tests", "training")
 STEP_TIMEOUT_S = 7200.0
+COMPILED = ("agents/", "cluster/", "envs/")  # the rooms with kernels
+COMPILING, NUMBA = "cluster/kernels/", r"^(?:from|import) (?:numba|llvmlite)"
+OURS = ("mutation.py", "reach.py", "code_faults.py")
 
 
 class Reach(NamedTuple):
@@ -123,10 +128,36 @@ def is_outside_functions(root: Path, path: str, line: int) -> bool:
     return not any(it.first <= line <= it.last for it in functions)
 
 
-def is_in_plain_function(root: Path, path: str, line: int) -> bool:
-    """Say whether a line is of a function that is no kernel: then no kernel is another one without it."""
-    around = [it for it in _graph(root).functions if it.path == path and it.first <= line <= it.last]
-    return bool(around) and not any(it.is_kernel or it.is_table for it in around)
+def leaves_kernels(root: Path, path: str, line: int) -> bool:
+    """Say whether a change of a line leaves all machine code as it is.
+
+    The line is of a plain function, of which nothing at the top of a module makes a constant, in a file that has no
+    part in compiling itself.
+    """
+    graph = _graph(root)
+    around = [it for it in graph.functions if it.path == path and it.first <= line <= it.last]
+    compiles = path.startswith(COMPILING) or re.search(NUMBA, (root / path).read_text(encoding="utf-8"), re.MULTILINE)
+    if compiles or not around or any(it.is_kernel or it.is_table for it in around):
+        return False
+    seen, due = {it.name for it in around}, [it.name for it in around]
+    while due:  # who calls it, and who calls those
+        name = due.pop()
+        if name in graph.at_import:
+            return False
+        for user in graph.users[name]:
+            if user.name not in seen and user.path.startswith(COMPILED):
+                seen.add(user.name)
+                due.append(user.name)
+    return True
+
+
+def state_of(root: Path) -> str:
+    """Return what tells apart states of the sources, their tests and what seeds faults."""
+    digest = hashlib.sha256()
+    paths = [path for room in SOURCES for path in (root / room).rglob("*.py")]
+    for path in sorted((*paths, *(root / "benchmarks" / name for name in OURS))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def callers_of(root: Path, path: str, line: int) -> Iterator[tuple[str, int, int]]:
@@ -161,6 +192,7 @@ class Function(NamedTuple):
 class _Graph(NamedTuple):
     functions: list[Function]
     users: Mapping[str, list[Function]]  # of a name: names are taken as unique, which only adds tests
+    at_import: frozenset[str]  # names that modules of the rooms with kernels use while they are imported
 
 
 _graphs: dict[Path, _Graph] = {}
@@ -170,13 +202,16 @@ def _graph(root: Path) -> _Graph:
     if root not in _graphs:
         functions: list[Function] = []
         users: dict[str, list[Function]] = defaultdict(list)
+        at_import = set[str]()
         for room in SOURCES:
             for path in sorted((root / room).rglob("*.py")):
+                if f"{room}/" in COMPILED:
+                    at_import |= _names_at_import(path)
                 for function, node in _functions_of(path, root):
                     functions.append(function)
                     for name in _names_in(node) - {function.name}:
                         users[name].append(function)
-        _graphs[root] = _Graph(functions, users)
+        _graphs[root] = _Graph(functions, users, frozenset(at_import))
     return _graphs[root]
 
 
@@ -195,6 +230,12 @@ def _functions_of(path: Path, root: Path) -> Iterator[tuple[Function, ast.stmt]]
                 if isinstance(target, ast.Name):
                     last = top.end_lineno or 0
                     yield Function(target.id, where, top.lineno, last, is_kernel=False, is_table=True), top
+
+
+def _names_at_import(path: Path) -> set[str]:
+    tops = ast.parse(path.read_text(encoding="utf-8")).body
+    plain = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return {name for top in tops if not isinstance(top, plain) for name in _names_in(top)}
 
 
 def _names_in(node: ast.AST) -> set[str]:

@@ -15,7 +15,7 @@ from ..agents.protocol import Policy
 from ..agents.registry import checkpoint_in, find_policy
 from ..agents.rehearsals import rehearsals_of
 from ..cluster.files.errors import InputError
-from ..cluster.files.output_file import check_outputs, make_folder
+from ..cluster.files.output_file import check_outputs, in_one_line, make_folder
 from ..cluster.model.outcome import Event, Outcome, overloaded
 from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import Scenarios, same_jobs
@@ -294,11 +294,11 @@ def told_apart(named: Sequence[tuple[str, Policy]]) -> list[Policy]:
     for checkpoints in alike.values():
         longest = max(len(parts) for _, parts in checkpoints)
         for count in range(2, longest + 1):
-            tails = [parts[-count:] for _, parts in checkpoints]
+            tails = [in_one_line("/".join(parts[-count:])) for _, parts in checkpoints]
             if len(set(tails)) == len(tails) > 1:
                 for (policy, _), tail in zip(checkpoints, tails, strict=True):
                     base: Any = getattr(policy, "base", policy)
-                    base.name = "/".join(tail)
+                    base.name = tail
                 break
     return [policy for _, policy in named]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.output_file import in_one_line, readable
+from longshore.training.config import TrainingConfig
 from tests.checkout import ROOT, SMALL
 from tests.command_line import Command
 
@@ -27,9 +28,11 @@ class Files:
         self.trace.write_text(JOBS)
 
 
-def assert_plain(told: str) -> None:
-    """Nothing of it steers a terminal, and each of its lines says what it is about."""
-    assert all(it.isprintable() for it in told.splitlines())
+def assert_plain(said: str) -> None:
+    """Nothing of it steers a terminal, and no name is cut in two."""
+    assert "\x1b" not in said
+    assert "\nb" not in said
+    assert all(it.isprintable() for it in said.split("\n"))
 
 
 @pytest.fixture(params=NAMES, ids=ascii)
@@ -83,3 +86,19 @@ def test_a_folder_that_tensorboard_could_not_write_is_refused_in_one_line(longsh
     assert done.status == 2
     assert done.err.splitlines()[-1].startswith("longshore: ")
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("letters", [10, 100, 240])
+def test_the_folder_of_a_run_has_a_name_that_file_systems_take(letters: int) -> None:
+    traces = ["\udce9" * letters + end for end in ("a.csv", "b.csv")]
+    names = {TrainingConfig(preset="traces", steps=1, seed=0, reward="jct", traces=(it,)).name for it in traces}
+    assert len(names) == 2
+    for it in names:
+        assert len(it.encode()) <= 200
+        assert it.isprintable()
+
+
+def test_a_configuration_that_is_none_is_refused_however_deep_it_is() -> None:
+    for text in ("", "null", "[" * 100_000, '{"steps": ' * 100_000):
+        with pytest.raises(ValueError):  # noqa: PT011
+            TrainingConfig.of_text(text)

@@ -1,5 +1,6 @@
 """What a training run was asked to do, kept in its folder as config.json."""
 
+import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,6 +35,7 @@ BY_CANDIDATES = ("group", "distil")
 USUAL_STEPS = {"distil": 175_000.0}  # a decision that is labelled takes as long as some thousand steps
 MOST_STEPS = 1e15  # decades at any speed
 MOST_ENVIRONMENTS, MOST_BUFFER = 16_384, 10**9
+MOST_NAME = 200  # bytes of a run's folder: with what is put before and behind it, a file system takes 255
 
 
 def with_several(content: object) -> object:
@@ -104,7 +106,10 @@ class TrainingConfig(BaseModel):
         Raises:
             ValueError: If it is none.
         """
-        return cls.model_validate(json.loads(text))
+        try:
+            return cls.model_validate(json.loads(text))
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
 
     def as_text(self) -> str:
         """Return it as a file holds it, whatever the names of files in it are: JSON of ASCII."""
@@ -153,7 +158,11 @@ class TrainingConfig(BaseModel):
             *parameters,
             str(self.seed),
         )
-        return in_one_line("-".join(parts))  # others write below it, who know UTF-8 alone
+        name = in_one_line("-".join(parts))  # others write below it, who know UTF-8 alone
+        if len(name.encode()) <= MOST_NAME:
+            return name
+        rest = "-" + hashlib.sha256(name.encode()).hexdigest()[:8]
+        return name.encode()[: MOST_NAME - len(rest)].decode(errors="ignore") + rest
 
     @property
     def regimes(self) -> tuple[Regime, ...]:

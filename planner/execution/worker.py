@@ -22,6 +22,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from ...cluster.files.errors import InputError, LongshoreError
+from ...cluster.files.output_file import in_one_line
 from ...reporting import Steps
 from ..model.break_even import Offload
 from ..model.playing import Schedule, schedule_of
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -
         _check_environment(plan)
         _train(plan, given)
     except (BuildError, LongshoreError) as error:
-        print(f"longshore.stage: {' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"longshore.stage: {in_one_line(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
         return 2
     return 0
 

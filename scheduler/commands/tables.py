@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import typer
 
+from ...cluster.files.output_file import in_one_line
+
 GAP, CUT = "  ", "…"
 LEAST = 8  # characters that a column keeps which is cut
 
@@ -34,7 +36,7 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
         rows: Their cells.
         width: Of the terminal, None where lines may be of any length.
     """
-    cells = [[column.title for column in columns], *([plain(cell) for cell in row] for row in rows)]
+    cells = [[column.title for column in columns], *([in_one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     if width is not None:
         _narrow(columns, widths, width)
@@ -59,8 +61,3 @@ def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) 
         for column, cell, width in zip(columns, cut, widths, strict=True)
     ]
     return GAP.join(padded).rstrip()
-
-
-def plain(text: str) -> str:
-    """Return text in one line, without what would steer a terminal: causes come from programs of others."""
-    return "".join(letter if letter.isprintable() else " " for letter in text).strip()

@@ -28,7 +28,7 @@ About = Callable[[str], AbstractContextManager[None]]
 
 HEALTH = "health"  # kind of events
 LOOK_S = 4.0  # between two looks at what an attempt has told
-SILENT_LOOK_S = 30.0  # at most, at one that has told nothing so far: as long as it has been followed
+SILENT_LOOK_S = 30.0  # at most, at one that is silent so far: as long as it has been followed
 RECORD_S = 60.0  # between two times that computing times of what runs are recorded
 GAP_S = 30.0  # more than there should be between two looks: what happened meanwhile is nobody's fault
 CHECKS = 3  # in a row at which steps are slow before that counts
@@ -266,6 +266,7 @@ class StepMonitor:
         one.looked_s = now_s
         one.figures = _figures(one)
         if not one.watch.tells:
+            one.began_s = min(one.began_s, now_s)  # the clock may have been set back
             one.look_at_s = now_s + min(max(now_s - one.began_s, LOOK_S), SILENT_LOOK_S)
         if any(each.saved for each in told):
             found.saved[it.name] = _last([found.saved.get(it.name, ()), *(saved_in(each.saved) for each in told)])

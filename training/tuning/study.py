@@ -251,10 +251,17 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
         raise InputError("Optuna, which proposes hyper-parameters, is not installed", "pip install 'longshore[tune]'")
     folder = logdir / f"tune-{config.name}"
     make_folder(folder, "--logdir")
-    asked, kept = config.as_text(), folder / ASKED
-    if kept.exists() and kept.read_text() != asked:
+    kept = folder / ASKED
+    if kept.exists() and not _is_of(config, kept.read_text()):
         raise InputError(
             "this study was asked for something else", "take another --logdir or --seed, or remove it", path=folder
         )
-    kept.write_text(asked)
+    kept.write_text(config.as_text())
     return folder
+
+
+def _is_of(config: TrainingConfig, text: str) -> bool:
+    try:
+        return TrainingConfig.of_text(text) == config
+    except ValueError:
+        return False

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 import typer
 
 from ....cluster.files.errors import PluginError
+from ....cluster.files.output_file import in_one_line
 
 AGAIN_S = 1.5  # of silence, after which what is being done is said again
 COMPILING = "compiling, once after an install or upgrade"
@@ -20,9 +21,9 @@ def saying(text: str) -> Iterator[Callable[[str], None]]:
 
     def say_again() -> None:
         while not ended.wait(AGAIN_S):
-            typer.echo(f"{last[-1]} ..., {time.monotonic() - began_s:.0f} s so far", err=True)
+            typer.echo(f"{in_one_line(last[-1])} ..., {time.monotonic() - began_s:.0f} s so far", err=True)
 
-    typer.echo(f"{text} ...", err=True)
+    typer.echo(f"{in_one_line(text)} ...", err=True)
     thread = threading.Thread(target=say_again, name="saying", daemon=True)
     thread.start()
     try:

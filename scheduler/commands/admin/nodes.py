@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ....cluster.files.output_file import make_folder
+from ....cluster.files.output_file import in_one_line, make_folder
 from ..durations import DURATION, duration_between
 from ..monitoring.quarantine import place_of
 from ..options import DEFAULT_URL, CaOption, JsonOption, UrlOption, client_of, print_json, said
-from ..tables import plain
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -45,14 +44,16 @@ def _cell(node: dict[str, Any], gpu: int) -> str:
 def _words_on(it: dict[str, Any]) -> str:
     """Return why something is in quarantine, and what ends that."""
     evidence = f" ({it['check']}: {it['evidence']})" if it["evidence"] else f" ({it['check']})"
-    return plain(f"{place_of(it)} in quarantine: {it['cause']}{evidence}; {it['action']}; cleared by {it['clears']}")
+    return in_one_line(
+        f"{place_of(it)} in quarantine: {it['cause']}{evidence}; {it['action']}; cleared by {it['clears']}"
+    )
 
 
 def _words(node: dict[str, Any]) -> str:
     found = [] if node["state"] == "alive" else [f"{node['state']}: {node['evidence']}"]
     if node["out_of_service"]:
         found.append(f"out of service: {node['out_of_service']}")
-    return "".join(f"  {plain(words)}" for words in found)
+    return "".join(f"  {in_one_line(words)}" for words in found)
 
 
 def _values(gpu: dict[str, Any]) -> str:

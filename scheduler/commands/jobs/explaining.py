@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from ....cluster.files.output_file import in_one_line
 from ...rules.attempt_step import UNFIT
 from ..options import DEFAULT_URL, CaOption, JobArgument, JsonOption, UrlOption, client_of, print_json
 from .jobs import estimate_text
@@ -26,7 +27,7 @@ def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT
     if not found:
         waiting = asked["waiting"]
         why = "it has ended" if waiting is None else waiting["reason"]
-        typer.echo(f"nothing was decided on it: {why}")
+        typer.echo(f"nothing was decided on it: {in_one_line(why)}")
     if asked["waiting"] is not None and (before := asked["waiting"]["turn"]) is not None:
         typer.echo(f"{'turn':{len(INDENT)}}{_turn(before)}")
     for line in checks_lines(asked):

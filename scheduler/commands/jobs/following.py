@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ....cluster.files.output_file import in_one_line
 from ..options import DEFAULT_URL, CaOption, JsonOption, UrlOption, client_of
 
 
@@ -23,4 +24,6 @@ def events(
         at = datetime.fromtimestamp(it["at_s"], UTC).strftime("%H:%M:%S")
         attempt = "" if it["attempt"] is None else f" attempt {it['attempt']}"
         change = f"{it['was']} -> {it['now']}" if it["was"] else it["now"]
-        typer.echo(f"{it['seq']:8d}  {at}  {it['job'] or '-'}{attempt}  {it['kind']} {change}  {it['cause']}")
+        typer.echo(
+            f"{it['seq']:8d}  {at}  {it['job'] or '-'}{attempt}  {it['kind']} {change}  {in_one_line(it['cause'])}"
+        )

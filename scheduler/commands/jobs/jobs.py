@@ -7,11 +7,12 @@ from typing import Any
 import typer
 
 from ....cluster.files.durations import duration_text
+from ....cluster.files.output_file import in_one_line
 from ...model.job import estimate_words
 from ..moments import clock, moment
 from ..monitoring.sub_tasks import plan_facts, print_sub_tasks
 from ..options import DEFAULT_URL, CaOption, JobArgument, JsonOption, UrlOption, client_of, print_json
-from ..tables import Column, plain, print_table
+from ..tables import Column, print_table
 from .logs import crash_line
 from .rings import print_ring
 
@@ -31,7 +32,7 @@ def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
         return
     facts = _facts(found) | _training(training) | ({} if plan is None else plan_facts(plan))
     for title, value in facts.items():
-        typer.echo(f"{title:10s} {plain(value)}")
+        typer.echo(f"{title:10s} {in_one_line(value)}")
     in_ring = found["spec"].get("failover") == "switch"
     if in_ring and (ring := client_of(url, ca).ring(found["id"])):
         print_ring(ring)

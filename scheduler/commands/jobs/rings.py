@@ -5,7 +5,8 @@ from typing import Any
 
 import typer
 
-from ..tables import Column, plain, print_table
+from ....cluster.files.output_file import in_one_line
+from ..tables import Column, print_table
 
 PHASES = ("detect_s", "stop_s", "choose_s", "form_s", "copy_s", "first_step_s")
 RECOVERIES = (
@@ -28,21 +29,21 @@ def print_ring(ring: Mapping[str, Any]) -> None:
     filled = sum(member >= 0 for member in ring["order"])
     spares = len(ring["spares"])
     typer.echo(
-        f"{'ring':10s} {plain(ring['phase'])}, {filled} of {ring['seats']} seats, {spares} spare{'s' * (spares != 1)}, "
-        f"generation {ring['generation']}, step {ring['step']}"
+        f"{'ring':10s} {in_one_line(ring['phase'])}, {filled} of {ring['seats']} seats, "
+        f"{spares} spare{'s' * (spares != 1)}, generation {ring['generation']}, step {ring['step']}"
     )
     for words in ring["hints"]:
-        typer.echo(f"{'hint':10s} {plain(words)}")
+        typer.echo(f"{'hint':10s} {in_one_line(words)}")
     if ring["relieved"]:
         typer.echo(f"{'slow':10s} {', '.join(map(str, ring['relieved']))}")
     for reason in dict.fromkeys(ring["gone"].values()):
         of = [member for member, its in ring["gone"].items() if its == reason]
         words = f"member{'s' * (len(of) > 1)} {', '.join(of)}: {reason}"
-        typer.echo(f"{'gone':10s} {plain(words)}")
+        typer.echo(f"{'gone':10s} {in_one_line(words)}")
     for it in ring["replacements"]:
         use = "for an empty seat" if it["backup_for"] is None else f"as the backup of member {it['backup_for']}"
         words = f"GPU {it['gpu']} of {it['node']} as rank {it['rank']}, {use}"
-        typer.echo(f"{'came':10s} {plain(words)}")
+        typer.echo(f"{'came':10s} {in_one_line(words)}")
     typer.echo()
     print_table(MEMBERS, [_member(it, ring["spares"]) for it in _by_seat(ring)])
     for it in ring["replacements"][-1:]:

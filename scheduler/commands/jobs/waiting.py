@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ....cluster.files.errors import BackendError
+from ....cluster.files.output_file import in_one_line
 from ..durations import DURATION, duration
 from ..options import DEFAULT_URL, CaOption, JobsArgument, JsonOption, UrlOption, client_of, print_json
 
@@ -44,10 +45,10 @@ def wait(
                 del left[each]
                 ended.append(found)
                 if not json:
-                    typer.echo(f"{each}  {found['state']}  {found['cause']}".rstrip())
+                    typer.echo(f"{each}  {found['state']}  {in_one_line(found['cause'])}".rstrip())
             elif found["state"] == "held" and each not in told:
                 told.add(each)
-                typer.echo(f"longshore: {each} is held: {found['waiting']['reason']}", err=True)
+                typer.echo(f"longshore: {each} is held: {in_one_line(found['waiting']['reason'])}", err=True)
         now_s = time.monotonic()
         if not left or now_s >= until_s:
             break

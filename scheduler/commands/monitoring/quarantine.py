@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ....cluster.files.output_file import in_one_line
 from ..options import DEFAULT_URL, CaOption, JsonOption, UrlOption, client_of, print_json, said
-from ..tables import Column, plain, print_table
+from ..tables import Column, print_table
 
 LOOK_S = 1.0  # between two looks at checks that run
 COLUMNS = (Column("PLACE"), Column("SINCE"), Column("CAUSE", gives=True), Column("CHECK", gives=True),
@@ -66,7 +67,7 @@ def clear(
     typer.echo(f"checking {place}; that goes on if this command is stopped", err=True)
     while left := [it for it in client.quarantines({}) if _is_about(it, asked)]:
         if not any(it["checking"] for it in left):
-            typer.echo(f"{place} stays in quarantine: {plain(left[-1]['checked'])}", err=True)
+            typer.echo(f"{place} stays in quarantine: {in_one_line(left[-1]['checked'])}", err=True)
             raise typer.Exit(1)
         time.sleep(LOOK_S)
     typer.echo(f"{place} is out of quarantine")

@@ -91,7 +91,7 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
             with telling_of_compiling(lines.tell, lines.note):
                 yield lines.tell
         return
-    with to.status(Text(f"{first} ...")) as status:
+    with to.status(Text(f"{in_one_line(first)} ...")) as status:
 
         def show(text: str) -> None:
             status.update(Text(f"{in_one_line(text)} ..."))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ..cluster.files.errors import InputError
+from ..cluster.files.output_file import in_one_line
 from .options import AgeingOption, ClusterOption, FaultsOption, ObjectiveOption, OracleOption, TurnsOption, names
 from .progress import BY_SIGNAL, compile_first, progress, training_progress
 
@@ -219,8 +220,12 @@ def _beginning(init: Path | None, online: Path | None, history: Path | None, obj
 def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoReturn:
     from ..training.online.rounds import Asked, learn_online
 
-    learned = learn_online(Asked(config, served, logdir, lambda: training_progress(config.steps), typer.echo))
+    learned = learn_online(Asked(config, served, logdir, lambda: training_progress(config.steps), _say))
     raise typer.Exit(BY_SIGNAL + learned.interrupted_by)
+
+
+def _say(line: str) -> None:
+    typer.echo(in_one_line(line))
 
 
 def _tell(result: "Result", logdir: Path, config: "TrainingConfig") -> None:

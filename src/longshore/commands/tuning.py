@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..cluster.files.output_file import in_one_line
 from .options import ClusterOption, FaultsOption, ObjectiveOption
 from .progress import BY_SIGNAL, compile_first, progress
 from .training import (
@@ -102,7 +103,7 @@ def _crew(ray: str | None, jobs: int) -> "Crew":
 
 
 def _say(line: str) -> None:
-    typer.echo(line, err=True)
+    typer.echo(in_one_line(line), err=True)
 
 
 def _table(tuned: "Tuned") -> list[str]:

@@ -273,7 +273,10 @@ def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Pa
 
 
 @pytest.mark.parametrize("began_s", [0.5, 3.0, 10.0, 25.0, 100.0, 1000.0])
-def test_who_begins_to_tell_is_heard_as_soon_as_it_was_silent_before(tmp_path: Path, began_s: float) -> None:
+@pytest.mark.parametrize("set_s", [0.0, -3600.0, 3600.0])
+def test_who_begins_to_tell_is_heard_as_soon_as_it_was_silent_before(
+    tmp_path: Path, began_s: float, set_s: float
+) -> None:
     monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}), {})
     steps = tmp_path / "attempts" / "ls-0-1" / "steps-0"
     steps.parent.mkdir()
@@ -282,9 +285,11 @@ def test_who_begins_to_tell_is_heard_as_soon_as_it_was_silent_before(tmp_path: P
     while not monitor.figures:
         if now_s >= 10_000.0 + began_s:
             steps.write_text("train 5 10000.0\n")
-        monitor.look(running, {"ls-0-1"}, lambda _: Watching(), now_s, lambda _: nullcontext())
+        shown_s = now_s + (set_s if now_s > 10_008.0 else 0.0)  # by a clock that is set after some looks
+        monitor.look(running, {"ls-0-1"}, lambda _: Watching(), shown_s, lambda _: nullcontext())
         late_s, now_s = now_s - 10_000.0 - began_s, now_s + 0.25
-    assert late_s <= min(max(LOOK_S, began_s), SILENT_LOOK_S) + 0.25
+    most_s = SILENT_LOOK_S if set_s > 0.0 else min(max(LOOK_S, began_s), SILENT_LOOK_S)
+    assert late_s <= most_s + 0.25
 
 
 def test_a_clock_that_is_set_back_keeps_nobody_from_looking(tmp_path: Path) -> None:
