@@ -24,7 +24,7 @@ class Files:
         self.folder = folder
         self.cluster, self.trace, self.policy = (folder / f"{name}{end}" for end in (".yaml", ".csv", ".zip"))
         shutil.copy(SMALL, self.cluster)
-        shutil.copy(CHECKPOINTS / "hetero64-1.zip", self.policy)
+        shutil.copy(CHECKPOINTS / "traces.zip", self.policy)
         self.trace.write_text(JOBS)
 
 
