@@ -5,8 +5,8 @@ if it passes without the fault. Tests of a lane that would take longer than a bo
 behind it for a fault that is found at all. What is done is kept: a run that was stopped goes on.
 
 A fault in a kernel is tried with the kernels as plain Python first, for the quickest tests, and then compiled anew,
-which takes minutes. Plain Python also raises errors where machine code computes on; how many faults were found by it
-alone is said. A fault elsewhere leaves the machine code of the kernels as it is.
+which takes minutes. Plain Python also raises errors where machine code computes on: a row counts the faults that were
+found by it alone. A fault elsewhere leaves the machine code of the kernels as it is.
 """
 
 import json
@@ -35,11 +35,8 @@ LANES = {"quick": ("-m", "not full"), "full": ("-m", "", "--hypothesis-profile",
 MOST_S = {"quick": 150.0, "full": 300.0}  # of a fault's tests, by their times without it
 PLAIN_S, MOST_PLAIN_S = 20.0, 150.0  # of those tried with plain kernels: by their times compiled, and in truth
 COMPILE_S = 900.0  # all kernels, beside the tests of another fault
-COMPILED = ("agents", "cluster", "envs")  # the rooms with kernels
 USAGE = 4  # status of pytest where it does not know a test
 WRONGLY_FAILED = 5  # tests that fail without the fault, too, after which a fault counts as missed
-
-
 WHERE_KERNELS = "from longshore.cluster.kernels import kept; print(kept.folder())"
 
 
@@ -86,7 +83,8 @@ class Copy:
 
     def kernels_folder(self) -> Path:
         """Return where machine code is kept for the sources as they are."""
-        return Path(self._python("-c", WHERE_KERNELS).strip() or self.kernels / "of a module that fails")
+        *_, last = ["", *self._python("-c", WHERE_KERNELS).splitlines()]  # a warning may stand before it
+        return Path(last or self.kernels / "of a module that fails")
 
     def take_kernels(self, sound: "Copy") -> None:
         """Take the machine code of the sound sources for that of these, where no kernel differs."""
@@ -98,51 +96,46 @@ class Copy:
 
     def _python(self, *arguments: str) -> str:
         """Return what Python writes, nothing if it fails or takes too long: a fault may let it run for ever."""
-        run = subprocess.Popen(
-            [sys.executable, *arguments], cwd=self.place, env=self._environment(plain=False), stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-        )  # fmt: skip
-        try:
-            out, _ = run.communicate(timeout=COMPILE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(run.pid, 9)
-            run.wait(60)
-            return ""
-        return "" if run.returncode else out
+        status, out = self._run(arguments, plain=False, most_s=COMPILE_S)
+        return out if status == 0 else ""
 
-    def _environment(self, *, plain: bool) -> dict[str, str]:
-        return {
+    def _run(self, arguments: Sequence[str], *, plain: bool, most_s: float) -> tuple[int | None, str]:
+        """Run Python in the copy; return its status, None if the time was over, and what it wrote."""
+        environment = {
             **os.environ, "PYTHONPATH": str(self.place / "src"), "OMP_NUM_THREADS": "1",
             "NUMBA_CACHE_DIR": str(self.kernels), **({"NUMBA_DISABLE_JIT": "1"} if plain else {}),
         }  # fmt: skip
+        run = subprocess.Popen(
+            [sys.executable, *arguments], cwd=self.place, env=environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            out, _ = run.communicate(timeout=most_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, 9)
+            with suppress(subprocess.TimeoutExpired):  # what left the group may hold the pipe
+                run.communicate(timeout=60)
+            return None, ""
+        return run.returncode, out
 
     def first_failure(self, tests: Sequence[str], lane: str, *, plain: bool, most_s: float) -> str | None:
         """Run tests until one fails, or the time is over; return which one, "" if the run broke off, none if none."""
         with tempfile.TemporaryDirectory() as folder:
             listed = Path(folder) / "tests"
             listed.write_text("\n".join(tests), encoding="utf-8")
-            line = [
-                sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider",
-                "-p", "no:randomly",
+            arguments = [
+                "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", "-p", "no:randomly",
                 *LANES[lane], f"@{listed}",
             ]  # fmt: skip
-            run = subprocess.Popen(
-                line, cwd=self.place, env=self._environment(plain=plain), stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            )  # fmt: skip
-            try:
-                out, _ = run.communicate(timeout=most_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(run.pid, 9)
-                with suppress(subprocess.TimeoutExpired):  # what left the group may hold the pipe
-                    run.communicate(timeout=60)
-                return None  # a test that hangs would have failed by its own limit
-        if run.returncode == USAGE:
+            status, out = self._run(arguments, plain=plain, most_s=most_s)
+        if status is None:
+            return None  # a test that hangs would have failed by its own limit
+        if status == USAGE:
             raise RuntimeError(f"pytest does not know all of {len(tests)} tests:\n{out[-2000:]}")
         failed = re.search(r"^(?:FAILED|ERROR) (.+)$", out, re.MULTILINE)
         if failed:  # the name of a test may have " - " in it, as the words on its failure may
             return next((it for it in tests if f"{failed[1]} - ".startswith(f"{it} - ")), "")
-        return None if run.returncode in (0, 5) else ""
+        return None if status in (0, 5) else ""
 
 
 class Pair(NamedTuple):
@@ -171,7 +164,7 @@ class Trial(NamedTuple):
         if not self.tests:
             return dict.fromkeys(LANES, Verdict("unreached"))
         quickest = [it for it in self.tests if it in quick_lane]
-        if self.fault.path.startswith(COMPILED):
+        if self.fault.path.startswith(reach.COMPILED):
             if reach.leaves_kernels(ROOT, self.fault.path, self.fault.line):
                 self.pair.faulty.take_kernels(self.pair.sound)
             else:

@@ -33,7 +33,7 @@ from .step_policy import LearnedPolicy
 from .trained import Trained
 
 MOST_KEYS, MOST_KEY = 100, 100  # of a schema, and letters of each
-MOST_WORDS = 1000  # letters of what is said of a file
+MOST_WORDS = 1000  # letters on what is wrong with a file
 THEIRS = b"_stable_baselines3_version"  # an entry of the files of Stable-Baselines3
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ...cluster.files.errors import PluginError
+from ...cluster.files.output_file import in_one_line
 from ..mirror.standing import MirrorCall, Site, Snapshot
 from .answer import Choice, Failed, Followed, Message, Ready, Refused, read_message
 from .frames import MOST_BYTES, Channel
@@ -113,7 +114,7 @@ class PolicyProcess:
             raise self._ended(Miss.UNLOADABLE, f"policy {self.edition.name!r} cannot be loaded: {reason}")
         self.known = message
         if message.remark:
-            log.warning("policy %s: %s", self.edition.name, " ".join(message.remark.split()))
+            log.warning("policy %s: %s", self.edition.name, in_one_line(message.remark))
         return message
 
     def catch_up(self, snapshot: Callable[[], Snapshot], until: float) -> bool:

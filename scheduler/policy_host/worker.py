@@ -23,6 +23,7 @@ from ...agents.learned.trained import USERS, remark_on, use_of
 from ...agents.protocol import Policy
 from ...agents.registry import ROLLOUT, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
+from ...cluster.files.output_file import in_one_line
 from ...cluster.model.scenarios import ORDERS
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.rehearsal import rehearse
@@ -88,7 +89,7 @@ def serve(channel: Channel) -> None:
         policy = sampling(load(begin.edition), begin.sample_temperature)
         if begin.edition.name.startswith(ROLLOUT):
             limit(policy, begin.deadline_s)
-        remark = remark_on(policy, use_of(begin.site.rules, USERS))[:MOST_REMARK]
+        remark = in_one_line(remark_on(policy, use_of(begin.site.rules, USERS)))[:MOST_REMARK]
         ready = Ready(name=policy.name, waits=bool(policy.waits), remark=remark)
         _warm_up(policy, begin.site)
     except EOFError:

@@ -112,7 +112,7 @@ def test_checkpoints_of_one_name_are_told_apart_by_their_folders(tmp_path: Path)
     assert named(one, mine) == ["best", "mine"]
     assert named(one, mine, two) == ["one/best", "mine", "two/best"]
     assert named(one, two, deeper) == ["runs/one/best", "runs/two/best", "others/two/best"]
-    # Folders whose names differ in what is not shown alone are told apart by those above.
+    # Where names of folders differ only in what is not shown, those above tell the checkpoints apart.
     odd = best("a", "x\udce9\x1b"), best("b", "x\udce9 ")
     assert named(*odd) == ["a/x\\udce9 /best", "b/x\\udce9 /best"]
     document = figures(replace(ASKED, policies=(one, two), heuristics=False, workloads=1), tmp_path)

@@ -24,7 +24,7 @@ def compile_(
     """Compile beforehand what other commands would compile at their first use, such as in an image for containers.
 
     heuristics: for evaluate and simulate. candidates, networks: for checkpoints, and rollouts. environments,
-    training: for those, and for train and tune. serve: for a scheduler and its policy.
+    training: with those, for train and tune. serve: for a scheduler and its policy.
 
     What was compiled before is left alone, so that an interrupted command goes on where it stopped. Code is kept in
     $XDG_CACHE_HOME/longshore (~/.cache/longshore if that is not set), which may be read-only afterwards.
