@@ -5,15 +5,15 @@ import re
 import socket
 from pathlib import Path
 
-from .processes import boot_id, find
+from .processes import boot_id, find, shows_this_process
 
 _FORM = re.compile(r"^(?P<pid>\d+)@\S+ start (?P<start>\d+) boot (?P<boot>\S+) in (?P<space>\S+)$")
 
 
 def this_process() -> str:
     """Return the name of this process."""
-    process = find(os.getpid())
-    if process is None or Path("/proc/self").readlink() != Path(str(os.getpid())):
+    process = find(os.getpid()) if shows_this_process() else None
+    if process is None:
         return f"{os.getpid()}@{socket.gethostname()}"  # /proc tells of others than it: nobody can see whether it lives
     return f"{os.getpid()}@{socket.gethostname()} start {process.start_ticks} boot {boot_id()} in {_pid_space()}"
 

@@ -71,6 +71,17 @@ def find(pid: int) -> Process | None:
     return Process(pid, alive, parent, group, session, int(fields[19]), uid, threads)
 
 
+def shows_this_process() -> bool:
+    """Say whether /proc shows this process, by the number that it has for itself.
+
+    It does not where none is mounted, or one of another PID namespace, in which the number is another process's.
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - with a Path, this module imports more
+    except OSError:
+        return False
+
+
 def living() -> list[Process]:
     """Return all processes that live."""
     with os.scandir("/proc") as entries:

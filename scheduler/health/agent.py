@@ -13,7 +13,7 @@ from typing import Any
 
 from ...cluster.files.errors import BackendError, InputError
 from ..client import Client
-from ..files.processes import boot_id
+from ..files.processes import boot_id, shows_this_process
 from .gpus import gpu_reports
 from .links.prober import Prober
 from .monitoring.checking import Checking
@@ -39,6 +39,8 @@ class Fencing:
     def __init__(self, file: Path) -> None:
         if os.geteuid() != 0:
             raise InputError("only root sees and kills the processes of all jobs", "run the agent as root")
+        if not shows_this_process():
+            raise InputError("/proc does not show the processes of this node", "mount it before the agent starts")
         self._file, self._boot, self._token = file, boot_id(), 0
         self._until_s = since_start_s()  # no lease yet: what runs here lives on only if the first report is answered
         self._guard: subprocess.Popen[bytes] | None = None

@@ -8,38 +8,65 @@ import os
 import pwd
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from longshore.cluster.files.free_port import free_port
 from longshore.scheduler.backends.local.supervisor.rank import user_variables
 from tests.scheduler.served import LONGSHORE, Served, until
 from tests.support import processes
 
 UID = 54321
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # or all kernels would be compiled anew
-BARE = {
-    "PATH": os.defpath, "XDG_CACHE_HOME": CACHE, "LC_ALL": "xx_YY.nothing", "TZ": "No/Where", "TMPDIR": "/nonexistent",
-    **{name: os.environ[name] for name in ("NUMBA_CACHE_DIR", processes.MARK) if name in os.environ},
+KEPT = {name: os.environ[name] for name in ("NUMBA_CACHE_DIR", processes.MARK) if name in os.environ}
+WHOLE = {
+    "PATH": os.defpath, "XDG_CACHE_HOME": CACHE, "TMPDIR": tempfile.gettempdir(), "LC_ALL": "C.UTF-8",
+    "TZ": "UTC", **KEPT,
 }  # fmt: skip
+# What a machine may lack: how the environment says so, or what is done before the scheduler begins.
+VARIABLES = {
+    "home": ("HOME", None), "temporary folder": ("TMPDIR", "/nonexistent"), "locale": ("LC_ALL", "xx_YY.nothing"),
+    "time zone": ("TZ", "No/Where"),
+}  # fmt: skip
+STEPS = {"host name": "hostname nowhere.invalid", "open files": "ulimit -n 256"}
+ALL = ("passwd entry", *VARIABLES, "host name", "open files")
 LOCALES = ({"LANG": "C"}, {"LC_ALL": "POSIX"}, {"LC_ALL": "xx_YY.nothing"}, {"LANG": "", "TZ": ":/nonexistent"})
-SPACE = ["unshare", "--user", "--map-root-user", "--uts"]
-USER = ["unshare", "--user", f"--map-user={UID}", f"--map-group={UID}", "--pid", "--fork", "--mount-proc"]
+SPACE = ["unshare", "--user", "--map-root-user", "--uts", "--mount"]
+NO_NAME = ["--user", f"--map-user={UID}", f"--map-group={UID}"]
+PROCESSES = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 PROGRAM = "import getpass; print(getpass.getuser(), 'ä')"
 JOB = f'touch "$HOME/kept" && echo "$USER $LOGNAME" && {shlex.join([sys.executable, "-c", PROGRAM])}'
 
 
 class ServedBare(Served):
-    """A scheduler on such a machine."""
+    """A scheduler on such a machine.
+
+    Args:
+        folder: Where it is started.
+        lacks: What the machine has not.
+    """
+
+    def __init__(self, folder: Path, *lacks: str) -> None:
+        super().__init__(folder)
+        self.lacks = lacks
+        self.user = str(UID) if "passwd entry" in lacks else "root"
 
     def start(self) -> None:
         """Start it as the first process of its own PID namespace."""
-        serve = ["env", "-i", *(f"{name}={value}" for name, value in BARE.items()), *LONGSHORE, "serve"]
-        serve += ["--port", str(self.port), *self.options]
-        limited = f"hostname nowhere.invalid && ulimit -n 256 && exec {shlex.join([*USER, '--kill-child', *serve])}"
+        changes = [VARIABLES[it] for it in self.lacks if it in VARIABLES]
+        environment = {**WHOLE, "HOME": str(self.folder), **dict(changes)}
+        serve = ["env", "-i", *(f"{name}={value}" for name, value in environment.items() if value is not None)]
+        serve += [*LONGSHORE, "serve", "--port", str(self.port)]
+        if self.user == "root":
+            serve.append("--as-root")
+        apart = [*PROCESSES, *(NO_NAME if self.user != "root" else ())]
+        limited = [STEPS[it] for it in self.lacks if it in STEPS] + [f"exec {shlex.join([*apart, *serve])}"]
         with (self.folder / "serve.log").open("ab") as log:
-            line = [*SPACE, "sh", "-c", limited]
+            line = [*SPACE, "sh", "-c", " && ".join(limited)]
             self.process = processes.start(line, cwd=self.folder, stdin=processes.DEVNULL, stdout=log, stderr=log)
         token = self.folder / ".longshore" / "token"
         until(lambda: token.exists() or self.process is None or self.process.poll() is not None)
@@ -47,12 +74,13 @@ class ServedBare(Served):
         until(self.answers)
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    tried = processes.run([*SPACE, *USER, "true"], capture_output=True, check=False)
+@contextmanager
+def served_without(folder: Path, *lacks: str) -> Iterator[ServedBare]:
+    """Let a scheduler serve on a machine that lacks something."""
+    tried = processes.run([*SPACE, *PROCESSES, *NO_NAME, "true"], capture_output=True, check=False)
     if tried.returncode:
         pytest.skip(f"no user without a name can be made here: {tried.stderr.strip()}")
-    it = ServedBare(tmp_path_factory.mktemp("bare"))
+    it = ServedBare(folder, *lacks)
     try:
         it.start()
         yield it
@@ -63,14 +91,47 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def job(served: Served) -> str:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBare]:
+    with served_without(tmp_path_factory.mktemp("bare"), *ALL) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def job(served: ServedBare) -> str:
+    return ended_job(served)
+
+
+def ended_job(served: ServedBare) -> str:
+    """Return a job that ended there."""
     added = served.add("sh", "-c", JOB)
     assert served.ended(added) == "succeeded", served.ask(f"/v1/jobs/{added}")["cause"]
     return added
 
 
-def test_a_job_runs_there_with_a_home_and_a_name(served: Served, job: str) -> None:
+def test_a_job_runs_there_with_a_home_and_a_name(served: ServedBare, job: str) -> None:
     assert served.call("logs", job).stdout == f"{UID} {UID}\n{UID} ä\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lack", ["nothing", *ALL])
+def test_a_job_runs_where_one_thing_is_missing(lack: str, tmp_path: Path) -> None:
+    with served_without(tmp_path, lack) as served:
+        user = served.user
+        assert served.call("logs", ended_job(served)).stdout == f"{user} {user}\n{user} ä\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("apart", [[], ["--pid", "--fork"]], ids=["no /proc", "that of another PID namespace"])
+def test_where_no_process_can_be_seen_serve_says_so(apart: list[str], tmp_path: Path) -> None:
+    steps = [] if apart else ["mount -t tmpfs none /proc"]
+    serve = [*LONGSHORE, "serve", "--as-root", "--folder", str(tmp_path), "--port", str(free_port())]
+    inside = " && ".join([*steps, f"exec {shlex.join(serve)}"])
+    line = ["unshare", "--user", "--map-root-user", "--mount", *apart, "sh", "-c", inside]
+    done = processes.run(line, cwd=tmp_path, capture_output=True, check=False)
+    if done.stderr.startswith("unshare"):
+        pytest.skip(f"no folder can be mounted here: {done.stderr.strip()}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "/proc" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.few(1)

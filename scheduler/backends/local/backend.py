@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from ....cluster.files.errors import BackendError
+from ....cluster.files.errors import BackendError, InputError
 from ...failover.asking import RingDesk
 from ...failover.wire import Report
 from ...files.durable import is_there, read_whole, write_first
-from ...files.processes import boot_id, machine_id
+from ...files.processes import boot_id, machine_id, shows_this_process
 from ...model.gpu_index import Layout
 from ...model.placement import Placement
 from ...model.run import Run, Status
@@ -53,7 +53,14 @@ class LocalBackend:
 
     @classmethod
     def build(cls, settings: LocalSettings, folder: Path, layout: Layout) -> "LocalBackend":
-        """Return the backend of a scheduler."""
+        """Return the backend of a scheduler.
+
+        Raises:
+            InputError: If this machine does not show its processes, so that no job could be started or seen.
+        """
+        if not shows_this_process():
+            fix = "mount it (mount -t proc proc /proc) before the scheduler starts"
+            raise InputError("/proc does not show the processes of this machine, and jobs are followed by it", fix)
         return cls(folder, layout.nodes)
 
     def __init__(self, folder: Path, nodes: Mapping[str, int], *, machine: str | None = None) -> None:

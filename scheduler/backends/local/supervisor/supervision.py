@@ -9,7 +9,7 @@ from typing import Protocol
 
 from .....cluster.files.free_port import free_port
 from ....files.durable import is_there, read_whole, write_whole
-from ....files.processes import Process, boot_id, find
+from ....files.processes import Process, boot_id, find, shows_this_process
 from .cgroups import confine, kill_group, remove
 from .gang import Gang
 from .orphans import adopt_orphans, kill_children
@@ -186,7 +186,7 @@ def own_marker(attempt: str, guard: Process | None = None) -> bytes:
     Raises:
         OSError: If /proc cannot be read.
     """
-    own = find(os.getpid())
+    own = find(os.getpid()) if shows_this_process() else None
     if own is None:
         raise ProcessLookupError("/proc does not show this process")
     marker = {
