@@ -62,6 +62,23 @@ class Result(NamedTuple):
     later: tuple[Later, ...]  # how it does on later windows of its traces; none of presets without
 
 
+class Run(NamedTuple):
+    """A run that nothing is wrong with: all that was asked for could be read, and its folder can be written to.
+
+    Args:
+        folder: Of the run.
+        problems: To learn from.
+        validated_on: Problems that its policies are judged by.
+    """
+
+    config: TrainingConfig
+    sizes: Sizes
+    folder: Path
+    schema: Schema
+    problems: Sequence[Problem]
+    validated_on: Sequence[Problem]
+
+
 def _silent(progress: Progress) -> None:
     del progress
 
@@ -69,9 +86,7 @@ def _silent(progress: Progress) -> None:
 def train(
     config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: Sizes = SIZES, compares: bool = True
 ) -> Result:
-    """Train a policy, or go on where the run of this configuration in `logdir` was stopped.
-
-    Ctrl-C or SIGTERM ends the run after the update in progress and keeps everything; a second one ends it at once.
+    """Open a run and learn.
 
     Args:
         config: What is asked for.
@@ -81,9 +96,24 @@ def train(
         compares: Whether a policy of traces or a history is compared on their later windows, too.
 
     Raises:
+        InputError: As of `open_run`.
+        CheckpointError: As of `open_run` and `learn`.
+    """
+    return learn(open_run(config, logdir, sizes), tell, compares=compares)
+
+
+def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = SIZES) -> Run:
+    """Read all that a run needs, and open its folder: what is wrong is refused before anything takes long.
+
+    Args:
+        config: What is asked for.
+        logdir: Folder of runs.
+        sizes: Of the run.
+
+    Raises:
         InputError: If the folder holds a run of another configuration, the problem cannot be built, or the network to
             begin with is of another shape.
-        CheckpointError: If the folder's snapshot is damaged, or the checkpoint to begin with.
+        CheckpointError: If the checkpoint to begin with is damaged.
     """
     problems, validated_on = PRESETS[config.preset].build(asked_of(config, sizes))
     if not config.waiting:  # a history may allow it; the network that a run begins with may have no action for it
@@ -91,7 +121,23 @@ def train(
     schema = with_layers(config, _schema(config, problems))
     # refused before the folder is made
     actor_critic_of(config, schema) if config.algorithm in REPLAYS else initial_network(config)
-    folder = _open_folder(config, logdir)
+    return Run(config, sizes, _open_folder(config, logdir), schema, problems, validated_on)
+
+
+def learn(run: Run, tell: Tell = _silent, *, compares: bool = True) -> Result:
+    """Train a policy, or go on where the run in this folder was stopped.
+
+    Ctrl-C or SIGTERM ends the run after the update in progress and keeps everything; a second one ends it at once.
+
+    Args:
+        run: As `open_run` returns it.
+        tell: Called after every update and validation.
+        compares: Whether a policy of traces or a history is compared on their later windows, too.
+
+    Raises:
+        CheckpointError: If the folder's snapshot is damaged.
+    """
+    config, sizes, folder, schema, problems, validated_on = run
     torch.set_num_threads(1)  # learning has its own (agents/networks/chunks.py)
     run_folder = RunFolder(
         folder, schema, Validation(*validated_on, weighting=config.weighting), config, tell,

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
+from ...cluster.files.text import open_text
 from ..mirror.checks import expected
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import DECISIONS, ForeignPastError, decode, to_json
@@ -78,18 +79,15 @@ def read_decisions(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         InputError: If it cannot be read, naming the line.
     """
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                yield _object(path, number, line)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", path=path) from error
+    with open_text(path) as lines:
+        for number, line in enumerate(lines, 1):
+            yield _object(path, number, line)
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"no JSON: {error}", path=path, line=number) from error
     if not isinstance(found, dict) or not isinstance(found.get("past"), dict):
         raise InputError("no decision", "write the file by `longshore decisions --out FILE`", path=path, line=number)

@@ -383,3 +383,31 @@ print(sorted(programs() - before))
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+WRONG = {
+    "a folder that cannot be made": "train --preset patent4 --steps 100 --logdir {file}/runs",
+    "a trace that is none": "train --trace {file} --logdir {runs}",
+    "a checkpoint that is none": "train --preset hetero64 --algo group --init {file} --logdir {runs}",
+    "another's folder": "train --online {file} --history {file} --logdir {file}/runs",
+    "a study's folder": "tune --preset patent4 --steps 100 --logdir {file}/runs",
+    "a policy that is none": "evaluate --policy {file} --preset hetero64",
+    "a trace of a simulation": "simulate --trace {file} --cluster {file} --policy pack",
+    "decisions that are none": "replay {file} --policy pack",
+    "a store that is none": "decisions --store sqlite:///{file} --out {runs}",
+}
+
+
+@pytest.mark.parametrize("asked", WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_refused_before_anything_is_compiled(
+    asked: str, longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiles(*_: object, **__: object) -> list[str]:
+        raise AssertionError("it looks for what is to be compiled")
+
+    monkeypatch.setattr(ahead, "missing", compiles)
+    (tmp_path / "file").write_text("nothing of the kind\n")
+    words = asked.format(file=tmp_path / "file", runs=tmp_path / "runs").split()
+    done = longshore(*words)
+    assert (done.status, done.out) == (2, ""), done
+    assert str(tmp_path / "file") in done.err

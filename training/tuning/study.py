@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...cluster.files.errors import InputError
 from ...cluster.files.output_file import make_folder, replacing
 from ..asked import SIZES, Sizes
-from ..config import TrainingConfig, with_parameters
+from ..config import TrainingConfig, asked_of, with_parameters
 from ..parameters import FIELDS, PARAMETERS, Bounds, whole_or_not
+from ..presets import PRESETS
 from ..run_folder import interruptible
 from .crew import Crew
 from .trial import Ended, StopFile, Work
@@ -175,6 +176,7 @@ def tune(
         InputError: If Optuna is not installed, the folder holds another study, or the runs cannot be.
         BackendError: If trials are lost.
     """
+    PRESETS[config.preset].build(asked_of(config, sizes))  # refused before anything is compiled or any trial begins
     folder = _open_folder(config, logdir)
     study_folder, stop = StudyFolder(config, folder, sizes), StopFile(folder / STOP)
     stop.interrupted = False

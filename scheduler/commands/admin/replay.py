@@ -73,11 +73,12 @@ def replay(
     """Show what another policy would have decided with the same past, decision by decision."""
     from ....agents.registry import find_policy
     from ....cluster.files.output_file import check_outputs
-    from ...placement.replay import as_line
+    from ...placement.replay import as_line, read_decisions
     from ...placement.replay import replay as replayed
 
     check_outputs({"--out": out}, {"FILE": file})
     left_out, other = Counter[str](), find_policy(policy)
+    next(read_decisions(file), None)  # what is no such file is refused before anything is compiled
     compile_first(policy)
     with saying(f"deciding by {policy}"):
         compared = list(replayed(file, other, left_out))

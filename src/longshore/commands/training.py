@@ -179,7 +179,7 @@ def train(
     with progress("starting"):
         from ..training.config import config_of, with_numbers, with_objective, with_parameter_file
         from ..training.rehearsals import rehearsals_for
-        from ..training.run import train as run
+        from ..training.run import learn, open_run
 
     beginning = _beginning(init, online, history, objective)
     config = config_of(
@@ -193,10 +193,13 @@ def train(
     config = config if parameters is None else with_parameter_file(config, parameters)
     config = config if objective is None else with_objective(config, objective)
     if online is not None:
+        compile_first(rehearsals_for(config.algorithm))
         _learn_online(config, online, logdir)
+    with progress("drawing workloads"):
+        run = open_run(config, logdir)
     compile_first(rehearsals_for(config.algorithm))
     with training_progress(config.steps) as tell:
-        result = run(config, logdir, tell)
+        result = learn(run, tell)
     _tell(result, logdir, config)
 
 
