@@ -129,7 +129,7 @@ def _without(data: object, problems: list[LongshoreError]) -> object:
     if not isinstance(data, Mapping):
         return {}
     wrong = {str(each.field).partition(".")[0] for each in problems if isinstance(each, InputError)}
-    return {name: value for name, value in data.items() if name not in wrong}
+    return {name: value for name, value in data.items() if isinstance(name, str) and name not in wrong}
 
 
 @contextmanager

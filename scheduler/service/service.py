@@ -72,9 +72,10 @@ class Service:
     def __init__(self, chosen: Chosen) -> None:
         settings = self.settings = chosen.settings
         check_open(settings)
+        given = None if settings.cluster is None else read_cluster(settings.cluster)
         make_folder(settings.folder)
         self.room = _room_of(settings)  # first: what follows writes files
-        setup = read_cluster(settings.cluster or default_cluster(settings.folder))
+        setup = given or read_cluster(default_cluster(settings.folder))
         self.layout = layout_of(setup)
         kind, choice = settings.backend, settings.policy
         self.backend: Backend = build(kind.name, kind.settings, settings.folder, self.layout, chosen.file)

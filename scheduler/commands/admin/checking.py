@@ -62,11 +62,10 @@ def preflight(
 
     check_outputs({"--learn-wiring": learn_wiring}, {"--cluster": cluster, "--port-facts": port_facts})
     folder = folder or Path(".longshore")
-    home = folder / "preflight"
-    make_folder(home, "--folder")
-    gpus = _gpus()
-    placement = _placement(nodes, cluster, folder, gpus)
+    home, gpus = folder / "preflight", _gpus()
     _check_files(wiring, port_facts)
+    placement = _placement(nodes, cluster, folder, gpus)
+    make_folder(home, "--folder")
     slots = not real and not gpus
     if slots:
         typer.echo("no GPU answers here: checks of GPUs are skipped; --real lets them fail", err=True)
@@ -109,6 +108,8 @@ def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int)
     if cluster is None and gpus and not exists(cluster_of(folder)):
         known = {os.uname().nodename: gpus}
     else:
+        if cluster is None:
+            make_folder(folder, "--folder")
         known = layout_of(read_cluster(cluster or default_cluster(folder))).nodes
     chosen = list(known) if nodes is None else [name.strip() for name in nodes.split(",")]
     for name, times in Counter(chosen).items():

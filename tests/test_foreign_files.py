@@ -1,0 +1,67 @@
+"""A file of another kind, given to any option that reads one, is refused in a line that names it; nothing is left."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import ROOT
+from tests.command_line import Command
+
+FOREIGN = {
+    "binary": b"\xff\xfe\x00\x81\n", "UTF-16": "nodes: []\n".encode("utf-16"), "zeros": b"a\x00b,c\n1,2\n",
+    "an archive": b"PK\x03\x04" + b"\0" * 50, "deep lists": b"[" * 100_000, "deep maps": b"a: " + b"{a: " * 3000,
+    "a large number": b'{"nodes": ' + b"9" * 5000 + b"}", "no numbers": b'{"nodes": NaN, "gpus": Infinity}\n',
+    "half a character": b'{"a": "\\ud800"}', "keys that are numbers": b"1: 2\n3: 4\n", "itself": b"a: &a [*a]\n",
+    "a program": b"!!python/object/apply:os.system ['true']\n", "no such date": b"nodes: 2020-13-45\n",
+    "more cells than columns": b"a,b\n1,2,3,4\n", "lines of JSON": b'{"past": {}}\n{"past": 1}\n', "null": b"null\n",
+}  # fmt: skip
+LARGE, MODELS = ROOT / "examples/philly64.yaml", ROOT / "examples/plan/models.yaml"
+OPTIONS = (
+    "simulate --policy pack --cluster {file}",
+    "simulate --policy pack --cluster {large} --trace {file}",
+    "simulate --policy pack --cluster {large} --jobs 3 --faults {file}",
+    "simulate --cluster {large} --jobs 3 --policy {file}.zip",
+    "evaluate --preset patent4 --policy {file}.zip",
+    "train --steps 10 --logdir {runs} --trace {file}",
+    "train --steps 10 --logdir {runs} --trace {trace} --cluster {file}",
+    "train --steps 10 --logdir {runs} --trace {trace} --cluster {large} --faults {file}",
+    "train --steps 10 --logdir {runs} --preset hetero64 --algo group --init {file}",
+    "train --steps 10 --logdir {runs} --history {file}",
+    "train --steps 10 --logdir {runs} --preset patent4 --parameters {file}",
+    "tune --steps 10 --logdir {runs} --trials 1 --trace {file}",
+    "replay --policy pack {file}",
+    "serve --as-root --folder {runs} --config {file}",
+    "serve --as-root --folder {runs} --cluster {file}",
+    "config check {file}",
+    "compile --config {file}",
+    "preflight --folder {runs} --wiring {file}",
+    "preflight --folder {runs} --port-facts {file}",
+    "decisions --out {runs} --store sqlite:///{file}",
+    "preflight --folder {runs} --cluster {file}",
+    "extender --cluster {file}",
+    "trace list --catalogue {file}",
+    "trace inspect {file}",
+    "trace convert {file} {runs}",
+    "trace plan {trace} {runs} --models {models} --cluster {file}",
+    "trace plan {trace} {runs} --models {file} --cluster {large}",
+    "planner calibrate {file}",
+    "planner run {file} module:function",
+    "policies import {file}",
+)
+TRACE = "job_id,submit_s,run_s,gpus\na,0,60,1\n"
+
+
+@pytest.mark.few(7)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_it_is_refused(option: str, longshore: Command, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(TRACE)
+    for kind, content in FOREIGN.items():
+        file = tmp_path / ("file.zip" if "{file}.zip" in option else "file")
+        file.write_bytes(content)
+        line = option.replace("{file}.zip", "{file}")
+        places = {"file": file, "runs": tmp_path / "runs", "trace": trace, "large": LARGE, "models": MODELS}
+        done = longshore(*line.format(**places).split())
+        assert (done.status, done.out) == (2, ""), (kind, done)
+        assert str(file) in done.err.splitlines()[-1], (kind, done)
+        assert set(tmp_path.iterdir()) == {file, trace}, kind
