@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining import SplitPoint, pipeline
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from ..profile.building import BuildError, Built
@@ -90,6 +89,9 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
     Raises:
         BuildError: If it cannot be cut there.
     """
+    # late: it takes two seconds, which a training without a pipeline need not wait
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
     firsts = _firsts(made.model, stages)
     args, kwargs = arguments(made.with_samples(micro_batch).batch)
     if not all(isinstance(it, Tensor) for it in tree_leaves((args, kwargs))):

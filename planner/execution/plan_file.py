@@ -5,6 +5,7 @@ Source: SPEC P1.
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -13,13 +14,15 @@ from ...cluster.files.output_file import write_text
 from ...cluster.model.training_plan import PlanFile as PlanFile
 from ...cluster.model.training_plan import Saving
 from ...cluster.model.training_plan import StagePlan as StagePlan
-from ..search.plan import Plan
-from ..search.question import Question
+
+if TYPE_CHECKING:  # each rank of a plan reads its file, and a search need not be loaded for that
+    from ..search.plan import Plan
+    from ..search.question import Question
 
 FIX = "give a file of `longshore plan --out`"
 
 
-def file_of(asked: Question, plan: Plan) -> PlanFile:
+def file_of(asked: "Question", plan: "Plan") -> PlanFile:
     """Return a plan as its file has it."""
     names = [it.name for it in asked.profile.layers]
     m = plan.micro_batches

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from ...cluster.files.errors import InputError
 from ...gradients import average_now, check_parameters, pieces_of, tables_of
@@ -25,12 +24,11 @@ from ..sharing.device import Kind
 from ..sharing.turn import Turn
 from .cutting import Cut, check_layers, cut, parameter_of, state_of
 from .early_sums import EarlySums
+from .passes import Passes, StagePasses, WholePasses
 from .plan_file import PlanFile
 from .script import Script, arguments
 from .summing import Members, average
 
-CPU = torch.device("cpu")
-SCHEDULES = {Schedule.one_forward_one_backward: Schedule1F1B, Schedule.gpipe: ScheduleGPipe}
 ResultT = TypeVar("ResultT")
 
 
@@ -92,8 +90,9 @@ class Member:
         self._plan, self._script, self._seat = plan, script, seat
         self._watch = Watch()
         self._unused: dict[str, Tensor] = {}
-        self._stage, self._shared = self._made_stage()
-        self.module: nn.Module = self._stage.submod
+        self._losses: list[Tensor] = []  # of the micro-batches of a step
+        self._shared: list[tuple[nn.Parameter, Members]] = []
+        self._passes, self.module = self._made_passes(schedule)
         with torch.no_grad():
             for tensor in (*self.module.parameters(), *self.module.buffers()):  # alike, however they were drawn
                 dist.broadcast(tensor, seat.stage * plan.data, group=seat.replicas)
@@ -107,15 +106,6 @@ class Member:
         self._turn: Turn | None = None
         self._early: EarlySums | None = None
         self._step = 0
-        watched: Any = self._stage
-        forward = self._watch.timed("forward_s", self._stage.forward_one_chunk)
-        backward = self._watch.timed("backward_s", self._stage.backward_one_chunk)
-        watched.forward_one_chunk = self._in_turn(Kind.forward, forward)
-        watched.backward_one_chunk = self._in_turn(Kind.backward, backward)
-        self._losses: list[Tensor] = []  # of the micro-batches of a step
-        loss = self._watch.timed("forward_s", self._share_of_loss)
-        self._checked = self.module.register_forward_hook(self._check_output)
-        self._passes = SCHEDULES[schedule](self._stage, plan.micro_batches, loss, scale_grads=False)
 
     def _share_of_loss(self, output: Any, target: Tensor | None) -> Tensor:
         """Return what a micro-batch adds to the loss: gradients add up to a mean, and never to more than that."""
@@ -123,30 +113,34 @@ class Member:
         self._losses.append(loss.detach())
         return loss / self._plan.micro_batches
 
-    def _in_turn(self, kind: Kind, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
-        """Return a pass that waits for the device; without a pipeline all passes have it in one piece."""
+    def _around(self, kind: Kind, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
+        """Return a pass of which the time is noted, and which waits for the device where there is a pipeline."""
+        timed = self._watch.timed(f"{kind.name}_s", call)
+        if self._plan.pipeline == 1:  # all passes have the device in one piece
+            return timed
 
         def called(micro_batch: int, *args: Any, **kwargs: Any) -> ResultT:
-            if self._turn is None or self._plan.pipeline == 1:
-                return call(micro_batch, *args, **kwargs)
+            if self._turn is None:
+                return timed(micro_batch, *args, **kwargs)
             with self._turn.of(self._step, kind, micro_batch):
-                return call(micro_batch, *args, **kwargs)
+                return timed(micro_batch, *args, **kwargs)
 
         return called
 
-    def _made_stage(self) -> tuple[PipelineStage, list[tuple[nn.Parameter, Members]]]:
-        plan, seat = self._plan, self._seat
-        check_parameters(self._script.made.model)
+    def _made_passes(self, schedule: Schedule) -> tuple[Passes, nn.Module]:
+        """Return the passes of this process, with what it has of the model."""
+        plan, seat, made = self._plan, self._seat, self._script.made
+        check_parameters(made.model)
         if plan.pipeline == 1:
-            check_layers(self._script.made.model, [it.layers for it in plan.stages])
-            return PipelineStage(self._script.made.model, 0, 1, CPU, group=seat.pipeline), []
-        found = cut(self._script.made, [it.layers for it in plan.stages], plan.micro_batch)
-        part = found.stages[seat.stage]
+            check_layers(made.model, [it.layers for it in plan.stages])
+            return WholePasses(made.model, plan.micro_batches, self._share_of_loss, self._around), made.model
+        found = cut(made, [it.layers for it in plan.stages], plan.micro_batch)
+        part, place = found.stages[seat.stage], (seat.stage, plan.pipeline)
         self._unused = found.unused if seat.stage == plan.pipeline - 1 else {}
-        stage = PipelineStage(
-            part.module, seat.stage, plan.pipeline, CPU, part.inputs, part.outputs, group=seat.pipeline
-        )
-        return stage, self._groups(found, part.module)
+        loss = self._watch.timed("forward_s", self._share_of_loss)
+        passes = StagePasses(part, place, seat.pipeline, schedule, plan.micro_batches, loss, self._around)
+        self._shared = self._groups(found, part.module)
+        return passes, part.module
 
     def _groups(self, found: Cut, module: nn.Module) -> list[tuple[nn.Parameter, Members]]:
         """Return parameters that other stages have too, with those."""
@@ -202,7 +196,7 @@ class Member:
         turn, self._step = self._turn, number
         is_alone = turn is None or plan.pipeline > 1
         with nullcontext() if is_alone or turn is None else turn.of(number, Kind.phase):
-            self._run_passes(batch, torch.zeros(each) if target is None else target)
+            self._passes.step(*arguments(batch), torch.zeros(each) if target is None else target)
         # Before the first step, schedules try the loss once more, to see its form.
         losses = self._losses[-plan.micro_batches :]
         loss = torch.stack(losses).mean() if losses else torch.zeros(())
@@ -217,34 +211,6 @@ class Member:
         if offloading is not None:
             offloading.update_ended()
         return float(mean), self._watch.take()
-
-    def _run_passes(self, batch: Any, target: Tensor) -> None:
-        args, kwargs = arguments(batch) if self._seat.stage == 0 else ((), {})
-        is_last = self._seat.stage == self._plan.pipeline - 1
-        try:
-            self._passes.step(
-                *args,
-                target=target if is_last else None,
-                return_outputs=False,
-                **kwargs,
-            )
-        except RuntimeError as error:  # PyTorch's, around what went wrong in a pass
-            if isinstance(error.__cause__, InputError):
-                raise error.__cause__ from error
-            raise
-
-    def _check_output(self, module: nn.Module, inputs: object, output: object) -> None:
-        """Look once whether schedules can carry what the stage returns.
-
-        Raises:
-            InputError: If not.
-        """
-        self._checked.remove()
-        parts = output if isinstance(output, tuple | list) else (output,)
-        if not all(isinstance(it, Tensor) for it in parts):
-            got = type(next(it for it in parts if not isinstance(it, Tensor))).__name__
-            fix = "return a tensor, or a tuple of tensors, from forward"
-            raise InputError(f"the model returns a {got}, which torch.distributed.pipelining does not carry", fix)
 
     def _sum(self, loss: Tensor) -> Tensor:
         for parameter, members in self._shared:

@@ -90,10 +90,10 @@ import torch
 class Named(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.it = torch.nn.Linear(3, 3)
+        self.it, self.last = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
 
     def forward(self, x):
-        return {"logits": self.it(x)}
+        return {"logits": self.last(self.it(x))}
 
 def build():
     return Named(), torch.zeros(2, 3), lambda found, target: found["logits"].square().mean(), torch.zeros(2, 3)
@@ -129,7 +129,7 @@ def build():
         ("planner run plan.json MODEL --save file", "--save: file is no folder: File exists"),
         ("planner run plan.json MODEL --save file/kept", "--save: file/kept is no folder: Not a directory"),
         ("planner run many.json MODEL", "PLAN: the plan has 65 ranks, and this machine runs 64 at most; submit a job"),
-        ("planner run whole.json named.py", "the model returns a dict, which torch.distributed.pipelining does not"),
+        ("planner run cut.json named.py", "the model returns a dict, which torch.distributed.pipelining does not"),
         ("planner run plan.json values.py:build --json values.py", "--json: values.py is also the file of MODEL"),
         (
             "plan values.py:build --samples 8 --hardware here.yaml --out values.py",
@@ -151,7 +151,7 @@ def test_what_cannot_be_carried_out_is_told_in_one_line(
         "single": {"pipeline": 1, "stages": [{"layers": ["0"]}]},
         "strangers": {"pipeline": 1, "stages": [{"layers": ["encoder"]}]},
         "many": {"data": 65, "pipeline": 1, "batch": 130, "stages": [{"layers": ["words"]}]},
-        "whole": {"pipeline": 1, "stages": [{"layers": ["it"]}]},
+        "cut": {"pipeline": 2, "stages": [{"layers": ["it"]}, {"layers": ["last"]}]},
     }  # fmt: skip
     for name, changed in made.items():
         (folder / f"{name}.json").write_text(json.dumps({**PLAN, **changed}))
@@ -167,6 +167,18 @@ def test_what_cannot_be_carried_out_is_told_in_one_line(
     assert done.status == 2
     assert said in done.err
     assert sum(line.startswith("longshore: ") for line in done.err.splitlines()) == 1
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("folder")
+def test_a_whole_model_may_return_what_it_likes(longshore: Command, folder: Path) -> None:
+    (folder / "named.py").write_text(NAMED)
+    whole = {**PLAN, "pipeline": 1, "data": 2, "stages": [{"layers": ["it", "last"]}]}
+    (folder / "whole.json").write_text(json.dumps(whole))
+    done = longshore("planner", "run", "whole.json", "named.py", "--steps", 3, "--json", "took.json")
+    assert done.status == 0, done.err
+    losses = Measured.model_validate_json((folder / "took.json").read_text()).losses
+    assert losses[0] > losses[1] > losses[2]
 
 
 def test_a_plan_file_says_how_many_ranks_and_micro_batches_it_has() -> None:
