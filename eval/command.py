@@ -73,6 +73,8 @@ def evaluate_request(
     with progress("reading the input"):
         named = told_apart([(name, find_policy(name)) for name in dict.fromkeys(request.policies)])
         setting = _with_objective(setting_of(request), request)
+    if request.pictures is not None:
+        make_folder(request.pictures, "--pictures")
     policies = _policies(request, named, setting.problem)
     introduction = _introduction(setting.what, setting.problem, policies, every_order=request.every_order)
     if not request.every_order:  # else the answer comes first
@@ -210,8 +212,6 @@ def _check(request: EvaluationRequest) -> None:
     inputs = {"--trace": request.trace, "--cluster": request.cluster, "--faults": request.faults}
     inputs |= {f"--policy {name}": Path(name) for name in request.policies if name.endswith(".zip")}
     check_outputs({"--report": request.report, "--json": request.json_out}, inputs)
-    if request.pictures is not None:
-        make_folder(request.pictures, "--pictures")
     _check_preset(request)
     request.drawn.check(request.trace, request.load)
     if request.cluster is not None:

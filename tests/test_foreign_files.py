@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from longshore.cluster.files.free_port import free_port
 from tests.checkout import ROOT
 from tests.command_line import Command
 
@@ -22,6 +23,7 @@ OPTIONS = (
     "simulate --policy pack --cluster {large} --jobs 3 --faults {file}",
     "simulate --cluster {large} --jobs 3 --policy {file}.zip",
     "evaluate --preset patent4 --policy {file}.zip",
+    "evaluate --pictures {runs} --cluster {large} --trace {file}",
     "train --steps 10 --logdir {runs} --trace {file}",
     "train --steps 10 --logdir {runs} --trace {trace} --cluster {file}",
     "train --steps 10 --logdir {runs} --trace {trace} --cluster {large} --faults {file}",
@@ -30,8 +32,8 @@ OPTIONS = (
     "train --steps 10 --logdir {runs} --preset patent4 --parameters {file}",
     "tune --steps 10 --logdir {runs} --trials 1 --trace {file}",
     "replay --policy pack {file}",
-    "serve --as-root --folder {runs} --config {file}",
-    "serve --as-root --folder {runs} --cluster {file}",
+    "serve --as-root --port {port} --folder {runs} --config {file}",
+    "serve --as-root --port {port} --folder {runs} --cluster {file}",
     "config check {file}",
     "compile --config {file}",
     "preflight --folder {runs} --wiring {file}",
@@ -60,7 +62,14 @@ def test_it_is_refused(option: str, longshore: Command, tmp_path: Path) -> None:
         file = tmp_path / ("file.zip" if "{file}.zip" in option else "file")
         file.write_bytes(content)
         line = option.replace("{file}.zip", "{file}")
-        places = {"file": file, "runs": tmp_path / "runs", "trace": trace, "large": LARGE, "models": MODELS}
+        places: dict[str, object] = {
+            "file": file,
+            "runs": tmp_path / "runs",
+            "trace": trace,
+            "large": LARGE,
+            "models": MODELS,
+        }
+        places["port"] = free_port()
         done = longshore(*line.format(**places).split())
         assert (done.status, done.out) == (2, ""), (kind, done)
         assert str(file) in done.err.splitlines()[-1], (kind, done)

@@ -63,7 +63,7 @@ class Result(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run that nothing is wrong with: all that was asked for could be read, and its folder can be written to.
+    """A run whose problems could be built, and whose folder can be written to.
 
     Args:
         folder: Of the run.
@@ -222,7 +222,7 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
     if kept.exists():
         try:
             before = TrainingConfig.of_text(kept.read_text())
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise InputError("the configuration of this run cannot be read", "remove its folder", path=kept) from error
         given = set(TrainingConfig.model_fields) - {"steps", "threads"}  # a run may be made longer, or go on elsewhere
         fields = [name for name in sorted(given) if getattr(before, name) != getattr(config, name)]

@@ -91,7 +91,7 @@ class RunFolder:
     def _read_spent(self) -> Spent:
         path = self.path / SPENT
         if path.exists():
-            with suppress(ValueError, TypeError):
+            with suppress(OSError, ValueError, TypeError, RecursionError):
                 return Spent(**json.loads(path.read_text()))
         return Spent()
 
@@ -104,7 +104,7 @@ class RunFolder:
         """Take up the best validation so far; one that cannot be read is made again."""
         path = self.path / SCORE
         if path.exists() and (self.path / BEST).exists():
-            with suppress(ValueError, TypeError):
+            with suppress(OSError, ValueError, TypeError, RecursionError):
                 self.best = Score(**json.loads(path.read_text()))
 
     def begin(self, steps: int) -> None:

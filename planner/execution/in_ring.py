@@ -9,18 +9,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from ...cluster.files.errors import InputError
 from ..model.break_even import Offload
 from .checkpoints import ANEW, folder_of_job, is_of_a_plan
 from .cutting import check_layers, state_of
 from .plan_file import PlanFile
-from .script import Script, arguments
+from .script import Script, arguments, some_of
 
 
 class Ring(AbstractContextManager["Ring"], Protocol):
@@ -125,16 +124,11 @@ def _shard(plan: PlanFile, script: Script, step: int, shard: int) -> Tensor:
     batch, target = script.samples(step * plan.batch + shard * each, each)
     losses = []
     for first in range(0, each, size):
-        args, kwargs = arguments(_part(batch, first, size))
-        loss = script.loss_of(script.made.model(*args, **kwargs), _part(target, first, size))
+        args, kwargs = arguments(some_of(batch, first, size))
+        loss = script.loss_of(script.made.model(*args, **kwargs), some_of(target, first, size))
         torch.autograd.backward(loss / plan.micro_batches)
         losses.append(loss.detach())
     return torch.stack(losses).mean()
-
-
-def _part(values: Any, first: int, count: int) -> Any:
-    """Return so many samples of a batch."""
-    return tree_map(lambda it: it[first : first + count] if isinstance(it, Tensor) else it, values)
 
 
 def _end(

@@ -6,18 +6,18 @@ stage to stage.
 Source: SPEC P1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from ...cluster.files.errors import InputError
 from ..model.playing import Schedule
 from ..sharing.device import Kind
 from .cutting import Part
+from .script import arguments, some_of
 
 CPU = torch.device("cpu")
 Around = Callable[[Kind, Callable[..., Any]], Callable[..., Any]]  # puts something around a pass of some kind
@@ -27,12 +27,11 @@ Loss = Callable[[Any, Tensor | None], Tensor]  # what a micro-batch adds to the 
 class Passes(Protocol):
     """Forward and backward passes of all micro-batches of a step; gradients add up in the parameters."""
 
-    def step(self, args: Sequence[Any], kwargs: Mapping[str, Any], target: Tensor) -> None:
+    def step(self, batch: Any, target: Tensor) -> None:
         """Go through a step.
 
         Args:
-            args: Of the model, for all samples.
-            kwargs: Of the model, too.
+            batch: All samples of the step.
             target: Of all samples.
         """
         ...
@@ -43,31 +42,29 @@ class WholePasses:
 
     Args:
         module: The model.
+        micro_batch: Samples of a micro-batch.
         micro_batches: Of a step.
         loss: What a micro-batch adds to it.
         around: Put around each pass.
     """
 
-    def __init__(self, module: nn.Module, micro_batches: int, loss: Loss, around: Around) -> None:
+    def __init__(self, module: nn.Module, micro_batch: int, micro_batches: int, loss: Loss, around: Around) -> None:
         self._micro_batches = micro_batches
 
-        def forward(_number: int, args: Sequence[Any], kwargs: Mapping[str, Any], target: Tensor) -> Tensor:
-            return loss(module(*args, **kwargs), target)
+        def forward(number: int, batch: Any, target: Tensor) -> Tensor:
+            first = number * micro_batch
+            args, kwargs = arguments(some_of(batch, first, micro_batch))
+            return loss(module(*args, **kwargs), some_of(target, first, micro_batch))
 
         def backward(_number: int, found: Tensor) -> None:
-            if found.requires_grad:  # not where all parameters are frozen
-                torch.autograd.backward(found)
+            torch.autograd.backward(found)
 
         self._forward, self._backward = around(Kind.forward, forward), around(Kind.backward, backward)
 
-    def step(self, args: Sequence[Any], kwargs: Mapping[str, Any], target: Tensor) -> None:
+    def step(self, batch: Any, target: Tensor) -> None:
         """Go through a step."""
-        for k in range(self._micro_batches):
-
-            def part(it: Any, k: int = k) -> Any:
-                return it.tensor_split(self._micro_batches)[k] if isinstance(it, Tensor) else it
-
-            self._backward(k, self._forward(k, tree_map(part, tuple(args)), tree_map(part, dict(kwargs)), part(target)))
+        for number in range(self._micro_batches):
+            self._backward(number, self._forward(number, batch, target))
 
 
 class StagePasses:
@@ -98,13 +95,11 @@ class StagePasses:
         by_name = {Schedule.one_forward_one_backward: Schedule1F1B, Schedule.gpipe: ScheduleGPipe}
         self._schedule = by_name[schedule](stage, micro_batches, loss, scale_grads=False)
 
-    def step(self, args: Sequence[Any], kwargs: Mapping[str, Any], target: Tensor) -> None:
+    def step(self, batch: Any, target: Tensor) -> None:
         """Go through a step."""
-        given, named = (args, kwargs) if self._is_first else ((), {})
+        args, kwargs = arguments(batch) if self._is_first else ((), {})
         try:
-            self._schedule.step(
-                *given, target=target if self._is_last else None, return_outputs=False, **named
-            )  # fmt: skip
+            self._schedule.step(*args, target=target if self._is_last else None, return_outputs=False, **kwargs)
         except RuntimeError as error:  # PyTorch's, around what went wrong in a pass
             if isinstance(error.__cause__, InputError):
                 raise error.__cause__ from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..profile.building import BuildError, Built, built, function_of, run
 
@@ -99,6 +99,11 @@ def script_of(target: str, seed: int) -> Script:
     if any(not it.dim() or it.shape[0] != whole for it in tree_leaves((made.batch, made.target)) if _is_tensor(it)):
         raise BuildError("a tensor of the example batch has no dimension of samples; its first should count them")
     return Script(made, module)
+
+
+def some_of(values: Any, first: int, count: int) -> Any:
+    """Return so many samples of a batch or of its targets; what is no tensor is the same for all."""
+    return tree_map(lambda it: it[first : first + count] if isinstance(it, Tensor) else it, values)
 
 
 def _is_tensor(value: object) -> bool:

@@ -26,7 +26,7 @@ from .cutting import Cut, check_layers, cut, parameter_of, state_of
 from .early_sums import EarlySums
 from .passes import Passes, StagePasses, WholePasses
 from .plan_file import PlanFile
-from .script import Script, arguments
+from .script import Script
 from .summing import Members, average
 
 ResultT = TypeVar("ResultT")
@@ -133,7 +133,9 @@ class Member:
         check_parameters(made.model)
         if plan.pipeline == 1:
             check_layers(made.model, [it.layers for it in plan.stages])
-            return WholePasses(made.model, plan.micro_batches, self._share_of_loss, self._around), made.model
+            return WholePasses(
+                made.model, plan.micro_batch, plan.micro_batches, self._share_of_loss, self._around
+            ), made.model
         found = cut(made, [it.layers for it in plan.stages], plan.micro_batch)
         part, place = found.stages[seat.stage], (seat.stage, plan.pipeline)
         self._unused = found.unused if seat.stage == plan.pipeline - 1 else {}
@@ -196,7 +198,7 @@ class Member:
         turn, self._step = self._turn, number
         is_alone = turn is None or plan.pipeline > 1
         with nullcontext() if is_alone or turn is None else turn.of(number, Kind.phase):
-            self._passes.step(*arguments(batch), torch.zeros(each) if target is None else target)
+            self._passes.step(batch, torch.zeros(each) if target is None else target)
         # Before the first step, schedules try the loss once more, to see its form.
         losses = self._losses[-plan.micro_batches :]
         loss = torch.stack(losses).mean() if losses else torch.zeros(())

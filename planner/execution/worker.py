@@ -188,6 +188,8 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
 
 def _member(plan: PlanFile, given: argparse.Namespace, script: Script, seat: Seat) -> Member:
     """Return this process's side of the training, as the options have it."""
+    if given.schedule and plan.pipeline == 1:
+        raise InputError("passes through a whole model have one order", "leave it out", field="--schedule")
     schedule = Schedule(given.schedule) if given.schedule else schedule_of(plan.micro_batches, plan.pipeline)
     member = Member(plan, script, schedule, seat)
     if given.offload is not Offload.never:

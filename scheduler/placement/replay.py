@@ -6,7 +6,7 @@ Source: SPEC R9.
 import json
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,7 +102,13 @@ def stored_in(decision: dict[str, Any]) -> Stored | None:
     return Stored(observation, mask, log_probability, tuple(decision["explanation"]["actions"]))
 
 
-def replay(path: Path, policy: Policy, left_out: Counter[str] | None = None) -> Iterator[Compared]:
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def replay(
+    path: Path, policy: Policy, left_out: Counter[str] | None = None, begin: Callable[[], object] = _nothing
+) -> Iterator[Compared]:
     """Yield each decision of a file beside what a policy would have decided in its place.
 
     The cluster goes on with what was decided then. Decisions before the first beginning of a past, behind a gap in one,
@@ -112,6 +118,7 @@ def replay(path: Path, policy: Policy, left_out: Counter[str] | None = None) -> 
         path: The file.
         policy: That decides.
         left_out: Where decisions that are left out are counted, by why.
+        begin: Called before the policy decides for the first time.
 
     Raises:
         InputError: If the file is damaged, naming the line.
@@ -134,6 +141,8 @@ def replay(path: Path, policy: Policy, left_out: Counter[str] | None = None) -> 
             if mirror is None:
                 counted[why] += 1
                 continue
+            begin()
+            begin = _nothing
             *happened, decision = past.calls
             _follow(mirror, happened)
             compared = _compare(mirror, found, decision, _sampled(found, policy))
@@ -148,7 +157,7 @@ def _located(path: Path, number: int) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(error.problem, error.fix, path=path, line=number) from error
-    except (KeyError, TypeError, ValueError, OverflowError, PluginError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, PluginError) as error:
         raise InputError(f"what is told cannot have happened: {error!r}", path=path, line=number) from error
 
 

@@ -6,7 +6,7 @@ from math import isinf
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from ...agents.learned.trained import USERS, Use, remark_on
 from ...agents.registry import find_policy
@@ -43,7 +43,7 @@ def check(path: Path | None) -> Checked:
     except InputError as error:
         return Checked([error], Settings(), None)
     problems = _problems_in(file, Settings, file.data)
-    settings = located(Settings.model_validate(_without(file.data, problems)), file)
+    settings = located(_sound(file.data), file)
     problems += _of_backend(file, settings)
     own = cluster = None
     with _noted(problems, file, ("folder",)):
@@ -124,12 +124,14 @@ def _each(error: InputError) -> list[InputError]:
     return list(error.errors) if isinstance(error, ManyProblemsError) else [error]
 
 
-def _without(data: object, problems: list[LongshoreError]) -> object:
-    """Return what a file holds without the sections in which something is wrong."""
-    if not isinstance(data, Mapping):
-        return {}
-    wrong = {str(each.field).partition(".")[0] for each in problems if isinstance(each, InputError)}
-    return {name: value for name, value in data.items() if isinstance(name, str) and name not in wrong}
+def _sound(data: object) -> Settings:
+    """Return the settings of a file without the sections in which something is wrong."""
+    known = {name: data[name] for name in Settings.model_fields if name in data} if isinstance(data, Mapping) else {}
+    try:
+        return Settings.model_validate(known)
+    except ValidationError as error:
+        wrong = {str(it["loc"][0]) for it in error.errors()}
+        return Settings.model_validate({name: value for name, value in known.items() if name not in wrong})
 
 
 @contextmanager

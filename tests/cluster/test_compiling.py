@@ -389,12 +389,13 @@ WRONG = {
     "a folder that cannot be made": "train --preset patent4 --steps 100 --logdir {file}/runs",
     "a trace that is none": "train --trace {file} --logdir {runs}",
     "a checkpoint that is none": "train --preset hetero64 --algo group --init {file} --logdir {runs}",
-    "another's folder": "train --online {file} --history {file} --logdir {file}/runs",
+    "a folder of rounds": "train --online {served} --history {file} --logdir {file}/runs",
     "a study's folder": "tune --preset patent4 --steps 100 --logdir {file}/runs",
+    "a study's trace": "tune --trace {file} --steps 100 --logdir {runs}",
     "a policy that is none": "evaluate --policy {file} --preset hetero64",
-    "a trace of a simulation": "simulate --trace {file} --cluster {file} --policy pack",
+    "a trace of a simulation": "simulate --trace {file} --cluster {cluster} --policy pack",
     "decisions that are none": "replay {file} --policy pack",
-    "a store that is none": "decisions --store sqlite:///{file} --out {runs}",
+    "decisions without a past": "replay {lines} --policy pack",
 }
 
 
@@ -406,8 +407,10 @@ def test_what_is_wrong_is_refused_before_anything_is_compiled(
         raise AssertionError("it looks for what is to be compiled")
 
     monkeypatch.setattr(ahead, "missing", compiles)
-    (tmp_path / "file").write_text("nothing of the kind\n")
-    words = asked.format(file=tmp_path / "file", runs=tmp_path / "runs").split()
-    done = longshore(*words)
-    assert (done.status, done.out) == (2, ""), done
-    assert str(tmp_path / "file") in done.err
+    file, lines = tmp_path / "file", tmp_path / "file.jsonl"
+    file.write_text("nothing of the kind\n")
+    lines.write_text('{"past": {}}\n')
+    places = {"file": file, "lines": lines, "runs": tmp_path / "runs", "cluster": ROOT / "examples/small.yaml"}
+    done = longshore(*asked.format(**places, served=ROOT / "checkpoints/traces.zip").split())
+    assert (done.status, done.out.replace("drawing workloads\n", "")) == (2, ""), done
+    assert str(file) in done.err

@@ -39,7 +39,7 @@ SPACE = ["unshare", "--user", "--map-root-user", "--uts", "--mount"]
 NO_NAME = ["--user", f"--map-user={UID}", f"--map-group={UID}"]
 PROCESSES = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 PROGRAM = "import getpass; print(getpass.getuser(), 'ä')"
-JOB = f'touch "$HOME/kept" && echo "$USER $LOGNAME" && {shlex.join([sys.executable, "-c", PROGRAM])}'
+JOB = f'test -d "$HOME" -a -w "$HOME" && echo "$USER $LOGNAME" && {shlex.join([sys.executable, "-c", PROGRAM])}'
 
 
 class ServedBare(Served):
@@ -122,10 +122,11 @@ def test_a_job_runs_where_one_thing_is_missing(lack: str, tmp_path: Path) -> Non
 
 @pytest.mark.full
 @pytest.mark.parametrize("apart", [[], ["--pid", "--fork"]], ids=["no /proc", "that of another PID namespace"])
-def test_where_no_process_can_be_seen_serve_says_so(apart: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["serve --as-root --port PORT", "agent --node n --fence"])
+def test_where_no_process_can_be_seen_it_is_said(apart: list[str], command: str, tmp_path: Path) -> None:
     steps = [] if apart else ["mount -t tmpfs none /proc"]
-    serve = [*LONGSHORE, "serve", "--as-root", "--folder", str(tmp_path), "--port", str(free_port())]
-    inside = " && ".join([*steps, f"exec {shlex.join(serve)}"])
+    words = command.replace("PORT", str(free_port())).split()
+    inside = " && ".join([*steps, f"exec {shlex.join([*LONGSHORE, *words])}"])
     line = ["unshare", "--user", "--map-root-user", "--mount", *apart, "sh", "-c", inside]
     done = processes.run(line, cwd=tmp_path, capture_output=True, check=False)
     if done.stderr.startswith("unshare"):

@@ -89,7 +89,7 @@ class _Learner:
         if not path.exists():
             with replacing(path) as part:
                 part.write_text(json.dumps(mine, indent=1) + "\n")
-        elif path.read_text() != json.dumps(mine, indent=1) + "\n":
+        elif path.read_bytes() != (json.dumps(mine, indent=1) + "\n").encode():
             raise InputError(
                 "this folder learns from another past or for another checkpoint", "take another --logdir", path=path
             )

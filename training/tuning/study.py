@@ -176,8 +176,12 @@ def tune(
         InputError: If Optuna is not installed, the folder holds another study, or the runs cannot be.
         BackendError: If trials are lost.
     """
+    folder = logdir / f"tune-{config.name}"
+    _check(config, folder)
+    say("drawing workloads")
     PRESETS[config.preset].build(asked_of(config, sizes))  # refused before anything is compiled or any trial begins
-    folder = _open_folder(config, logdir)
+    make_folder(folder, "--logdir")
+    (folder / ASKED).write_text(config.as_text())
     study_folder, stop = StudyFolder(config, folder, sizes), StopFile(folder / STOP)
     stop.interrupted = False
     with interruptible(stop, ADVICE) as interruption, closing(crew()) as found:
@@ -243,27 +247,23 @@ def _study(folder: Path) -> "Study":
     return optuna.create_study(storage=storage, study_name="tune", direction="minimize", load_if_exists=True)
 
 
-def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
-    """Return the folder of a study, which is made unless it is there.
+def _check(config: TrainingConfig, folder: Path) -> None:
+    """Refuse a folder that a study cannot have.
 
     Raises:
         InputError: If Optuna is not installed, or it holds a study of something else.
     """
     if find_spec("optuna") is None:
         raise InputError("Optuna, which proposes hyper-parameters, is not installed", "pip install 'longshore[tune]'")
-    folder = logdir / f"tune-{config.name}"
-    make_folder(folder, "--logdir")
     kept = folder / ASKED
-    if kept.exists() and not _is_of(config, kept.read_text()):
+    if kept.exists() and not _is_of(config, kept):
         raise InputError(
             "this study was asked for something else", "take another --logdir or --seed, or remove it", path=folder
         )
-    kept.write_text(config.as_text())
-    return folder
 
 
-def _is_of(config: TrainingConfig, text: str) -> bool:
+def _is_of(config: TrainingConfig, kept: Path) -> bool:
     try:
-        return TrainingConfig.of_text(text) == config
-    except ValueError:
+        return TrainingConfig.of_text(kept.read_text()) == config
+    except (OSError, ValueError):
         return False

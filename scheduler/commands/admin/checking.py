@@ -64,6 +64,7 @@ def preflight(
     folder = folder or Path(".longshore")
     home, gpus = folder / "preflight", _gpus()
     _check_files(wiring, port_facts)
+    program = _words(sample) if sample else ()
     placement = _placement(nodes, cluster, folder, gpus)
     make_folder(home, "--folder")
     slots = not real and not gpus
@@ -75,7 +76,7 @@ def preflight(
     ]
     workload = Workload(
         dtype=dtype, link_bytes_per_s=link_bytes_per_s, sample_limit_s=sample_limit,
-        sample=_words(sample) if sample else (), sample_folder=str(Path.cwd()) if sample else "",
+        sample=program, sample_folder=str(Path.cwd()) if sample else "",
     )  # fmt: skip
     with _warm(places) as warm:
         if learn_wiring is not None:

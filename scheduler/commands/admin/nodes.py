@@ -112,9 +112,9 @@ def agent(
     from ...health.monitoring.guarding import lease_file
 
     client = client_of(url, ca)
-    checking = _checking(client, node) if checks else None
     # With leases each second counts: several reports must get lost before one runs out.
     fencing = Fencing(lease_file(node)) if fence else None
+    checking = _checking(client, node) if checks else None
     door, prober = None if port < 0 else open_door(node, port), prober_at(probe) if probe else None
     report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking, door, prober)
 

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,15 +74,15 @@ def replay(
     """Show what another policy would have decided with the same past, decision by decision."""
     from ....agents.registry import find_policy
     from ....cluster.files.output_file import check_outputs
-    from ...placement.replay import as_line, read_decisions
+    from ...placement.replay import as_line
     from ...placement.replay import replay as replayed
 
     check_outputs({"--out": out}, {"FILE": file})
     left_out, other = Counter[str](), find_policy(policy)
-    next(read_decisions(file), None)  # what is no such file is refused before anything is compiled
-    compile_first(policy)
+    decisions = replayed(file, other, left_out, lambda: compile_first(policy))
+    compared = list(islice(decisions, 1))  # a file of another kind is refused before anything is compiled
     with saying(f"deciding by {policy}"):
-        compared = list(replayed(file, other, left_out))
+        compared += decisions
     if out is not None:
         with out.open("w", encoding="utf-8") as written:
             written.writelines(as_line(each) + "\n" for each in compared)

@@ -183,7 +183,7 @@ def training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
     """Show how far training is: a bar, or a line for each update where standard error is no terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    to, first = console(stderr=True), "running the heuristics ..."
+    to, first = console(stderr=True), "getting ready, which runs the heuristics ..."
     if not to.is_terminal:
         to.print(first)
         with telling_of_compiling(to.print, _now_and_then(to.print)):

@@ -12,8 +12,11 @@ from .options import AgeingOption, ClusterOption, FaultsOption, ObjectiveOption,
 from .progress import BY_SIGNAL, compile_first, progress, training_progress
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ..training.config import TrainingConfig
     from ..training.run import Result
+    from ..training.run_folder import Tell
 
 PresetOption = Annotated[
     str | None,
@@ -193,7 +196,6 @@ def train(
     config = config if parameters is None else with_parameter_file(config, parameters)
     config = config if objective is None else with_objective(config, objective)
     if online is not None:
-        compile_first(rehearsals_for(config.algorithm))
         _learn_online(config, online, logdir)
     with progress("drawing workloads"):
         run = open_run(config, logdir)
@@ -222,8 +224,13 @@ def _beginning(init: Path | None, online: Path | None, history: Path | None, obj
 
 def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoReturn:
     from ..training.online.rounds import Asked, learn_online
+    from ..training.rehearsals import rehearsals_for
 
-    learned = learn_online(Asked(config, served, logdir, lambda: training_progress(config.steps), _say))
+    def telling() -> "AbstractContextManager[Tell]":
+        compile_first(rehearsals_for(config.algorithm))
+        return training_progress(config.steps)
+
+    learned = learn_online(Asked(config, served, logdir, telling, _say))
     raise typer.Exit(BY_SIGNAL + learned.interrupted_by)
 
 

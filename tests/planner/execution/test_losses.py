@@ -30,7 +30,7 @@ CASES = [
     (f"{COUNTING}:build", 1, 8, 2, (1, 2, 3, 4, 5, 6, 7), None),
     (f"{COUNTING}:build", 2, 2, 3, (6,), "gpipe"),
     (f"{COUNTING}:build", 2, 3, 12, (3, 4), None),  # one micro-batch for three stages
-    (f"{COUNTING}:build", 8, 1, 3, (), "gpipe"),
+    (f"{COUNTING}:build", 8, 1, 3, (), None),
     (f"{COUNTING}:tied", 1, 3, 4, (2, 7), None),
     (f"{COUNTING}:tied", 2, 4, 2, (2, 4, 7), None),
     (str(SKIPPING), 1, 3, 2, (2, 4), None),

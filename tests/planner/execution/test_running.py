@@ -129,6 +129,7 @@ def build():
         ("planner run plan.json MODEL --save file", "--save: file is no folder: File exists"),
         ("planner run plan.json MODEL --save file/kept", "--save: file/kept is no folder: Not a directory"),
         ("planner run many.json MODEL", "PLAN: the plan has 65 ranks, and this machine runs 64 at most; submit a job"),
+        ("planner run single.json MODEL --schedule gpipe", "--schedule: passes through a whole model have one order"),
         ("planner run cut.json named.py", "the model returns a dict, which torch.distributed.pipelining does not"),
         ("planner run plan.json values.py:build --json values.py", "--json: values.py is also the file of MODEL"),
         (
