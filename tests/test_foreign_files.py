@@ -74,3 +74,21 @@ def test_it_is_refused(option: str, longshore: Command, tmp_path: Path) -> None:
         assert (done.status, done.out) == (2, ""), (kind, done)
         assert str(file) in done.err.splitlines()[-1], (kind, done)
         assert set(tmp_path.iterdir()) == {file, trace}, kind
+
+
+OURS = {
+    "config.json": "train --preset patent4 --steps 10 --logdir {runs}",
+    "asked.json": "tune --preset patent4 --steps 10 --trials 1 --logdir {runs}",
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_so_is_a_file_of_ours_that_is_damaged(name: str, longshore: Command, tmp_path: Path) -> None:
+    line = OURS[name].format(runs=tmp_path).split()
+    assert longshore(*line).status == 0
+    (kept,) = tmp_path.glob(f"*/{name}")
+    for content in FOREIGN.values():
+        kept.write_bytes(content)
+        done = longshore(*line)
+        assert (done.status, kept.read_bytes()) == (2, content), (content[:40], done)
+        assert str(kept.parent) in done.err.splitlines()[-1]

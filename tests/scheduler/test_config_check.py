@@ -87,6 +87,16 @@ def test_each_kind_of_fault_is_found_and_no_other(tmp_path: Path, text: str, pla
     assert found.startswith(place)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["1: 2\n", "null: 2\n", "a.b: 1\n", f"{'x' * 600}: 1\n", "".join(f"x{i}: 1\n" for i in range(40)), "[1, 2]: 3\n"],
+    ids=["a number", "nothing", "a point", "too long", "too many", "a list"],
+)
+def test_what_no_setting_is_called_is_refused_and_nothing_else(tmp_path: Path, text: str) -> None:
+    assert wrong_in(tmp_path, text)
+    wrong_in(tmp_path, f"port: 70000\n{text}")
+
+
 def test_the_cluster_file_in_the_folder_is_looked_through_too(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text("name: x\n")
     found = wrong_in(tmp_path, "folder: .\n")
