@@ -86,6 +86,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "compiling what was installed: else each process of the first tests would do it for itself" >&2
 	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true  # some files are no Python of today
 	@$(BIN)/longshore compile >&2 || true  # who uses what cannot be compiled says why
+	@$(BIN)/pytest --collect-only -q -m "" >/dev/null 2>&1 || true  # rewrites asserts: else each of its processes would
 	@missing=$$(.ci/missing); [ -z "$$missing" ] || \
 	  echo "some tests will be skipped; to run them, on Debian: apt-get install --no-install-recommends $$missing" >&2
 	@touch $@
