@@ -152,7 +152,6 @@ def run(folder: Path, name: str, how: str = "as usual", **variables: str) -> tup
     return value, compiled
 
 
-@pytest.mark.full
 @needs_numba
 def test_a_second_program_shares_parts_and_a_second_process_compiles_nothing(folder: Path) -> None:
     assert run(folder, "first") == (18, ["first", "inner", "leaf"])
@@ -167,7 +166,6 @@ def test_where_nothing_can_be_kept_kernels_run_all_the_same(folder: Path) -> Non
     assert run(folder, "second", NUMBA_CACHE_DIR=os.devnull) == (6, ["inner", "leaf", "second"])
 
 
-@pytest.mark.full
 @needs_numba
 def test_processes_compile_each_kernel_once_and_later_there_is_nothing_to_do(folder: Path) -> None:
     stands = list[Stand]()

@@ -42,7 +42,6 @@ def words(served: Checked, job: str) -> list[str]:
     return [it["now"] for it in events(served, job) if it["now"] not in ("left", "empty")]
 
 
-@pytest.mark.full
 def test_a_gpu_that_passes_takes_the_seat_and_no_other_is_checked(served: Checked) -> None:
     job = whole_ring(served)
     call_faulty(served, "a", 0)

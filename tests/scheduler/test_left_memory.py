@@ -63,7 +63,6 @@ def trial(tmp_path: Path) -> Iterator[Checking]:
     end_all(tmp_path)
 
 
-@pytest.mark.full
 def test_a_gpu_whose_memory_is_held_after_a_job_goes_out_of_service_and_the_next_job_elsewhere(trial: Checking) -> None:
     holds = trial.folder / "holds-a-1"
     job = trial.submit(f"echo 4711 > {holds}", gpus=2)

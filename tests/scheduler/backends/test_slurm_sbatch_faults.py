@@ -15,8 +15,6 @@ from longshore.scheduler.model.states import AttemptState, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, block, heal, held_gpus_of, holding_slurm
 
-pytestmark = pytest.mark.full
-
 # Refuses any change of a request for GPUs while a file is there.
 REFUSING = """
 local modify = slurm_job_modify
@@ -94,6 +92,7 @@ def test_an_update_that_fails_half_way_leaves_the_job_held_and_is_tried_again(si
     assert row.attempt == 1
 
 
+@pytest.mark.full
 def test_a_job_that_was_given_other_gpus_is_ended_as_misplaced_and_runs_again_where_it_was_to(
     site: Site,
 ) -> None:
@@ -112,6 +111,7 @@ def test_a_job_that_was_given_other_gpus_is_ended_as_misplaced_and_runs_again_wh
     assert sum(len(share.gpus) for share in site.attempts(number)[1].placement) == len(held_gpus_of(site)) == 1
 
 
+@pytest.mark.full
 def test_a_job_whose_node_is_lost_runs_again_elsewhere_and_never_twice_at_a_time(site: Site) -> None:
     site.slurm_times = Times(stray_s=1.0)  # KillWait is 2 s here
     site.restart()
@@ -146,6 +146,7 @@ def test_a_scheduler_that_was_killed_between_update_and_release_goes_on_with_the
     assert [attempt.placement for attempt in site.attempts(number)] == [before]
 
 
+@pytest.mark.full
 def test_a_hung_controller_hides_the_jobs_and_ends_none(site: Site) -> None:
     number = site.sbatch("--gres=gpu:2", script="sleep 300")
     site.state_becomes(number, JobState.RUNNING)
