@@ -1,8 +1,7 @@
 """Python imports this first in what tests start: PyTorch's optimizers do without its compiler there.
 
 Each process that makes an optimizer imports it, to say what it is not to compile. That takes as long as PyTorch itself,
-and no test compiles a model. Code that asks the compiler for anything else has it as ever. What this leaves out is
-`torch.distributed.tensor`, which cannot be imported after an optimizer was made.
+and no test compiles a model. Code that asks the compiler for anything else has it as ever.
 """
 
 import sys
@@ -27,7 +26,8 @@ class _Compiler(ModuleType):
         return function or (lambda it: it)
 
     def __getattr__(self, name: str) -> Any:
-        if "stands" not in self.__dict__:  # it is being imported
+        # It is being imported; or somebody asks all modules for their files, in the midst of an import of PyTorch's.
+        if "stands" not in self.__dict__ or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.real(), name)
 
