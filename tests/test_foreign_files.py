@@ -21,8 +21,8 @@ OPTIONS = (
     "simulate --policy pack --cluster {file}",
     "simulate --policy pack --cluster {large} --trace {file}",
     "simulate --policy pack --cluster {large} --jobs 3 --faults {file}",
-    "simulate --cluster {large} --jobs 3 --policy {file}.zip",
-    "evaluate --preset patent4 --policy {file}.zip",
+    "simulate --cluster {large} --jobs 3 --policy {zip}",
+    "evaluate --preset patent4 --policy {zip}",
     "evaluate --pictures {runs} --cluster {large} --trace {file}",
     "train --steps 10 --logdir {runs} --trace {file}",
     "train --steps 10 --logdir {runs} --trace {trace} --cluster {file}",
@@ -59,18 +59,12 @@ def test_it_is_refused(option: str, longshore: Command, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(TRACE)
     for kind, content in FOREIGN.items():
-        file = tmp_path / ("file.zip" if "{file}.zip" in option else "file")
+        file = tmp_path / ("file.zip" if "{zip}" in option else "file")
         file.write_bytes(content)
-        line = option.replace("{file}.zip", "{file}")
-        places: dict[str, object] = {
-            "file": file,
-            "runs": tmp_path / "runs",
-            "trace": trace,
-            "large": LARGE,
-            "models": MODELS,
-        }
-        places["port"] = free_port()
-        done = longshore(*line.format(**places).split())
+        line = option.format(
+            file=file, zip=file, runs=tmp_path / "runs", trace=trace, large=LARGE, models=MODELS, port=free_port()
+        )
+        done = longshore(*line.split())
         assert (done.status, done.out) == (2, ""), (kind, done)
         assert str(file) in done.err.splitlines()[-1], (kind, done)
         assert set(tmp_path.iterdir()) == {file, trace}, kind

@@ -89,7 +89,7 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
     Raises:
         BuildError: If it cannot be cut there.
     """
-    # late: it takes two seconds, which a training without a pipeline need not wait
+    # late: a training without a pipeline need not wait for it
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     firsts = _firsts(made.model, stages)

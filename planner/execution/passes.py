@@ -84,7 +84,7 @@ class StagePasses:
         self, part: Part, place: tuple[int, int], group: dist.ProcessGroup, schedule: Schedule, micro_batches: int,
         loss: Loss, around: Around,
     ) -> None:  # fmt: skip
-        # late: it takes two seconds, which a training without a pipeline need not wait
+        # late: a training without a pipeline need not wait for it
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         self._is_first, self._is_last = place[0] == 0, place[0] == place[1] - 1

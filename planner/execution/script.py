@@ -102,7 +102,7 @@ def script_of(target: str, seed: int) -> Script:
 
 
 def some_of(values: Any, first: int, count: int) -> Any:
-    """Return so many samples of a batch or of its targets; what is no tensor is the same for all."""
+    """Return `count` samples of a batch or of its targets; what is no tensor is the same for all."""
     return tree_map(lambda it: it[first : first + count] if isinstance(it, Tensor) else it, values)
 
 

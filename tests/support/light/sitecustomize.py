@@ -26,7 +26,7 @@ class _Compiler(ModuleType):
         return function or (lambda it: it)
 
     def __getattr__(self, name: str) -> Any:
-        # It is being imported; or somebody asks all modules for their files, in the midst of an import of PyTorch's.
+        # It is being imported; or `inspect` asks all modules for their files, in the midst of an import of PyTorch's.
         if "stands" not in self.__dict__ or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.real(), name)
