@@ -59,6 +59,27 @@ def checkpoint_in(name: str) -> Path | None:
     return Path(name) if name.endswith(".zip") else None
 
 
+def check_registered(name: str) -> None:
+    """Refuse a name under which nothing is registered; nothing is loaded.
+
+    What a checkpoint or the limits of a rollout are like shows where they are loaded.
+
+    Raises:
+        PluginError: If there is no policy of that name.
+    """
+    if name.startswith(ROLLOUT):
+        return check_registered(name.removeprefix(ROLLOUT).partition("@")[0])
+    if name.startswith(PATIENT) or name.endswith(".zip") or name in policy_names():
+        return None
+    if Path(name).is_dir():
+        raise PluginError(
+            f"{name} is a folder; a learned policy is named by its checkpoint, such as {Path(name) / 'NAME.zip'}"
+        )
+    close = difflib.get_close_matches(name, policy_names(), n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "`longshore policies` lists them"
+    raise PluginError(f"there is no policy {name!r}; {hint}, and a learned one is named by its checkpoint (NAME.zip)")
+
+
 def find_policy(name: str) -> Policy:
     """Return a policy by its registered name, or from a checkpoint by its path, or rollouts of either.
 
@@ -81,23 +102,12 @@ def find_policy(name: str) -> Policy:
         return load_policy(Path(name))
     if name in registered("heuristics"):
         return _heuristic(name)
-    known = registered("policies")
-    if name not in known:
-        close = difflib.get_close_matches(name, policy_names(), n=1)
-        if Path(name).is_dir():
-            raise PluginError(
-                f"{name} is a folder; a learned policy is named by its checkpoint, such as {Path(name) / 'NAME.zip'}"
-            )
-        hint = f"did you mean {close[0]!r}?" if close else "`longshore policies` lists them"
-        raise PluginError(
-            f"there is no policy {name!r}; {hint}, and a learned one is named by its checkpoint (NAME.zip)"
-        )
+    check_registered(name)
     found = load("policies", name)
     policy = found() if isinstance(found, type) else found
     if not isinstance(policy, Policy):
         missing = [part for part in ("name", "about", "waits", "place", "run") if not hasattr(policy, part)]
         was = "; `run` was called `play` before" if "run" in missing and hasattr(policy, "play") else ""
-        raise PluginError(
-            f"policy {name!r} ({known[name].value}) lacks part of the policy protocol: {', '.join(missing)}{was}"
-        )
+        where = registered("policies")[name].value
+        raise PluginError(f"policy {name!r} ({where}) lacks part of the policy protocol: {', '.join(missing)}{was}")
     return policy

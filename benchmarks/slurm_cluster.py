@@ -18,6 +18,7 @@ PLUGIN = Path(__file__).parents[1] / "deploy" / "slurm" / "job_submit.lua"
 INSTALL = "apt-get install --no-install-recommends slurm-wlm slurm-wlm-basic-plugins"
 
 _PATIENCE_S = 60.0
+_FOLDER, _FILE, _UMASK = 0o755, 0o644, 0o022  # its users read its configuration, whatever this process keeps to itself
 _CONF = """\
 ClusterName=longshore
 SlurmctldHost={host}(127.0.0.1)
@@ -88,8 +89,10 @@ class SlurmCluster:
         self.root, self.nodes, self._more = root, tuple(nodes), more
         self.conf = root / "etc" / "slurm.conf"
         self._pids: dict[str, Identity] = {}
-        for part in ("etc", "state", "run", "log", "dev", *(f"spool/{node}" for node in nodes)):
-            (root / part).mkdir(parents=True)
+        parts = ("etc", "state", "run", "log", "dev", "spool", *(f"spool/{node}" for node in nodes))
+        for folder in (root, *(root / part for part in parts)):
+            folder.mkdir(parents=True)
+            folder.chmod(_FOLDER)
         for gpu in range(GPUS):
             (root / "dev" / f"gpu{gpu}").symlink_to("/dev/null")
         self._configure()
@@ -102,10 +105,10 @@ class SlurmCluster:
             for node, own in zip(self.nodes, ports, strict=True)
         ]
         text = _CONF.format(host=host, port=port, user="root", root=self.root, nodes="\n".join(lines))
-        self.conf.write_text(text + self._more)
+        _write(self.conf, text + self._more)
         names = ",".join(self.nodes)
         gres_lines = [f"NodeName={names} Name=gpu Type=i{gpu} File={self.root}/dev/gpu{gpu}\n" for gpu in range(GPUS)]
-        (self.root / "etc" / "gres.conf").write_text("".join(gres_lines))
+        _write(self.root / "etc" / "gres.conf", "".join(gres_lines))
 
     def hold_jobs(self, socket: Path, partition: str = "main") -> None:
         """Install job_submit.lua, which the configuration has to name, for the jobs of one partition."""
@@ -113,7 +116,7 @@ class SlurmCluster:
         for was, now in (("longshore = true", f"{partition} = true"), ("/run/longshore/sbatch.sock", str(socket))):
             assert was in text
             text = text.replace(was, now)
-        (self.root / "etc" / "job_submit.lua").write_text(text)
+        _write(self.root / "etc" / "job_submit.lua", text)
 
     def start(self) -> None:
         """Start it, and wait until all its nodes take jobs."""
@@ -179,7 +182,9 @@ class SlurmCluster:
     def call(self, *line: str) -> str:
         """Run one of Slurm's commands and return what it prints."""
         environment = {**os.environ, "SLURM_CONF": str(self.conf)}
-        done = processes.run(line, env=environment, capture_output=True, timeout_s=_PATIENCE_S, check=False)
+        done = processes.run(
+            line, env=environment, umask=_UMASK, capture_output=True, timeout_s=_PATIENCE_S, check=False
+        )
         assert done.returncode == 0, f"{line}: {done.stderr}"
         return done.stdout
 
@@ -203,6 +208,11 @@ class SlurmCluster:
 
     def _logs(self) -> str:
         return (self.root / "log" / "slurmctld.log").read_text()[-2000:]
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text)
+    file.chmod(_FILE)
 
 
 def _identity(file: Path, daemon: str) -> Identity | None:

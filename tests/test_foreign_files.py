@@ -37,6 +37,7 @@ OPTIONS = (
     "config check {file}",
     "compile --config {file}",
     "preflight --folder {runs} --wiring {file}",
+    "preflight --folder {runs} --learn-wiring {file}",
     "preflight --folder {runs} --port-facts {file}",
     "decisions --out {runs} --store sqlite:///{file}",
     "preflight --folder {runs} --cluster {file}",
@@ -72,6 +73,7 @@ def test_it_is_refused(option: str, longshore: Command, tmp_path: Path) -> None:
 
 OURS = {
     "config.json": "train --preset patent4 --steps 10 --logdir {runs}",
+    "snapshot.npz": "train --preset patent4 --steps 10 --logdir {runs}",
     "asked.json": "tune --preset patent4 --steps 10 --trials 1 --logdir {runs}",
 }
 

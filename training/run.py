@@ -26,6 +26,7 @@ from .initial import actor_critic_of, initial_network, with_layers
 from .later import Later, compare_later, compare_on_history, write_later
 from .presets import HISTORY, PRESETS, TRACES
 from .run_folder import BEST, Progress, RunFolder, Tell, interruptible
+from .snapshot import SNAPSHOT, read_arrays
 from .validation import Score, Validation
 
 CONFIG = "config.json"
@@ -113,7 +114,7 @@ def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = SIZES) -> Run:
     Raises:
         InputError: If the folder holds a run of another configuration, the problem cannot be built, or the network to
             begin with is of another shape.
-        CheckpointError: If the checkpoint to begin with is damaged.
+        CheckpointError: If the checkpoint to begin with, or what the folder kept of a run that was stopped, is damaged.
     """
     problems, validated_on = PRESETS[config.preset].build(asked_of(config, sizes))
     if not config.waiting:  # a history may allow it; the network that a run begins with may have no action for it
@@ -135,7 +136,7 @@ def learn(run: Run, tell: Tell = _silent, *, compares: bool = True) -> Result:
         compares: Whether a policy of traces or a history is compared on their later windows, too.
 
     Raises:
-        CheckpointError: If the folder's snapshot is damaged.
+        CheckpointError: If the folder's snapshot is of another run.
     """
     config, sizes, folder, schema, problems, validated_on = run
     torch.set_num_threads(1)  # learning has its own (agents/networks/chunks.py)
@@ -216,6 +217,7 @@ def _compared(config: TrainingConfig, sizes: Sizes, folder: Path) -> tuple[Later
 
 def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
     folder = logdir / config.name
+    snapshot = folder / SNAPSHOT
     if readable(str(folder)) != str(folder):
         raise InputError("TensorBoard writes below names alone that are UTF-8", "give another --logdir", path=folder)
     kept = folder / CONFIG
@@ -232,6 +234,9 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
                 "take another --logdir or --seed, or remove the folder",
                 path=folder,
             )
+    if snapshot.exists():
+        with read_arrays(snapshot):  # whether it belongs to this run shows where learning goes on from it
+            pass
     try:
         folder.mkdir(parents=True, exist_ok=True)
         kept.write_text(config.as_text())

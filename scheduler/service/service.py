@@ -10,7 +10,7 @@ import numpy as np
 
 from ...agents.learned.trained import USERS, remark_on, use_of
 from ...agents.protocol import Policy
-from ...agents.registry import find_policy
+from ...agents.registry import check_registered, find_policy
 from ...cluster.files.errors import BackendError, InputError, LongshoreError
 from ...cluster.model.scenarios import ORDERS, stopping
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
@@ -72,17 +72,20 @@ class Service:
     def __init__(self, chosen: Chosen) -> None:
         settings = self.settings = chosen.settings
         check_open(settings)
+        choice = settings.policy
+        fallback = find_policy(choice.fallback)
+        if choice.name is not None:
+            check_registered(choice.name)  # it is loaded in a process of its own
         given = None if settings.cluster is None else read_cluster(settings.cluster)
         make_folder(settings.folder)
         self.room = _room_of(settings)  # first: what follows writes files
         setup = given or read_cluster(default_cluster(settings.folder))
         self.layout = layout_of(setup)
-        kind, choice = settings.backend, settings.policy
+        kind = settings.backend
         self.backend: Backend = build(kind.name, kind.settings, settings.folder, self.layout, chosen.file)
         self.slots = _has_slots(self.backend)
         placer = Placer(
-            find_policy(choice.fallback), choice.name, choice.deadline_s, Mode(choice.mode),
-            sample_temperature=choice.sample_temperature,
+            fallback, choice.name, choice.deadline_s, Mode(choice.mode), sample_temperature=choice.sample_temperature,
         )  # fmt: skip
         self.store: Store = open_store(settings.store_url)
         self.store.make_room = self.room.release

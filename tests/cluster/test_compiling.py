@@ -19,6 +19,7 @@ from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.rehearsals import decisions_by
 from longshore.agents.rehearsals import rehearsals_of as rehearsals_of_runs
 from longshore.cluster.files.errors import PluginError
+from longshore.cluster.files.free_port import free_port
 from longshore.cluster.kernels import ahead, kept
 from longshore.cluster.kernels.ahead import Stand, _callees_first, _found, compile_ahead, missing
 from longshore.cluster.kernels.compiled import Kernel, kernel
@@ -391,6 +392,7 @@ WRONG = {
     "a study's folder": "tune --preset patent4 --steps 100 --logdir {file}/runs",
     "a study's trace": "tune --trace {file} --steps 100 --logdir {runs}",
     "a policy that is none": "evaluate --policy {file} --preset hetero64",
+    "a scheduler's policy": "serve --as-root --port {port} --folder {runs} --policy rollout:{file}@h16",
     "a trace of a simulation": "simulate --trace {file} --cluster {cluster} --policy pack",
     "decisions that are none": "replay {file} --policy pack",
     "decisions without a past": "replay {lines} --policy pack",
@@ -409,6 +411,7 @@ def test_what_is_wrong_is_refused_before_anything_is_compiled(
     file.write_text("nothing of the kind\n")
     lines.write_text('{"past": {}}\n')
     places = {"file": file, "lines": lines, "runs": tmp_path / "runs", "cluster": ROOT / "examples/small.yaml"}
-    done = longshore(*asked.format(**places, served=ROOT / "checkpoints/traces.zip").split())
+    served, port = ROOT / "checkpoints/traces.zip", free_port()
+    done = longshore(*asked.format(**places, served=served, port=port).split())
     assert (done.status, done.out.replace("drawing workloads\n", "")) == (2, ""), done
     assert str(file) in done.err

@@ -17,6 +17,7 @@ import pytest
 
 from longshore.cluster.files.free_port import free_port
 from longshore.scheduler.backends.local.supervisor.rank import user_variables
+from longshore.scheduler.backends.shared_folder.sweep import sweep
 from tests.scheduler.served import LONGSHORE, Served, until
 from tests.support import processes
 
@@ -120,19 +121,40 @@ def test_a_job_runs_where_one_thing_is_missing(lack: str, tmp_path: Path) -> Non
         assert served.call("logs", ended_job(served)).stdout == f"{user} {user}\n{user} ä\n"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("apart", [[], ["--pid", "--fork"]], ids=["no /proc", "that of another PID namespace"])
-@pytest.mark.parametrize("command", ["serve --as-root --port PORT", "agent --node n --fence"])
-def test_where_no_process_can_be_seen_it_is_said(apart: list[str], command: str, tmp_path: Path) -> None:
+APART = pytest.mark.parametrize("apart", [[], ["--pid", "--fork"]], ids=["no /proc", "that of another PID namespace"])
+
+
+def without_processes(apart: list[str], line: list[str], folder: Path) -> "processes.CompletedProcess[str]":
+    """Run a command where /proc shows no process of its own; the test is skipped where that cannot be had."""
     steps = [] if apart else ["mount -t tmpfs none /proc"]
-    words = command.replace("PORT", str(free_port())).split()
-    inside = " && ".join([*steps, f"exec {shlex.join([*LONGSHORE, *words])}"])
-    line = ["unshare", "--user", "--map-root-user", "--mount", *apart, "sh", "-c", inside]
-    done = processes.run(line, cwd=tmp_path, capture_output=True, check=False)
+    inside = " && ".join([*steps, f"exec {shlex.join(line)}"])
+    unshared = ["unshare", "--user", "--map-root-user", "--mount", *apart, "sh", "-c", inside]
+    done = processes.run(unshared, cwd=folder, capture_output=True, check=False)
     if done.stderr.startswith("unshare"):
         pytest.skip(f"no folder can be mounted here: {done.stderr.strip()}")
+    return done
+
+
+@pytest.mark.full
+@APART
+@pytest.mark.parametrize("command", ["serve --as-root --port PORT", "agent --node n --fence"])
+def test_where_no_process_can_be_seen_it_is_said(apart: list[str], command: str, tmp_path: Path) -> None:
+    words = command.replace("PORT", str(free_port())).split()
+    done = without_processes(apart, [*LONGSHORE, *words], tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "/proc" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.full
+@APART
+def test_a_supervisor_there_marks_no_attempt_as_its_own(apart: list[str], tmp_path: Path) -> None:
+    """Else it would name a process of another namespace, which others would kill."""
+    (tmp_path / "attempt").mkdir()
+    program = f"from {sweep.__module__} import sweep; sweep({str(tmp_path / 'attempt')!r}, '0')"
+    done = without_processes(apart, [sys.executable, "-c", program], tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "ProcessLookupError: /proc does not show this process"
+    assert [it.name for it in (tmp_path / "attempt/part-0").iterdir()] == []
 
 
 @pytest.mark.few(1)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import processes
+
 from .served import Served, until
 from .served_rings import call_faulty, events, held_by, ring_job, running
 
@@ -83,9 +85,11 @@ def test_a_ring_of_two_whose_members_are_both_killed_goes_on_from_its_checkpoint
     assert small.ended(undisturbed) == "succeeded"
     job = saving_job(small, "killed", WAITS="1")
     running(small, job, 25)
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # in one moment
-        for seat in range(2):
-            os.kill(int((small.folder / f"killed-pid-{seat}").read_text()), number)
+    pids = [int((small.folder / f"killed-pid-{seat}").read_text()) for seat in range(2)]
+    for pid in pids:  # in one moment
+        processes.stop(pid)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     (small.folder / "go").touch()
     assert small.ended(job) == "succeeded"
     first, second = small.ask(f"/v1/jobs/{job}/attempts")

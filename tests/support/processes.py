@@ -9,9 +9,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, AnyStr, Literal, Protocol, overload
 
@@ -242,6 +243,23 @@ def _kill_group(process: subprocess.Popen[Any]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 if os.getpgid(pid) == process.pid:
                     _kill(pid)
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and see that all its threads stand still: until then they may go on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    until_s = time.monotonic() + WAIT_S
+    while any(it != "T" for it in _states(pid)):
+        if time.monotonic() > until_s:
+            raise TimeoutExpired("SIGSTOP", WAIT_S)
+        time.sleep(0.001)
+
+
+def _states(pid: int) -> Iterator[str]:
+    """Yield the states of a process's threads, as `/proc` has them."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            yield (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _kill(pid: int) -> None:

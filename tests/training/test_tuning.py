@@ -101,14 +101,15 @@ def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(
 
 @pytest.mark.full
 def test_trials_run_side_by_side_and_a_larger_number_goes_on(kept: Kept, tmp_path: Path) -> None:
-    begun: list[str] = []
+    said: list[str] = []
     short = asked().model_copy(update={"steps": 1000})
     for trials in (2, 3):
-        tuned = tune(short, tmp_path, lambda: kept, begun.append, trials=trials, jobs=2, sizes=SIZES)
+        tuned = tune(short, tmp_path, lambda: kept, said.append, trials=trials, jobs=2, sizes=SIZES)
         assert [it.number for it in tuned.trials] == list(range(trials))
         assert {it.state for it in tuned.trials} == {"finished"}
-    assert "begins" in begun[0]
-    assert "begins" in begun[1]
+    of_trials = [line for line in said if line.startswith("trial ")]
+    assert "begins" in of_trials[0]
+    assert "begins" in of_trials[1]
 
 
 def test_another_search_in_the_same_folder_is_refused(whole: Tuned, kept: Kept) -> None:

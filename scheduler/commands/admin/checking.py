@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...preflight.context import Place
     from ...preflight.report import Report
     from ...preflight.warm.process import Node
+    from ...preflight.wiring.blueprint import Blueprint
     from ...preflight.workload import Workload
 
 MOST_NODES = 64  # each is a process of this machine
@@ -64,6 +65,7 @@ def preflight(
     folder = folder or Path(".longshore")
     home, gpus = folder / "preflight", _gpus()
     _check_files(wiring, port_facts)
+    known_wiring = _learned_before(learn_wiring)
     program = _words(sample) if sample else ()
     placement = _placement(nodes, cluster, folder, gpus)
     make_folder(home, "--folder")
@@ -80,7 +82,7 @@ def preflight(
     )  # fmt: skip
     with _warm(places) as warm:
         if learn_wiring is not None:
-            _learn(learn_wiring, placement, workload, warm)
+            _learn(learn_wiring, known_wiring, placement, workload, warm)
             return
         report = check_all(placement, workload, warm, level=level, progress=None if json else _tell)
     print_json(report.as_json()) if json else _show(report)
@@ -150,6 +152,13 @@ def _check_files(wiring: Path | None, port_facts: Path | None) -> None:
     read_facts(port_facts)
 
 
+def _learned_before(path: Path | None) -> "Blueprint":
+    """Return the wiring that a file of it holds, which is to be learned anew; none if there is no file."""
+    from ...preflight.wiring.blueprint import Blueprint, read_blueprint
+
+    return Blueprint() if path is None or not path.exists() else read_blueprint(path)
+
+
 def _whole(path: Path | None) -> Path | None:
     return None if path is None else path.absolute()
 
@@ -169,15 +178,16 @@ def _warm(places: "Sequence[Place]") -> "Iterator[dict[str, Node]]":
             node.close()
 
 
-def _learn(path: Path, placement: "Placement", workload: "Workload", nodes: "dict[str, Node]") -> None:
+def _learn(
+    path: Path, before: "Blueprint", placement: "Placement", workload: "Workload", nodes: "dict[str, Node]"
+) -> None:
     """Write what is plugged in where, and tell what is new."""
     from ...preflight.catalogue import find_check
     from ...preflight.link_checks.wiring import plan_of
     from ...preflight.round import ask_all
-    from ...preflight.wiring.blueprint import Blueprint, read_blueprint, write_blueprint
+    from ...preflight.wiring.blueprint import write_blueprint
     from ...preflight.wiring.learning import learn
 
-    before = read_blueprint(path) if path.exists() else Blueprint()
     found = ask_all(find_check("wiring.seen"), placement, workload, nodes)
     findings = {node: [finding for _, finding, _ in told] for node, told in found.items()}
     for node, told in findings.items():

@@ -151,7 +151,8 @@ class Trial:
         return answer
 
     def send(self, member: int, number: signal.Signals) -> None:
-        os.kill((self.launcher.running | self.elsewhere.running)[member], number)
+        pid = (self.launcher.running | self.elsewhere.running)[member]
+        processes.stop(pid) if number == signal.SIGSTOP else os.kill(pid, number)
 
     def kill_coordinator(self) -> None:
         assert self.launcher.coordinator_pid is not None
