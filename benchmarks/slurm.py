@@ -66,10 +66,10 @@ class Stay(NamedTuple):
     end_s: float
 
 
-def submit_all(store: Store) -> list[str]:
-    """Put the jobs into the store and return their ids."""
+def submit_all(store: Store, jobs: int) -> list[str]:
+    """Put jobs into the store and return their ids."""
     rng = np.random.default_rng(SEED)
-    names = [f"{number:026}" for number in range(JOBS)]
+    names = [f"{number:026}" for number in range(jobs)]
     for name in names:
         gpus, sleep_s = int(rng.integers(1, 9)), float(rng.uniform(0.2, 3.0))
         spec = {
@@ -89,15 +89,15 @@ def rows_of(store: Store, names: list[str]) -> list[JobRow]:
 
 def run(scheduler: Reconciler, store: Store, names: list[str], cluster: SlurmCluster) -> None:
     """Let the scheduler run all jobs to their ends, while parts of Slurm die and come back."""
-    doomed, until_s = f"slurmd.{cluster.nodes[-1]}", time.monotonic() + PATIENCE_S
+    jobs, doomed, until_s = len(names), f"slurmd.{cluster.nodes[-1]}", time.monotonic() + PATIENCE_S
     faults: list[tuple[int, Callable[[], None]]] = [
-        (JOBS // 6, lambda: cluster.kill(doomed)),
-        (JOBS // 3, cluster.restart_controller),
-        (2 * JOBS // 3, lambda: cluster.start_node(cluster.nodes[-1])),
+        (jobs // 6, lambda: cluster.kill(doomed)),
+        (jobs // 3, cluster.restart_controller),
+        (2 * jobs // 3, lambda: cluster.start_node(cluster.nodes[-1])),
     ]
-    while (ended := sum(row.state in FINAL for row in rows_of(store, names))) < JOBS and time.monotonic() < until_s:
+    while (ended := sum(row.state in FINAL for row in rows_of(store, names))) < jobs and time.monotonic() < until_s:
         if faults and ended >= faults[0][0]:
-            progress(f"{ended} of {JOBS} jobs have ended: fault {4 - len(faults)} of 3")
+            progress(f"{ended} of {jobs} jobs have ended: fault {4 - len(faults)} of 3")
             faults.pop(0)[1]()
         scheduler.tick()
         time.sleep(TICK_S)
@@ -134,8 +134,8 @@ def overlaps(stays: list[Stay]) -> int:
     return sum(one.gpu == other.gpu and other.begin_s < one.end_s for one, other in pairwise(ordered))
 
 
-def measure() -> Iterator[Row]:
-    """Yield how many jobs came through, on which GPUs, and how long launches took."""
+def measure(jobs: int = JOBS) -> Iterator[Row]:
+    """Yield how many of some jobs came through, on which GPUs, and how long launches took."""
     if why := why_not():
         sys.exit(f"no Slurm here: {why}")
     with TemporaryDirectory(prefix="longshore-") as name:
@@ -154,7 +154,7 @@ def measure() -> Iterator[Row]:
             parts = Parts(store, backend, "slurm", site, layout, placer, time.time, "benchmark", monitor)
             scheduler = Reconciler(parts)
             scheduler.tick()
-            names = submit_all(store)
+            names = submit_all(store, jobs)
             begin_s = time.perf_counter()
             run(scheduler, store, names, cluster)
             yield from rows(store, backend, names, time.perf_counter() - begin_s)
@@ -180,8 +180,8 @@ def rows(store: Store, backend: Timed, names: list[str], whole_s: float) -> Iter
                 exact += is_exact
                 unequal += len({len(share.gpus) for share in attempt.placement}) > 1
         again += row.attempt - 1
-    yield Row("jobs that ended well", sum(row.state is JobState.SUCCEEDED for row in jobs), "jobs", least=JOBS)
-    yield Row("jobs whose ranks saw the GPUs that were decided", exact, "jobs", least=JOBS)
+    yield Row("jobs that ended well", sum(row.state is JobState.SUCCEEDED for row in jobs), "jobs", least=len(names))
+    yield Row("jobs whose ranks saw the GPUs that were decided", exact, "jobs", least=len(names))
     yield Row("of these with unequal counts per node", unequal, "jobs")
     yield Row("two ranks on one GPU at the same time", overlaps(stays), "times", most=0)
     yield Row("attempts that were lost with the node", again, "attempts")

@@ -91,7 +91,7 @@ class SlurmCluster:
         self._pids: dict[str, Identity] = {}
         parts = ("etc", "state", "run", "log", "dev", "spool", *(f"spool/{node}" for node in nodes))
         for folder in (root, *(root / part for part in parts)):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(_FOLDER)
         for gpu in range(GPUS):
             (root / "dev" / f"gpu{gpu}").symlink_to("/dev/null")

@@ -246,8 +246,13 @@ def _kill_group(process: subprocess.Popen[Any]) -> None:
 
 
 def stop(pid: int) -> None:
-    """Stop a process, and see that all its threads stand still: until then they may go on for a moment."""
+    """Stop a process, and see it stand still: until then its threads may go on for a moment."""
     os.kill(pid, signal.SIGSTOP)
+    see_stopped(pid)
+
+
+def see_stopped(pid: int) -> None:
+    """Wait until all threads of a process stand still."""
     until_s = time.monotonic() + WAIT_S
     while any(it != "T" for it in _states(pid)):
         if time.monotonic() > until_s:

@@ -12,6 +12,7 @@ from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.settings import Limits
+from tests.support import processes
 
 from .trial import Outcome, Trial, assert_as_undisturbed, run_ring
 
@@ -27,15 +28,18 @@ def test_a_member_that_wakes_up_after_it_was_declared_gone_changes_nothing(warm:
         return {"lines": lines, "files": files}
 
     async def stop(trial: Trial) -> None:
-        await trial.reached(25)
-        trial.send(0, signal.SIGSTOP)
+        await trial.until(lambda: any(line["kind"] == "fault" for line in trial.lines()))
+        processes.see_stopped(trial.elsewhere.running[0])
         seen.update(standing(trial))
         await trial.seated(2)
         trial.send(0, signal.SIGCONT)
         await trial.until(lambda: 0 in trial.elsewhere.exits)
         seen["after"] = standing(trial)
 
-    found = run_ring(tmp_path, warm, spares=1, steps=120, pause_s=0.1, during=stop, checkpoints=checkpoints, away=[0])
+    faults = [{"member": 0, "step": 25, "at": "computing", "do": "STOP"}]
+    found = run_ring(
+        tmp_path, warm, spares=1, steps=120, pause_s=0.1, faults=faults, during=stop, checkpoints=checkpoints, away=[0]
+    )
     assert found.end.outcome == "done"
     assert found.exits[0] == wire.GONE_STATUS
     assert seen["after"] == {"lines": seen["lines"], "files": seen["files"]}

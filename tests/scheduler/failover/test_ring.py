@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .trial import Outcome, Trial, assert_as_undisturbed, run_ring
+from .trial import Outcome, Trial, assert_as_undisturbed, run_ring, warm_process
 
 
 def test_an_undisturbed_ring_has_one_generation_and_one_state(undisturbed: Outcome) -> None:
@@ -31,6 +31,23 @@ def test_a_member_that_is_killed_is_replaced_by_a_spare_bit_for_bit(
     assert_as_undisturbed(found, undisturbed)
     assert found.exits == {0: 0, 1: 0, 2: -9, 3: 0, 4: 0}
     assert found.generation() == 2
+
+
+@pytest.mark.full
+def test_members_of_several_generations_end_well(
+    undisturbed: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With PyTorch's libraries taken apart beside threads that may still run, which elsewhere is left out."""
+    monkeypatch.setenv("WHOLE_END", "1")
+    faults = [
+        {"member": 2, "step": 10, "at": "computing", "do": "KILL"},
+        {"member": 1, "step": 20, "at": "computing", "do": "break 0"},
+    ]
+    with warm_process() as warm:
+        found = run_ring(tmp_path, warm, spares=1, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+    assert found.exits == {0: 0, 1: 0, 2: -9, 3: 0, 4: 0}
+    assert found.generation() == 3
 
 
 def test_two_members_killed_in_one_moment_are_one_round(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 Each process that makes an optimizer imports it, to say what it is not to compile. That takes as long as PyTorch itself,
 and no test compiles a model. Code that asks the compiler for anything else has it as ever.
+
+Such a process ends once Python has ended: PyTorch's libraries are not taken apart after that, unless WHOLE_END is set.
 """
 
+import ctypes
+import os
 import sys
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -12,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 NAME = "torch._dynamo"
+WHOLE_END = "WHOLE_END"  # in the environment: all is as ever at the end
 PIPELINES = "torch.distributed.pipelining"  # asks for so much that it has the compiler at once
 
 
@@ -59,6 +64,15 @@ class _Finder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Let it stand for the compiler."""
         module.__dict__["stands"] = True
+        if WHOLE_END not in os.environ:
+            _end_with_python()
+
+
+def _end_with_python() -> None:
+    """Leave out the destructors of libraries, which take as much of a core as all that a test's process computes."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # not in all of them
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 sys.meta_path.insert(0, _Finder())
