@@ -8,6 +8,8 @@ from longshore.cluster.files.free_port import free_port
 from tests.checkout import ROOT
 from tests.command_line import Command
 
+pytestmark = pytest.mark.long
+
 FOREIGN = {
     "binary": b"\xff\xfe\x00\x81\n", "UTF-16": "nodes: []\n".encode("utf-16"), "zeros": b"a\x00b,c\n1,2\n",
     "an archive": b"PK\x03\x04" + b"\0" * 50, "deep lists": b"[" * 100_000, "deep maps": b"a: " + b"{a: " * 3000,

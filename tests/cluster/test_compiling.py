@@ -31,6 +31,8 @@ from tests.checkout import ROOT
 from tests.command_line import Command
 from tests.support import processes
 
+pytestmark = pytest.mark.long
+
 needs_numba = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="kernels are plain Python here")  # type: ignore[attr-defined]
 
 

@@ -1,5 +1,6 @@
 """A scheduler gives a ring a free GPU for a member that computes in place of a slow one, and has it back."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -133,6 +134,7 @@ def come_and_go(trial: RingTrial, job: str) -> None:
     """Let a member be slow until it has a backup, and until that is given back."""
 
     def look(is_so: Callable[[], bool]) -> bool:
+        time.sleep(0.1)  # what rings do takes seconds, and a tick milliseconds of a core
         look_or_die(trial)
         return is_so()
 

@@ -14,7 +14,7 @@ from tests.scheduler.cut_off_node import SETS_BY_S
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.long]
 
 SET = [pytest.param(it, marks=pytest.mark.full) for it in SETS_BY_S]  # the node's clock, by an hour
 

@@ -4,7 +4,7 @@ from hypothesis import settings
 
 FULL, QUICK = "full", "quick"  # profiles; `--hypothesis-profile full` chooses, else it is the quick one
 FEWEST = 5  # of a quick test with a budget above it
-FULL_EXAMPLES, QUICK_EXAMPLES = 60, 25  # of a test that names no budget of its own, and % of one that does
+FULL_EXAMPLES, QUICK_EXAMPLES = 50, 25  # of a test that names no budget of its own, and % of one that does
 
 
 def register_profiles() -> None:

@@ -14,7 +14,7 @@ from longshore.planner.execution.measured import Measured
 from tests.command_line import Command
 from tests.support import processes
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.long]
 
 HERE = Path(__file__).parent
 COUNTING = f"{HERE / 'counting.py'}:dropping"  # random numbers are part of what goes on

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSi
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 pytestmark = [
     pytest.mark.full,
+    pytest.mark.long,
     pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian: apt-get install chromium"),
 ]
 PHONE = ViewportSize(width=360, height=740)

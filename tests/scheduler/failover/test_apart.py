@@ -15,6 +15,9 @@ from tests.support.processes import PYTHON_PATH, ROOT
 from .apart import LOST, SEATS, STEPS
 from .trial import Outcome, run_ring
 
+# Most of each is waiting: for silence to be noticed, and for leases to run out.
+pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(100)]
+
 
 @pytest.fixture(scope="module")
 def twin(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
@@ -51,7 +54,6 @@ def assert_never_two_owners(found: Outcome) -> None:
     assert {line["it"][1] for line in steps if line["member"] == LOST} == {1}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("case", ["unplugged", "cut off from the manager"])
 def test_a_node_that_is_silent_is_declared_gone_and_what_runs_there_ends_itself(
     case: str, twin: Outcome, tmp_path: Path
@@ -65,7 +67,6 @@ def test_a_node_that_is_silent_is_declared_gone_and_what_runs_there_ends_itself(
     assert found.exits[LOST] == wire.GONE_STATUS
 
 
-@pytest.mark.full
 def test_of_two_nodes_that_cannot_reach_each_other_one_is_replaced(twin: Outcome, tmp_path: Path) -> None:
     """Nothing is closed and nothing is refused; both reach all others, the coordinator too."""
     found, _ = play("cut pair", tmp_path)
@@ -73,14 +74,12 @@ def test_of_two_nodes_that_cannot_reach_each_other_one_is_replaced(twin: Outcome
     assert found.declared[LOST] == f"exchanges between members [1, {LOST}] failed 3 times"
 
 
-@pytest.mark.full
 def test_a_coordinator_that_is_cut_off_for_five_seconds_declares_nobody_gone(twin: Outcome, tmp_path: Path) -> None:
     found, _ = play("manager cut for 5 s", tmp_path)
     assert (found.end.outcome, found.declared, found.generation()) == ("done", {}, 1)
     assert found.digests() == twin.digests()
 
 
-@pytest.mark.full
 def test_a_coordinator_that_is_cut_off_for_half_a_minute_raises_an_alarm_and_the_ring_goes_on_from_its_checkpoint(
     warm: Path, twin: Outcome, tmp_path: Path
 ) -> None:

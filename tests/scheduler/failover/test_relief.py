@@ -10,7 +10,7 @@ from longshore.scheduler.failover.settings import Limits
 
 from .trial import Outcome, Trial, run_ring
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.long]
 
 LIMITS = Limits(slow_steps=2, well_steps=2, hold_steps=5)
 STEPS, PAUSE_S = 300, 0.04
