@@ -66,7 +66,8 @@ def _carried_out(plans: list[PlanFile]) -> list[list[float]]:
         paths = [Path(folder) / f"{at}.json" for at in range(len(plans))]
         for path, plan in zip(paths, plans, strict=True):
             write_plan(path, plan)
-        launch(RANKS, [str(Path(folder) / "out.json"), *map(str, paths)], module="benchmarks.planner_execution")
+        arguments = [str(Path(folder) / "out.json"), *map(str, paths)]
+        launch(RANKS, arguments, module="benchmarks.planner_execution", pipelines=True)
         found: list[list[float]] = json.loads((Path(folder) / "out.json").read_text())
     return found
 

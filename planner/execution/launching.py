@@ -28,20 +28,21 @@ PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")  # of PyTorch, before each line of a 
 ERROR = re.compile(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b")
 
 
-def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.stage") -> None:
+def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.stage", pipelines: bool = False) -> None:
     """Run a module in so many processes, which find one another, and wait for them; their output is ours.
 
     Args:
         ranks: How many.
         arguments: Of each.
         module: What to run.
+        pipelines: Whether the ranks have stages: what these need is loaded once for all of them.
 
     Raises:
         InputError: If one of them fails; the others are ended then.
     """
     with _tidy_at_sigterm(), tempfile.TemporaryDirectory(prefix="longshore-ranks-") as folder:
         errors = [Path(folder) / f"{rank}.err" for rank in range(ranks)]
-        with _Ranks(ranks, Path(folder), module, arguments) as started:
+        with _Ranks(ranks, Path(folder), [module, *arguments], pipelines=pipelines) as started:
             failed = _failed(started)
         if failed:
             raise InputError(*_problem(failed, started.statuses[failed[0]], errors))
@@ -55,11 +56,11 @@ class _Ranks:
     Args:
         ranks: How many.
         folder: For their standard errors.
-        module: What to run.
-        arguments: Of each.
+        line: Module to run, and its arguments.
+        pipelines: Whether they have stages.
     """
 
-    def __init__(self, ranks: int, folder: Path, module: str, arguments: Sequence[str]) -> None:
+    def __init__(self, ranks: int, folder: Path, line: Sequence[str], *, pipelines: bool) -> None:
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
         self.broke: str | None = None  # how the process ended that starts the ranks, if that was before them
@@ -71,12 +72,13 @@ class _Ranks:
         }  # fmt: skip
         words = [str(part) for name, value in given.items() for part in (name, value)]
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        line = [sys.executable, "-m", RANKS, *words, module, *arguments]
+        started = [sys.executable, "-m", RANKS, *words, *(["--pipelines"] if pipelines else []), *line]
         try:
             with self._errors.open("wb") as errors:
                 self._parent = subprocess.Popen(
-                    line, env=path, stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True, pass_fds=[writes]
-                )
+                    started, env=path, stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True,
+                    pass_fds=[writes],
+                )  # fmt: skip
         except BaseException:
             os.close(self._reports)
             raise

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+PIPELINES = "torch.distributed.pipelining"  # carries values from stage to stage, and takes as long as all below
 IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "longshore.planner.execution.worker")
 # With more, a library would start threads, which do not come along with a fork. Ranks have one thread each.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -35,6 +36,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--port", type=int, help="at which they meet")
     parser.add_argument("--errors", type=Path, help="folder in which each has a file for standard error")
+    parser.add_argument("--pipelines", action="store_true", help="whether the ranks have stages")
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(words)
@@ -43,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> None:
     import numpy
     import torch
 
-    for name in IMPORTS:
+    for name in (*IMPORTS, *([PIPELINES] if given.pipelines else [])):
         importlib.import_module(name)
     # Ranks would copy the memory of all that was imported when their garbage is looked for.
     gc.collect()

@@ -6,7 +6,10 @@ from longshore.planner.execution import launching
 from longshore.planner.profile import profiling
 from tests.support.warm import Warm
 
-PREPARE = ("longshore.planner.execution.worker", "longshore.planner.profile.worker", "torch.utils.flop_counter")
+PREPARE = (
+    "longshore.planner.execution.worker", "longshore.planner.profile.worker", "torch.utils.flop_counter",
+    "torch.distributed.pipelining",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

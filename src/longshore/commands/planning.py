@@ -246,7 +246,8 @@ def run(
     from ..planner.execution.plan_file import read_plan
 
     check_outputs({"--json": as_json}, {"PLAN": plan_file, "MODEL": _file_of(model)})
-    ranks = read_plan(plan_file).ranks
+    plan = read_plan(plan_file)
+    ranks, pipelines = plan.ranks, plan.pipeline > 1
     if ranks > MOST_RANKS:
         fix = "submit a job of as many GPUs with the command `python -m longshore.stage PLAN MODEL`"
         raise InputError(f"the plan has {ranks} ranks, and this machine runs {MOST_RANKS} at most", fix, field="PLAN")
@@ -258,4 +259,4 @@ def run(
         "--ranks-per-device": ranks_per_device,
     }  # fmt: skip
     given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
-    launch(ranks, [str(plan_file), model, *given])
+    launch(ranks, [str(plan_file), model, *given], pipelines=pipelines)

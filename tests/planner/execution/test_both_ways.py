@@ -28,7 +28,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list
         stages = tuple(StagePlan(layers=LAYERS[ends[k] : ends[k + 1]]) for k in range(pipeline))
         plan = PlanFile(data=data, pipeline=pipeline, micro_batch=micro_batch, batch=24, stages=stages)
         write_plan(folder / f"plan-{at}.json", plan)
-    launch(RANKS, [str(folder), str(HERE / "counting.py")], module="tests.planner.execution.both_ways")
+    launch(RANKS, [str(folder), str(HERE / "counting.py")], module="tests.planner.execution.both_ways", pipelines=True)
     assert not [it for it in folder.iterdir() if it.suffix not in (".json", ".told")]
     return {
         (at, way): [json.loads((folder / f"plan-{at}-{way}-{rank}.told").read_text()) for rank in range(d * p)]

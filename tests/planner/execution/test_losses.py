@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         arguments += [] if case[5] is None else ["--schedule", case[5]]
         lines.append({"arguments": list(map(str, arguments)), "port": free_port()})
     (folder / "lines.json").write_text(json.dumps(lines))
-    launch(8, [str(folder / "lines.json")], module="tests.planner.execution.every_plan")
+    launch(8, [str(folder / "lines.json")], module="tests.planner.execution.every_plan", pipelines=True)
     return folder
 
 

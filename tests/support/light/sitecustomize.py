@@ -49,6 +49,8 @@ class _Finder(MetaPathFinder, Loader):
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Find what stands for the compiler, the first time."""
+        if name in (NAME, PIPELINES) and not self.has_found and WHOLE_END not in os.environ:
+            _end_with_python()
         if name == PIPELINES:
             self.has_found = True
             if isinstance(it := sys.modules.get(NAME), _Compiler):
@@ -64,8 +66,6 @@ class _Finder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Let it stand for the compiler."""
         module.__dict__["stands"] = True
-        if WHOLE_END not in os.environ:
-            _end_with_python()
 
 
 def _end_with_python() -> None:
