@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PIPELINES = "torch.distributed.pipelining"  # carries values from stage to stage, and takes as long as all below
+PIPELINES = "torch.distributed.pipelining"  # carries values from stage to stage; slow to load
 IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "longshore.planner.execution.worker")
 # With more, a library would start threads, which do not come along with a fork. Ranks have one thread each.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -69,7 +69,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def _end_with_python() -> None:
-    """Leave out the destructors of libraries, which take as much of a core as all that a test's process computes."""
+    """Leave out the destructors of libraries: in processes that compute little they are much of what these take."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # not in all of them
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
