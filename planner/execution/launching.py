@@ -10,15 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from math import inf
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import FrameType
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.free_port import free_port
+from ...cluster.files.unwinding import unwound_by_signals
 
 RANKS = "longshore.planner.execution.ranks"
 LOOK_S = 0.05
@@ -40,7 +40,7 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
     Raises:
         InputError: If one of them fails; the others are ended then.
     """
-    with _tidy_at_sigterm(), tempfile.TemporaryDirectory(prefix="longshore-ranks-") as folder:
+    with unwound_by_signals(), tempfile.TemporaryDirectory(prefix="longshore-ranks-") as folder:
         errors = [Path(folder) / f"{rank}.err" for rank in range(ranks)]
         with _Ranks(ranks, Path(folder), [module, *arguments], pipelines=pipelines) as started:
             failed = _failed(started)
@@ -116,20 +116,6 @@ class _Ranks:
 def _kill_group(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-
-
-@contextmanager
-def _tidy_at_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does, so that ranks and files do not stay behind."""
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _failed(started: _Ranks) -> list[int]:

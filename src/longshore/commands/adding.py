@@ -1,20 +1,18 @@
 """All commands that need no scheduler."""
 
-import signal
-import threading
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..cluster.files.unwinding import unwound_by_signals
 from ..scheduler.commands.panels import POLICIES
 from . import listing, planning, traces
 from .compiling import compile_
 from .evaluating import evaluate
-from .progress import BY_SIGNAL, progress
+from .progress import progress
 from .simulating import simulate
 from .training import train
 from .tuning import tune
@@ -35,29 +33,20 @@ COMMANDS: dict[Callable[..., None], str] = {
 def add_commands(app: typer.Typer) -> None:
     """Add the commands that need no scheduler to the command line."""
     for command, example in COMMANDS.items():
-        name, unwound = command.__name__.rstrip("_"), _unwound_by_sigterm(command)
+        name, unwound = command.__name__.rstrip("_"), _unwound(command)
         app.command(name, rich_help_panel=POLICIES, epilog=f"Example: {example}")(unwound)
     app.add_typer(listing.app, name="policies", rich_help_panel=POLICIES)
     app.add_typer(planning.app, name="planner", rich_help_panel=POLICIES)
     app.add_typer(traces.app, name="trace", rich_help_panel=POLICIES)
 
 
-def _unwound_by_sigterm(command: Callable[..., None]) -> Callable[..., None]:
+def _unwound(command: Callable[..., None]) -> Callable[..., None]:
     """Let SIGTERM, by which jobs are held and cancelled, end a command as Ctrl-C does: what that keeps is kept."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        del frame
-        raise SystemExit(BY_SIGNAL + number)
 
     @wraps(command)
     def unwound(*arguments: Any, **options: Any) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return command(*arguments, **options)  # Python lets nobody else handle signals
-        before = signal.signal(signal.SIGTERM, end)
-        try:
-            return command(*arguments, **options)
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        with unwound_by_signals():
+            command(*arguments, **options)
 
     return unwound
 

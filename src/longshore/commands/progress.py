@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
 COMPILING = "compiling, once after an install or upgrade"
 AGAIN_S = 1.5  # of silence on a pipe, after which what is being done is said again
-BY_SIGNAL = 128  # exit status of what a signal has ended, as of a shell: its number is added
 
 
 def console(*, stderr: bool = False) -> "Console":

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..cluster.files.output_file import in_one_line
+from ..cluster.files.unwinding import BY_SIGNAL
 from .options import ClusterOption, FaultsOption, ObjectiveOption
-from .progress import BY_SIGNAL, compile_first, progress
+from .progress import compile_first, progress
 from .training import (
     AlgorithmOption,
     LogdirOption,
