@@ -1,6 +1,7 @@
 """A real Slurm on this machine: its controller and some nodes with four GPUs each, which are links to /dev/null."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -158,6 +159,19 @@ class SlurmCluster:
         """Kill `slurmctld` or `slurmd.NODE`, and see it gone."""
         os.kill(self.pid(daemon), signal.SIGKILL)
         self._see_gone(daemon)
+
+    def lose_node(self, node: str, reason: str = "does not answer") -> None:
+        """Kill a node's daemon unless it is dead, and let the controller take note at once.
+
+        An answer that the daemon gave before could still put the node back into service: `ReturnToService` says so.
+        """
+        if is_alive(self._pids[f"slurmd.{node}"], boot_id()):
+            self.kill(f"slurmd.{node}")
+        until_s = time.monotonic() + _PATIENCE_S
+        while re.search(r"^Agent count: +[1-9]", self.call("sdiag"), re.MULTILINE):
+            assert time.monotonic() < until_s, "the controller waits for answers"
+            time.sleep(0.02)
+        self.call("scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason={reason}")
 
     def restart_controller(self) -> None:
         """End the controller as its administrator does, so that it saves what it knows, and start it again."""

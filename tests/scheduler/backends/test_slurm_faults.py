@@ -52,12 +52,6 @@ def mortal(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmCluster
         cluster.end()
 
 
-def lose_node(cluster: SlurmCluster, reason: str = "does not answer") -> None:
-    """Kill the daemon of node d, and let the controller take note at once."""
-    cluster.kill("slurmd.d")
-    cluster.call("scontrol", "update", "NodeName=d", "State=DOWN", f"Reason={reason}")
-
-
 def slurm_says(cluster: SlurmCluster, attempt: Attempt) -> str:
     return cluster.call("squeue", "-h", "-t", "all", "-n", attempt.name, "-o", "%T").strip()
 
@@ -73,7 +67,7 @@ def test_a_job_lives_on_without_its_nodes_daemon_and_can_be_ended(
     attempt = sh("exec sleep 1000")
     backend.launch(attempt, ON_D)
     runs(backend, attempt)
-    lose_node(slurm_cluster)
+    slurm_cluster.lose_node("d")
     until(lambda: taking(backend) == {"a": True, "b": True, "c": True, "d": False})
     assert all(gpu.healthy for gpu in backend.observe()[3].gpus)
     assert slurm_says(slurm_cluster, attempt) == "NODE_FAIL"
@@ -104,7 +98,7 @@ def test_gpus_of_a_lost_node_are_free_only_when_it_is_back_and_nothing_lives_the
     backend.launch(attempt, ON_D)
     far = number_in(own_folder(tmp_path, attempt) / "work" / "far.pid")
     runs(backend, attempt)
-    lose_node(slurm_cluster)
+    slurm_cluster.lose_node("d")
     kill_guard(tmp_path, attempt, "part-0")
     kill_supervisor(tmp_path, attempt, "part-0")
     say_nothing_more(tmp_path, attempt)
@@ -124,7 +118,7 @@ def test_an_administrator_can_vouch_that_a_node_is_switched_off(
     backend.launch(attempt, ON_D)
     runs(backend, attempt)
     kill_supervisor(tmp_path, attempt, "part-0")
-    lose_node(slurm_cluster, "fenced: power cut")
+    slurm_cluster.lose_node("d", "fenced: power cut")
     say_nothing_more(tmp_path, attempt)
     assert end_of(backend, attempt).run is Run.LOST
 
@@ -262,5 +256,5 @@ def test_a_part_that_never_started_on_a_lost_node_holds_nothing(
     slurm_cluster.kill("slurmd.d")
     backend.launch(attempt, (Share("a", (1,)), Share("d", (1,))))
     until((own_folder(tmp_path, attempt) / "claim.json").exists)
-    slurm_cluster.call("scontrol", "update", "NodeName=d", "State=DOWN", "Reason=does not answer")
+    slurm_cluster.lose_node("d")
     assert end_of(backend, attempt).run is Run.LOST

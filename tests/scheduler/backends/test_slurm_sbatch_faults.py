@@ -122,8 +122,7 @@ def test_a_job_whose_node_is_lost_runs_again_elsewhere_and_never_twice_at_a_time
     number = site.sbatch("--gres=gpu:4", "--requeue", script=script)
     site.state_becomes(number, JobState.RUNNING)
     (node,) = (share.node for share in site.attempts(number)[0].placement)
-    site.cluster.kill(f"slurmd.{node}")
-    site.cluster.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=does not answer")
+    site.cluster.lose_node(node)
     site.ticks_until(lambda: site.attempts(number)[0].state is AttemptState.DRAINING)
     assert len(held_gpus_of(site)) == 4  # its processes may live on
     site.cluster.start_node(node)
