@@ -31,3 +31,8 @@ class Command:
 
 def process(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "longshore", *map(str, arguments)]
+
+
+def words_of(line: str, **places: object) -> list[str]:
+    """Return the words of a line, with what stands in braces filled in: a path may have spaces."""
+    return [word.format(**places) for word in line.split()]

@@ -6,7 +6,7 @@ import pytest
 
 from longshore.cluster.files.free_port import free_port
 from tests.checkout import ROOT
-from tests.command_line import Command
+from tests.command_line import Command, words_of
 
 pytestmark = pytest.mark.long
 
@@ -64,10 +64,17 @@ def test_it_is_refused(option: str, longshore: Command, tmp_path: Path) -> None:
     for kind, content in FOREIGN.items():
         file = tmp_path / ("file.zip" if "{zip}" in option else "file")
         file.write_bytes(content)
-        line = option.format(
-            file=file, zip=file, runs=tmp_path / "runs", trace=trace, large=LARGE, models=MODELS, port=free_port()
+        line = words_of(
+            option,
+            file=file,
+            zip=file,
+            runs=tmp_path / "runs",
+            trace=trace,
+            large=LARGE,
+            models=MODELS,
+            port=free_port(),
         )
-        done = longshore(*line.split())
+        done = longshore(*line)
         assert (done.status, done.out) == (2, ""), (kind, done)
         assert str(file) in done.err.splitlines()[-1], (kind, done)
         assert set(tmp_path.iterdir()) == {file, trace}, kind
@@ -82,7 +89,7 @@ OURS = {
 
 @pytest.mark.parametrize("name", OURS)
 def test_so_is_a_file_of_ours_that_is_damaged(name: str, longshore: Command, tmp_path: Path) -> None:
-    line = OURS[name].format(runs=tmp_path).split()
+    line = words_of(OURS[name], runs=tmp_path)
     assert longshore(*line).status == 0
     (kept,) = tmp_path.glob(f"*/{name}")
     for content in FOREIGN.values():

@@ -28,7 +28,7 @@ from longshore.commands.compiling import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
 from longshore.training.rehearsals import GROUPS
 from tests.checkout import ROOT
-from tests.command_line import Command
+from tests.command_line import Command, words_of
 from tests.support import processes
 
 pytestmark = pytest.mark.long
@@ -414,6 +414,6 @@ def test_what_is_wrong_is_refused_before_anything_is_compiled(
     lines.write_text('{"past": {}}\n')
     places = {"file": file, "lines": lines, "runs": tmp_path / "runs", "cluster": ROOT / "examples/small.yaml"}
     served, port = ROOT / "checkpoints/traces.zip", free_port()
-    done = longshore(*asked.format(**places, served=served, port=port).split())
+    done = longshore(*words_of(asked, **places, served=served, port=port))
     assert (done.status, done.out.replace("drawing workloads\n", "")) == (2, ""), done
     assert str(file) in done.err
