@@ -15,6 +15,43 @@ BY_SIGNAL = 128  # exit status of what a signal has ended, as of a shell: its nu
 _AGAIN_S = 0.1  # after which a lost wish comes again
 
 
+class _Wish:
+    """A wish to end, which comes again where Python drops it."""
+
+    def __init__(self) -> None:
+        self.came = 0  # number of its signal, 0 while there is none
+        self._hook = sys.unraisablehook
+        self._again: threading.Timer | None = None
+
+    def come(self, number: int, _frame: FrameType | None) -> None:
+        """Take it from a signal."""
+        self.came = number
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(BY_SIGNAL + number)
+
+    def take_dropped(self, dropped: "sys.UnraisableHookArgs") -> None:
+        """Take an exception that Python drops."""
+        if not self.came:
+            self._hook(dropped)
+        elif not isinstance(dropped.exc_value, KeyboardInterrupt | SystemExit):
+            log.debug("as a signal ended this: %r", dropped.exc_value)
+        elif self._again is None:
+            with suppress(RuntimeError):  # the interpreter is at its end
+                self._again = threading.Timer(_AGAIN_S, self._ask)
+                self._again.daemon = True
+                self._again.start()
+
+    def _ask(self) -> None:
+        self._again = None
+        os.kill(os.getpid(), self.came)
+
+    def leave(self) -> None:
+        """Ask no more, and let Python tell what it drops unless this has come: only now is deleted what it left."""
+        if self._again is not None:
+            self._again.cancel()
+        if not self.came:
+            sys.unraisablehook = self._hook
+
+
 @contextmanager
 def unwound_by_signals() -> Iterator[None]:
     """Let SIGTERM end what runs here as Ctrl-C does, and neither of the two be lost; off the main thread, do nothing.
@@ -30,31 +67,15 @@ def unwound_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets nobody else handle signals
         return
-    came = 0
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        nonlocal came
-        came = number
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(BY_SIGNAL + number)
-
-    def take_dropped(dropped: "sys.UnraisableHookArgs") -> None:
-        if not came:
-            hook(dropped)
-        elif isinstance(dropped.exc_value, KeyboardInterrupt | SystemExit):
-            with suppress(RuntimeError):  # the interpreter is at its end
-                again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), came))
-                again.daemon = True
-                again.start()
-        else:
-            log.debug("as a signal ended this: %r", dropped.exc_value)
-
-    hook, sys.unraisablehook = sys.unraisablehook, take_dropped
-    stops = [signal.SIGTERM, *([signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else [])]
-    before = {number: signal.signal(number, end) for number in stops}
+    wish = _Wish()
+    stops = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        stops.append(signal.SIGINT)
+    sys.unraisablehook = wish.take_dropped
+    before = {number: signal.signal(number, wish.come) for number in stops}
     try:
         yield
     finally:
+        wish.leave()
         for number, handler in before.items():
             signal.signal(number, handler)
-        if not came:  # else what the exception holds is deleted only now
-            sys.unraisablehook = hook
