@@ -19,6 +19,7 @@ from ..agents.learned.checkpoint import load_policy, policy_of, save_policy
 from ..agents.learned.network import Network
 from ..agents.learned.schema import Schema
 from ..cluster.files.output_file import readable, replacing
+from ..cluster.files.unwinding import heeded
 from .asked import VALIDATIONS
 from .config import TrainingConfig
 from .validation import Score, Validation
@@ -180,14 +181,11 @@ class Interruption:
     number: int = 0  # of the signal, 0 if none came
 
 
-STOPS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and what a scheduler or the end of a machine sends
-
-
 @contextmanager
 def interruptible(run: Interruptible, advice: str = AFTER_UPDATE) -> Iterator[Interruption]:
     """Turn the first Ctrl-C or SIGTERM into a stop after the update in progress; the next is the program's own.
 
-    Off the main thread all are.
+    Off the main thread all are. A signal that is ignored stays ignored.
     """
     found = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -204,7 +202,7 @@ def interruptible(run: Interruptible, advice: str = AFTER_UPDATE) -> Iterator[In
         restore()
         log.warning(advice)
 
-    before = {number: signal.signal(number, interrupt) for number in STOPS}
+    before = {number: signal.signal(number, interrupt) for number in heeded()}
     try:
         yield found
     finally:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 log = logging.getLogger(__name__)
 
@@ -16,38 +17,55 @@ _AGAIN_S = 0.1  # after which a lost wish comes again
 
 
 class _Wish:
-    """A wish to end, which comes again where Python drops it."""
+    """A wish to end, which comes again where Python drops it: while an object is deleted, most often."""
 
     def __init__(self) -> None:
         self.came = 0  # number of its signal, 0 while there is none
+        self.is_lost = False  # as Python dropped it
         self._hook = sys.unraisablehook
         self._again: threading.Timer | None = None
+        self._dropping = self._left = False
+        self._asks = threading.Lock()  # of the timer and the end, never of a signal
 
     def come(self, number: int, _frame: FrameType | None) -> None:
         """Take it from a signal."""
         self.came = number
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(BY_SIGNAL + number)
+        if self._dropping:
+            return  # Python would drop this one too, and this comes again anyhow
+        self.is_lost = False
+        if self._again is not None:
+            self._again.cancel()
+        self.end()
+
+    def end(self) -> NoReturn:
+        """Raise what ends the program."""
+        raise KeyboardInterrupt if self.came == signal.SIGINT else SystemExit(BY_SIGNAL + self.came)
 
     def take_dropped(self, dropped: "sys.UnraisableHookArgs") -> None:
         """Take an exception that Python drops."""
-        if not self.came:
+        of_wish = isinstance(dropped.exc_value, KeyboardInterrupt | SystemExit)
+        if not self.came or (self._left and of_wish):
             self._hook(dropped)
-        elif not isinstance(dropped.exc_value, KeyboardInterrupt | SystemExit):
+        elif not of_wish:
             log.debug("as a signal ended this: %r", dropped.exc_value)
-        elif self._again is None:
-            with suppress(RuntimeError):  # the interpreter is at its end
+        else:
+            self._dropping = True
+            self.is_lost = True
+            with suppress(RuntimeError):  # no thread can be started: it is raised as the block ends
                 self._again = threading.Timer(_AGAIN_S, self._ask)
                 self._again.daemon = True
                 self._again.start()
+            self._dropping = False
 
     def _ask(self) -> None:
-        self._again = None
-        os.kill(os.getpid(), self.came)
+        with self._asks:
+            if self.is_lost and not self._left:
+                os.kill(os.getpid(), self.came)
 
     def leave(self) -> None:
-        """Ask no more, and let Python tell what it drops unless this has come: only now is deleted what it left."""
-        if self._again is not None:
-            self._again.cancel()
+        """Ask no more. What Python drops is told again unless this came: what it left half made is deleted only now."""
+        with self._asks:
+            self._left = True
         if not self.came:
             sys.unraisablehook = self._hook
 
@@ -57,8 +75,8 @@ def unwound_by_signals() -> Iterator[None]:
     """Let SIGTERM end what runs here as Ctrl-C does, and neither of the two be lost; off the main thread, do nothing.
 
     Python drops an exception that a signal raises while an object is deleted, and the program would go on: then the
-    signal comes again. An object that was left half made fails as it is deleted, which tells people nothing. Ctrl-C
-    stays ignored where it is.
+    signal comes again. An object that was left half made fails as it is deleted, which tells people nothing: after a
+    signal such failures are shown no more, to the end of the program. A signal that is ignored stays ignored.
 
     Raises:
         KeyboardInterrupt: At Ctrl-C.
@@ -68,14 +86,18 @@ def unwound_by_signals() -> Iterator[None]:
         yield  # Python lets nobody else handle signals
         return
     wish = _Wish()
-    stops = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        stops.append(signal.SIGINT)
     sys.unraisablehook = wish.take_dropped
-    before = {number: signal.signal(number, wish.come) for number in stops}
+    before = {number: signal.signal(number, wish.come) for number in heeded()}
     try:
         yield
     finally:
         wish.leave()
         for number, handler in before.items():
             signal.signal(number, handler)
+    if wish.is_lost:
+        wish.end()
+
+
+def heeded() -> tuple[signal.Signals, ...]:
+    """Return those of SIGINT and SIGTERM that are not ignored, as SIGINT is in the background of a script."""
+    return tuple(it for it in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(it) is not signal.SIG_IGN)
