@@ -53,7 +53,7 @@ sys.exit(int(sys.argv[2]))
 FAILS = 0.1  # of the jobs end with exit code 3
 LONGEST_S = 8.0
 PATIENCE_S, RANK_S = 900.0, 30.0
-MARK = b"CHAOS"
+MARK, ATTEMPT = b"CHAOS", b"LONGSHORE_ATTEMPT"
 
 
 class Chaos(NamedTuple):
@@ -129,7 +129,7 @@ def endure(chaos: Chaos, home: Path, server: Server | None, seed: int) -> Seen:
     killed = kill_at_random(chaos, served, server, store, rng, victims)
     wait_for_all(store)
     time.sleep(2.0)  # what was left would still be there; and the last attempts are closed
-    orphans = sum(MARK in environment(process) for process in living())
+    orphans = sum(MARK in environment(process, MARK) for process in living())
     served.kill()
     return Seen(*judged(store, wanted, home, victims), orphans, *killed, time.monotonic() - began)
 
@@ -201,12 +201,12 @@ def kill_a_rank(rng: random.Random, victims: set[str]) -> int:
     """Kill a rank of a job, and note its attempt; return 1, or 0 if there is none for long."""
     time.sleep(rng.uniform(0.0, 0.5))
     give_up = time.monotonic() + RANK_S
-    while not (found := [process for process in living() if MARK in environment(process)]):
+    while not (found := [process for process in living() if MARK in environment(process, MARK)]):
         if time.monotonic() > give_up:
             return 0
         time.sleep(0.05)
     chosen = rng.choice(found)
-    victims.add(environment(chosen).get(b"LONGSHORE_ATTEMPT", b"").decode())
+    victims.add(environment(chosen, ATTEMPT).get(ATTEMPT, b"").decode())
     with contextlib.suppress(ProcessLookupError):
         os.kill(chosen.pid, signal.SIGKILL)
     return 1

@@ -157,7 +157,7 @@ class World:
 
     def end(self) -> int:
         """Stop it all; return how many processes of jobs are left."""
-        left = [process.pid for process in living() if b"RECLAIM" in environment(process)]
+        left = [process.pid for process in living() if b"RECLAIM" in environment(process, b"RECLAIM")]
         self.served.kill()
         self.store.close()
         for pid in left:

@@ -122,17 +122,17 @@ def kill(process: Process) -> None:
         os.close(handle)
 
 
-def environment(process: Process, *names: bytes) -> dict[bytes, bytes]:
+def environment(process: Process, name: bytes, *names: bytes) -> dict[bytes, bytes]:
     """Return what a process found in its environment when it began, of these names; nothing if that cannot be read."""
     content = _read_environment(f"/proc/{process.pid}")
     if not content and process.threads > 1:  # Its first thread has ended; the others still know.
         with suppress(OSError), os.scandir(f"/proc/{process.pid}/task") as threads:
             content = b"".join([_read_environment(thread.path) for thread in threads])
     found = {}
-    for name in names:
-        _, is_there, rest = (b"\0" + content).partition(b"\0" + name + b"=")
+    for each in (name, *names):
+        _, is_there, rest = (b"\0" + content).partition(b"\0" + each + b"=")
         if is_there:
-            found[name] = rest.partition(b"\0")[0]
+            found[each] = rest.partition(b"\0")[0]
     return found
 
 
