@@ -63,7 +63,7 @@ class _Wish:
                 os.kill(os.getpid(), self.came)
 
     def leave(self) -> None:
-        """Ask no more. What Python drops is told again unless this came: what it left half made is deleted only now."""
+        """Ask no more. Show again what Python drops, unless this came: what it left half made is deleted only now."""
         with self._asks:
             self._left = True
         if not self.came:
@@ -83,7 +83,7 @@ def unwound_by_signals() -> Iterator[None]:
         SystemExit: At SIGTERM, with 128 and its number.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python lets nobody else handle signals
+        yield  # Python lets no other thread handle signals
         return
     wish = _Wish()
     sys.unraisablehook = wish.take_dropped
