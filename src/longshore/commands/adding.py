@@ -1,7 +1,6 @@
 """All commands that need no scheduler."""
 
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,22 +32,12 @@ COMMANDS: dict[Callable[..., None], str] = {
 def add_commands(app: typer.Typer) -> None:
     """Add the commands that need no scheduler to the command line."""
     for command, example in COMMANDS.items():
-        name, unwound = command.__name__.rstrip("_"), _unwound(command)
+        # SIGTERM, by which jobs are held and cancelled, ends it as Ctrl-C does: what that keeps is kept.
+        name, unwound = command.__name__.rstrip("_"), unwound_by_signals()(command)
         app.command(name, rich_help_panel=POLICIES, epilog=f"Example: {example}")(unwound)
     app.add_typer(listing.app, name="policies", rich_help_panel=POLICIES)
     app.add_typer(planning.app, name="planner", rich_help_panel=POLICIES)
     app.add_typer(traces.app, name="trace", rich_help_panel=POLICIES)
-
-
-def _unwound(command: Callable[..., None]) -> Callable[..., None]:
-    """Let SIGTERM, by which jobs are held and cancelled, end a command as Ctrl-C does: what that keeps is kept."""
-
-    @wraps(command)
-    def unwound(*arguments: Any, **options: Any) -> None:
-        with unwound_by_signals():
-            command(*arguments, **options)
-
-    return unwound
 
 
 def plan_job(
