@@ -27,6 +27,7 @@ from .validation import Score, Validation
 log = logging.getLogger(__name__)
 
 AFTER_UPDATE = "stopping after this update; Ctrl-C again stops at once and loses it"
+EVENTS = "events.out.tfevents."  # how the name of a file for TensorBoard begins
 POLICY, BEST, SCORE, SPENT = "policy.zip", "best.zip", "score.json", "spent.json"
 
 
@@ -53,10 +54,23 @@ def _now() -> Spent:
     return Spent(time.monotonic(), time.process_time())
 
 
+def _put_first(files: list[Path]) -> None:
+    """Rename the files of earlier sessions, if need be, so that TensorBoard reads them before one that is opened now.
+
+    It reads them by name, and a name begins with the second in which its file was opened: another machine's clock may
+    be ahead, and sessions of one process in one second differ by a number without leading zeros.
+    """
+    if files and files[-1].name >= f"{EVENTS}{int(time.time()):010d}":
+        for place, file in enumerate(files, 1):
+            rest = file.name.removeprefix(EVENTS).partition(".")[2]
+            file.replace(file.with_name(f"{EVENTS}{place:010d}.{rest}"))
+
+
 class _Curves(TensorBoardOutputFormat):
     """Writes figures for TensorBoard, which hides what is in the folder already from a step on."""
 
     def __init__(self, folder: Path, *, hidden_from: int) -> None:
+        _put_first(sorted(folder.glob(f"{EVENTS}*")))
         self.writer = SummaryWriter(str(folder), purge_step=hidden_from)
         self._is_closed = False
 

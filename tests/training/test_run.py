@@ -25,7 +25,7 @@ from longshore.training.asked import Asked, Problems, Sizes
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.run import Result
-from longshore.training.run_folder import BEST, SPENT, Progress, Spent
+from longshore.training.run_folder import BEST, EVENTS, SPENT, Progress, Spent
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Score
 from tests.training.tensorboard_names import documented, events_of, shown
@@ -111,6 +111,24 @@ def test_the_curves_of_a_run_that_was_cut_off_do_not_go_back(whole: Result, half
         assert steps == sorted(steps)
         assert steps.count(steps[-1]) == 1
     assert events_of(resumed.folder).Scalars("time/steps_per_s")[-1].step == 1024
+
+
+@pytest.mark.parametrize("ahead_s", [0, 1, 3600, 10**9])
+def test_the_curves_of_a_run_that_goes_on_where_the_clock_is_behind_are_whole(
+    ahead_s: int, whole: Result, half: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(half, tmp_path)
+    (before,) = folder.glob("*tfevents*")
+    _, host = before.name.removeprefix(EVENTS).split(".", 1)
+    before.rename(folder / f"{EVENTS}{2 * 10**9 + ahead_s}.{host}")
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    resumed = train(small(), tmp_path)
+    once, again = (
+        [(event.step, event.value) for event in events_of(result.folder).Scalars("train/learning_rate")]
+        for result in (whole, resumed)
+    )
+    assert once == again
+    assert events_of(resumed.folder).Scalars("validation/percent")[-1].step == 1024
 
 
 def test_stable_baselines3s_own_figures_are_those_of_the_last_100_episodes(longer: Result) -> None:
