@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from .errors import PluginError
 from .input_problems import nearest
+from .unwinding import Terminated
 
 # The last part of each entry-point group `longshore.SEAM`, and what one of its entries is called.
 SEAMS = {
@@ -64,6 +65,8 @@ def load(seam: str, name: str) -> Any:
         raise PluginError(f"{SEAMS[seam]} {name!r} is both {first.value} and {others[0].value}; uninstall one")
     try:
         return first.load()
+    except Terminated:
+        raise
     except (Exception, SystemExit) as error:  # a stranger's module may fail in any way
         raise PluginError(f"{SEAMS[seam]} {name!r} ({first.value}) cannot be imported: {error}") from error
 

@@ -16,22 +16,27 @@ BY_SIGNAL = 128  # exit status of what a signal has ended, as of a shell: its nu
 _AGAIN_S = 0.1  # after which a lost wish comes again
 
 
+class Terminated(SystemExit):
+    """SIGTERM came: who takes any SystemExit for a stranger's raises this one on."""
+
+
 class _Wish:
     """A wish to end, which comes again where Python drops it: while an object is deleted, most often."""
 
     def __init__(self) -> None:
         self.came = 0  # number of its signal, 0 while there is none
-        self.is_lost = False  # as Python dropped it
+        self.is_lost = False  # as Python dropped it, and it has not come again
         self._hook = sys.unraisablehook
         self._again: threading.Timer | None = None
-        self._dropping = self._left = False
+        self._left = False
         self._asks = threading.Lock()  # of the timer and the end, never of a signal
 
-    def come(self, number: int, _frame: FrameType | None) -> None:
+    def come(self, number: int, frame: FrameType | None) -> None:
         """Take it from a signal."""
         self.came = number
-        if self._dropping:
-            return  # Python would drop this one too, and this comes again anyhow
+        if _is_in_hook(frame):
+            self._lose()  # Python would drop this one too, and perhaps has just dropped another
+            return
         self.is_lost = False
         if self._again is not None:
             self._again.cancel()
@@ -39,7 +44,7 @@ class _Wish:
 
     def end(self) -> NoReturn:
         """Raise what ends the program."""
-        raise KeyboardInterrupt if self.came == signal.SIGINT else SystemExit(BY_SIGNAL + self.came)
+        raise KeyboardInterrupt if self.came == signal.SIGINT else Terminated(BY_SIGNAL + self.came)
 
     def take_dropped(self, dropped: "sys.UnraisableHookArgs") -> None:
         """Take an exception that Python drops."""
@@ -49,13 +54,17 @@ class _Wish:
         elif not of_wish:
             log.debug("as a signal ended this: %r", dropped.exc_value)
         else:
-            self._dropping = True
-            self.is_lost = True
-            with suppress(RuntimeError):  # no thread can be started: it is raised as the block ends
-                self._again = threading.Timer(_AGAIN_S, self._ask)
-                self._again.daemon = True
-                self._again.start()
-            self._dropping = False
+            self._lose()
+
+    def _lose(self) -> None:
+        """Let it come again: soon, or as the block ends where no thread can be started."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        with suppress(RuntimeError):
+            self._again = threading.Timer(_AGAIN_S, self._ask)
+            self._again.daemon = True
+            self._again.start()
 
     def _ask(self) -> None:
         with self._asks:
@@ -70,6 +79,13 @@ class _Wish:
             sys.unraisablehook = self._hook
 
 
+def _is_in_hook(frame: FrameType | None) -> bool:
+    """Say whether a signal came while Python was dropping an exception; a flag would be set too late for some."""
+    while frame is not None and frame.f_code is not _Wish.take_dropped.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 @contextmanager
 def unwound_by_signals() -> Iterator[None]:
     """Let SIGTERM end what runs here as Ctrl-C does, and neither of the two be lost; off the main thread, do nothing.
@@ -80,7 +96,7 @@ def unwound_by_signals() -> Iterator[None]:
 
     Raises:
         KeyboardInterrupt: At Ctrl-C.
-        SystemExit: At SIGTERM, with 128 and its number.
+        Terminated: At SIGTERM, a SystemExit with 128 and its number.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets no other thread handle signals
@@ -94,8 +110,8 @@ def unwound_by_signals() -> Iterator[None]:
         wish.leave()
         for number, handler in before.items():
             signal.signal(number, handler)
-    if wish.is_lost:
-        wish.end()
+        if wish.is_lost:  # it goes before whatever else has ended the block
+            wish.end()
 
 
 def heeded() -> tuple[signal.Signals, ...]:

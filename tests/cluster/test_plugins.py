@@ -6,6 +6,7 @@ import pytest
 
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import SEAMS, load, registered
+from longshore.cluster.files.unwinding import Terminated, unwound_by_signals
 from tests.packages import install
 
 
@@ -58,3 +59,10 @@ def test_a_module_that_ends_the_process_is_an_error_like_any_other(
             rude_module="import sys; sys.exit(3)")  # fmt: skip
     with pytest.raises(PluginError, match="rude"):
         load("policies", "rude")
+
+
+def test_a_signal_while_a_module_is_imported_ends_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "theirs", monkeypatch, "policies", {"slow": "slow_module:THING"},
+            slow_module="import os, signal; os.kill(os.getpid(), signal.SIGTERM)")  # fmt: skip
+    with pytest.raises(Terminated), unwound_by_signals():
+        load("policies", "slow")

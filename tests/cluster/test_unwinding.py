@@ -18,6 +18,14 @@ ask = lambda *_: (os.kill(os.getpid(), int(sys.argv[1])), time.sleep(0.01))
 class Asks:
     __del__ = ask
 
+class AsksTwice:
+    def __del__(self):
+        numbers = {signal.SIGINT, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
 class Plain:
     pass
 
@@ -47,6 +55,7 @@ PLACES = {
     "deleted, often": "[Asks() for _ in range(3)]",
     "deleted, and once more by a signal": "Asks(); ask()",
     "deleted as the block ends": "Asks(); stays_s = 0.0",
+    "deleted before another error": "Asks(); stays_s = 0.0; raise ValueError",
     "as garbage": "one, other = Asks(), Plain(); one.other, other.one = other, one; del one, other; gc.collect()",
     "as a weak reference dies": "it = Plain(); refers = weakref.ref(it, ask); del it",
     "half made": "HalfMade()",
@@ -60,6 +69,13 @@ def test_a_wish_to_end_is_never_lost_and_leaves_no_traceback(place: str, number:
     line = [sys.executable, "-c", PROGRAM.replace("{what}", PLACES[place]), str(number.value)]
     done = processes.run(line, capture_output=True, check=False, timeout_s=30)
     assert (done.returncode, done.stderr, done.stdout) == (128 + number, "", "kept\n")
+
+
+@pytest.mark.parametrize("stays", ["", "stays_s = 0.0", "stays_s = 0.0; raise ValueError"])
+def test_of_two_wishes_in_one_moment_one_ends_the_program(stays: str) -> None:
+    line = [sys.executable, "-c", PROGRAM.replace("{what}", f"AsksTwice(); {stays}"), "15"]
+    done = processes.run(line, capture_output=True, check=False, timeout_s=30)
+    assert (done.returncode in (130, 143), done.stderr, done.stdout) == (True, "", "kept\n")
 
 
 @pytest.mark.parametrize("ignored", [(), (signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)])

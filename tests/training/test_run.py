@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -119,8 +120,8 @@ def test_the_curves_of_a_run_that_goes_on_where_the_clock_is_behind_are_whole(
 ) -> None:
     folder = copied(half, tmp_path)
     (before,) = folder.glob("*tfevents*")
-    _, host = before.name.removeprefix(EVENTS).split(".", 1)
-    before.rename(folder / f"{EVENTS}{2 * 10**9 + ahead_s}.{host}")
+    host = before.name.split(".")[4]
+    before.rename(folder / f"{EVENTS}{2 * 10**9 + ahead_s}.{host}.{os.getpid()}.99999")
     monkeypatch.setattr("time.time", lambda: 2e9)
     resumed = train(small(), tmp_path)
     once, again = (
