@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 @pytest.mark.full
 @pytest.mark.long
-@pytest.mark.timeout(100)  # nearly all of it waiting
+@pytest.mark.timeout(240)  # nearly all of it waiting: 35 to 85 s, by when Slurm's own timers meet the faults
 def test_jobs_run_on_exactly_the_gpus_that_were_decided_while_parts_of_slurm_die() -> None:
     bars = {row.name: row.ok for row in measure(JOBS) if not row.name.startswith("launch")}
 
