@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longshore.cluster.files.free_port import free_port
-from longshore.scheduler.files.processes import Identity, boot_id, find, is_alive
+from longshore.scheduler.files.processes import Identity, boot_id, environment, find, is_alive, kill, living
 from tests.support import processes
 
 GPUS = 4
@@ -188,10 +188,14 @@ class SlurmCluster:
             time.sleep(0.02)
 
     def end(self) -> None:
-        """Kill its daemons, and see them gone."""
+        """Kill its daemons, and see them gone; and what they have started, which waits for a controller for ever."""
         for daemon, identity in self._pids.items():
             if is_alive(identity, boot_id()):
                 self.kill(daemon)
+        conf, name = os.fsencode(self.conf), b"SLURM_CONF"
+        for process in living():
+            if environment(process, name).get(name) == conf:
+                kill(process)
 
     def call(self, *line: str) -> str:
         """Run one of Slurm's commands and return what it prints."""

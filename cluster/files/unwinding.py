@@ -34,13 +34,13 @@ class _Wish:
     def come(self, number: int, frame: FrameType | None) -> None:
         """Take it from a signal."""
         self.came = number
-        if _is_in_hook(frame):
-            self._lose()  # Python would drop this one too, and perhaps has just dropped another
-            return
         self.is_lost = False
         if self._again is not None:
             self._again.cancel()
-        self.end()
+        if _is_in_hook(frame):
+            self._lose()  # Python would drop this one too, and perhaps has just dropped another
+        else:
+            self.end()
 
     def end(self) -> NoReturn:
         """Raise what ends the program."""

@@ -18,6 +18,16 @@ ask = lambda *_: (os.kill(os.getpid(), int(sys.argv[1])), time.sleep(0.01))
 class Asks:
     __del__ = ask
 
+class Fails:
+    def __del__(self):
+        raise ValueError
+
+class Shown:  # a file
+    write = ask
+
+    def flush(self):
+        time.sleep(0.15)  # a wish that was dropped comes again meanwhile
+
 class AsksTwice:
     def __del__(self):
         numbers = {signal.SIGINT, signal.SIGTERM}
@@ -58,6 +68,7 @@ PLACES = {
     "deleted before another error": "Asks(); stays_s = 0.0; raise ValueError",
     "as garbage": "one, other = Asks(), Plain(); one.other, other.one = other, one; del one, other; gc.collect()",
     "as a weak reference dies": "it = Plain(); refers = weakref.ref(it, ask); del it",
+    "as a failure is shown": "sys.stderr = Shown(); Fails()",
     "half made": "HalfMade()",
     "half made, deleted later": "kept = [HalfMade.__new__(HalfMade)]; ask()",
 }
