@@ -55,6 +55,7 @@ JOB: dict[str, Any] = {
     "estimate_s": 3600.0, "limit_s": 7200.0, "grace_s": 30.0, "priority": 0, "compute_s": 1.0, "parameter_bytes": 1e6,
     "retry": {"infra": 3, "user": 1, "no_progress": 3}, "health": {"slow": "cusum", "hang": "auto"},
 }  # fmt: skip
+JOB_SCHEMA = JobFile.model_json_schema()  # making it takes longer than all else about a job file
 TABLES = (
     small_traces.ITP, small_traces.MURI, small_traces.OPENB, small_traces.HELIOS, small_traces.SEREN,
     small_traces.KALOS, small_traces.SIA, small_traces.SWF, small_traces.OWN,
@@ -101,7 +102,7 @@ def _job_of(data: bytes) -> JobFile:
     try:
         return JobFile.model_validate(spec)
     except ValidationError as error:
-        found = input_problems(error.errors(include_url=False), JobFile.model_json_schema(), spec)
+        found = input_problems(error.errors(include_url=False), JOB_SCHEMA, spec)
         raise InputError("; ".join(it.problem for it in found), "") from error
 
 
