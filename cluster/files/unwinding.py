@@ -17,7 +17,7 @@ _AGAIN_S = 0.1  # after which a lost wish comes again
 
 
 class Terminated(SystemExit):
-    """SIGTERM came: who takes any SystemExit for a stranger's raises this one on."""
+    """SIGTERM came. Code that takes any SystemExit for an error of a plug-in raises this one on."""
 
 
 class _Wish:

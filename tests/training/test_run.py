@@ -3,6 +3,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -120,8 +121,7 @@ def test_the_curves_of_a_run_that_goes_on_where_the_clock_is_behind_are_whole(
 ) -> None:
     folder = copied(half, tmp_path)
     (before,) = folder.glob("*tfevents*")
-    host = before.name.split(".")[4]
-    before.rename(folder / f"{EVENTS}{2 * 10**9 + ahead_s}.{host}.{os.getpid()}.99999")
+    before.rename(folder / f"{EVENTS}{2 * 10**9 + ahead_s}.{socket.gethostname()}.{os.getpid()}.99999")
     monkeypatch.setattr("time.time", lambda: 2e9)
     resumed = train(small(), tmp_path)
     once, again = (
