@@ -127,7 +127,7 @@ def _run(request: EvaluationRequest, setting: Setting, policies: list[Policy], t
 def _run_every_order(request: EvaluationRequest, setting: Setting, policies: list[Policy], tell: Tell) -> Run:
     """Run the policies under every order, and choose."""
     problem = setting.problem
-    regimes = every_order(request.regime.ageing_s, waiting=request.regime.waiting, turns=request.regime.turns)
+    regimes = every_order(request.regime)
     tuned = tuned_patients(request, regimes, tell)
     pairs, scenarios = len(regimes) * len(policies) + len(tuned), problem.scenarios.jobs.size
     places = itertools.count(1)

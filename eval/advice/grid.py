@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -104,8 +105,8 @@ class Grid(NamedTuple):
         return self.candidates.index(candidate)
 
 
-def every_order(ageing_s: float, *, waiting: bool, turns: bool = False) -> list[Regime]:
-    """Return a regime for each registered order, but those that a stranger's package breaks: these are told."""
+def every_order(regime: Regime) -> list[Regime]:
+    """Return a regime under each registered order; an order that another package breaks is logged and passed over."""
     found = []
     for order in registered("orders"):
         try:
@@ -113,7 +114,7 @@ def every_order(ageing_s: float, *, waiting: bool, turns: bool = False) -> list[
         except PluginError as error:
             log.warning("an order is left out: %s", error)
         else:
-            found.append(Regime(order, ageing_s, waiting, turns=turns))
+            found.append(replace(regime, order=order))
     return found
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,7 @@ def run(at: Path, *, windows: int, policies: tuple[str, ...] = ("eft", "pack", "
         )))
         for i in range(windows)
     ]  # fmt: skip
-    regimes = every_order(math.inf, waiting=True)
+    regimes = every_order(Regime(waiting=True))
     problem = cluster_problem(setup, parts, regimes[0], runs=2, seed=1)
     return run_grid(problem, regimes, [HEURISTICS[name] for name in policies]), problem
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from longshore.cluster.files.errors import InputError, PluginError
 from longshore.cluster.files.plugins import registered
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.cluster.presets.problems import cluster_problem
+from longshore.cluster.presets.problems import Regime, cluster_problem
 from longshore.cluster.traces.detect import read_trace
 from longshore.eval.advice.document import document_of
 from longshore.eval.advice.grid import COMMON, Candidate, every_order, run_grid, windows_of
@@ -174,13 +175,21 @@ def test_an_order_that_a_package_breaks_is_left_out_and_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(table._problems, ORDERS["shortest"], PluginError("order 'shortest' cannot be imported"))
-    assert [regime.order for regime in every_order(math.inf, waiting=True)] == ["easy", "easy-shortest", "fifo"]
+    assert [regime.order for regime in every_order(Regime(waiting=True))] == ["easy", "easy-shortest", "fifo"]
     assert "an order is left out: order 'shortest' cannot be imported" in caplog.text
+
+
+def test_what_was_asked_for_holds_under_every_order() -> None:
+    asked = Regime("fifo", ageing_s=60.0, waiting=True, oracle=True, turns=True)
+    assert {field.name for field in fields(Regime) if getattr(asked, field.name) == field.default} == {"order"}
+    regimes = every_order(asked)
+    assert [regime.order for regime in regimes] == list(registered("orders"))
+    assert {replace(regime, order="fifo") for regime in regimes} == {asked}
 
 
 def test_where_nothing_ends_that_is_an_error(tmp_path: Path) -> None:
     setup = read_cluster(SMALL)
-    regimes = every_order(math.inf, waiting=True)
+    regimes = every_order(Regime(waiting=True))
     problem = cluster_problem(setup, [read_trace(trace(tmp_path, 40))], regimes[0], runs=1, seed=1)
     short = problem._replace(rules=problem.rules._replace(limit_s=10.0))
     with pytest.raises(InputError, match="cut off before all jobs ended; lower the fault rate or the load"):
