@@ -14,17 +14,11 @@ from statistics import mean
 
 import numpy as np
 
-from longshore.planner.calibration.calibrating import calibrate
-from longshore.planner.calibration.fitting import fit, ratios
-from longshore.planner.calibration.runs_file import read_runs
-from longshore.planner.model.constants import Constants
-from longshore.planner.model.decoder import Runs, select
-from longshore.planner.model.hardware import DEFAULT, Measured
-from longshore.planner.model.pool import GpuType
-from longshore.planner.profile.layers import ModelProfile
-from longshore.planner.profile.profiling import Limits, profile
-from longshore.planner.search.choosing import choose
-from longshore.planner.search.question import question
+from longshore.planner.calibration import calibrate, fit, ratios, read_runs
+from longshore.planner.model import DEFAULT, Constants, GpuType, Measured, Runs, select
+from longshore.planner.profile.profiling import Limits, ModelProfile, profile
+from longshore.planner.question import question
+from longshore.planner.search import choose
 
 from . import planner_execution
 from .harness import ROOT, Row, main, medians, progress, seconds

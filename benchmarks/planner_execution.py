@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
+from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.asking import model_of
-from longshore.planner.execution.launching import launch
-from longshore.planner.execution.plan_file import PlanFile, file_of, read_plan, write_plan
-from longshore.planner.measuring.measuring import measured_host
-from longshore.planner.model.pool import ranks_of
+from longshore.planner.execution.launching import file_of, launch, read_plan, write_plan
+from longshore.planner.measuring import measured_host
+from longshore.planner.model import ranks_of
 from longshore.planner.profile.profiling import Limits
-from longshore.planner.search.choosing import choose
-from longshore.planner.search.question import Question, question
+from longshore.planner.question import Question, question
+from longshore.planner.search import choose
 
 from .harness import ROOT, Row, main, progress, seconds
 
@@ -76,9 +76,9 @@ def carry_out(out: Path, paths: list[Path]) -> None:
     """Be one of the processes that carry out plans by turns."""
     import torch.distributed as dist
 
-    from longshore.planner.execution.script import script_of
+    from longshore.planner.execution.cutting import script_of
     from longshore.planner.execution.training import Member, take_seat
-    from longshore.planner.model.playing import schedule_of
+    from longshore.planner.model import schedule_of
 
     dist.init_process_group("gloo")
     rank, members, plans = dist.get_rank(), list[Member | None](), [read_plan(path) for path in paths]

@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from longshore.planner.execution.launching import launch
-from longshore.planner.execution.plan_file import PlanFile, StagePlan, read_plan, write_plan
+from longshore.cluster.model.training_plan import PlanFile, StagePlan
+from longshore.planner.execution.launching import launch, read_plan, write_plan
 
 from .harness import ROOT, Row, main, progress, seconds
 
@@ -125,10 +125,9 @@ def be_rank(kind: str, folder: Path, how: str) -> None:
 
 
 def _member(plan: PlanFile, folder: Path, how: str) -> Any:
-    from longshore.planner.execution.script import script_of
+    from longshore.planner.execution.cutting import script_of
     from longshore.planner.execution.training import Member, take_seat
-    from longshore.planner.model.break_even import Offload
-    from longshore.planner.model.playing import schedule_of
+    from longshore.planner.model import Offload, schedule_of
     from longshore.planner.offload.offloading import Wish
 
     seat = take_seat(plan)
@@ -165,10 +164,10 @@ def _rank_time(plan: PlanFile, folder: Path, how: str) -> dict[str, Any]:
 def _rank_shared(plan: PlanFile, _: Path, __: str) -> dict[str, Any]:
     import torch.distributed as dist
 
-    from longshore.planner.execution.script import script_of
+    from longshore.planner.execution.cutting import script_of
     from longshore.planner.execution.training import Member, take_seat
-    from longshore.planner.model.playing import Schedule
-    from longshore.planner.sharing.turn import Turn
+    from longshore.planner.model import Schedule
+    from longshore.planner.sharing import Turn
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the device
     seat = take_seat(plan)

@@ -6,11 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import kendalltau
 
-from longshore.planner.calibration.calibrating import folds
-from longshore.planner.calibration.fitting import fit, ratios
-from longshore.planner.model.decoder import Runs, select
-from longshore.planner.model.hardware import Measured
-from longshore.planner.model.step_time import Array
+from longshore.planner.calibration import fit, folds, ratios
+from longshore.planner.model import Array, Measured, Runs, select
 
 FEWEST = 3  # layouts of a group, for its order to mean anything
 

@@ -23,10 +23,8 @@ from longshore.cluster.presets.streams import evaluation_key
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workloads.windows import with_gpus_cut
 from longshore.eval.advice.planning import Counts, Planned, Savings, compare_layouts, savings_of
-from longshore.planner.jobs.attaching import attach
-from longshore.planner.jobs.decoders import read_models
-from longshore.planner.jobs.tables import Tables
-from longshore.planner.model.hardware import DEFAULT
+from longshore.planner.jobs import Tables, attach, read_models
+from longshore.planner.model import DEFAULT
 
 from .harness import ROOT, Row, main, progress
 

@@ -8,14 +8,11 @@ from pathlib import Path
 
 from ..cluster.files.errors import InputError
 from ..cluster.presets.cluster_file import read_cluster
-from .calibration.profile_file import read_hardware
-from .model.hardware import DEFAULT, HardwareProfile
-from .model.host import HostProfile
-from .model.pool import Pool, pool_of, ranks_of
-from .profile.layers import ModelProfile
-from .profile.profiling import Limits, profile
-from .profile.table import read_table
-from .search.question import Question, question
+from .calibration import read_hardware
+from .model import DEFAULT, HardwareProfile, HostProfile, Pool, pool_of, ranks_of
+from .profile.building import read_table
+from .profile.profiling import Limits, ModelProfile, profile
+from .question import Question, question
 
 MOST_SAMPLES = 1e15
 

@@ -16,13 +16,14 @@ from longshore.cluster.files.output_file import readable, write_text
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.scenarios import stack
 from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.training_plan import PlanFile, StagePlan
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.traces.schedule_file import write_events, write_jobs
 from longshore.plain_state import read_state, write_state
-from longshore.planner.calibration.profile_file import read_hardware, write_hardware
-from longshore.planner.execution.measured import Measured
-from longshore.planner.execution.plan_file import PlanFile, StagePlan, read_plan, write_plan
-from longshore.planner.model.hardware import DEFAULT, HardwareProfile
+from longshore.planner.calibration import read_hardware, write_hardware
+from longshore.planner.execution.launching import read_plan, write_plan
+from longshore.planner.execution.worker import Measured
+from longshore.planner.model import DEFAULT, HardwareProfile
 from longshore.scheduler.backends.local.supervisor import spec
 from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec
 from longshore.scheduler.failover import lines, wire

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from ...cluster.files.errors import InputError
+from ...cluster.model.training_plan import PlanFile
 from ...plain_state import read_state, write_state
 from ...reporting import Steps
-from .plan_file import PlanFile
 from .training import Seat
 
 CHECKPOINT, ATTEMPT = "LONGSHORE_CHECKPOINT", "LONGSHORE_ATTEMPT"

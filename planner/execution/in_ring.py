@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ...cluster.files.errors import InputError
-from ..model.break_even import Offload
+from ...cluster.model.training_plan import PlanFile
+from ..model import Offload
 from .checkpoints import ANEW, folder_of_job, is_of_a_plan
-from .cutting import check_layers, state_of
-from .plan_file import PlanFile
-from .script import Script, arguments, some_of
+from .cutting import Script, arguments, check_layers, some_of, state_of
 
 
 class Ring(AbstractContextManager["Ring"], Protocol):

@@ -1,13 +1,15 @@
-"""One process of a training: it has one stage of the model, and one replica of it.
+"""One process of a planned training: its stage of the model, its replica, and the sums of gradients over replicas.
+
+One process of a training: it has one stage of the model, and one replica of it.
 
 Ranks are numbered stage by stage, the replicas of a stage side by side. A step is the stage's passes in the order of
 the schedule, the sum of gradients over replicas, and the optimizer.
 
-Source: SPEC P1.
+Source: SPEC P1, P6.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,17 +19,114 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...cluster.files.errors import InputError
-from ...gradients import average_now, check_parameters, pieces_of, tables_of
-from ..model.playing import Schedule, Seconds
+from ...cluster.model.training_plan import PlanFile
+from ...gradients import Gathered, Piece, average_now, check_parameters, pieces_of, tables_of
+from ..model import Schedule, Seconds
 from ..offload.offloading import Offloading, PartMeasured, Wish
-from ..sharing.device import Kind
-from ..sharing.turn import Turn
-from .cutting import Cut, check_layers, cut, parameter_of, state_of
-from .early_sums import EarlySums
-from .passes import Passes, StagePasses, WholePasses
-from .plan_file import PlanFile
-from .script import Script
-from .summing import Members, average
+from ..sharing import Kind, Turn
+from .cutting import Cut, Passes, Script, StagePasses, WholePasses, check_layers, cut, parameter_of, state_of
+
+
+class Members:
+    """Members of a process group.
+
+    Args:
+        group: Of this process and others.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    def sum(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all members."""
+        dist.all_reduce(tensor, group=self.group)
+
+
+def average(pieces: Sequence[Piece], loss: Tensor, members: Members) -> Tensor:
+    """Replace gradients by their means over members; return the mean of the loss as well.
+
+    Args:
+        pieces: Of the parameters, the same on each member.
+        loss: Of the member, a number; it travels with the gradients.
+        members: All of them.
+    """
+    if pieces:
+        return average_now(pieces, members, members.size, [loss.reshape(1)])[0]
+    whole = loss.clone()
+    members.sum(whole)
+    return whole.div_(members.size)
+
+
+PIECE_BYTES = 4 << 20
+
+
+class EarlySums:
+    """Sums that begin in the last backward pass of an iteration.
+
+    Args:
+        parameters: The same ones on each member.
+        tables: Identities of those with sparse gradients.
+        members: Replicas of the stage.
+        micro_batches: Backward passes of an iteration.
+        late: Parameters that are summed with other stages first, and so begin in the end.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        tables: Collection[int],
+        members: Members,
+        micro_batches: int,
+        late: Sequence[nn.Parameter],
+    ) -> None:
+        self._members, self._micro_batches = members, micro_batches
+        lates = {id(it) for it in late}
+        early = [it for it in reversed(parameters) if id(it) not in lates]
+        self._pieces = [*pieces_of(early, tables, PIECE_BYTES), *(Piece([it], tables) for it in late)]
+        # All members begin pieces in this order, whichever is whole first: sums of different pieces must not meet.
+        self._left = list[int]()  # of each piece, gradients that are to come
+        self._begun = list[tuple[Gathered, dist.Work]]()
+        self._of = {id(it): at for at, piece in enumerate(self._pieces) for it in piece.parameters}
+        self._lates = lates
+        self._reset()
+        for it in early:
+            it.register_post_accumulate_grad_hook(self._came)  # type: ignore[no-untyped-call]
+
+    def finish(self, loss: Tensor) -> Tensor:
+        """Replace gradients by their means over the members; return the mean of the loss."""
+        members = self._members
+        for piece in self._pieces[len(self._begun) :]:
+            self._begin(piece)
+        members.sum(loss)
+        for _, work in self._begun:
+            work.wait()
+        for piece, (own, _) in zip(self._pieces, self._begun, strict=True):
+            piece.put(piece.averaged(own.flat, own, members, members.size).gradients)
+        self._reset()
+        return loss.div_(members.size)
+
+    def _reset(self) -> None:
+        # A late piece waits for a gradient more than will come.
+        self._left = [
+            len(piece.parameters) * self._micro_batches + any(id(it) in self._lates for it in piece.parameters)
+            for piece in self._pieces
+        ]
+        self._begun = []
+
+    def _came(self, parameter: Tensor) -> None:
+        self._left[self._of[id(parameter)]] -= 1
+        while len(self._begun) < len(self._pieces) and not self._left[len(self._begun)]:
+            self._begin(self._pieces[len(self._begun)])
+
+    def _begin(self, piece: Piece) -> None:
+        own = piece.gathered()
+        own.flat.div_(self._members.size)
+        piece.put([None] * len(piece.parameters))
+        work = dist.all_reduce(own.flat, group=self._members.group, async_op=True)
+        assert work is not None
+        self._begun.append((own, work))
+
 
 ResultT = TypeVar("ResultT")
 

@@ -13,29 +13,153 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import ceil
+from math import ceil, nan
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from rich.console import Console
+from rich.table import Table
 
 from ...cluster.files.errors import InputError, LongshoreError
 from ...cluster.files.output_file import in_one_line
+from ...cluster.model.training_plan import PlanFile, StagePlan
 from ...reporting import Steps
-from ..model.break_even import Offload
-from ..model.playing import Schedule, schedule_of
-from ..offload.offloading import Wish
+from ..model import Offload, Schedule, Seconds, schedule_of
+from ..offload.offloading import PartMeasured, Wish
 from ..profile.building import BuildError
-from ..sharing.turn import Turn
+from ..sharing import Turn
 from .checkpoints import Checkpoints, resume
-from .comparing import print_comparison
+from .cutting import Script, script_of
 from .in_ring import MakeRing, train_in_ring
-from .measured import RankTimes, measured
-from .plan_file import PlanFile, plan_in, read_plan
-from .script import Script, script_of
+from .launching import plan_in, read_plan
 from .training import Member, Seat, take_seat
+
+StepT = TypeVar("StepT")
+Loss = Annotated[float, BeforeValidator(lambda it: nan if it is None else it)]
+WARM_UP = 1  # steps that are not counted: in the first, connections are made and memory is asked for
+
+
+class RankTimes(NamedTuple):
+    """What one process measured."""
+
+    stage: int
+    step_s: list[float]  # of each step, from its begin to that of the next
+    seconds: list[Seconds]  # of each step
+    losses: list[float]  # of each step, if it has them
+    offload: list[PartMeasured]  # what became of what could be put away
+
+
+class StageMeasured(BaseModel):
+    """What a stage took in an iteration, in the median of steps and the mean of its replicas."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    forward_s: float
+    backward_s: float
+    gradients_s: float
+    optimizer_s: float
+    wait_s: float  # the rest of the iteration: for other stages, and to send to them
+
+    @property
+    def seconds(self) -> Seconds:
+        """What it took, without the wait."""
+        return Seconds(self.forward_s, self.backward_s, self.gradients_s, self.optimizer_s)
+
+
+class Measured(BaseModel):
+    """What a training took."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step_s: float  # of an iteration, in the median
+    stages: tuple[StageMeasured, ...]
+    losses: tuple[Loss, ...]  # of each step, over all samples; null in the file where that is no number
+    offload: tuple[PartMeasured, ...] = ()  # of each rank, what could be put away
+
+
+def measured(ranks: Sequence[RankTimes], stages: int) -> Measured:
+    """Return what all processes measured, by stage."""
+    # A step is over for all when it is for the slowest; medians, as others may disturb some steps.
+    step_s = max(median(_counted(it.step_s)) for it in ranks)
+    return Measured(
+        step_s=step_s,
+        stages=tuple(_stage([it for it in ranks if it.stage == k], step_s) for k in range(stages)),
+        losses=next(tuple(it.losses) for it in ranks if it.losses),
+        offload=tuple(part for it in ranks for part in it.offload),
+    )
+
+
+def _stage(replicas: Sequence[RankTimes], step_s: float) -> StageMeasured:
+    columns = [[median(column) for column in zip(*_counted(it.seconds), strict=True)] for it in replicas]
+    spent = Seconds(*(sum(column) / len(replicas) for column in zip(*columns, strict=True)))
+    return StageMeasured(**spent._asdict(), wait_s=max(0.0, step_s - spent.total_s))
+
+
+def _counted(steps: Sequence[StepT]) -> Sequence[StepT]:
+    return steps[WARM_UP:] if len(steps) > WARM_UP else steps
+
+
+ROWS = {"forward_s": "forward", "backward_s": "backward", "gradients_s": "gradients", "optimizer_s": "optimizer"}
+
+
+def print_comparison(console: Console, plan: PlanFile, found: Measured, ranks_per_device: int = 1) -> None:
+    """Print the times of an iteration; without a prediction, what was measured alone.
+
+    Args:
+        console: To print on.
+        plan: With what was predicted, for ranks that have a device each.
+        found: What was measured.
+        ranks_per_device: That took turns.
+    """
+    table = Table("stage", "layers", "what", box=None, pad_edge=False)
+    for heading in ("predicted", "measured", "off"):
+        table.add_column(heading, justify="right")
+    for k, (stage, took) in enumerate(zip(plan.stages, found.stages, strict=True)):
+        names = stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} ... {stage.layers[-1]}"
+        predicted, head = _predicted(stage), (str(k), names)
+        for field, what in ROWS.items():
+            if getattr(took.seconds, field) or getattr(predicted, field):
+                table.add_row(*head, what, *_cells(plan, getattr(predicted, field), getattr(took.seconds, field)))
+                head = ("", "")
+        table.add_row(*head, "wait", *_cells(plan, _wait_s(plan, predicted), took.wait_s))
+    table.add_row("all", f"{plan.ranks} ranks", "iteration", *_cells(plan, plan.step_s, found.step_s))
+    console.print()
+    console.print(table)
+    if plan.step_s and ranks_per_device > 1:
+        console.print(f"Predicted for ranks that have a device each. Here {ranks_per_device} took turns on one.")
+    if found.offload:
+        console.print(_offloaded(found))
+
+
+def _offloaded(found: Measured) -> Table:
+    table = Table("rank", "what was put away", box=None, pad_edge=False)
+    for heading in ("size", "steps", "out", "back", "longer by, predicted", "waited for"):
+        table.add_column(heading, justify="right")
+    for it in found.offload:
+        times = (f"{1e3 * seconds:.1f} ms" for seconds in (it.out_s, it.back_s, it.unhidden_s, it.waited_s))
+        table.add_row(str(it.rank), it.what, f"{it.size_bytes / 1e6:.1f} MB", str(it.trips), *times)
+    return table
+
+
+def _predicted(stage: StagePlan) -> Seconds:
+    return Seconds(stage.forward_s, stage.backward_s, stage.gradients_s, stage.optimizer_s)
+
+
+def _wait_s(plan: PlanFile, predicted: Seconds) -> float:
+    return max(0.0, plan.step_s - predicted.total_s)
+
+
+def _cells(plan: PlanFile, predicted_s: float, measured_s: float) -> tuple[str, str, str]:
+    took = f"{1e3 * measured_s:.1f} ms"
+    if not plan.step_s:
+        return "", took, ""
+    off = f"{100 * (predicted_s / measured_s - 1):+.0f} %" if measured_s > 0.01 * plan.step_s else ""
+    return f"{1e3 * predicted_s:.1f} ms", took, off
+
 
 LEAST_REPORT_S = 0.1  # between two reports of steps: a scheduler skips what comes faster
 MOST_S = 1e9  # between two checkpoints

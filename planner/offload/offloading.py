@@ -1,29 +1,210 @@
-"""The state of one rank, put away where that pays: of the optimizer between updates, parameters during sums.
+"""State of one rank moved out of memory while nothing needs it, by a thread of its own.
 
 Source: SPEC P4.
 """
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from torch import nn
+from torch import Tensor, nn
 
-from ..model.break_even import Offload, back_at_s, pays, reason, unhidden_s
-from . import heap
-from .moving import Mover
-from .pinned import PinnedPlace
-from .places import FilePlace, Place, Storages
-from .state import of_optimizer, of_parameters
+from ...cluster.files.errors import CheckpointError
+from ..model import Copies, Offload, back_at_s, pays, reason, unhidden_s
+from . import places
+from .places import FilePlace, PinnedPlace, Place, Storage, Storages
 
-REMEMBERED = 5  # steps by which the next is predicted
+LOOK_S = 0.01  # between looks for room
+REMEMBERED = 5  # copies each way by which the next are predicted
+
+
+class _At(Enum):
+    here = auto()
+    leaving = auto()
+    away = auto()
+    closed = auto()
+
+
+class _Copy(NamedTuple):
+    took_s: float
+    core_s: float
+
+
+class Mover:
+    """One piece of state that comes and goes.
+
+    Args:
+        place: Where it goes.
+        storages: Its memory. Both copies are tried out at once, to measure them.
+
+    Raises:
+        OSError: If it cannot be copied.
+    """
+
+    def __init__(self, place: Place, storages: Storages) -> None:
+        self._place, self._storages = place, storages
+        self._turn = threading.Condition()
+        self._at, self._needed, self._back_at_s = _At.here, False, 0.0
+        self._lost: Exception | None = None
+        self.refused: OSError | None = None  # why the state could not be copied out; it has stayed then
+        self.trips = 0
+        self._outs, self._backs = (deque[_Copy](maxlen=REMEMBERED) for _ in range(2))
+        place.mark()
+        self._outs.append(_timed(lambda: place.copy_out(storages)))
+        self._backs.append(_timed(lambda: place.copy_back(storages)))
+        self._thread = threading.Thread(target=self._run, name="longshore-offload", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its memory is given back."""
+        with self._turn:
+            return self._at is _At.away
+
+    @property
+    def copies(self) -> Copies:
+        """What the next copies take, by those that were made."""
+        outs, backs = (list(zip(*them, strict=True)) for them in (self._outs, self._backs))
+        return Copies(median(outs[0]), median(backs[0]), median(outs[1]), median(backs[1]))
+
+    def leave(self, storages: Storages, back_at_s: float) -> None:
+        """Let the state go; nobody may touch it until `need` returns.
+
+        Args:
+            storages: Its memory; not more than there is room for.
+            back_at_s: When the copy back begins, by `time.perf_counter`.
+        """
+        with self._turn:
+            if self._at is not _At.here or self.refused is not None:
+                return
+            self._place.mark()
+            self._storages = storages
+            self._at, self._needed, self._back_at_s = _At.leaving, False, back_at_s
+            self._turn.notify_all()
+
+    def expect(self, back_at_s: float) -> None:
+        """Say anew when the copy back begins."""
+        with self._turn:
+            self._back_at_s = back_at_s
+            self._turn.notify_all()
+
+    def need(self) -> float:
+        """Wait until the state is in memory; return how long that took.
+
+        Raises:
+            CheckpointError: If it cannot be read back.
+        """
+        began_s = time.perf_counter()
+        with self._turn:
+            self._needed = True
+            self._turn.notify_all()
+            while self._at in (_At.leaving, _At.away) and self._lost is None:
+                self._turn.wait()
+        if self._lost is not None:
+            raise CheckpointError(f"state that was put away cannot be read back: {self._lost}") from self._lost
+        return time.perf_counter() - began_s
+
+    def close(self) -> None:
+        """End the thread; the state stays in memory."""
+        self.need()
+        with self._turn:
+            self._at = _At.closed
+            self._turn.notify_all()
+        self._thread.join()
+        self._place.close()
+
+    def _run(self) -> None:
+        try:
+            self._make_trips()
+        except Exception as error:  # of any kernel before, which CUDA tells here too: nobody may wait for this thread
+            self._lost = error
+            self._arrive()
+
+    def _make_trips(self) -> None:
+        while self._wait_for_leave():
+            try:
+                copy = _timed(lambda: self._place.copy_out(self._storages))
+            except OSError as error:
+                self.refused = error
+                self._arrive()
+                continue
+            self._outs.append(copy)
+            if not self._needed:
+                self._release()
+                self._wait_for_return()
+                try:
+                    self._backs.append(_timed(lambda: self._place.copy_back(self._storages)))
+                except OSError as error:
+                    self._lost = error
+                self.trips += 1
+            self._arrive()
+
+    def _wait_for_leave(self) -> bool:
+        with self._turn:
+            while self._at is _At.here:
+                self._turn.wait()
+            return self._at is _At.leaving
+
+    def _release(self) -> None:
+        """Give the memory back; what cannot be given back, comes back at once."""
+        try:
+            self._place.release(self._storages)
+        except OSError as error:
+            self.refused = error
+        with self._turn:
+            self._at = _At.away
+
+    def _wait_for_return(self) -> None:
+        """Wait until it is time and there is room; who needs the state does not wait for room."""
+        with self._turn:
+            while not self._needed and self.refused is None:
+                left_s = self._back_at_s - time.perf_counter()
+                if left_s <= 0.0:
+                    if self._place.has_room():
+                        return
+                    left_s = LOOK_S
+                self._turn.wait(None if left_s == inf else left_s)
+
+    def _arrive(self) -> None:
+        with self._turn:
+            self._at = _At.here
+            self._turn.notify_all()
+
+
+def _timed(copy: Callable[[], None]) -> _Copy:
+    began_s, core_s = time.perf_counter(), time.thread_time()
+    copy()
+    return _Copy(time.perf_counter() - began_s, time.thread_time() - core_s)
+
+
+LEAST_BYTES = 512  # smaller tensors, such as the count of steps, stay: little is won
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer) -> list[Storage]:
+    """Return the memory of an optimizer's state."""
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return _storages(it for it in values if isinstance(it, Tensor))
+
+
+def of_parameters(parameters: Sequence[nn.Parameter]) -> list[Storage]:
+    """Return the memory of parameters."""
+    return _storages(it.data for it in parameters)
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[Storage]:
+    """Return what is large, once each, and may be given back: what others share with us may not."""
+    found = {it.untyped_storage().data_ptr(): it.untyped_storage() for it in tensors}
+    return [it for it in found.values() if it.nbytes() >= LEAST_BYTES and it.resizable()]
 
 
 class PartMeasured(BaseModel):
@@ -180,7 +361,7 @@ class Offloading:
     ) -> None:
         self._optimizer, self._parameters = optimizer, parameters
         if parameters[0].device.type == "cpu":
-            heap.keep_little()
+            places.keep_little()
         part = partial(_Part, wish=wish, rank=rank, say=say)
         self._state, self._weights = part("optimizer state"), part("parameters")
         self._idle, self._sync = Expected(), Expected()

@@ -1,4 +1,9 @@
-"""Room for the content of tensors whose memory is given back: on a machine without GPUs, a file.
+"""Where offloaded state is kept: in pinned memory of the host, or in a file without a name.
+
+The heap of a process on the GNU library, set so that what is put away is seen in the process's memory.
+
+By default the heap keeps what computation has freed, as much as 200 MB more or less from run to run. State that comes
+back would be added to that.
 
 Source: SPEC P4.
 """
@@ -6,14 +11,77 @@ Source: SPEC P4.
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from . import heap
-from .host_file import reserved_file
+# Larger pieces are mapped apart, and given back once they are freed. With less, steps take half as long again, as each
+# of their tensors gets new pages.
+LARGE_BYTES = 8_000_000
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of `mallopt`
+OF_USERS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
+_HEAP_LIBRARY = ctypes.CDLL(None)
+
+
+def keep_little() -> None:
+    """Let the heap keep little of what is freed from here on; leave what a user has set, and other C libraries."""
+    if hasattr(_HEAP_LIBRARY, "mallopt") and not any(it in os.environ for it in OF_USERS):
+        _HEAP_LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        _HEAP_LIBRARY.mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
+        _HEAP_LIBRARY.mallopt(
+            M_ARENA_MAX, 1
+        )  # backward passes have a thread of their own, which would have its own heap
+
+
+def give_back() -> None:
+    """Give back now what the heap has kept."""
+    if hasattr(_HEAP_LIBRARY, "malloc_trim"):
+        _HEAP_LIBRARY.malloc_trim(0)
+
+
+PREFIX = "longshore-offload-"
+MODE = 0o600
+
+
+def reserved_file(folder: Path, size_bytes: int) -> int:
+    """Return a new file, open to read and write, whose whole size is taken on the disk.
+
+    Raises:
+        OSError: If there is no room, or no such folder.
+    """
+    file = _nameless(folder)
+    try:
+        os.posix_fallocate(file, 0, size_bytes)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _nameless(folder: Path) -> int:
+    sweep(folder)
+    with suppress(OSError, AttributeError):  # not every file system has it, nor every system
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, MODE)
+    file, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
+    Path(name).unlink(missing_ok=True)
+    return file
+
+
+def sweep(folder: Path) -> None:
+    """Remove files of processes that were killed before they could take the name away.
+
+    A file that another process has just made may go as well: it needs the open file alone, and removes the name next.
+    """
+    for path in folder.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or gone
+            path.unlink()
+
 
 BUFFERS = 256  # of one call to read or write
 SPARE_SHARE = 0.05  # of the machine's memory, which a copy back leaves free
@@ -99,7 +167,7 @@ class FilePlace:
 
     def copy_back(self, storages: Storages) -> None:
         """Read content, in place of what the heap has kept."""
-        heap.give_back()
+        give_back()
         _move(os.preadv, self._file, storages)
 
     def close(self) -> None:
@@ -137,3 +205,116 @@ def memory_bytes() -> dict[str, int]:
     """Return what the system says of its memory, by its names."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+
+
+@contextmanager
+def _told(problem: str) -> Iterator[None]:
+    """Raise what CUDA raises as what fails with a place."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(f"{problem}: {error}") from error
+
+
+def _unpin(library: Any, host: Tensor) -> None:
+    library.cudaHostUnregister(host.data_ptr())
+
+
+class PinnedPlace:
+    """Pinned memory; copies go by a stream of their own.
+
+    Args:
+        size_bytes: How much.
+        gpu: Whose content comes here.
+
+    Raises:
+        OSError: If the host has no room for it.
+    """
+
+    def __init__(self, size_bytes: int, gpu: torch.device) -> None:
+        self._gpu = gpu
+        with _told(f"{size_bytes} bytes of pinned memory cannot be had"):
+            self._host = self._pinned(size_bytes)
+        self._sizes = list[int]()
+        self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._computes = torch.cuda.current_stream(gpu)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much room there is."""
+        return self._host.numel()
+
+    def mark(self) -> None:
+        """Let the next copy wait for what this thread has asked the GPU to do."""
+        self._computes = torch.cuda.current_stream(self._gpu)
+        self._asked.record(self._computes)
+
+    def copy_out(self, storages: Storages) -> None:
+        """Copy content here, and wait for it."""
+        self._sizes = [it.nbytes() for it in storages]
+        with _told("it cannot be copied to the host"), torch.cuda.stream(self._stream):
+            self._asked.wait(self._stream)
+            for host, gpu in self._pairs(storages):
+                host.copy_(gpu, non_blocking=True)
+            self._wait_for_copies()
+
+    def release(self, storages: Storages) -> None:
+        """Give their memory back to PyTorch's allocator."""
+        for it in storages:
+            it.resize_(0)
+
+    def has_room(self) -> bool:
+        """Return whether the GPU has so much memory left, in the allocator's cache or outside of it."""
+        free, _ = torch.cuda.mem_get_info(self._gpu)
+        cached = torch.cuda.memory_reserved(self._gpu) - torch.cuda.memory_allocated(self._gpu)
+        return free + cached > self.size_bytes
+
+    def copy_back(self, storages: Storages) -> None:
+        """Take memory again, copy content back, and wait for it.
+
+        The allocator may give memory that kernels still read which were asked for before it was free: on their stream
+        that is no harm. So memory is taken there, and the copy, on another stream, begins behind them.
+        """
+        with _told("there is no memory for it"), torch.cuda.stream(self._computes):
+            for it, size in zip(storages, self._sizes, strict=True):
+                it.resize_(size)
+            self._taken.record(self._computes)
+        with _told("it cannot be copied back"), torch.cuda.stream(self._stream):
+            self._taken.wait(self._stream)
+            for host, gpu in self._pairs(storages):
+                gpu.copy_(host, non_blocking=True)
+            self._wait_for_copies()
+
+    def close(self) -> None:
+        """Give up the memory."""
+        self._unpin()
+        self._host = torch.empty(0, dtype=torch.uint8)
+
+    def _pinned(self, size_bytes: int) -> Tensor:
+        """Return memory of just this size: PyTorch's own would be of the next power of two, and stay after its end.
+
+        It begins with a page, so that no other is pinned with it, and is shared, so that a fork does not copy it.
+        """
+        host = torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=torch.uint8)
+        library = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._gpu):
+            torch.cuda.check_error(library.cudaHostRegister(host.data_ptr(), size_bytes, 0))
+        # The memory is kept as long as it is pinned, whoever forgets to close this.
+        self._unpin = weakref.finalize(self, _unpin, library, host)
+        self._unpin.atexit = False  # CUDA may be gone by then, and the system takes all back
+        return host
+
+    def _wait_for_copies(self) -> None:
+        """Wait on an event that lets the core sleep; a stream would keep it busy."""
+        self._copied.record(self._stream)
+        self._copied.synchronize()
+
+    def _pairs(self, storages: Storages) -> Iterator[tuple[Tensor, Tensor]]:
+        at = 0
+        for storage in storages:
+            gpu = torch.empty(0, dtype=torch.uint8, device=self._gpu).set_(storage)
+            yield self._host[at : at + storage.nbytes()], gpu
+            at += storage.nbytes()

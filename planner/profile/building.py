@@ -1,4 +1,4 @@
-"""The user's file: its `build` gives a model, an example batch, and a loss if it likes.
+"""What the user's file gives the profiler: a model, an example batch, hints, or a table of layers.
 
 Source: SPEC P1.
 """
@@ -7,17 +7,38 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .hints import Hint
+from ...cluster.files.errors import InputError
+from ...cluster.files.output_file import readable
+from ...cluster.traces.table import Rows, read_rows
+from .profiling import MOST_LAYERS, Amount, LayerProfile, ModelProfile
+
+
+class Hint(BaseModel):
+    """Figures of a layer for one sample; its output has the shape of its first input."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    forward_flops: Amount
+    saved_bytes: Amount
+    output_bytes: Amount
+    backward_flops: Amount | None = None  # twice the forward ones if left out
+
+
+def hint_for(hints: Mapping[str, Hint], name: str, kind: str) -> Hint | None:
+    """Return the hint for a layer by its name, or else by its class; None if there is none."""
+    return hints.get(name) or hints.get(kind)
+
 
 MODULE = "model_to_plan"  # name of the user's file among the modules
 CONTRACT = "it should return (model, batch), (model, batch, loss) or (model, batch, loss, target)"
@@ -197,3 +218,56 @@ def built(build: Callable[[], Any]) -> Built:
 
 def _kind(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+COLUMNS = ("name", "parameters", "forward_flops", "saved_bytes", "output_bytes")
+AMOUNTS = ("backward_flops", "tied_parameters", "input_elements", "frozen_parameters", "frozen_bytes", "fixed_costs")
+OPTIONAL = (*AMOUNTS, "heads", "is_block", "tokens")
+MOST = 1e30
+NUMBER_BYTES = 2.0  # of a weight that is not trained
+
+
+def read_table(path: Path) -> ModelProfile:
+    """Return the profile of a table: a row for each layer, in order; docs/planner.md has the columns.
+
+    Raises:
+        InputError: If it cannot be used.
+    """
+    layers, tokens = list[LayerProfile](), 1.0
+    with closing(read_rows(path, COLUMNS, optional=OPTIONAL)) as chunks:
+        for rows in chunks:
+            if len(layers) + len(rows.lines) > MOST_LAYERS:
+                raise InputError(f"there are more than {MOST_LAYERS:,} layers", "put some into one row", path=path)
+            layers += _layers(rows)
+            if rows.has("tokens"):
+                tokens = float(rows.numbers("tokens", least=1.0, most=1e12)[0])
+    if not layers:
+        raise InputError("the table has no layer", "add a row for each", path=path)
+    return ModelProfile(
+        name=readable(path.name)[-300:], rung="by a table", tokens_per_sample=tokens, layers=tuple(layers)
+    )
+
+
+def _layers(rows: Rows) -> list[LayerProfile]:
+    columns = {name: rows.numbers(name, most=MOST).tolist() for name in COLUMNS[1:]}
+    for name in AMOUNTS:
+        if rows.has(name):
+            columns[name] = rows.numbers(name, most=MOST).tolist()
+    for name, most in (("heads", 1_000_000), ("is_block", 1)):
+        if rows.has(name):
+            columns[name] = rows.whole_numbers(name, most=most).tolist()
+    columns.setdefault("backward_flops", [2.0 * value for value in columns["forward_flops"]])
+    # Where nothing is said, as much reaches a layer as it sends on, two bytes a number.
+    columns.setdefault("input_elements", [value / 2.0 for value in columns["output_bytes"]])
+    frozen = columns.setdefault("frozen_parameters", [0.0] * len(rows.lines))
+    columns.setdefault("frozen_bytes", [NUMBER_BYTES * value for value in frozen])
+    for row, (all_of_it, part) in enumerate(zip(columns["parameters"], frozen, strict=True)):
+        if part > all_of_it:
+            raise rows.error(
+                "frozen_parameters", row, f"are more than the {all_of_it:g} parameters", "count them there too"
+            )
+    names = rows.cells["name"]
+    return [
+        LayerProfile(name=names[row][-300:], **{name: values[row] for name, values in columns.items()})
+        for row in range(len(rows.lines))
+    ]

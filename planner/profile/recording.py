@@ -1,27 +1,215 @@
-"""What each layer of a model does in one training step: FLOPs both ways, what is kept for the way back, what it sends.
+"""Records what each layer of a model does in one training step: FLOPs both ways, kept activations, sent bytes.
+
+What each layer of a model does in one training step: FLOPs both ways, what is kept for the way back, what it sends.
 
 Each layer is run alone on what reaches it: forward, with all that autograd keeps written down, and backward. Blocks
 that are alike are run once. Behind each layer the model goes on with tensors like its output, so that the rest of it
 costs what is in no layer. On the meta device nothing is computed and nothing is stored.
 
+What models call, replaced by what a GPU would run: attention that keeps no T x T matrix, dropout that keeps a mask.
+
+On the meta device the plain functions keep what no training on a GPU keeps. On the way, products and heads are counted.
+
+Which modules of a model are its layers: the parts that a pipeline may be cut between.
+
+Several modules alike in one list are blocks, each a layer. Around them every module that holds no such list is a layer.
+
 Source: SPEC P1.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
-from .finding import Found, layers_in, likeness
-from .hints import Hint, hint_for
-from .replacing import AsOnGpu
-from .stand_in import stand_ins
+from .building import Hint, hint_for
+
+ATTENTION = functional.scaled_dot_product_attention
+SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
+PRODUCTS = {
+    functional.linear, functional.bilinear, functional.conv1d, functional.conv2d, functional.conv3d,
+    functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d,
+    torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum, torch.lstm, torch.gru,
+    Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, Tensor.addmm, Tensor.baddbmm, ATTENTION,
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has been called so far."""
+
+    products: int = 0
+    attentions: int = 0
+    heads: int = 0  # of the last attention
+    elements: float = 0.0  # of the largest input of a product
+
+
+class AsOnGpu(TorchFunctionMode):
+    """Runs attention and dropout as kernels of a GPU do, and keeps a tally."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally = Tally()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, or what stands for it."""
+        del types
+        named = dict(kwargs or {})
+        self._count(func, args, named)
+        if func is ATTENTION:
+            # Shapes that no flash kernel takes go the plain way.
+            with suppress(RuntimeError, ValueError, TypeError):
+                return _flash(*args, **named)
+        if func is functional.dropout and not named.get("inplace"):
+            return _dropout(*args, **named)
+        return func(*args, **named)
+
+    def _count(self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        first = args[0] if args else named.get("query", named.get("input"))
+        if func in PRODUCTS:
+            self.tally.products += 1
+            self.tally.elements = max(self.tally.elements, first.numel() if isinstance(first, Tensor) else 0)
+        # Attention written out has a softmax over (batch, heads, sequence, sequence).
+        if (func is ATTENTION or func in SOFTMAX) and isinstance(first, Tensor) and first.dim() == 4:
+            self.tally.attentions, self.tally.heads = self.tally.attentions + 1, int(first.shape[1])
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002  # as in the function that it stands for
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+) -> Tensor:
+    """Return attention by the flash kernel, to which a mask is no matrix that autograd keeps."""
+    del attn_mask
+    if query.dim() != 4:
+        raise ValueError("the kernel takes batch, heads, sequence and width")
+    if enable_gqa:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (it.repeat_interleave(groups, dim=1) for it in (key, value))
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    if query.device.type == "cpu":
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    attended: tuple[Tensor, ...] = attend(query, key, value, dropout_p, is_causal, scale=scale)
+    return attended[0]
+
+
+def _dropout(
+    input: Tensor,  # noqa: A002  # as in the function that it stands for
+    p: float = 0.5,
+    training: bool = True,  # noqa: FBT001, FBT002
+    inplace: bool = False,  # noqa: FBT001, FBT002
+) -> Tensor:
+    del inplace
+    return torch.native_dropout(input, p, train=True)[0] if training and p > 0.0 else input
+
+
+def stand_ins(output: Any, inputs: Any, same: dict[int, int]) -> Any:
+    """Return what the model goes on with behind a layer.
+
+    Args:
+        output: Of the layer, run alone.
+        inputs: That reached it.
+        same: Takes for each new storage the one that it stands for.
+    """
+    leaves, form = tree_flatten(output)
+    templates = [it for it in leaves if isinstance(it, Tensor)]
+    if not templates:
+        return output
+    reached = [it for it in tree_leaves(inputs) if isinstance(it, Tensor) and it.requires_grad]
+    anchor = torch.zeros((), device=templates[0].device, requires_grad=True)  # parameters are reached too
+    apply: Callable[..., tuple[Tensor, ...]] = _StandIn.apply
+    made = iter(apply(templates, anchor, *reached))
+    new = [next(made) if isinstance(it, Tensor) else it for it in leaves]
+    for it, old in zip([it for it in new if isinstance(it, Tensor)], templates, strict=True):
+        number = old.untyped_storage()._cdata
+        same[it.untyped_storage()._cdata] = same.get(number, number)
+    return tree_unflatten(new, form)
+
+
+class _StandIn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, templates: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.forms = [(it.shape, it.dtype, it.device) for it in inputs]
+        made = tuple(it.detach().clone() for it in templates)
+        ctx.mark_non_differentiable(*(new for new, it in zip(made, templates, strict=True) if not it.requires_grad))
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        del gradients
+        return (None, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.forms))
+
+
+Lists = (nn.ModuleList, nn.Sequential)
+
+
+class Found(NamedTuple):
+    """One layer."""
+
+    name: str  # as `named_modules` has it
+    module: nn.Module
+    is_block: bool  # others in its list are like it
+
+
+def layers_in(model: nn.Module) -> list[Found]:
+    """Return the layers of a model, in the order in which they are defined."""
+    return list(_inside(model, ""))
+
+
+def likeness(module: nn.Module) -> tuple[object, ...]:
+    """Return what two modules have in common that compute alike: types, settings, and shapes of parameters."""
+    return tuple(
+        (name, type(it).__qualname__, "" if list(it.children()) else repr(it), _shapes(it))
+        for name, it in module.named_modules()
+    )
+
+
+def _shapes(module: nn.Module) -> tuple[object, ...]:
+    own = module.named_parameters(recurse=False)
+    return tuple((name, tuple(it.shape), it.dtype, it.requires_grad) for name, it in own)
+
+
+def _inside(parent: nn.Module, prefix: str) -> Iterator[Found]:
+    alike = Counter(likeness(it) for it in parent.children()) if isinstance(parent, Lists) else Counter[object]()
+    for name, module in parent.named_children():
+        full = f"{prefix}{name}"
+        is_block = alike[likeness(module)] > 1 and any(True for _ in module.parameters())
+        if is_block or not (isinstance(module, nn.ModuleList | nn.ModuleDict) or _holds_blocks(module)):
+            yield Found(full, module, is_block)
+        else:
+            yield from _inside(module, f"{full}.")
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """Say whether there is a list of several alike inside."""
+    lists = [it for it in module.modules() if isinstance(it, Lists)]
+    return any(most > 1 for it in lists for most in _counts(it))
+
+
+def _counts(module: nn.Module) -> list[int]:
+    kinds = Counter(likeness(it) for it in module.children() if any(True for _ in it.parameters()))
+    return list(kinds.values())
+
 
 OUTSIDE = "(outside of all layers)"
 

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from longshore.planner.model.constants import Constants
-from longshore.planner.model.decoder import FULL, Runs, predicted_s, work_of
-from longshore.planner.model.step_time import Machine
+from longshore.planner.model import FULL, Constants, Machine, Runs, predicted_s, work_of
 
 HEAD = "gpus,batch,micro_batch,hidden,layers,sequence,tensor,pipeline,data,iteration_s\n"
 ROW = "8,64,2,1024,24,1024,2,2,2,0.5\n"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.planner.model.break_even import MARGIN_S, Copies, Offload, back_at_s, pays, reason, unhidden_s
+from longshore.planner.model import MARGIN_S, Copies, Offload, back_at_s, pays, reason, unhidden_s
 
 SECONDS = st.floats(0.0, 100.0)
 COPIES = st.builds(

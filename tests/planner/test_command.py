@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from longshore.planner.calibration.profile_file import read_hardware, write_hardware
-from longshore.planner.model.hardware import DEFAULT
+from longshore.planner.calibration import read_hardware, write_hardware
+from longshore.planner.model import DEFAULT
 from tests.command_line import Command
 from tests.planner.measured_runs import HEAD, ROW, made_runs
 

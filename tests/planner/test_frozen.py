@@ -10,16 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from longshore.cluster.files.errors import InputError
-from longshore.planner.model.hardware import DEFAULT
-from longshore.planner.model.memory import Saving, state_bytes
-from longshore.planner.profile.layers import LayerProfile, ModelProfile
+from longshore.cluster.model.training_plan import Saving
+from longshore.planner.evaluating import evaluate
+from longshore.planner.model import DEFAULT, state_bytes
+from longshore.planner.plan import FoundPlan, Layout
+from longshore.planner.profile.profiling import LayerProfile, ModelProfile
 from longshore.planner.profile.rungs import CPU, META, Profiled, climb
-from longshore.planner.search.choosing import choose
-from longshore.planner.search.costs import layers_of, memory
-from longshore.planner.search.evaluating import evaluate
-from longshore.planner.search.layouts import Layout
-from longshore.planner.search.plan import Plan
-from longshore.planner.search.question import Question, question
+from longshore.planner.question import Question, layers_of, memory, question
+from longshore.planner.search import choose
 
 from .models import a100, gpt
 
@@ -145,9 +143,9 @@ def asked(profile: ModelProfile, batch: int = 64, gpus: int = 8) -> Question:
     return question(profile, DEFAULT, (a100(gpus),), batch=batch, samples=1e4, deadline_s=None)
 
 
-def planned(profile: ModelProfile) -> Plan:
+def planned(profile: ModelProfile) -> FoundPlan:
     found = evaluate(asked(profile), (a100(8),), Layout(8, 1, 1, 8, Saving.none))
-    assert isinstance(found, Plan)
+    assert isinstance(found, FoundPlan)
     return found
 
 

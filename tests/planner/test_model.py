@@ -5,14 +5,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.planner.model.decoder import FULL, NONE, Runs, predicted_s, work_of
-from longshore.planner.model.hardware import DEFAULT, Measured
-from longshore.planner.model.memory import Saving, kept_share, state_bytes
-from longshore.planner.model.step_time import Machine
-from longshore.planner.search.evaluating import evaluate
-from longshore.planner.search.layouts import Layout
-from longshore.planner.search.plan import Plan
-from longshore.planner.search.question import question
+from longshore.cluster.model.training_plan import Saving
+from longshore.planner.evaluating import evaluate
+from longshore.planner.model import (
+    DEFAULT,
+    FULL,
+    NONE,
+    Machine,
+    Measured,
+    Runs,
+    kept_share,
+    predicted_s,
+    state_bytes,
+    work_of,
+)
+from longshore.planner.plan import FoundPlan, Layout
+from longshore.planner.question import question
 from tests.planner.models import a100, gpt
 
 ON = Machine(312e12, 1.5e12, 25e9)
@@ -64,21 +72,21 @@ def test_a_plan_of_one_stage_takes_what_is_printed(degrees: tuple[int, int, int,
     asked = question(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
     saving = Saving.recompute if recomputes else Saving.none
     plan = evaluate(asked, asked.pool, Layout(data, 1, tensor, micro_batch, saving))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, FoundPlan)
     assert plan.step_s == pytest.approx(by_hand(runs), rel=1e-9)
 
 
 def test_balanced_stages_are_no_slower_than_the_formula_of_equal_ones() -> None:
     asked = question(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
     plan = evaluate(asked, asked.pool, Layout(2, 4, 1, 1, Saving.none))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, FoundPlan)
     assert plan.step_s <= by_hand(one_run(2, 4, 1, 1, recomputes=False, batch=64))
 
 
 def test_parts_of_an_iteration_add_up_and_its_edges_carry_what_the_formulas_say() -> None:
     asked = question(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
     plan = evaluate(asked, asked.pool, Layout(4, 2, 2, 2, Saving.none))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, FoundPlan)
     worst = max(plan.stages, key=lambda it: it.micro_batch_s)
     inside = plan.times.compute_s + plan.times.tensor_s + plan.times.fixed_s
     assert inside == pytest.approx(worst.micro_batch_s * plan.micro_batches)
@@ -93,7 +101,7 @@ def test_memory_of_one_gpu_by_hand() -> None:
     model = gpt()
     asked = question(model, DEFAULT, (a100(1),), batch=8, samples=1e5, deadline_s=None)
     plan = evaluate(asked, asked.pool, Layout(1, 1, 1, 2, Saving.none))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, FoundPlan)
     width = 1024 * 2048
     kept = 2 * (24 * 34 * width + 8 * 1024 + 2 * width)
     assert plan.stages[0].memory_bytes == pytest.approx((16 * model.parameters + kept) * 1.08 + 1e9)
@@ -102,7 +110,7 @@ def test_memory_of_one_gpu_by_hand() -> None:
 def test_recomputation_keeps_inputs_and_one_layer() -> None:
     asked = question(gpt(), DEFAULT, (a100(1),), batch=8, samples=1e5, deadline_s=None)
     plan = evaluate(asked, asked.pool, Layout(1, 1, 1, 2, Saving.recompute))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, FoundPlan)
     width = 1024 * 2048
     kept = 2 * (24 * 2 * width + 34 * width + 8 * 1024 + 2 * width)
     assert plan.stages[0].memory_bytes == pytest.approx((16 * gpt().parameters + kept) * 1.08 + 1e9)
@@ -111,7 +119,7 @@ def test_recomputation_keeps_inputs_and_one_layer() -> None:
 def test_early_stages_of_a_pipeline_keep_more_micro_batches() -> None:
     asked = question(gpt(layers=8), DEFAULT, (a100(4),), batch=64, samples=1e5, deadline_s=None)
     plan = evaluate(asked, asked.pool, Layout(1, 4, 1, 1, Saving.none))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, FoundPlan)
     width, of_blocks = 1024 * 2048, [0, 0, 0, 0]
     names = [layer.name for layer in gpt(layers=8).layers]
     for k, stage in enumerate(plan.stages):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.planner.search.partition import Cuts, StageCosts, partition, slowest_s, sums
+from longshore.planner.partition import Cuts, StageCosts, partition, slowest_s, sums
 
 INSTANCES = 600
 

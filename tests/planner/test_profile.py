@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from longshore.planner.profile import rungs
-from longshore.planner.profile.building import BuildError
-from longshore.planner.profile.hints import Hint
+from longshore.planner.profile.building import BuildError, Hint
 from longshore.planner.profile.recording import OUTSIDE
 from longshore.planner.profile.rungs import CPU, META, Profiled, RungError, climb
 

@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.planner.calibration.calibrating import FEWEST, accuracy, calibrate
-from longshore.planner.calibration.fitting import fit, ratios
-from longshore.planner.calibration.profile_file import read_hardware, write_hardware
-from longshore.planner.calibration.runs_file import read_runs
-from longshore.planner.model.constants import PRIOR
-from longshore.planner.model.decoder import select
-from longshore.planner.model.hardware import DEFAULT, Measured
+from longshore.planner.calibration import (
+    FEWEST,
+    accuracy,
+    calibrate,
+    fit,
+    ratios,
+    read_hardware,
+    read_runs,
+    write_hardware,
+)
+from longshore.planner.model import DEFAULT, PRIOR, Measured, select
 from tests.planner.measured_runs import HEAD, ROW, TRUE, made_runs
 
 ROOT = Path(__file__).parent.parent.parent

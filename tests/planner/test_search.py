@@ -5,15 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.planner.model.hardware import DEFAULT
-from longshore.planner.model.pool import GpuType, Pool
-from longshore.planner.profile.layers import ModelProfile
-from longshore.planner.search import choosing
-from longshore.planner.search.choosing import choose, every_plan
-from longshore.planner.search.evaluating import evaluate
-from longshore.planner.search.lower_bounds import least_step_s, may_fit
-from longshore.planner.search.plan import Misfit, Plan
-from longshore.planner.search.question import Question, chains, question
+from longshore.planner import search
+from longshore.planner.evaluating import evaluate, least_step_s, may_fit
+from longshore.planner.model import DEFAULT, GpuType, Pool
+from longshore.planner.plan import FoundPlan, Misfit
+from longshore.planner.profile.profiling import ModelProfile
+from longshore.planner.question import Question, chains, question
+from longshore.planner.search import choose, every_plan
 from tests.planner.models import a100, any_model, gpt, v100
 from tests.support.budgets import examples
 
@@ -22,11 +20,11 @@ def asked(pool: Pool, model: ModelProfile, deadline_s: float | None, batch: int 
     return question(model, DEFAULT, pool, batch=batch, samples=samples, deadline_s=deadline_s)
 
 
-def all_plans(it: Question) -> list[Plan | Misfit]:
+def all_plans(it: Question) -> list[FoundPlan | Misfit]:
     """Work out every layout on every chain of types."""
     found = []
     for chain in chains(it.pool):
-        rows, _ = choosing.fitting_layouts(it, chain)
+        rows, _ = search.fitting_layouts(it, chain)
         found += [evaluate(it, chain, rows.one(row)) for row in range(rows.data.size)]
     return found
 
@@ -45,7 +43,7 @@ def pools() -> st.SearchStrategy[Pool]:
 def test_the_choice_is_that_of_all_plans_worked_out(seed: int, pool: Pool, share: float | None) -> None:
     """A deadline is a share of what the fastest plan's bound takes with half of the GPUs or so."""
     model = any_model(np.random.default_rng(seed))
-    plans = [it for it in all_plans(asked(pool, model, None)) if isinstance(it, Plan)]
+    plans = [it for it in all_plans(asked(pool, model, None)) if isinstance(it, FoundPlan)]
     times = sorted(it.bound_s for it in plans)
     deadline_s = None if share is None or not times else share * times[len(times) // 3]
     it = asked(pool, model, deadline_s)
@@ -72,20 +70,20 @@ def test_the_choice_is_that_of_all_plans_worked_out(seed: int, pool: Pool, share
 def test_what_is_passed_over_is_no_better_than_its_bound(seed: int, pool: Pool) -> None:
     it = asked(pool, any_model(np.random.default_rng(seed)), None)
     for chain in chains(pool):
-        rows, _ = choosing.fitting_layouts(it, chain)
+        rows, _ = search.fitting_layouts(it, chain)
         if not rows.data.size:
             continue
         least_s, may = least_step_s(it, chain, rows), may_fit(it, chain, rows)
         for row in range(rows.data.size):
             plan = evaluate(it, chain, rows.one(row))
-            if isinstance(plan, Plan):
+            if isinstance(plan, FoundPlan):
                 assert may[row]
                 assert least_s[row] <= plan.step_s
 
 
 def test_every_stage_of_a_plan_fits_its_gpu() -> None:
     for it in all_plans(asked((a100(8, 6e9), v100(4)), gpt(), None)):
-        if isinstance(it, Plan):
+        if isinstance(it, FoundPlan):
             assert all(stage.memory_bytes <= stage.gpu_memory_bytes for stage in it.stages)
         else:
             assert it.needed_bytes > it.gpu_memory_bytes
@@ -131,7 +129,7 @@ def test_stages_on_faster_gpus_get_more_layers() -> None:
     plans = [
         it
         for it in all_plans(asked((fast, slow), gpt(), None, batch=7))
-        if isinstance(it, Plan) and it.layout.pipeline == 2
+        if isinstance(it, FoundPlan) and it.layout.pipeline == 2
     ]
     assert plans
     for plan in plans:
@@ -144,9 +142,9 @@ def test_a_group_of_two_types_goes_as_fast_as_its_slowest_member() -> None:
     mixed = asked((a100(1), v100(1)._replace(memory_bytes=80e9)), gpt(), None, batch=8)
     alone = asked((v100(2)._replace(memory_bytes=80e9),), gpt(), None, batch=8)
     for plan in all_plans(mixed):
-        if isinstance(plan, Plan) and plan.layout.data == 2:
+        if isinstance(plan, FoundPlan) and plan.layout.data == 2:
             same = evaluate(alone, alone.pool, plan.layout)
-            assert isinstance(same, Plan)
+            assert isinstance(same, FoundPlan)
             assert plan.times.compute_s == pytest.approx(same.times.compute_s)
 
 
@@ -161,7 +159,7 @@ def test_the_table_has_each_degree_once_and_the_best_of_all_plans() -> None:
     rows = list(every_plan(it))
     keys = [(row.layout.data, row.layout.pipeline, row.layout.tensor) for row in rows]
     assert len(keys) == len(set(keys))
-    best = min(row.step_s for row in rows if isinstance(row, Plan))
+    best = min(row.step_s for row in rows if isinstance(row, FoundPlan))
     plan = choose(it).plan
     assert plan is not None
     assert best == plan.step_s

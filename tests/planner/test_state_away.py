@@ -8,18 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.planner.model.break_even import MARGIN_S
-from longshore.planner.model.hardware import DEFAULT
-from longshore.planner.model.memory import CONTEXT_BYTES, FRAGMENTATION, Saving
-from longshore.planner.model.pool import GpuType
-from longshore.planner.profile.layers import ModelProfile
-from longshore.planner.search import choosing
-from longshore.planner.search.copies import with_copies
-from longshore.planner.search.evaluating import evaluate
-from longshore.planner.search.layouts import Layout
-from longshore.planner.search.lower_bounds import least_step_s, may_fit
-from longshore.planner.search.plan import Misfit, Plan
-from longshore.planner.search.question import Question, question
+from longshore.cluster.model.training_plan import Saving
+from longshore.planner import search
+from longshore.planner.evaluating import evaluate, least_step_s, may_fit, with_copies
+from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, MARGIN_S, GpuType
+from longshore.planner.plan import FoundPlan, Layout, Misfit
+from longshore.planner.profile.profiling import ModelProfile
+from longshore.planner.question import Question, question
 from tests.planner.models import a100, any_model, layer
 from tests.support.budgets import examples
 
@@ -41,7 +36,9 @@ def gpu(memory_bytes: float, link: float = LINK, room: float = math.inf) -> GpuT
     return a100(8, memory_bytes)._replace(host_bytes_per_s=link, host_room_bytes=room)
 
 
-def one_gpu(memory_bytes: float, link: float = LINK, room: float = math.inf, *, offload: bool = True) -> Plan | Misfit:
+def one_gpu(
+    memory_bytes: float, link: float = LINK, room: float = math.inf, *, offload: bool = True
+) -> FoundPlan | Misfit:
     it = gpu(memory_bytes, link, room)
     return evaluate(asked(blocks(), it, offload=offload), (it,), Layout(1, 1, 1, 1, Saving.none))
 
@@ -62,10 +59,10 @@ def test_a_layout_that_fits_anyway_puts_nothing_away() -> None:
 
 def test_without_the_optimizers_state_the_larger_of_passes_and_update_is_needed() -> None:
     found = one_gpu(with_overhead(WHOLE) * 0.9999)
-    assert isinstance(found, Plan)
+    assert isinstance(found, FoundPlan)
     assert found.away_bytes == pytest.approx(4.8e9)
     assert found.stages[0].memory_bytes == pytest.approx(with_overhead(max(PASSES, UPDATE)))
-    assert isinstance(one_gpu(with_overhead(UPDATE) * 1.0001), Plan)
+    assert isinstance(one_gpu(with_overhead(UPDATE) * 1.0001), FoundPlan)
     assert isinstance(one_gpu(with_overhead(UPDATE) * 0.9999), Misfit)
 
 
@@ -74,9 +71,9 @@ def test_an_iteration_is_longer_by_what_neither_going_forward_nor_summing_hides(
     memory_bytes = with_overhead(WHOLE) * 0.9999
     fast, slow = one_gpu(memory_bytes, link=1e12), one_gpu(memory_bytes, link=2e10)
     whole = one_gpu(with_overhead(WHOLE) * 1.0001)
-    assert isinstance(fast, Plan)
-    assert isinstance(slow, Plan)
-    assert isinstance(whole, Plan)
+    assert isinstance(fast, FoundPlan)
+    assert isinstance(slow, FoundPlan)
+    assert isinstance(whole, FoundPlan)
     forward_s = slow.stages[0].seconds.forward_s / slow.micro_batches
     assert 4.8e9 / 1e12 < forward_s < 4.8e9 / 2e10
     assert fast.step_s == pytest.approx(whole.step_s + 4.8e9 / 1e12)
@@ -87,7 +84,7 @@ def test_what_is_summed_hides_the_copy_back() -> None:
     layout = Layout(8, 1, 1, 1, Saving.none)
     it = gpu(with_overhead(WHOLE) * 0.9999, link=1e12)
     found = evaluate(asked(blocks(), it), (it,), layout)
-    assert isinstance(found, Plan)
+    assert isinstance(found, FoundPlan)
     back_s = found.away_bytes / 1e12
     assert found.times.offload_s == pytest.approx(max(0.0, back_s - found.times.gradients_s))
 
@@ -95,7 +92,7 @@ def test_what_is_summed_hides_the_copy_back() -> None:
 def test_of_zero_3_the_last_sum_alone_hides_the_copy_back() -> None:
     it = gpu(80e9, link=1e12)
     found = evaluate(asked(blocks(), it), (it,), Layout(2, 1, 1, 1, Saving.zero3))
-    assert isinstance(found, Plan)
+    assert isinstance(found, FoundPlan)
     stage = replace(found.stages[0], away_bytes=1e12)  # a second each way
     times = replace(found.times, compute_s=30.0, gradients_s=1.2)
     seconds = stage.seconds._replace(forward_s=4.0 * 2.0)
@@ -108,17 +105,17 @@ def test_of_zero_3_the_last_sum_alone_hides_the_copy_back() -> None:
 def test_copies_that_take_longer_than_the_passes_do_not_pay() -> None:
     memory_bytes = with_overhead(WHOLE) * 0.9999
     whole = one_gpu(with_overhead(WHOLE) * 1.0001)
-    assert isinstance(whole, Plan)
+    assert isinstance(whole, FoundPlan)
     passes_s = whole.step_s - whole.times.optimizer_s
     link = 2 * 4.8e9 / (passes_s - MARGIN_S)  # at which both copies take as long
-    assert isinstance(one_gpu(memory_bytes, link=link * 1.0001), Plan)
+    assert isinstance(one_gpu(memory_bytes, link=link * 1.0001), FoundPlan)
     assert isinstance(one_gpu(memory_bytes, link=link * 0.9999), Misfit)
 
 
 @pytest.mark.parametrize(("link", "room"), [(0.0, math.inf), (LINK, 4.79e9)])
 def test_nothing_goes_away_without_a_link_or_room(link: float, room: float) -> None:
     assert isinstance(one_gpu(with_overhead(WHOLE) * 0.9999, link, room), Misfit)
-    assert isinstance(one_gpu(with_overhead(WHOLE) * 0.9999, LINK, 4.81e9), Plan)
+    assert isinstance(one_gpu(with_overhead(WHOLE) * 0.9999, LINK, 4.81e9), FoundPlan)
 
 
 @settings(max_examples=examples(12))
@@ -126,15 +123,15 @@ def test_nothing_goes_away_without_a_link_or_room(link: float, room: float) -> N
 def test_no_layout_is_worse_off_and_bounds_hold(seed: int, gpus: int, memory_bytes: float, link: float) -> None:
     it = a100(gpus, memory_bytes)._replace(host_bytes_per_s=link)
     with_it = asked(any_model(np.random.default_rng(seed)), it)
-    rows, _ = choosing.fitting_layouts(with_it, (it,))
+    rows, _ = search.fitting_layouts(with_it, (it,))
     least_s, may = least_step_s(with_it, (it,), rows), may_fit(with_it, (it,), rows)
     for row in range(rows.data.size):
         layout = rows.one(row)
         without = evaluate(replace(with_it, offload=False), (it,), layout)
         found = evaluate(with_it, (it,), layout)
-        if isinstance(without, Plan):
+        if isinstance(without, FoundPlan):
             assert found == without
-        if isinstance(found, Plan):
+        if isinstance(found, FoundPlan):
             assert may[row]
             assert least_s[row] <= found.step_s
             assert (found.away_bytes > 0.0) == isinstance(without, Misfit)

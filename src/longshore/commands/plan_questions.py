@@ -10,13 +10,11 @@ from typing import Any
 
 from ..cluster.files.errors import InputError
 from ..planner.asking import model_of, samples_of
-from ..planner.calibration.profile_file import read_hardware
-from ..planner.model.hardware import DEFAULT
-from ..planner.model.host import HostProfile
-from ..planner.model.pool import GpuType, ranks_of
+from ..planner.calibration import read_hardware
+from ..planner.model import DEFAULT, GpuType, HostProfile, ranks_of
 from ..planner.profile.profiling import Limits
-from ..planner.search.choosing import Choice, choose
-from ..planner.search.question import Question, question
+from ..planner.question import Question, question
+from ..planner.search import Choice, choose
 from .plan_wishes import PlanWish
 
 Cluster = Mapping[str, Any]  # what the API answers

@@ -13,12 +13,12 @@ from ..cluster.files.errors import InputError
 from ..cluster.files.yaml_file import YamlFile, validated
 from ..cluster.model.training_plan import LEAST_COMPUTE_S as FEWEST_S
 from ..cluster.model.training_plan import PlacedIteration, PlanFile
-from ..planner.execution.plan_file import file_of
-from ..planner.jobs.tables import iteration_of
-from ..planner.model.host import HostProfile
-from ..planner.report.terminal import layout_words, time_text, verdict
-from ..planner.search.plan import Plan
-from ..planner.search.question import Question
+from ..planner.execution.launching import file_of
+from ..planner.jobs import iteration_of
+from ..planner.model import HostProfile
+from ..planner.plan import FoundPlan
+from ..planner.question import Question
+from ..planner.report import layout_words, time_text, verdict
 from ..scheduler.model.job_spec import LEAST_COMPUTE_S, LEAST_S, MOST_COMPUTE_S, MOST_PARAMETER_BYTES, YEAR_S, JobFile
 from .plan_questions import Cluster, best, questions
 from .plan_wishes import STAGE, PlanWish, wish_of
@@ -67,7 +67,7 @@ def plan_job(
 
 def _chosen(
     file: YamlFile, wish: PlanWish, folder: Path, here: Cluster, job: JobFile, *, is_plain: bool
-) -> tuple[Question, Plan, list[str]]:
+) -> tuple[Question, FoundPlan, list[str]]:
     """Return the plan, what it answers, and the answer in words.
 
     Raises:
@@ -94,7 +94,7 @@ def _chosen(
     return question, choice.plan, words
 
 
-def _lines(question: Question, plan: Plan, *, is_plain: bool) -> Iterator[str]:
+def _lines(question: Question, plan: FoundPlan, *, is_plain: bool) -> Iterator[str]:
     """Say how the GPUs are used."""
     layout = plan.layout
     yield (
@@ -105,7 +105,7 @@ def _lines(question: Question, plan: Plan, *, is_plain: bool) -> Iterator[str]:
         yield f"Note: {STAGE} computes on CPUs, and the times are for GPUs."
 
 
-def _placed(question: Question, plan: Plan, here: Cluster) -> PlacedIteration | None:
+def _placed(question: Question, plan: FoundPlan, here: Cluster) -> PlacedIteration | None:
     """Return by what the scheduler scores placements of the plan; None for one on CPUs, whose links nobody knows."""
     if isinstance(question.hardware, HostProfile):
         return None
@@ -115,7 +115,7 @@ def _placed(question: Question, plan: Plan, here: Cluster) -> PlacedIteration | 
     return PlacedIteration(**{**figures, "compute_s": max(did.compute_s, FEWEST_S)})
 
 
-def _figures(question: Question, plan: Plan, told: PlanFile, here: Cluster) -> dict[str, Any]:
+def _figures(question: Question, plan: FoundPlan, told: PlanFile, here: Cluster) -> dict[str, Any]:
     """Return the model's name and what policies reckon with, where the job file says nothing of it.
 
     Times are for GPUs of speed 1.
@@ -133,7 +133,7 @@ def _figures(question: Question, plan: Plan, told: PlanFile, here: Cluster) -> d
     return found | ({"iteration_flops": min(flops, 1e30)} if flops > 0.0 else {})
 
 
-def _demands(question: Question, plan: Plan, rest: Mapping[str, Any]) -> dict[str, Any]:
+def _demands(question: Question, plan: FoundPlan, rest: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the plan asks of nodes, and of the environment."""
     found: dict[str, Any] = {"gpus": plan.gpus}
     gpu_type, tensor = question.pool[0], plan.layout.tensor

@@ -87,11 +87,10 @@ def plan(
     with progress("profiling the model") as tell:
         from ..cluster.files.output_file import check_outputs
         from ..planner.asking import Request, ask
-        from ..planner.execution.plan_file import file_of, not_carried_out, write_plan
+        from ..planner.execution.launching import file_of, not_carried_out, write_plan
         from ..planner.profile.profiling import Limits
-        from ..planner.report.as_json import choice_json
-        from ..planner.report.terminal import print_choice, print_table
-        from ..planner.search.choosing import choose, every_plan
+        from ..planner.report import choice_json, print_choice, print_table
+        from ..planner.search import choose, every_plan
 
         check_outputs({"--out": out}, {"MODEL": _file_of(model), "--cluster": cluster, "--hardware": hardware})
         limits, wanted = Limits(time_limit, memory_limit * 2**30), _degrees(degrees)
@@ -162,11 +161,10 @@ def calibrate(
     """
     with progress("reading the runs") as tell:
         from ..cluster.files.output_file import check_outputs
-        from ..planner.calibration.calibrating import calibrate as fit_profile
-        from ..planner.calibration.profile_file import write_hardware
-        from ..planner.calibration.runs_file import read_runs
-        from ..planner.model.hardware import Measured
-        from ..planner.report.calibration import print_calibration
+        from ..planner.calibration import calibrate as fit_profile
+        from ..planner.calibration import read_runs, write_hardware
+        from ..planner.model import Measured
+        from ..planner.report import print_calibration
 
         check_outputs({"--out": out}, {"RUNS": runs})
         measured = read_runs(runs)
@@ -199,9 +197,9 @@ def measure(
     """
     with progress(f"measuring {ranks} ranks"):
         from ..cluster.files.output_file import check_outputs
-        from ..planner.calibration.profile_file import write_hardware
-        from ..planner.measuring.measuring import measured_host
-        from ..planner.report.constants_table import host_table
+        from ..planner.calibration import write_hardware
+        from ..planner.measuring import measured_host
+        from ..planner.report import host_table
 
         check_outputs({"--out": out}, {})
         host = measured_host(ranks)
@@ -242,8 +240,7 @@ def run(
     """
     from ..cluster.files.errors import InputError
     from ..cluster.files.output_file import check_outputs
-    from ..planner.execution.launching import launch
-    from ..planner.execution.plan_file import read_plan
+    from ..planner.execution.launching import launch, read_plan
 
     check_outputs({"--json": as_json}, {"PLAN": plan_file, "MODEL": _file_of(model)})
     plan = read_plan(plan_file)

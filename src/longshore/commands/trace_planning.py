@@ -36,11 +36,9 @@ def plan_trace(
         from ..cluster.traces.detect import read_trace
         from ..cluster.traces.statistics import write_trace
         from ..cluster.workloads.windows import with_gpus_cut
-        from ..planner.calibration.profile_file import read_gpus
-        from ..planner.jobs.attaching import attach
-        from ..planner.jobs.decoders import read_models
-        from ..planner.jobs.tables import Tables
-        from ..planner.model.hardware import DEFAULT
+        from ..planner.calibration import read_gpus
+        from ..planner.jobs import Tables, attach, read_models
+        from ..planner.model import DEFAULT
 
         check_csv("OUTPUT", output)
         read = {"FILE": file, "--models": models, "--cluster": cluster, "--hardware": hardware}

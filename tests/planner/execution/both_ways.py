@@ -11,14 +11,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from longshore.planner.execution.plan_file import PlanFile, read_plan
-from longshore.planner.execution.script import script_of
+from longshore.cluster.model.training_plan import PlanFile
+from longshore.planner.execution.cutting import script_of
+from longshore.planner.execution.launching import read_plan
 from longshore.planner.execution.training import Member, take_seat
-from longshore.planner.model.break_even import Offload
-from longshore.planner.model.playing import schedule_of
+from longshore.planner.model import Offload, schedule_of
 from longshore.planner.offload import offloading
-from longshore.planner.sharing.device import Kind
-from longshore.planner.sharing.turn import Turn
+from longshore.planner.sharing import Kind, Turn
 
 STEPS, SEED = 3, 3
 WAYS = ("plain", "offload", "shared", "both")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from longshore.planner.execution.measured import Measured
+from longshore.planner.execution.worker import Measured
 from tests.command_line import Command
 from tests.support import processes
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longshore.planner.execution.cutting import cut, state_of
-from longshore.planner.execution.script import script_of
+from longshore.planner.execution.cutting import cut, script_of, state_of
 from longshore.planner.profile.building import BuildError, Built
 
 COUNTING = f"{Path(__file__).parent / 'counting.py'}:build"

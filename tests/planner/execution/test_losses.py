@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from longshore.cluster.files.free_port import free_port
-from longshore.planner.execution.launching import launch
-from longshore.planner.execution.measured import Measured
-from longshore.planner.execution.plan_file import PlanFile, StagePlan, write_plan
-from longshore.planner.execution.script import script_of
+from longshore.cluster.model.training_plan import PlanFile, StagePlan
+from longshore.planner.execution.cutting import script_of
+from longshore.planner.execution.launching import launch, write_plan
+from longshore.planner.execution.worker import Measured
 
 pytestmark = pytest.mark.full
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.planner.model.playing import Schedule, Seconds, StageWork, order, play
+from longshore.planner.model import Schedule, Seconds, StageWork, order, play
 
 TIMES = st.floats(0.001, 10.0)
 SCHEDULES = st.sampled_from(list(Schedule))

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from longshore.planner.calibration.profile_file import read_hardware, write_hardware
-from longshore.planner.execution.comparing import print_comparison
-from longshore.planner.execution.measured import Measured, StageMeasured
-from longshore.planner.execution.plan_file import PlanFile, StagePlan, read_plan
-from longshore.planner.execution.worker import main
+from longshore.cluster.model.training_plan import PlanFile, StagePlan
+from longshore.planner.calibration import read_hardware, write_hardware
+from longshore.planner.execution.launching import read_plan
+from longshore.planner.execution.worker import Measured, StageMeasured, main, print_comparison
 from tests.command_line import Command
 from tests.planner.models import HOST
 

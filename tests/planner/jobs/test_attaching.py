@@ -13,10 +13,16 @@ from longshore.cluster.model.layouts import laid_out
 from longshore.cluster.model.plans import iteration_s
 from longshore.cluster.model.workload import Workload, workload_of
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.planner.jobs.attaching import LEAST_ITERATIONS, attach, plans_of_iteration
-from longshore.planner.jobs.decoders import Decoder, read_models
-from longshore.planner.jobs.tables import Tables, iteration_of
-from longshore.planner.model.hardware import DEFAULT
+from longshore.planner.jobs import (
+    LEAST_ITERATIONS,
+    Decoder,
+    Tables,
+    attach,
+    iteration_of,
+    plans_of_iteration,
+    read_models,
+)
+from longshore.planner.model import DEFAULT
 
 ROOT = Path(__file__).absolute().parents[3]
 MODELS = read_models(ROOT / "examples/plan/models.yaml")

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longshore.planner.model.break_even import Offload
-from longshore.planner.offload.moving import Mover
-from longshore.planner.offload.offloading import Offloading, Wish
-from longshore.planner.offload.pinned import PinnedPlace
+from longshore.planner.model import Offload
+from longshore.planner.offload.offloading import Mover, Offloading, Wish
+from longshore.planner.offload.places import PinnedPlace
 from tests.support import processes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
@@ -22,8 +21,8 @@ WIDTH, STEPS = 2048, 8
 BROKEN = """
 import time, torch
 from longshore.cluster.files.errors import CheckpointError
-from longshore.planner.offload.moving import Mover
-from longshore.planner.offload.pinned import PinnedPlace
+from longshore.planner.offload.offloading import Mover
+from longshore.planner.offload.places import PinnedPlace
 
 state = [torch.randn(1 << 22, device="cuda").untyped_storage()]
 mover = Mover(PinnedPlace(state[0].nbytes(), torch.device("cuda", 0)), state)

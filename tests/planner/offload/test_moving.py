@@ -14,10 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import CheckpointError
-from longshore.planner.offload.host_file import PREFIX, sweep
-from longshore.planner.offload.moving import Mover
-from longshore.planner.offload.places import FilePlace
-from longshore.planner.offload.state import of_optimizer, of_parameters
+from longshore.planner.offload.offloading import Mover, of_optimizer, of_parameters
+from longshore.planner.offload.places import PREFIX, FilePlace, sweep
 from tests.support import processes
 from tests.support.budgets import examples
 
@@ -28,7 +26,7 @@ if sys.argv[2] == "named":
     del os.O_TMPFILE
 import torch
 from pathlib import Path
-from longshore.planner.offload.moving import Mover
+from longshore.planner.offload.offloading import Mover
 from longshore.planner.offload.places import FilePlace
 print("ready", flush=True)
 while True:

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from longshore.cluster.files.errors import CheckpointError
-from longshore.planner.offload import pinned
-from longshore.planner.offload.moving import Mover
+from longshore.planner.offload import places
+from longshore.planner.offload.offloading import Mover
 
 PATIENCE_S = 20.0
 
@@ -138,12 +138,12 @@ class Tensor:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     twin = Cuda()
-    monkeypatch.setattr(pinned, "torch", twin)
+    monkeypatch.setattr(places, "torch", twin)
     return twin
 
 
 def test_copies_begin_behind_the_kernels_that_may_use_the_memory(cuda: Cuda) -> None:
-    place, state = pinned.PinnedPlace(4096, torch.device("cuda", 0)), cast("Any", [Storage(cuda)])
+    place, state = places.PinnedPlace(4096, torch.device("cuda", 0)), cast("Any", [Storage(cuda)])
     cuda.computes.behind.add("update")
     place.mark()
     place.copy_out(state)
@@ -158,12 +158,12 @@ def test_copies_begin_behind_the_kernels_that_may_use_the_memory(cuda: Cuda) -> 
 
 
 def test_just_the_memory_that_is_asked_for_is_pinned_and_given_back_once_also_if_nobody_closes_it(cuda: Cuda) -> None:
-    place = pinned.PinnedPlace(5000, torch.device("cuda", 0))
+    place = places.PinnedPlace(5000, torch.device("cuda", 0))
     assert (place.size_bytes, list(cuda.pinned.values())) == (5000, [5000])
     place.close()
     place.close()
     assert cuda.pinned == {}
-    place = pinned.PinnedPlace(5000, torch.device("cuda", 0))
+    place = places.PinnedPlace(5000, torch.device("cuda", 0))
     del place
     gc.collect()
     assert cuda.pinned == {}
@@ -172,7 +172,7 @@ def test_just_the_memory_that_is_asked_for_is_pinned_and_given_back_once_also_if
 def test_without_memory_to_pin_there_is_an_error_of_a_place(cuda: Cuda) -> None:
     cuda.refuses = 2
     with pytest.raises(OSError, match="5000 bytes of pinned memory cannot be had: out of memory"):
-        pinned.PinnedPlace(5000, torch.device("cuda", 0))
+        places.PinnedPlace(5000, torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_without_memory_to_pin_there_is_an_error_of_a_place(cuda: Cuda) -> None:
 @pytest.mark.parametrize("back_at_s", [0.0, math.inf])
 def test_whatever_cuda_raises_nobody_waits_for_ever_and_all_are_told(breaks: str, back_at_s: float, cuda: Cuda) -> None:
     state = cast("Any", [Storage(cuda)])
-    mover = Mover(pinned.PinnedPlace(4096, torch.device("cuda", 0)), state)
+    mover = Mover(places.PinnedPlace(4096, torch.device("cuda", 0)), state)
     cuda.breaks = breaks
     mover.leave(state, back_at_s)
     told, until_s = list[str](), time.monotonic() + PATIENCE_S

@@ -13,10 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import BackendError
-from longshore.planner.model.playing import Schedule, order
-from longshore.planner.sharing.arbiter import Arbiter, name_of
-from longshore.planner.sharing.device import Device, Kind, Pass
-from longshore.planner.sharing.turn import Turn
+from longshore.planner.model import Schedule, order
+from longshore.planner.sharing import Arbiter, Device, Kind, Pass, Turn, name_of
 from tests.support import processes
 
 PASSES = st.builds(Pass, st.integers(0, 3), st.sampled_from(Kind), st.integers(0, 3), st.integers(0, 5))
@@ -131,8 +129,8 @@ def test_sub_tasks_take_turns(arbiter: tuple[str, threading.Thread]) -> None:
 
 HOLDS = """\
 import sys, time
-from longshore.planner.sharing.device import Kind
-from longshore.planner.sharing.turn import Turn
+from longshore.planner.sharing import Kind
+from longshore.planner.sharing import Turn
 with Turn(sys.argv[1], 0, 0, starts=False).of(0, Kind.forward):
     print("has it", flush=True)
     time.sleep(600)

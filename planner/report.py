@@ -1,22 +1,66 @@
-"""A plan as people read it: what to run, how long it takes and how sure that is, then why.
+"""A plan and a calibration, printed for people and as JSON.
 
 Source: SPEC P1.
 """
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ...cluster.files.durations import duration_text, exact_text
-from ..model.host import HostProfile
-from ..model.memory import CONTEXT_BYTES, FRAGMENTATION
-from ..profile.layers import ModelProfile
-from ..search.choosing import Choice
-from ..search.plan import Misfit, Plan, Stage
-from ..search.question import Question
-from .constants_table import constants_table, host_table
+from ..cluster.files.durations import duration_text, exact_text
+from .calibration import ENOUGH
+from .model import CONTEXT_BYTES, FRAGMENTATION, MEANINGS, HardwareProfile, HostProfile, Runs
+from .plan import FoundPlan, Misfit, Stage, Times
+from .profile.profiling import ModelProfile
+from .question import Question
+from .search import Choice
+
+
+def constants_table(hardware: HardwareProfile) -> Table:
+    """Return a table of every constant, with its value and what it means."""
+    table = Table("constant", "value", "meaning", box=None, pad_edge=False)
+    for name, value in hardware.values._asdict().items():
+        meaning = MEANINGS[name]
+        unsure = "; the runs do not tell it" if name in hardware.not_identified else ""
+        table.add_row(name, f"{value / meaning.in_si:.3g} {meaning.unit}".strip(), meaning.text + unsure)
+    on, accuracy = hardware.measured_on, hardware.accuracy
+    bound = f"times the prediction: at most so long are {accuracy.bound_share:.0%} of runs"
+    table.add_row("bound_factor", f"{accuracy.bound_factor:.3g}", bound)
+    memory = "memory of a GPU, which the optimizer goes through"
+    table.add_row("memory_bytes_per_s", f"{on.memory_bytes_per_s / 1e9:.4g} GB/s", memory)
+    return table
+
+
+def host_table(host: HostProfile) -> Table:
+    """Return a table of what ranks of a machine do in a second, with what it means."""
+    table = Table("constant", "value", "meaning", box=None, pad_edge=False)
+    for way, rates in (("forward", host.forward), ("backward", host.backward)):
+        for name, unit, in_si, meaning in (
+            ("flop_s", "ms/GFLOP", 1e-12, "matrix products"),
+            ("kept_byte_s", "ms/MB", 1e-9, "numbers that are kept for the way back"),
+            ("parameter_s", "ms/M", 1e-9, "parameters, whatever the micro-batch"),
+            ("layer_s", "ms", 1e-3, "fixed cost of a decoder layer, for each micro-batch"),
+        ):
+            table.add_row(f"{way} {name}", f"{getattr(rates, name) / in_si:.3g} {unit}", meaning)
+    speeds = ", ".join(f"{it:.2f}" for it in host.speeds)
+    table.add_row("speeds", speeds, f"of a rank where 1, 2, 3 and so on are busy, on {host.cores} cores")
+    for it in host.reduce:
+        told = f"{1e3 * it.start_s:.3g} ms + {it.byte_s / 1e-9:.3g} ms/MB"
+        table.add_row("reduce", told, f"sum of gradients over {it.members} members")
+    sent = f"{1e3 * host.send.start_s:.3g} ms + {host.send.byte_s / 1e-9:.3g} ms/MB"
+    table.add_row("send", sent, "activations to the next stage")
+    updated = f"{1e3 * host.update_start_s:.3g} ms + {host.update_parameter_s / 1e-9:.3g} ms/M"
+    table.add_row("update", updated, "optimizer, for a million parameters")
+    bound = f"times the prediction: at most so long are {host.accuracy.bound_share:.0%} of layers"
+    table.add_row("bound_factor", f"{host.accuracy.bound_factor:.3g}", bound)
+    return table
+
 
 MOST_ROWS = 60
 
@@ -96,7 +140,7 @@ def _nothing_fits(asked: Question, choice: Choice) -> Iterator[str]:
     yield from _what_would_do(asked, choice)
 
 
-def _print_plan(console: Console, asked: Question, plan: Plan) -> None:
+def _print_plan(console: Console, asked: Question, plan: FoundPlan) -> None:
     layout, times = plan.layout, plan.times
     console.print()
     console.print(f"plan        {plan.kind}: {layout_words(plan)}")
@@ -135,7 +179,7 @@ def _print_plan(console: Console, asked: Question, plan: Plan) -> None:
     console.print(constants_table(hardware))
 
 
-def _stage_table(asked: Question, plan: Plan) -> Table:
+def _stage_table(asked: Question, plan: FoundPlan) -> Table:
     table = Table("stage", "layers", "GPUs", "micro-batch", "FLOP each GPU", "memory", box=None, pad_edge=False)
     table.add_column("sends each GPU")
     for (first, count), stage in _alike(plan.stages):
@@ -172,7 +216,9 @@ def _edges(stage: Stage) -> str:
     return ", ".join(told) or "nothing"
 
 
-def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit], chosen: Plan | None) -> None:
+def print_table(
+    console: Console, asked: Question, found: Sequence[FoundPlan | Misfit], chosen: FoundPlan | None
+) -> None:
     """Print all plans, fastest first, then those that do not fit, with what binds them; the chosen one is marked."""
     table = Table(
         "GPUs", "type", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False
@@ -191,7 +237,7 @@ def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit
             str(layout.micro_batch),
             str(layout.saving),
         )
-        if isinstance(it, Plan):
+        if isinstance(it, FoundPlan):
             table.add_row(
                 *start, time_text(it.step_s), duration_text(it.total_s), duration_text(it.bound_s),
                 f"{binding(asked, it)}: chosen" if number == at else binding(asked, it),
@@ -203,16 +249,16 @@ def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit
         console.print(f"{len(found) - MOST_ROWS} more; --json has all of them")
 
 
-def ordered(found: Sequence[Plan | Misfit]) -> list[Plan | Misfit]:
+def ordered(found: Sequence[FoundPlan | Misfit]) -> list[FoundPlan | Misfit]:
     """Return plans by their time, then what does not fit by what it lacks."""
-    plans = sorted((it for it in found if isinstance(it, Plan)), key=lambda it: (it.step_s, it.gpus))
+    plans = sorted((it for it in found if isinstance(it, FoundPlan)), key=lambda it: (it.step_s, it.gpus))
     others = sorted(
         (it for it in found if isinstance(it, Misfit)), key=lambda it: it.needed_bytes / it.gpu_memory_bytes
     )
     return [*plans, *others]
 
 
-def binding(asked: Question, it: Plan | Misfit) -> str:
+def binding(asked: Question, it: FoundPlan | Misfit) -> str:
     """Say what keeps a plan from being chosen."""
     if isinstance(it, Misfit):
         return f"memory: needs {_gb(it.needed_bytes)} on a GPU, {it.gpu_type} has {_gb(it.gpu_memory_bytes)}"
@@ -221,11 +267,11 @@ def binding(asked: Question, it: Plan | Misfit) -> str:
     return "meets the deadline" if asked.deadline_s is not None else "fits"
 
 
-def _gpus(plan: Plan) -> str:
+def _gpus(plan: FoundPlan) -> str:
     return f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''} ({' + '.join(plan.gpu_types)})"
 
 
-def layout_words(plan: Plan) -> str:
+def layout_words(plan: FoundPlan) -> str:
     """Return the degrees of a plan."""
     layout = plan.layout
     return f"data {layout.data} x pipeline {layout.pipeline} x tensor {layout.tensor} = {plan.gpus:,} GPUs"
@@ -245,3 +291,93 @@ def _amount(value: float) -> str:
         if value >= scale:
             return f"{value / scale:.3g} {letter}"
     return f"{value:.3g} "
+
+
+OF_TRACES = ("offload_s", "away_bytes")  # 0 but in plans for jobs of a trace
+
+
+def choice_json(asked: Question, choice: Choice, table: Sequence[FoundPlan | Misfit] | None) -> str:
+    """Return the answer as JSON text; docs/planner.md has the fields."""
+    profile = asked.profile
+    said: dict[str, Any] = {
+        "model": {
+            "name": profile.name, "rung": profile.rung, "parameters": profile.parameters,
+            "trained_parameters": profile.trained_parameters, "least_samples": profile.least_samples,
+            "forward_flops": profile.forward_flops, "layers": [layer.name for layer in profile.layers],
+            "notes": list(profile.notes),
+        },
+        "batch": asked.batch, "iterations": asked.iterations, "deadline_s": asked.deadline_s,
+        "meets_deadline": choice.meets,
+        "plan": _plan(choice.plan), "would_do": _plan(choice.would_do),
+        "fewer": _plan(choice.fewer), "closest": _misfit(choice.closest),
+        "looked_at": choice.looked_at, "worked_out": choice.worked_out,
+        "hardware": asked.hardware.model_dump(mode="json"),
+    }  # fmt: skip
+    if table is not None:
+        said["table"] = [
+            {
+                **(_row(it) if isinstance(it, FoundPlan) else _misfit(it) or {}),
+                "verdict": binding(asked, it),
+                "chosen": it == choice.plan,
+            }
+            for it in ordered(table)
+        ]
+    return json.dumps(said, indent=2)
+
+
+def _plan(plan: FoundPlan | None) -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    return {
+        **_row(plan), "micro_batches": plan.micro_batches, "kind": plan.kind, "gpu_hours": plan.gpu_hours,
+        "times": _figures(plan.times),
+        "sub_tasks": [{**_figures(stage), "seconds": stage.seconds._asdict()} for stage in plan.stages],
+    }  # fmt: skip
+
+
+def _figures(of: Times | Stage) -> dict[str, Any]:
+    return {name: value for name, value in asdict(of).items() if name not in OF_TRACES}
+
+
+def _row(plan: FoundPlan) -> dict[str, Any]:
+    return {
+        "gpus": plan.gpus, **plan.layout._asdict(), "gpu_types": list(plan.gpu_types),
+        "step_s": plan.step_s, "total_s": plan.total_s, "bound_s": plan.bound_s,
+    }  # fmt: skip
+
+
+def _misfit(it: Misfit | None) -> dict[str, Any] | None:
+    if it is None:
+        return None
+    return {
+        "gpus": it.layout.gpus, **it.layout._asdict(), "gpu_type": it.gpu_type, "needed_bytes": it.needed_bytes,
+        "gpu_memory_bytes": it.gpu_memory_bytes,
+    }  # fmt: skip
+
+
+def print_calibration(console: Console, profile: HardwareProfile, runs: Runs) -> None:
+    """Print what came of a calibration."""
+    on = profile.accuracy
+    console.print(
+        f"{on.runs} runs. Predictions of runs that were left out are {on.mean_error:.1%} off in the mean "
+        f"({'too long' if on.bias > 0 else 'too short'} by {abs(on.bias):.1%}). {on.bound_share:.0%} of them took no "
+        f"longer than {on.bound_factor:.3g} times the prediction."
+    )
+    console.print()
+    console.print(constants_table(profile))
+    console.print()
+    for line in advice(profile, runs):
+        console.print(line)
+
+
+def advice(profile: HardwareProfile, runs: Runs) -> Iterator[str]:
+    """Say what the runs lack."""
+    if profile.not_identified:
+        names = ", ".join(profile.not_identified)
+        yield f"The runs do not tell {names}: these stay near the datasheet. Plans that hang on them are less sure."
+    if profile.accuracy.runs < ENOUGH:
+        yield f"{profile.accuracy.runs} runs are few: below {ENOUGH}, how far predictions are off is a matter of luck."
+    columns = {"micro_batch": runs.micro_batch, "tensor": runs.tensor, "pipeline": runs.pipeline, "data": runs.data}
+    same = [name for name, column in columns.items() if np.unique(column).size == 1]
+    if same:
+        yield f"All runs have the same {' and '.join(same)}: measure some that differ."

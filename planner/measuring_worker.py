@@ -1,28 +1,122 @@
-"""How long layers take here, on a rank that is alone: standard layers of many sizes, and rates fitted to them.
+"""Each process of `longshore planner measure`: `python -m longshore.planner.measuring_worker FILE`.
+
+What ranks of this machine need to sum gradients, to send activations, and to update parameters.
+
+Each is the function that a training calls, so that the prediction is of what is run.
+
+How long layers take here, on a rank that is alone: standard layers of many sizes, and rates fitted to them.
 
 The layers are ours, and not those of any user's model; a model's own are predicted by their figures.
+
+Each process of `longshore planner measure`: `python -m longshore.planner.measuring_worker FILE`.
+
+The first measures alone what one rank does, then all together what they do to one another.
 
 Source: SPEC P1.
 """
 
+import os
+import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..model.hardware import Accuracy
-from ..model.host import LayerRates
-from ..profile.layers import ModelProfile
-from ..profile.rungs import climb
-from ..search.costs import Layers, host_layers
+from ..gradients import pieces_of
+from .execution.cutting import adamw
+from .execution.training import Members, average
+from .model import HOST_NUMBER_BYTES, Accuracy, Exchange, HostProfile, LayerRates
+from .profile.profiling import ModelProfile
+from .profile.rungs import climb
+from .question import Layers, host_layers
+
+SIZES = (16_384, 262_144, 1_048_576, 4_194_304)  # numbers
+PARTS = 16  # tensors that they are in
+CALLS = 9
+
+
+def reduce(members: int) -> Exchange:
+    """Return what a sum over the first ranks takes; all ranks call it."""
+    group = dist.new_group(list(range(members)))
+    taken_s = []
+    for size in SIZES:
+        pieces, loss = pieces_of(_parameters(size)), torch.zeros(())
+        if dist.get_rank() < members:
+            taken_s.append(_median_s(lambda: average(pieces, loss, Members(group)), group))  # noqa: B023
+        dist.barrier()
+    return _line(members, taken_s) if taken_s else Exchange(members=members, start_s=0.0, byte_s=0.0)
+
+
+def send() -> Exchange:
+    """Return what it takes from one rank to another and back, of which half; all ranks call it."""
+    taken_s = []
+    for size in SIZES:
+        tensor = torch.zeros(size)
+        if dist.get_rank() < 2:
+            taken_s.append(_median_s(lambda: _there_and_back(tensor), None) / 2.0)  # noqa: B023
+        dist.barrier()
+    return _line(2, taken_s) if taken_s else Exchange(members=2, start_s=0.0, byte_s=0.0)
+
+
+def update() -> tuple[float, float]:
+    """Return what the optimizer takes here, once and for each parameter."""
+    taken_s = []
+    for size in SIZES:
+        parameters = _parameters(size)
+        optimizer = adamw(parameters)
+        taken_s.append(_median_s(optimizer.step, None))
+    found = _line(2, taken_s)
+    return found.start_s, found.byte_s * HOST_NUMBER_BYTES
+
+
+def _parameters(size: int) -> list[nn.Parameter]:
+    found = [nn.Parameter(torch.zeros(size // PARTS)) for _ in range(PARTS)]
+    for it in found:
+        it.grad = torch.zeros_like(it)
+    return found
+
+
+def _there_and_back(tensor: torch.Tensor) -> None:
+    other = 1 - dist.get_rank()
+    works = [dist.isend, dist.irecv] if dist.get_rank() == 0 else [dist.irecv, dist.isend]
+    for work in works:
+        for it in dist.batch_isend_irecv([dist.P2POp(work, tensor, other)]):
+            it.wait()
+
+
+def _median_s(call: Callable[[], object], group: dist.ProcessGroup | None) -> float:
+    taken_s = []
+    for _ in range(CALLS):
+        if group is not None:
+            dist.barrier(group=group)
+        began_s = time.perf_counter()
+        call()
+        taken_s.append(time.perf_counter() - began_s)
+    return median(taken_s[1:])
+
+
+def _line(members: int, taken_s: Sequence[float]) -> Exchange:
+    """Return start and slope, with the least sum of squares of relative errors; neither below 0."""
+    from scipy.optimize import nnls
+
+    volumes = HOST_NUMBER_BYTES * np.array(SIZES[: len(taken_s)])
+    columns = np.column_stack([np.ones(volumes.size), volumes]) / np.array(taken_s)[:, None]
+    scale = columns.max(axis=0)
+    found, _ = nnls(columns / scale, np.ones(volumes.size))
+    start_s, byte_s = map(float, found / scale)
+    return Exchange(members=members, start_s=start_s, byte_s=byte_s)
+
 
 Array = NDArray[np.float64]
 LEAST_S, LEAST_CALLS = 0.25, 5  # of a measurement
@@ -164,3 +258,71 @@ def _rates(figures: Array, times_s: Sequence[float]) -> LayerRates:
     scale = relative.max(axis=0)
     found, _ = nnls(relative / scale, np.ones(len(times_s)))
     return LayerRates(**dict(zip(LayerRates.model_fields, map(float, found / scale), strict=True)))
+
+
+BUSY_S, ROUNDS = 0.4, 7  # that so many ranks compute at the same time, and how often: the median counts
+BUSY_SHAPE = (256, 128, 2)
+
+
+def main() -> None:
+    """Measure; the first rank writes the profile."""
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    times = list[LayerTime]()
+    if rank == 0:
+        _say("layers, one rank alone")
+        times = list(measured())
+    updates = update() if rank == 0 else (0.0, 0.0)
+    dist.barrier()
+    speeds = _speeds(rank, ranks)
+    reduces = []
+    for members in range(2, ranks + 1):
+        _say(f"sums of {members}", rank)
+        reduces.append(reduce(members))
+    sends = send()
+    if rank == 0:
+        forward, backward = fitted(times)
+        profile = HostProfile(
+            name=f"{platform.node()}, {ranks} ranks of one thread", cores=len(os.sched_getaffinity(0)),
+            memory_bytes=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+            forward=forward, backward=backward, speeds=tuple(speeds), send=sends, reduce=tuple(reduces),
+            update_start_s=updates[0], update_parameter_s=updates[1], accuracy=accuracy(times),
+        )  # fmt: skip
+        Path(sys.argv[1]).write_text(profile.model_dump_json(), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def _speeds(rank: int, ranks: int) -> list[float]:
+    """Return the speed of a rank where one, two, three and so on are busy; of one alone it is 1.
+
+    Each speed is compared with that of one alone in the same round: other work on the machine slows both down.
+    """
+    model, batch, _ = block(*BUSY_SHAPE)
+    _passes(model, batch, 0.2)
+    found = torch.zeros(ROUNDS, ranks)
+    for at in range(ROUNDS):
+        for busy in range(1, ranks + 1):
+            _say(f"{busy} busy, round {at + 1} of {ROUNDS}", rank)
+            dist.barrier()
+            if rank < busy:
+                found[at, busy - 1] = _passes(model, batch, BUSY_S) / busy
+    dist.all_reduce(found)
+    return (found / found[:, :1]).median(dim=0).values.tolist()
+
+
+def _passes(model: torch.nn.Module, batch: Tensor, seconds: float) -> float:
+    """Return how many passes forth and back a second there were in a time."""
+    began_s, count = time.perf_counter(), 0
+    while (taken_s := time.perf_counter() - began_s) < seconds:
+        model(batch).sum().backward()
+        count += 1
+    return count / taken_s
+
+
+def _say(text: str, rank: int = 0) -> None:
+    if rank == 0:
+        print(f"measuring: {text}", flush=True)  # noqa: T201  # the output of a process that takes half a minute
+
+
+if __name__ == "__main__":
+    main()

@@ -6,8 +6,8 @@ Source: SPEC P1.
 import tempfile
 from pathlib import Path
 
-from ..execution.launching import launch
-from ..model.host import HostProfile
+from .execution.launching import launch
+from .model import HostProfile
 
 
 def measured_host(ranks: int) -> HostProfile:
@@ -21,5 +21,5 @@ def measured_host(ranks: int) -> HostProfile:
     """
     with tempfile.TemporaryDirectory(prefix="longshore-host-") as folder:
         path = Path(folder) / "host.json"
-        launch(ranks, [str(path)], module="longshore.planner.measuring.worker")
+        launch(ranks, [str(path)], module="longshore.planner.measuring_worker")
         return HostProfile.model_validate_json(path.read_text(encoding="utf-8"))

@@ -1,36 +1,95 @@
-"""One layout worked out: its layers balanced over stages, its times and its memory.
+"""Layouts evaluated: lower bounds for all of them at once, then times and memory of one.
 
-Source: SPEC P1.
+What it costs that optimizer state is in host memory while forward and backward passes run.
+
+State leaves after an update, while the first micro-batches go forward and the memory for what they keep fills up. It
+comes back while gradients are summed, when nothing is kept any more. What these two times do not hide makes an
+iteration longer. The rule is that of planner/offload/, which does it for real without GPUs.
+
+What layouts take at least, all at once: so that few of thousands have to be worked out.
+
+Nothing here is told to anybody. A bound that were too high would hide a good plan, so tests hold each against the plan
+that is worked out.
+
+Source: SPEC P1, P4.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..model.host import HostProfile
-from ..model.memory import CONTEXT_BYTES, FRAGMENTATION, usable_bytes
-from ..model.playing import Seconds
-from ..model.pool import GpuType, slowest
-from ..model.step_time import (
+from .model import (
+    CONTEXT_BYTES,
+    FRAGMENTATION,
     NUMBER_BYTES,
     OPTIMIZER_BYTES,
+    OPTIMIZER_STATE_BYTES,
+    STATE_BYTES,
     Array,
+    Copies,
+    GpuType,
+    HostProfile,
     Machine,
+    Offload,
     Pieces,
     Rounds,
+    Seconds,
     all_reduce_bytes,
     compute_s,
+    iteration_s,
+    kept_share,
     micro_batch_s,
+    pays,
+    slowest,
     synchronisation_s,
+    unhidden_s,
+    usable_bytes,
 )
-from .copies import with_copies
-from .costs import MemoryCosts, memory, pieces
-from .layouts import Layout
-from .on_host import evaluate_on_host
-from .partition import Cuts, StageCosts, partition, sums
-from .plan import Misfit, Plan, Stage, Times
-from .question import Chain, Question, stage_types
+from .partition import Cuts, StageCosts, evaluate_on_host, partition, sums
+from .plan import SAVINGS, FoundPlan, Layout, Layouts, Misfit, Stage, Times
+from .question import Chain, Layers, MemoryCosts, Question, memory, pieces, stage_types
+
+
+def with_copies(plan: FoundPlan, types: Sequence[GpuType]) -> FoundPlan | None:
+    """Return a plan with the time of its copies, None if host memory has no room or they take too long to pay.
+
+    Args:
+        plan: Whose stages put state away.
+        types: GPUs of each stage.
+    """
+    sum_s = _sum_at_the_end_s(plan)
+    idle_s = plan.step_s - sum_s - plan.times.optimizer_s
+    late_s = 0.0
+    for k, (stage, it) in enumerate(zip(plan.stages, types, strict=True)):
+        if it.host_bytes_per_s <= 0.0 or stage.away_bytes > it.host_room_bytes:
+            return None
+        each_s = stage.away_bytes / it.host_bytes_per_s
+        copies = Copies(each_s, each_s)
+        if not pays(idle_s, copies, Offload.auto):
+            return None
+        back_s = unhidden_s(sum_s, copies, both_in_wait=False, has_own_core=True)
+        late_s = max(late_s, back_s + max(0.0, copies.out_s - _filling_s(plan, stage, k)))
+    return replace(plan, times=replace(plan.times, offload_s=late_s))
+
+
+def _sum_at_the_end_s(plan: FoundPlan) -> float:
+    """Return how long gradients are summed once all passes are done.
+
+    With ZeRO-3 each micro-batch gathers weights twice and sums gradients once, and only the last of these is behind it.
+    """
+    if plan.layout.saving.zero == 3:
+        return plan.times.gradients_s / (3.0 * plan.micro_batches)
+    return plan.times.gradients_s
+
+
+def _filling_s(plan: FoundPlan, stage: Stage, k: int) -> float:
+    """Return how long a stage goes forward before what it keeps is all there (1F1B)."""
+    held = min(plan.layout.pipeline - k, plan.micro_batches)
+    return held * stage.seconds.forward_s / plan.micro_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +106,7 @@ class _Case:
     is_away: bool = False  # whether the optimizer's state is in host memory during the passes
 
 
-def evaluate(asked: Question, chain: Chain, layout: Layout) -> Plan | Misfit:
+def evaluate(asked: Question, chain: Chain, layout: Layout) -> FoundPlan | Misfit:
     """Return the plan of a layout, or that it does not fit into memory.
 
     Args:
@@ -65,14 +124,14 @@ def evaluate(asked: Question, chain: Chain, layout: Layout) -> Plan | Misfit:
     return _misfit(case) if plan is None else plan
 
 
-def _plan(case: _Case, cuts: Cuts) -> Plan:
+def _plan(case: _Case, cuts: Cuts) -> FoundPlan:
     asked, layout = case.asked, case.layout
     stages = tuple(_stage(case, cuts, k) for k in range(layout.pipeline))
     times = _times(case, stages)
-    return Plan(layout, case.micro_batches, stages, times, asked.iterations, asked.hardware.accuracy.bound_factor)
+    return FoundPlan(layout, case.micro_batches, stages, times, asked.iterations, asked.hardware.accuracy.bound_factor)
 
 
-def _with_state_away(case: _Case) -> Plan | None:
+def _with_state_away(case: _Case) -> FoundPlan | None:
     """Return the plan with the optimizer's state in host memory during the passes; None if that does not fit or pay."""
     away = replace(case, is_away=True, costs=[])
     away.costs.extend(_costs(away))
@@ -227,3 +286,97 @@ def _times(case: _Case, stages: tuple[Stage, ...]) -> Times:
         optimizer_s=optimizer_s,
         iteration_s=case.asked.constants(whole).iteration_s,
     )
+
+
+RECOMPUTES = np.array([float(saving.recomputes) for saving in SAVINGS])
+ZERO = np.array([float(saving.zero) for saving in SAVINGS])
+
+
+class _Least(NamedTuple):
+    """What a micro-batch takes on the fastest type, by case: arrays of shape (cases,)."""
+
+    total_s: Array
+    compute_s: Array
+    longest_s: Array  # of any layer
+    block_s: Array  # of the block that takes least
+
+
+def best(chain: Chain) -> GpuType:
+    """Return a type that is in each figure as good as the best of a chain."""
+    figures = list(zip(*chain, strict=True))[2:]
+    return GpuType("best", sum(it.gpus for it in chain), *(max(column) for column in figures))
+
+
+def least_step_s(asked: Question, chain: Chain, found: Layouts) -> Array:
+    """Return what an iteration takes at least by each layout, shape (layouts,)."""
+    it = best(chain)
+    constants, p, m = asked.constants(it), found.pipeline, asked.batch // (found.data * found.micro_batch)
+    least = _least(asked, it, found)
+    # One of the stages has at least its share of the blocks, and at least its share of everything.
+    blocks = np.ceil(float(asked.layers.is_block.sum()) / p) * least.block_s
+    balanced = np.maximum(least.total_s / p, least.compute_s / _speeds(chain, found))
+    micro_s = np.maximum(np.maximum(blocks, balanced), least.longest_s)
+    parameters = float(asked.layers.parameters.sum()) / (p * found.tensor)
+    frozen_bytes = float(asked.layers.frozen_bytes.sum()) / (p * found.tensor)
+    done = rounds(
+        parameters, frozen_bytes, found.data.astype(np.float64), m.astype(np.float64), ZERO[found.saving],
+        (found.gpus <= it.gpus_per_node).astype(np.float64), (m + p - 1).astype(np.float64),
+    )  # fmt: skip
+    machine = Machine(it.peak_flops, asked.fitted.measured_on.memory_bytes_per_s, it.nic_bytes_per_s)
+    return iteration_s(micro_s, done, machine, constants) * (1.0 - 1e-9)  # sums of other orders round otherwise
+
+
+def _least(asked: Question, it: GpuType, found: Layouts) -> _Least:
+    """Work out each case of tensor degree, micro-batch and recomputation once."""
+    kinds = np.stack([found.tensor, found.micro_batch, RECOMPUTES[found.saving].astype(np.int64)], axis=1)
+    key = (kinds[:, 0] * 1_000_000 + kinds[:, 1]) * 2 + kinds[:, 2]
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    work = pieces(asked.layers, *(kinds[first][:, [column]].astype(np.float64) for column in range(3)))
+    constants = asked.constants(it)
+    each_s = micro_batch_s(work, it.peak_flops, constants)
+    products_s = compute_s(work, it.peak_flops, constants).sum(axis=1)
+    is_block = asked.layers.is_block > 0
+    block_s = each_s[:, is_block].min(axis=1) if is_block.any() else np.zeros(first.size)
+    return _Least(*(values[which] for values in (each_s.sum(axis=1), products_s, each_s.max(axis=1), block_s)))
+
+
+def _speeds(chain: Chain, found: Layouts) -> Array:
+    """Return the speeds of all stages together, that of the fastest type being 1, shape (layouts,)."""
+    each, total, before, passed = found.data * found.tensor, np.zeros(found.data.size), np.zeros(found.data.size), 0
+    for it in chain:
+        passed += it.gpus
+        ends_here = np.minimum(found.pipeline, passed // each).astype(np.float64)  # the slowest GPU comes last
+        total += (ends_here - before) * it.peak_flops / chain[0].peak_flops
+        before = ends_here
+    return np.maximum(total, 1e-30)
+
+
+def may_fit(asked: Question, chain: Chain, found: Layouts) -> NDArray[np.bool_]:
+    """Say which layouts may fit into memory; for the others no cuts do. Shape (layouts,)."""
+    layers, usable = asked.layers, max(usable_bytes(it.memory_bytes) for it in chain)
+    zero, data = ZERO[found.saving], found.data.astype(np.float64)
+    kept = 1.0 - OPTIMIZER_STATE_BYTES / STATE_BYTES  # of the state, what ZeRO-1 does not spread
+    state = STATE_BYTES * np.where(zero == 3, 1 / data, np.where(zero == 1, kept + (1 - kept) / data, 1.0))
+    share = _kept_share(found)
+    again = RECOMPUTES[found.saving] > 0
+    per_sample = np.where(again, _kept_by_recomputing(layers, share), layers.saved_bytes.sum() * share)
+    frozen = layers.frozen_bytes.sum() / found.tensor / np.where(zero == 3, data, 1.0)
+    states, activations = layers.parameters.sum() / found.tensor * state + frozen, per_sample * found.micro_batch
+    needed = states + activations
+    if asked.offload:
+        optimizer = OPTIMIZER_STATE_BYTES / STATE_BYTES * np.where(zero == 1, 1 / data / state * STATE_BYTES, 1.0)
+        needed = np.maximum(states - (states - frozen) * optimizer + activations, states)
+    fits: NDArray[np.bool_] = needed <= usable * found.pipeline * (1.0 + 1e-9)
+    return fits
+
+
+def _kept_share(found: Layouts) -> Array:
+    degrees = np.unique(found.tensor)
+    shares = np.array([kept_share(int(degree)) for degree in degrees])
+    return shares[np.searchsorted(degrees, found.tensor)]
+
+
+def _kept_by_recomputing(layers: Layers, share: Array) -> Array:
+    inputs = float((layers.input_elements * layers.is_block).sum()) * NUMBER_BYTES
+    others: Array = float((layers.saved_bytes * (1.0 - layers.is_block)).sum()) * share
+    return inputs + others

@@ -1,4 +1,4 @@
-"""The plan with the fewest GPUs whose upper bound meets the deadline; if there is none, the fastest, and what would do.
+"""The search: the plan with the fewest GPUs whose upper bound meets the deadline, or else the fastest one.
 
 Source: SPEC P1.
 """
@@ -9,16 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster.files.errors import InputError
-from ..model.host import HostProfile
-from ..model.memory import Saving
-from ..model.pool import GpuType
-from ..model.step_time import Array
-from .evaluating import evaluate
-from .layouts import SAVINGS, Layout, Layouts, layouts, tensor_degrees
-from .lower_bounds import least_step_s, may_fit
-from .on_host import stages_at_most
-from .plan import Misfit, Plan
+from ..cluster.files.errors import InputError
+from ..cluster.model.training_plan import Saving
+from .evaluating import evaluate, least_step_s, may_fit
+from .model import Array, GpuType, HostProfile
+from .partition import stages_at_most
+from .plan import SAVINGS, FoundPlan, Layout, Layouts, Misfit, layouts, tensor_degrees
 from .question import Chain, Question, chains, gpus_of
 
 MOST_GPUS = 65_536  # of a cluster that would do
@@ -28,13 +24,13 @@ MOST_GPUS = 65_536  # of a cluster that would do
 class Choice:
     """The answer."""
 
-    plan: Plan | None  # None if nothing fits into memory
+    plan: FoundPlan | None  # None if nothing fits into memory
     meets: bool  # its bound meets the deadline; True without one
     closest: Misfit | None  # where nothing fits: what is nearest to it
     looked_at: int  # layouts
     worked_out: int  # of these; the others were shown to be slower, or not to fit, without it
-    would_do: Plan | None  # where the deadline is missed: with more GPUs of a type of the cluster
-    fewer: Plan | None = None  # where it is met: the fastest with fewer GPUs, None if nothing fits into theirs
+    would_do: FoundPlan | None  # where the deadline is missed: with more GPUs of a type of the cluster
+    fewer: FoundPlan | None = None  # where it is met: the fastest with fewer GPUs, None if nothing fits into theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class _Field:
         chain = int(self.chain[at])
         return self.chains[chain], self.found[chain].one(int(self.row[at]))
 
-    def worked_out(self, at: int) -> Plan | Misfit:
+    def worked_out(self, at: int) -> FoundPlan | Misfit:
         """Return the plan of one of them, or that it does not fit."""
         return evaluate(self.asked, *self.layout(at))
 
@@ -87,7 +83,7 @@ class _Counted:
     def __init__(self, field: _Field) -> None:
         self.field, self.count = field, 0
 
-    def __call__(self, at: int) -> Plan | Misfit:
+    def __call__(self, at: int) -> FoundPlan | Misfit:
         self.count += 1
         return self.field.worked_out(at)
 
@@ -156,30 +152,30 @@ def _common_node(chain: Chain, node: GpuType) -> GpuType:
     return node._replace(gpus_per_node=int(np.gcd.reduce([it.gpus_per_node for it in chain])))
 
 
-def _fewest(field: _Field, work_out: _Counted) -> Plan | None:
+def _fewest(field: _Field, work_out: _Counted) -> FoundPlan | None:
     """Return the fastest of the plans with the fewest GPUs that meet the deadline."""
     may = np.flatnonzero(field.least_s <= field.asked.most_step_s)
     order = may[np.lexsort((field.least_s[may], field.gpus[may]))]
-    met: Plan | None = None
+    met: FoundPlan | None = None
     for at in order.tolist():
         if met is not None and field.gpus[at] > met.gpus:
             return met
         if met is not None and field.least_s[at] >= met.step_s:
             continue
         plan = work_out(at)
-        if isinstance(plan, Plan) and plan.step_s <= min(field.asked.most_step_s, met.step_s if met else np.inf):
+        if isinstance(plan, FoundPlan) and plan.step_s <= min(field.asked.most_step_s, met.step_s if met else np.inf):
             met = plan
     return met
 
 
-def _fastest(order: NDArray[np.int64], work_out: _Counted) -> Plan | None:
+def _fastest(order: NDArray[np.int64], work_out: _Counted) -> FoundPlan | None:
     """Return the fastest of all plans; of several, the one with the fewest GPUs."""
     field, found = work_out.field, None
     for at in order.tolist():
         if field.least_s[at] > (np.finfo(float).max if found is None else found.step_s):
             break
         plan = work_out(at)
-        if isinstance(plan, Plan) and (found is None or (plan.step_s, plan.gpus) < (found.step_s, found.gpus)):
+        if isinstance(plan, FoundPlan) and (found is None or (plan.step_s, plan.gpus) < (found.step_s, found.gpus)):
             found = plan
     return found
 
@@ -191,9 +187,9 @@ def _closest(field: _Field) -> Misfit | None:
     return min(found, key=lambda it: it.needed_bytes / it.gpu_memory_bytes, default=None)
 
 
-def _that_would_do(asked: Question) -> Plan | None:
+def _that_would_do(asked: Question) -> FoundPlan | None:
     """Return the plan with the fewest GPUs that would do, if the cluster had as many of one of its types."""
-    found = list[Plan]()
+    found = list[FoundPlan]()
     if isinstance(asked.hardware, HostProfile):
         return None  # with more ranks it was not measured
     for it in asked.pool:
@@ -213,7 +209,7 @@ def _doubled(gpus: int) -> Iterator[int]:
         yield gpus
 
 
-def every_plan(asked: Question) -> Iterator[Plan | Misfit]:
+def every_plan(asked: Question) -> Iterator[FoundPlan | Misfit]:
     """Yield for each data, pipeline and tensor degree the plan that is fastest, or what lacks least memory."""
     field = _field(asked, chains(asked.pool))
     parts = [np.stack(it[:3], axis=1) for it in field.found]
@@ -232,3 +228,28 @@ def every_plan(asked: Question) -> Iterator[Plan | Misfit]:
                 key=lambda it: it.needed_bytes,
             )
         )
+
+
+def fastest_by_gpus(asked: Question, gpu_type: GpuType, *, data_parallel: bool = False) -> dict[int, FoundPlan]:
+    """Return the fastest plan that fits for each number of GPUs of a type that has one.
+
+    Args:
+        asked: The model and its batch.
+        gpu_type: The GPUs, of which at most as many are used as there are.
+        data_parallel: Whether plans may be data parallel only.
+    """
+    chain = (gpu_type,)
+    found, least_s = fitting_layouts(asked, chain)
+    is_open = np.isfinite(least_s)
+    if data_parallel:
+        is_open &= (found.pipeline == 1) & (found.tensor == 1)
+    fastest: dict[int, FoundPlan] = {}
+    order = np.flatnonzero(is_open)
+    for at in order[np.argsort(least_s[order], kind="stable")].tolist():
+        known = fastest.get(int(found.gpus[at]))
+        if known is not None and least_s[at] >= known.step_s:
+            continue
+        plan = evaluate(asked, chain, found.one(at))
+        if isinstance(plan, FoundPlan) and (known is None or plan.step_s < known.step_s):
+            fastest[plan.gpus] = plan
+    return fastest

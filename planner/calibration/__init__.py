@@ -1,1 +1,0 @@
-"""Constants fitted to measured runs, and how sure they are."""

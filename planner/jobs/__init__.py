@@ -1,1 +1,0 @@
-"""Plans of the jobs of a trace."""

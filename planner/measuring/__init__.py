@@ -1,1 +1,0 @@
-"""What ranks of this machine do in a second, measured: for plans of machines without GPUs."""

@@ -1,0 +1,661 @@
+"""The step-time model: what an iteration takes and how much memory it needs, from shapes, constants and hardware.
+
+How long an iteration takes: a formula of eight constants, over arrays of layers, of stages or of runs.
+
+A micro-batch of a stage takes
+
+    flops / (peak * e) + tensor_bytes / tensor_bytes_per_s + layer_s * layers + tensor_layer_s * tensor layers,
+    e = efficiency * x / (x + half_elements),    x = elements of the micro-batch's activation on one GPU
+
+and an iteration with m micro-batches over p stages, the slowest of which sets the pace,
+
+    micro_batch_s * (m + (p - 1) / v) + gradient_bytes / bandwidth + optimizer_bytes / memory bandwidth + iteration_s
+
+Measured runs of decoders (GPT and its kin), from shapes to what the step-time model asks for.
+
+One dense decoder layer has 24 s h^2 + 4 s^2 h forward FLOPs for a sample, and 12 h^2 parameters; the head 2 s h V.
+The last stage is the slowest, as it holds the head too.
+
+A host profile: what ranks of one machine without GPUs do in a second, measured on it.
+
+Several ranks may share a core. How fast one is then hangs on how many are busy, and is measured too.
+
+A pipeline's schedule played through: how long an iteration takes where ranks share cores.
+
+Each rank does its forward and backward passes in the order of the schedule, each as soon as what it needs has come. Its
+work goes on at a speed that hangs on how many ranks are busy. All replicas of a stage do the same at the same time.
+
+Where every rank has a machine of its own and stages are alike, this is the formula of `step_time`.
+
+Source: SPEC P4, P1; the constants are fitted to measured runs (docs/planner.md); mixed precision with Adam: 2 bytes of
+weights, 2 of gradients, 12 of optimizer (docs/planner.md).
+"""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from math import inf
+from typing import Annotated, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ..cluster.model.topology import Cluster
+from ..cluster.model.training_plan import Saving
+from ..cluster.presets.cluster_file import ClusterSetup
+
+MARGIN_S = 0.005  # by which an expectation may be wrong; a copy back begins so much earlier, too
+
+
+class Offload(StrEnum):
+    """Whether state is put away."""
+
+    never = "never"
+    auto = "auto"  # while nothing needs it for longer than both copies take
+    one_copy = "one-copy"  # the reading of the source: longer than one copy takes
+
+
+class Copies(NamedTuple):
+    """What the copies of one piece of state take."""
+
+    out_s: float
+    back_s: float
+    out_core_s: float = 0.0  # of these, what keeps a core busy
+    back_core_s: float = 0.0
+
+
+def pays(idle_s: float, copies: Copies, how: Offload) -> bool:
+    """Return whether state goes out that nothing needs for a time."""
+    if how is Offload.never:
+        return False
+    return idle_s > (copies.out_s if how is Offload.one_copy else copies.out_s + copies.back_s) + MARGIN_S
+
+
+def back_at_s(needed_at_s: float, copies: Copies) -> float:
+    """Return when the copy back has to begin."""
+    return needed_at_s - copies.back_s - MARGIN_S
+
+
+def unhidden_s(wait_s: float, copies: Copies, *, both_in_wait: bool, has_own_core: bool) -> float:
+    """Return by how much a step gets longer if the state goes out in it.
+
+    Args:
+        wait_s: For others, at whose end the state is needed. The copy back begins no earlier than the wait.
+        copies: What they take.
+        both_in_wait: Whether the copy out, too, is in the wait; else it goes on while the rank computes.
+        has_own_core: Whether copies run beside the computation, and do not take its core.
+    """
+    late_s = max(0.0, copies.back_s + (copies.out_s if both_in_wait else 0.0) - wait_s)
+    return late_s if both_in_wait or has_own_core else late_s + copies.out_core_s
+
+
+def reason(what: str, size_bytes: int, idle_s: float, copies: Copies, how: Offload) -> str:
+    """Return in one line whether state goes out, and why."""
+    goes = pays(idle_s, copies, how)
+    sides = [f"{1e3 * copies.out_s:.1f} ms out"]
+    sides += [] if how is Offload.one_copy else [f"{1e3 * copies.back_s:.1f} ms back"]
+    sides += [f"{1e3 * MARGIN_S:.0f} ms margin"]
+    return (
+        f"{what} ({size_bytes / 1e6:.1f} MB) {'goes out' if goes else 'stays'}: nothing needs it for "
+        f"{1e3 * idle_s:.1f} ms, {'more' if goes else 'not more'} than {' + '.join(sides)}"
+    )
+
+
+class Constants(NamedTuple):
+    """Eight figures of GPUs, network and training software, which measured runs can tell."""
+
+    efficiency: float  # best share of the peak in matrix products
+    half_elements: float  # elements of a micro-batch's activation at which half of that share is reached
+    tensor_bytes_per_s: float  # of the all-reduces of tensor parallelism, inside a node
+    inside_bytes_per_s: float  # of the all-reduce of gradients inside a node
+    across_bytes_per_s: float  # of the all-reduce of gradients across nodes
+    layer_s: float  # fixed cost of a decoder layer for each micro-batch
+    tensor_layer_s: float  # fixed cost of tensor parallelism, for each layer and micro-batch
+    iteration_s: float  # fixed cost of an iteration
+
+
+class Meaning(NamedTuple):
+    """How a constant is told to people."""
+
+    text: str
+    unit: str
+    in_si: float  # the unit in SI units
+
+
+MEANINGS = {
+    "efficiency": Meaning("best share of a GPU's peak that matrix products reach", "", 1.0),
+    "half_elements": Meaning("size of a micro-batch's activation that reaches half of it", "M elements", 1e6),
+    "tensor_bytes_per_s": Meaning("bandwidth of tensor parallelism, inside a node", "GB/s", 1e9),
+    "inside_bytes_per_s": Meaning("bandwidth of the sum of gradients, inside a node", "GB/s", 1e9),
+    "across_bytes_per_s": Meaning("bandwidth of the sum of gradients, across nodes", "GB/s", 1e9),
+    "layer_s": Meaning("fixed cost of a decoder layer, for each micro-batch", "ms", 1e-3),
+    "tensor_layer_s": Meaning("fixed cost of tensor parallelism, for each layer and micro-batch", "ms", 1e-3),
+    "iteration_s": Meaning("fixed cost of an iteration", "ms", 1e-3),
+}  # in the order of Constants
+
+# Where a fit begins, and what it stays near to: from datasheets of the A100.
+PRIOR = Constants(0.55, 0.30e6, 150e9, 100e9, 20e9, 1e-3, 0.5e-3, 5e-3)
+
+
+Array = NDArray[np.float64]
+OPTIMIZER_BYTES = 20.0  # that Adam in mixed precision reads and writes for each parameter
+NUMBER_BYTES = 2.0  # of a weight, a gradient or an activation: fp16 or bf16
+SharesT = TypeVar("SharesT", bound="Array | float")
+
+
+class Pieces(NamedTuple):
+    """What a micro-batch does on one GPU, by layer, by stage or by run: arrays of one shape."""
+
+    flops: Array  # forward, backward, and forward again where it is computed twice
+    elements: Array  # of the activation that its matrix products multiply
+    tensor_bytes: Array  # that the all-reduces of tensor parallelism send
+    layers: Array  # decoder layers, or others in their measure
+    tensor_layers: Array  # the same where there is tensor parallelism, else 0
+
+
+class Rounds(NamedTuple):
+    """What an iteration does beside its micro-batches, on the GPU that does most: arrays of one shape."""
+
+    steps: Array  # micro-batches, and those that the pipeline takes to fill and empty
+    inside_bytes: Array  # of gradients that a GPU sends inside its node
+    across_bytes: Array  # of gradients that a GPU sends across nodes
+    gathered_bytes: Array  # that ZeRO-3 sends across nodes, with no wait between
+    optimizer_bytes: Array  # that the optimizer reads and writes
+
+
+class Machine(NamedTuple):
+    """Figures of hardware that are known without a measurement; each a number, or an array like the rounds."""
+
+    peak_flops: Array | float
+    memory_bytes_per_s: Array | float
+    nic_bytes_per_s: Array | float  # of a node's network, as its datasheet has it
+
+
+def compute_s(pieces: Pieces, peak_flops: Array | float, constants: Constants) -> Array:
+    """Return the time of the matrix products of each piece, in its shape."""
+    # e = efficiency / (1 + half / x): nothing to multiply takes no time.
+    slower: Array = 1.0 + constants.half_elements / np.maximum(pieces.elements, 1.0)
+    products_s: Array = pieces.flops * slower / (peak_flops * constants.efficiency)
+    return products_s
+
+
+def other_s(pieces: Pieces, constants: Constants) -> Array:
+    """Return the time of each piece that no faster GPU would save: tensor parallelism and fixed costs."""
+    taken_s: Array = (
+        pieces.tensor_bytes / constants.tensor_bytes_per_s
+        + constants.layer_s * pieces.layers
+        + constants.tensor_layer_s * pieces.tensor_layers
+    )
+    return taken_s
+
+
+def micro_batch_s(pieces: Pieces, peak_flops: Array | float, constants: Constants) -> Array:
+    """Return the time of each piece, in its shape."""
+    return compute_s(pieces, peak_flops, constants) + other_s(pieces, constants)
+
+
+def iteration_s(micro_batches_s: Array, rounds: Rounds, machine: Machine, constants: Constants) -> Array:
+    """Return the time of each iteration, in the shape of the rounds.
+
+    Args:
+        micro_batches_s: Time of a micro-batch on the slowest stage, in the same shape.
+        rounds: What else it does.
+        machine: Memory and network.
+        constants: Fitted ones.
+    """
+    taken_s: Array = micro_batches_s * rounds.steps + synchronisation_s(rounds, machine, constants)
+    return taken_s + constants.iteration_s
+
+
+def synchronisation_s(rounds: Rounds, machine: Machine, constants: Constants) -> Array:
+    """Return the time of gradients and optimizer of each iteration, in the shape of the rounds."""
+    taken_s: Array = (
+        rounds.inside_bytes / constants.inside_bytes_per_s
+        + rounds.across_bytes / constants.across_bytes_per_s
+        + rounds.gathered_bytes / machine.nic_bytes_per_s
+        + rounds.optimizer_bytes / machine.memory_bytes_per_s
+    )
+    return taken_s
+
+
+def all_reduce_bytes(members: Array, volume_bytes: Array) -> Array:
+    """Return what each member of a ring sends when it sums a volume over all, in their common shape."""
+    sent: Array = 2.0 * (members - 1.0) / members * volume_bytes
+    return sent
+
+
+FULL, SELECTIVE, NONE = 2.0, 1.0, 0.0  # how much of a layer is computed twice
+
+
+class Runs(NamedTuple):
+    """Runs of decoders, each array of shape (runs,)."""
+
+    gpus: Array
+    batch: Array  # global, in samples
+    micro_batch: Array
+    hidden: Array
+    layers: Array
+    sequence: Array
+    vocabulary: Array
+    tensor: Array  # degrees of parallelism
+    pipeline: Array
+    data: Array
+    recompute: Array  # FULL, SELECTIVE or NONE
+    interleave: Array  # parts of the model on each stage
+    zero3: Array  # 1 where parameters are spread over all members, else 0
+    iteration_s: Array  # as measured
+
+
+def select(runs: Runs, rows: NDArray[np.int64]) -> Runs:
+    """Return some of the runs, by their indices."""
+    return Runs(*(column[rows] for column in runs))
+
+
+class DecoderWork(NamedTuple):
+    """What runs do, for a prediction with any constants."""
+
+    pieces: Pieces
+    rounds: Rounds
+    machine: Machine
+
+
+def work_of(runs: Runs, machine: Machine, gpus_per_node: int) -> DecoderWork:
+    """Return what each run does on its slowest stage, arrays of shape (runs,)."""
+    t, p, d = runs.tensor, runs.pipeline, runs.data
+    local = runs.layers / p
+    parameters = 12.0 * runs.hidden**2 * local / t + runs.vocabulary * runs.hidden / t
+    micro_batches = runs.batch / (d * runs.micro_batch)
+    summed = np.where(runs.zero3 > 0, 0.0, all_reduce_bytes(d, NUMBER_BYTES * parameters))
+    gathered = 3.0 * NUMBER_BYTES * parameters * micro_batches * (d - 1.0) / d
+    is_inside = runs.gpus <= gpus_per_node
+    rounds = Rounds(
+        steps=micro_batches + (p - 1.0) / runs.interleave,
+        inside_bytes=np.where(is_inside, summed, 0.0),
+        across_bytes=np.where(is_inside, 0.0, summed),
+        gathered_bytes=np.where(runs.zero3 > 0, gathered, 0.0),
+        optimizer_bytes=OPTIMIZER_BYTES * parameters,
+    )
+    return DecoderWork(_pieces(runs, local), rounds, machine)
+
+
+def _pieces(runs: Runs, local: Array) -> Pieces:
+    t, b, s, h = runs.tensor, runs.micro_batch, runs.sequence, runs.hidden
+    layer = 24.0 * s * h**2 + 4.0 * s**2 * h
+    # Selective recomputation does the products of attention a second time, and no others.
+    passes = np.where(runs.recompute == FULL, 4.0, 3.0)
+    again = np.where(runs.recompute == SELECTIVE, 4.0 * s**2 * h, 0.0)
+    reduces = np.where(runs.recompute == FULL, 6.0, 4.0)  # all-reduces of a layer
+    head = 3.0 * 2.0 * s * h * runs.vocabulary
+    activation = b * s * h
+    return Pieces(
+        flops=b / t * ((passes * layer + again) * local + head),
+        elements=activation / t,
+        tensor_bytes=all_reduce_bytes(t, reduces * local * activation * NUMBER_BYTES),
+        layers=local,
+        tensor_layers=np.where(t > 1, local, 0.0),
+    )
+
+
+def predicted_s(work: DecoderWork, constants: Constants) -> Array:
+    """Return the iteration time of each run, shape (runs,)."""
+    each_s = micro_batch_s(work.pieces, work.machine.peak_flops, constants)
+    return iteration_s(each_s, work.rounds, work.machine, constants)
+
+
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Measured(_Section):
+    """What the GPUs and the network are by their datasheets on which the runs were measured."""
+
+    peak_flops: Positive = 312e12  # of one GPU: an A100 in bf16, without sparsity
+    memory_bytes_per_s: Positive = 1.5e12  # of one GPU
+    intra_bytes_per_s: Positive = 300e9  # between two GPUs of a node: NVLink of an A100
+    nic_bytes_per_s: Positive = 25e9  # of a node: 200 Gbit/s
+    gpus_per_node: Annotated[int, Field(ge=1, le=1_000_000)] = 8
+
+
+class FittedConstants(_Section):
+    """The constants, as `Constants` has them."""
+
+    efficiency: Annotated[float, Field(gt=0, le=10)]
+    half_elements: Positive
+    tensor_bytes_per_s: Positive
+    inside_bytes_per_s: Positive
+    across_bytes_per_s: Positive
+    layer_s: Positive
+    tensor_layer_s: Positive
+    iteration_s: Positive
+
+
+class Accuracy(_Section):
+    """How far predictions were from runs that they did not know."""
+
+    runs: Annotated[int, Field(ge=1)]
+    mean_error: Annotated[float, Field(ge=0)]  # mean of |predicted / measured - 1|
+    bias: float  # mean of predicted / measured - 1
+    bound_share: Share  # of runs that the bound is to cover
+    bound_factor: Positive  # predicted time times this covers so many
+
+
+class HardwareProfile(_Section):
+    """A hardware profile as its file has it; see docs/planner.md."""
+
+    format: Literal["longshore-hardware-1"] = "longshore-hardware-1"
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    measured_on: Measured = Measured()
+    constants: FittedConstants
+    not_identified: Annotated[tuple[str, ...], Field(strict=False)] = ()  # constants that the runs could not tell
+    accuracy: Accuracy
+
+    @property
+    def values(self) -> Constants:
+        """The constants on the hardware that they were measured on."""
+        return Constants(**self.constants.model_dump())
+
+
+def fitted(constants: Constants) -> FittedConstants:
+    """Return constants as a file has them."""
+    return FittedConstants(**{name: float(value) for name, value in constants._asdict().items()})
+
+
+# What `longshore planner calibrate` makes of half of the 109 multi-node runs of Megatron-DeepSpeed on A100 that vTrain
+# published (MIT licence): 54 runs on 64 to 512 GPUs. `make bench-planner` fits them again and compares.
+DEFAULT = HardwareProfile(
+    name="A100, Megatron-DeepSpeed, 64 to 512 GPUs",
+    constants=fitted(
+        PRIOR._replace(
+            efficiency=0.746, half_elements=0.237e6, tensor_bytes_per_s=130e9, inside_bytes_per_s=99.9e9,
+            across_bytes_per_s=10.1e9, layer_s=2.66e-3, tensor_layer_s=0.659e-3, iteration_s=5.1e-3,
+        )
+    ),
+    not_identified=("inside_bytes_per_s", "iteration_s"),
+    accuracy=Accuracy(runs=54, mean_error=0.095, bias=-0.029, bound_share=0.9, bound_factor=1.25),
+)  # fmt: skip
+
+
+MOST_RANKS = 64
+HOST_NUMBER_BYTES = 4.0  # of a weight, a gradient or an activation: no machine without GPUs trains in fewer
+HostSeconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Speed = Annotated[float, Field(gt=0, le=10)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class LayerRates(_Section):
+    """What a layer takes, in seconds for each of its figures; one way, for a rank that is alone."""
+
+    flop_s: HostSeconds  # for a FLOP of matrix products
+    kept_byte_s: HostSeconds  # for a byte that is kept for the way back: functions of each number write and read these
+    parameter_s: HostSeconds  # for a parameter, whatever the micro-batch: weights are read, gradients added
+    layer_s: HostSeconds  # for the launches of a decoder layer
+
+
+class Exchange(_Section):
+    """What it takes to send, or to sum over members."""
+
+    members: Annotated[int, Field(ge=2, le=MOST_RANKS)]
+    start_s: HostSeconds
+    byte_s: HostSeconds  # for a byte of the tensor
+
+
+class HostProfile(_Section):
+    """A host profile as its file has it; see docs/planner.md."""
+
+    format: Literal["longshore-host-1"] = "longshore-host-1"
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    cores: Count
+    memory_bytes: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+    forward: LayerRates
+    backward: LayerRates
+    # Of one rank where one, two, three and so on are busy; the first is 1.
+    speeds: Annotated[tuple[Speed, ...], Field(strict=False, min_length=1, max_length=MOST_RANKS)]
+    send: Exchange
+    reduce: Annotated[tuple[Exchange, ...], Field(strict=False)]  # for two members, three and so on
+    update_start_s: HostSeconds  # of the optimizer's step
+    update_parameter_s: HostSeconds
+    accuracy: Accuracy  # of the time of layers that the rates were not fitted to
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "HostProfile":
+        if [it.members for it in self.reduce] != list(range(2, self.ranks + 1)):
+            raise ValueError(f"reduce should have 2 to {self.ranks} members in order, as there are {self.ranks} speeds")
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that it was measured with."""
+        return len(self.speeds)
+
+    def reduce_s(self, members: int, volume_bytes: float) -> float:
+        """Return the time in which so many members sum a tensor, if nobody else is busy."""
+        if members == 1:
+            return 0.0
+        found = self.reduce[members - 2]
+        return found.start_s + found.byte_s * volume_bytes
+
+    def send_s(self, volume_bytes: float) -> float:
+        """Return the time in which a tensor reaches the next stage."""
+        return self.send.start_s + self.send.byte_s * volume_bytes
+
+    def update_s(self, parameters: float) -> float:
+        """Return the time of the optimizer, for a rank that is alone."""
+        return self.update_start_s + self.update_parameter_s * parameters
+
+
+STATE_BYTES = 16.0  # weights, gradients and optimizer of one parameter
+OPTIMIZER_STATE_BYTES = 12.0  # of these, what ZeRO-1 spreads
+FRAGMENTATION = 1.08  # memory that the allocator holds, over what is asked of it: 5 to 10 % are usual
+CONTEXT_BYTES = 1e9  # of CUDA and its libraries, on each GPU
+
+
+def state_bytes(saving: Saving, data: int) -> float:
+    """Return the bytes that one parameter takes on each of so many data-parallel members."""
+    if saving.zero == 3:
+        return STATE_BYTES / data
+    if saving.zero == 1:
+        return STATE_BYTES - OPTIMIZER_STATE_BYTES + OPTIMIZER_STATE_BYTES / data
+    return STATE_BYTES
+
+
+def optimizer_state_bytes(saving: Saving, data: int) -> float:
+    """Return the bytes of optimizer that one parameter takes on each of so many data-parallel members."""
+    return OPTIMIZER_STATE_BYTES / (data if saving.zero else 1)
+
+
+def kept_share(tensor: int) -> float:
+    """Return which share of what a layer keeps is on each of so many tensor-parallel members.
+
+    Of the 34 s b h bytes of a decoder layer, 10 are on every member: inputs of norms, and masks of dropout.
+    """
+    return (10.0 + 24.0 / tensor) / 34.0
+
+
+def usable_bytes(memory_bytes: float) -> float:
+    """Return what training may ask for on a GPU; 0 or less if nothing is left."""
+    return (memory_bytes - CONTEXT_BYTES) / FRAGMENTATION
+
+
+ROUNDS = 3  # iterations that are played; the last is told: a stage may begin one before others have ended the last
+
+
+class Schedule(StrEnum):
+    """In which order a stage does its passes."""
+
+    one_forward_one_backward = "1f1b"
+    gpipe = "gpipe"
+
+
+class Seconds(NamedTuple):
+    """What a stage takes in an iteration: work for a rank that is alone, or time."""
+
+    forward_s: float
+    backward_s: float
+    gradients_s: float  # sum over replicas
+    optimizer_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return sum(self)
+
+
+class StageWork(NamedTuple):
+    """What a stage has to do in an iteration; passes are for one micro-batch."""
+
+    seconds: Seconds
+    arrives_s: float  # time from the end of a pass to its arrival at the next stage, or back from it
+
+
+class _Pass(NamedTuple):
+    kind: int  # index in Seconds
+    iteration: int
+    micro_batch: int
+
+
+def order(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> list[tuple[int, int]]:
+    """Return the passes of a stage, each as 0 for forward or 1 for backward and its micro-batch."""
+    ahead = micro_batches if schedule is Schedule.gpipe else min(micro_batches, stages - stage)
+    found = [(0, it) for it in range(ahead)]
+    for done in range(micro_batches):
+        found.append((1, done))
+        found += [(0, ahead + done)] if ahead + done < micro_batches else []
+    return found
+
+
+def play(
+    works: Sequence[StageWork], micro_batches: int, schedule: Schedule, replicas: int, speeds: Sequence[float]
+) -> tuple[float, list[Seconds]]:
+    """Return the time of an iteration, and what each stage spends of it on what; the rest it waits.
+
+    Args:
+        works: Of the stages.
+        micro_batches: Of each replica, in an iteration.
+        schedule: Order of the passes.
+        replicas: Of each stage.
+        speeds: Of a rank where one, two, three and so on are busy; beyond them, the last.
+    """
+    stages = len(works)
+    queues = [_queue(order(schedule, k, stages, micro_batches)) for k in range(stages)]
+    at, left = [0] * stages, [-1.0] * stages  # position in the queue; work left of a pass that has begun, else -1
+    ended: dict[tuple[int, _Pass], float] = {}
+    spent = [[0.0, 0.0, 0.0, 0.0] for _ in range(stages)]
+    ends, now = [0.0] * ROUNDS, 0.0
+    while any(at[k] < len(queues[k]) for k in range(stages)):
+        comes = inf
+        for k in range(stages):
+            if left[k] < 0.0 and at[k] < len(queues[k]):
+                ready = _ready_s(works, ended, k, queues[k][at[k]])
+                if ready <= now:
+                    left[k] = works[k].seconds[queues[k][at[k]].kind]
+                else:
+                    comes = min(comes, ready)
+        busy = [k for k in range(stages) if left[k] >= 0.0]
+        speed = speeds[min(len(speeds), len(busy) * replicas) - 1] if busy else 1.0
+        step_s = min((left[k] / speed for k in busy), default=inf)
+        step_s = min(step_s, comes - now)
+        now += step_s
+        for k in busy:
+            doing = queues[k][at[k]]
+            if doing.iteration == ROUNDS - 1:
+                spent[k][doing.kind] += step_s
+            left[k] -= step_s * speed
+            if left[k] <= 1e-12:
+                ended[k, doing], left[k] = now, -1.0
+                at[k] += 1
+                ends[doing.iteration] = now
+    return ends[-1] - ends[-2], [Seconds(*it) for it in spent]
+
+
+def _queue(passes: Sequence[tuple[int, int]]) -> list[_Pass]:
+    once = [*passes, (2, 0), (3, 0)]
+    return [_Pass(kind, iteration, it) for iteration in range(ROUNDS) for kind, it in once]
+
+
+def _ready_s(works: Sequence[StageWork], ended: dict[tuple[int, _Pass], float], stage: int, it: _Pass) -> float:
+    """Return when a stage may begin a pass; infinite while what it needs is not done."""
+    if it.kind == 0 and stage > 0:
+        return ended.get((stage - 1, it), inf) + works[stage - 1].arrives_s
+    if it.kind == 1 and stage + 1 < len(works):
+        return ended.get((stage + 1, it), inf) + works[stage].arrives_s
+    return 0.0
+
+
+def schedule_of(micro_batches: int, stages: int) -> Schedule:
+    """Return the schedule that plans use: 1F1B, which keeps least; it needs as many micro-batches as stages."""
+    return Schedule.one_forward_one_backward if micro_batches >= stages else Schedule.gpipe
+
+
+class GpuType(NamedTuple):
+    """GPUs of one type."""
+
+    name: str
+    gpus: int
+    peak_flops: float  # of one GPU
+    memory_bytes: float  # of one GPU
+    gpus_per_node: int
+    intra_bytes_per_s: float  # between two GPUs of a node
+    nic_bytes_per_s: float  # between nodes, the slowest link on the way
+    host_bytes_per_s: float = 0.0  # between a GPU and host memory; 0 where nobody told
+    host_room_bytes: float = math.inf  # of host memory, for each GPU
+
+
+Pool = tuple[GpuType, ...]  # fastest first
+
+
+def pool_of(setup: ClusterSetup) -> Pool:
+    """Return the GPUs of a cluster file by type, fastest first."""
+    cluster = setup.cluster
+    counts = np.diff(cluster.first_gpu)
+    found = [
+        _gpu_type(cluster, number, offer.gpu_type, counts)._replace(
+            host_bytes_per_s=host_bytes_per_s, host_room_bytes=offer.host_memory_bytes_per_gpu
+        )
+        for number, (offer, host_bytes_per_s) in enumerate(zip(setup.offers, setup.host_bytes_per_s, strict=True))
+    ]
+    return tuple(sorted((it for it in found if it.gpus), key=lambda it: (-it.peak_flops, it.name)))
+
+
+def ranks_of(host: HostProfile) -> Pool:
+    """Return the ranks of a machine without GPUs in the place of GPUs; what they do in a second the profile says."""
+    return (GpuType("rank", host.ranks, 1.0, host.memory_bytes / host.ranks, host.ranks, 1.0, 1.0),)
+
+
+def _gpu_type(cluster: Cluster, number: int, name: str, counts: np.ndarray[tuple[int], np.dtype[np.int32]]) -> GpuType:
+    nodes = np.flatnonzero(cluster.node_type == number)
+    if not nodes.size:
+        return GpuType(name, 0, 1.0, 1.0, 1, 1.0, 1.0)
+    racks = np.unique(cluster.node_rack[nodes])
+    # Nodes of several racks talk through the uplinks of these.
+    uplink = float(cluster.uplink_bytes_per_s[racks].min()) if racks.size > 1 else np.inf
+    first = int(nodes[0])
+    return GpuType(
+        name,
+        int(counts[nodes].sum()),
+        float(cluster.peak_flops[first]),
+        float(cluster.memory_bytes[first]),
+        int(counts[first]),
+        float(cluster.intra_bytes_per_s[first]),
+        min(float(cluster.nic_bytes_per_s[first]), uplink),
+    )
+
+
+def slowest(types: Sequence[GpuType]) -> GpuType:
+    """Return what several types amount to in one group: in each figure the least of them."""
+    names = " + ".join(dict.fromkeys(it.name for it in types))
+    return GpuType(names, sum(it.gpus for it in types), *(min(column) for column in list(zip(*types, strict=True))[2:]))
+
+
+def carried_over(constants: Constants, measured: Measured, to: GpuType) -> Constants:
+    """Return constants for GPUs of another type: bandwidths keep their share of what the datasheet says."""
+    inside, across = to.intra_bytes_per_s / measured.intra_bytes_per_s, to.nic_bytes_per_s / measured.nic_bytes_per_s
+    return constants._replace(
+        tensor_bytes_per_s=constants.tensor_bytes_per_s * inside,
+        inside_bytes_per_s=constants.inside_bytes_per_s * inside,
+        across_bytes_per_s=constants.across_bytes_per_s * across,
+    )

@@ -1,1 +1,0 @@
-"""How long an iteration takes on GPUs and how much memory it needs: formulas and their constants."""

@@ -1,1 +1,0 @@
-"""A plan and a calibration as people and programs read them."""

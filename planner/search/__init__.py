@@ -1,1 +1,0 @@
-"""Which plan: all layouts, layers balanced over stages, and the fewest GPUs that meet a deadline."""
