@@ -33,7 +33,7 @@ from longshore.cluster.simulator.engine import advance, reset
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.traces.statistics import describe
-from longshore.eval.run import run_all
+from longshore.eval.comparison import run_all
 from longshore.scheduler.mirror.checks import check_decision
 from longshore.scheduler.mirror.checks import expected as expected_of
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror

@@ -22,7 +22,7 @@ from torch import Tensor
 from longshore.agents.learned.checkpoint import policy_of
 from longshore.agents.learned.network import Network
 from longshore.agents.learned.schema import Schema
-from longshore.eval.run import run_all
+from longshore.eval.comparison import run_all
 from longshore.training.actor_critic import ppo
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.run import train

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.eval.figures.drawing import BEST_HEURISTIC_COLOUR, CHALLENGER_COLOURS, STYLE
+from longshore.eval.figures import BEST_HEURISTIC_COLOUR, CHALLENGER_COLOURS, STYLE
 
 from .learning_pages import Point, Standing, common_rival, picture_name, points, standings
 from .learning_ways import DISTILLED, SEARCHES, SECTIONS, Runs, Trial, rival_key

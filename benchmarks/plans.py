@@ -22,7 +22,7 @@ from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluste
 from longshore.cluster.presets.streams import evaluation_key
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workloads.windows import with_gpus_cut
-from longshore.eval.advice.planning import Counts, Planned, Savings, compare_layouts, savings_of
+from longshore.eval.advice.asides import Counts, Planned, Savings, compare_layouts, savings_of
 from longshore.planner.jobs import Tables, attach, read_models
 from longshore.planner.model import DEFAULT
 

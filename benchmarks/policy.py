@@ -21,7 +21,7 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.presets.streams import VALIDATION_SEED
-from longshore.eval.run import run_all
+from longshore.eval.comparison import run_all
 from longshore.training.asked import VALIDATION_SCENARIOS
 from longshore.training.run_folder import BEST, SCORE
 from longshore.training.validation import Score, Validation

@@ -14,7 +14,7 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import LOAD, Regime
-from longshore.eval.run import run_all
+from longshore.eval.comparison import run_all
 from longshore.eval.setting import TESTED_PART
 from longshore.training.asked import TRAINED_PART
 from longshore.training.later import tuned_patient

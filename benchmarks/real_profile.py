@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from longshore.eval.figures.drawing import BEST_HEURISTIC_COLOUR, CHALLENGER_COLOURS, STYLE
+from longshore.eval.figures import BEST_HEURISTIC_COLOUR, CHALLENGER_COLOURS, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

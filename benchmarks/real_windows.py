@@ -25,7 +25,7 @@ from longshore.cluster.presets.problems import LOAD, Regime, window_problem
 from longshore.cluster.presets.streams import Stream, stream
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workloads.estimates import EstimateKind, with_scenario_estimates
-from longshore.eval.run import run_all
+from longshore.eval.comparison import run_all
 from longshore.eval.setting import WINDOWS
 from longshore.training.asked import SIGMA, TRAINED_PART, VALIDATED_PART
 

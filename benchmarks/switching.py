@@ -20,7 +20,7 @@ from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster
 from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, windows_of
 from longshore.cluster.presets.streams import evaluation_key
 from longshore.cluster.traces.detect import read_trace
-from longshore.eval.advice.handling import RESTART, SWITCH, Handlings, Held, compare_handlings, handlings_of
+from longshore.eval.advice.asides import RESTART, SWITCH, Handlings, Held, compare_handlings, handlings_of
 
 from .harness import ROOT, Row, main, progress
 

@@ -21,23 +21,17 @@ from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import Scenarios, same_jobs
 from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import Regime
-from .advice.ageing import other_bounds
 from .advice.asides import Aside, backup_aside, planning_aside, switching_aside
 from .advice.choice import Advice, advice_of
-from .advice.document import document_of
-from .advice.grid import every_order, run_grid
-from .advice.ranking import terminal_ranking
-from .advice.section import section_of
+from .advice.grid import every_order, other_bounds, run_grid
+from .advice.ranking import document_of, section_of, terminal_ranking
 from .advice.words import headline, remarks_on, sentences
-from .bounds.bounds import lower_bounds
-from .comparison import Comparison, compare
-from .figures.pictures import pictures, write_pictures
+from .bounds import lower_bounds
+from .comparison import Comparison, compare, run_all, run_recorded
+from .figures import pictures, write_pictures
 from .report import write_json, write_report
-from .run import run_all, run_recorded
-from .setting import EvaluationRequest, Setting, setting_of
-from .table import terminal_tables
-from .terminal import CompileFirst, Progress, Tell, compile_as_called
-from .tuning import is_heuristic, tuned_patients, tuned_text
+from .setting import EvaluationRequest, Setting, is_heuristic, setting_of, tuned_patients, tuned_text
+from .table import CompileFirst, Progress, Tell, compile_as_called, terminal_tables
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,9 +12,19 @@ from string import Template
 from ..cluster.files.output_file import write_text
 from ..cluster.model.intervals import FEWEST_RESAMPLED, Estimates
 from .comparison import Comparison
-from .figures.drawing import Picture
-from .losses import losses
-from .table import Row, caption, interval_text, percent_text, relative_cell, rows, time_unit, titles, versus_titles
+from .figures import Picture
+from .table import (
+    Row,
+    caption,
+    interval_text,
+    losses,
+    percent_text,
+    relative_cell,
+    rows,
+    time_unit,
+    titles,
+    versus_titles,
+)
 
 
 def write_report(

@@ -1,15 +1,21 @@
-"""What `longshore evaluate` runs, from what was asked."""
+"""What `longshore evaluate` and `simulate` run: trace or drawn jobs, cluster, faults, and a tuned `patient`."""
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from ..agents.heuristics.heuristics import HEURISTICS, Heuristic, patient_of, tuned_patient
+from ..agents.protocol import Policy
 from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.files.errors import InputError
+from ..cluster.files.input_problems import nearest
 from ..cluster.model.layouts import BEST, FIXED, OFFLOAD, laid_out
 from ..cluster.model.problem import Problem
 from ..cluster.model.weighting import Weighting
@@ -35,8 +41,51 @@ from ..cluster.presets.streams import Stream, evaluation_key, stream
 from ..cluster.traces.detect import read_trace
 from ..cluster.traces.statistics import describe
 from ..cluster.workloads.estimates import EstimateKind, with_estimates, with_scenario_estimates
+from ..cluster.workloads.generator import Arrivals, generate
+from ..cluster.workloads.profiles import PROFILES
 from ..cluster.workloads.windows import with_gpus_cut
-from .generated import JobsRequest
+from .comparison import run_all
+from .metrics import result_of
+from .table import Tell
+
+PROFILE = "philly"
+
+
+@dataclass(frozen=True, slots=True)
+class JobsRequest:
+    """What generated jobs look like; None where nothing was asked."""
+
+    profile: str | None = None  # of PROFILES
+    arrivals: Arrivals | None = None
+
+    def check(self, trace: Path | None, load: float | None) -> None:
+        """Refuse options that cannot be followed.
+
+        Raises:
+            InputError: Naming the option.
+        """
+        for option, value in (("--profile", self.profile), ("--arrivals", self.arrivals)):
+            if value is not None and trace is not None:
+                raise InputError("a trace has its own jobs", "leave one of the two out", field=option)
+        if self.profile is not None and self.profile not in PROFILES:
+            problem = f"there is no profile {self.profile!r}"
+            raise InputError(problem, nearest(self.profile, PROFILES), field="--profile")
+        if self.arrivals == "batch" and load is not None:
+            raise InputError("a batch submits all jobs at once", "leave one of the two out", field="--load")
+
+    def draw(self, jobs: int, *, load: float, capacity: int, rng: np.random.Generator) -> Workload:
+        """Return one workload for a cluster that is worth so many GPUs of speed 1."""
+        profile = PROFILES[self.profile or PROFILE]
+        return generate(profile, jobs, load=load, cluster_gpus=capacity, rng=rng, arrivals=self.arrivals or "profile")
+
+    @property
+    def text(self) -> str:
+        """What is drawn, in words; empty if nothing was asked."""
+        if self.profile is None and self.arrivals is None:
+            return ""
+        arrivals = "its own" if self.arrivals in (None, "profile") else self.arrivals
+        return f"drawn from the profile {self.profile or PROFILE}, arrivals {arrivals}"
+
 
 log = logging.getLogger(__name__)
 
@@ -240,3 +289,47 @@ def _cut_fact(cut: int, jobs: int, largest: int) -> dict[str, str]:
     if not cut:
         return {}
     return {"jobs cut": f"{cut} of {jobs} jobs ask more than {largest} GPUs, and get so many"}
+
+
+DRAWS = 10_000  # added to the seed: the cluster's faults are drawn anew
+
+
+def tuned_patients(request: EvaluationRequest, regimes: Sequence[Regime], tell: Tell) -> dict[str, Heuristic]:
+    """Return `patient` with the factor that does best on the trace's past, by order; empty if nothing can be tuned.
+
+    Nothing is tuned if no objective was asked for, no policy may wait, or there is no past.
+    """
+    weighting, trace = request.objective, request.trace
+    if weighting is None or trace is None or not request.heuristics or not request.regime.waiting:
+        return {}
+    if not keeps_past(read_trace(trace)):
+        return {}
+    problem = setting_of(replace(request, part=PAST_PART, seed=request.seed + DRAWS)).problem
+    found = {}
+    for regime in regimes:
+        tell(f"tuning patient under {regime.order}")
+        ruled = problem._replace(rules=regime.over(problem.rules))
+        found[regime.order] = tuned_patient(partial(_cost, ruled, weighting))
+    return found
+
+
+def _cost(problem: Problem, weighting: Weighting, policy: Heuristic) -> float:
+    """Return the mean of the objective under a policy, inf if a run was cut off."""
+    outcome = run_all(problem, [policy])[policy.name]
+    if (outcome.finished < problem.scenarios.jobs).any():
+        return math.inf
+    figures = result_of(outcome, problem.scenarios, problem.cluster.gpu_node.size).figures
+    return float(weighting.cost(figures).mean())
+
+
+def is_heuristic(policy: Policy) -> bool:
+    """Say whether a policy is one of the heuristics, or `patient` with another factor."""
+    return policy.name in HEURISTICS or (isinstance(policy, Heuristic) and policy == patient_of(policy.patience))
+
+
+def tuned_text(tuned: Mapping[str, Heuristic]) -> str:
+    """Return what was tuned, in words; empty if nothing was."""
+    if not tuned:
+        return ""
+    each = ", ".join(f"{policy.name} under {order}" for order, policy in tuned.items())
+    return f"{each}, on the first {100 * PAST_PART[1]:.0f} % of the trace"

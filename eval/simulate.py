@@ -26,9 +26,9 @@ from ..cluster.traces.detect import read_trace
 from ..cluster.traces.statistics import describe
 from ..cluster.workloads.estimates import EstimateKind, with_estimates
 from ..cluster.workloads.windows import scaled_to_load, with_gpus_cut
-from .generated import JobsRequest
-from .run import run_recorded
-from .terminal import CompileFirst, Progress, compile_as_called, print_run
+from .comparison import run_recorded
+from .setting import JobsRequest
+from .table import CompileFirst, Progress, compile_as_called, print_run
 
 if TYPE_CHECKING:
     from rich.console import Console

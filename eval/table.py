@@ -1,15 +1,22 @@
-"""The table of a comparison: the same cells for the terminal and for the report."""
+"""A comparison and a run as tables, for the terminal and the report, with the cells that speak against a policy."""
 
+import math
 import textwrap
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..cluster.model.intervals import FEWEST_RESAMPLED, Estimates
+from ..cluster.model.outcome import Outcome, metrics
+from ..cluster.model.scenarios import Scenarios
+from ..cluster.traces.statistics import TraceStatistics
+from ..cluster.workloads.estimates import EstimateErrors
 from .comparison import Comparison
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 Verdict = Literal["better", "worse", "open"]  # open: the interval holds 0, or there is none
@@ -266,3 +273,144 @@ def versus_titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
 
 def _name_style(row: Row) -> str:
     return {"challenger": "bold cyan", "best heuristic": "bold", "heuristic": ""}[row.kind]
+
+
+Tell: TypeAlias = Callable[[str], None]  # shows what is being done
+Progress: TypeAlias = Callable[[str], AbstractContextManager[Tell]]  # begins with what is done first
+
+CompileFirst: TypeAlias = Callable[[list[str]], None]  # is given what `compile_ahead` takes
+
+
+def compile_as_called(rehearsals: list[str]) -> None:
+    """Let each kernel be compiled when it is called."""
+
+
+def print_run(
+    console: "Console", outcome: Outcome, scenarios: Scenarios, cluster_gpus: int, ageing_s: float = math.inf
+) -> None:
+    """Print the figures of one scenario's run; with an ageing bound, also how many jobs waited longer."""
+    figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus, scenarios.work_s)
+    unit, scale = time_unit(float(figures.makespan_s[0]))
+    rows = {
+        "makespan": f"{figures.makespan_s[0] * scale:.2f} {unit}",
+        "mean JCT": f"{figures.mean_jct_s[0] * scale:.2f} {unit}",
+        "p99 JCT": f"{figures.p99_jct_s[0] * scale:.2f} {unit}",
+        "useful utilisation": f"{100 * figures.useful_utilisation[0]:.1f} %",
+        "GPU-hours lost to faults": f"{figures.lost_gpu_s[0] / 3600:.1f}",
+        "restarts": f"{figures.restarts[0]:.0f}",
+        "longest wait": f"{figures.longest_wait_s[0] * scale:.2f} {unit}",
+    }
+    if outcome.slowed[0]:
+        rows["slow nodes met by running jobs"] = f"{outcome.slowed[0]}"
+        rows["backups"] = f"{outcome.backups[0]} ({outcome.backup_gpu_s[0] / 3600:.1f} GPU-hours)"
+    if ageing_s < math.inf:
+        # 1e-9: a job that starts when it reaches the bound may by rounding have waited a little more.
+        longer = int((outcome.wait_s[0] > ageing_s * (1 + 1e-9)).sum())
+        rows["waited over the bound"] = f"{longer} of {scenarios.jobs[0]} jobs (bound: {ageing_s / 3600:g} h)"
+    _print(console, rows)
+
+
+def print_trace(console: "Console", name: str, statistics: TraceStatistics, gpus: int | None) -> None:
+    """Print what a trace holds; with `gpus`, also the load that it offers to so many."""
+    sizes = "  ".join(f"{size}: {count}" for size, count in statistics.sizes[:16])
+    rows = {
+        "format": name,
+        "jobs": f"{statistics.jobs} ({statistics.left_out} rows left out)",
+        "span": f"{statistics.span_s / 86400:.1f} days",
+        "work": f"{statistics.gpu_hours:,.0f} GPU-hours",
+        "run time": f"mean {statistics.mean_work_s / 3600:.2f} h; "
+        + ", ".join(f"{100 * at:.0f} %: {work_s / 3600:.2f} h" for at, work_s in statistics.work_s),
+        "arrivals": _arrivals(statistics),
+        "GPUs: jobs": sizes + ("  ..." if len(statistics.sizes) > 16 else ""),
+    }
+    if gpus:
+        load = statistics.offered_load(gpus)
+        rows["load"] = f"{load:.2f} on {gpus} GPUs" if math.isfinite(load) else "none over time, as all come at once"
+    _print(console, rows)
+
+
+def print_errors(console: "Console", errors: dict[str, EstimateErrors]) -> None:
+    """Print how far each kind of estimate is off, as |ln(estimate / run time)| and as a factor."""
+    rows = {"estimates": "median    90 %   (of |ln(estimate / run time)|; as a factor in brackets)"} | {
+        f"  {kind}": "  ".join(f"{off:.2f} ({math.exp(off):.3g} x)" for off in each) for kind, each in errors.items()
+    }
+    _print(console, rows)
+
+
+def _arrivals(statistics: TraceStatistics) -> str:
+    if math.isnan(statistics.gap_variation):
+        return "all at once"
+    return f"coefficient of variation of gaps {statistics.gap_variation:.1f} (1 is Poisson)"
+
+
+def _print(console: "Console", rows: dict[str, str]) -> None:
+    width = max(map(len, rows))
+    for title, text in rows.items():
+        console.print(f"{title:{width}}  {text}", soft_wrap=True)
+
+
+MOST_NAMED = 5  # scenarios that are named one by one
+
+
+def losses(comparison: Comparison, policy: str) -> list[str]:
+    """Return one sentence for each kind of loss of a policy; empty if it loses nowhere.
+
+    Counted are heuristics with a better mean of the objective, scenarios in which the best heuristic is better, metrics
+    and job sizes with a worse mean than the best heuristic's, clear or not.
+    """
+    row = comparison.policies.index(policy)
+    found = [_better_heuristics(comparison, row), _scenarios(comparison, row)]
+    return [sentence for sentence in (*found, *_metrics(comparison, row), *_job_sizes(comparison, row)) if sentence]
+
+
+def _better_heuristics(comparison: Comparison, row: int) -> str:
+    better = [name for name in comparison.policies[:row] if name in comparison.heuristics]
+    if not better:
+        return ""
+    return f"Heuristics with a better mean {comparison.ranked_by.title}: {', '.join(better)}."
+
+
+def _scenarios(comparison: Comparison, row: int) -> str:
+    best = comparison.policies.index(comparison.best_heuristic)
+    worse = round(comparison.worse_share[row] * comparison.scenarios)
+    if not worse:
+        return ""
+    sign = -1 if comparison.ranked_by.better == "higher" else 1
+    base = comparison.values[best, comparison.objective]
+    change = 100 * (comparison.values[row, comparison.objective] - base) / np.where(base == 0, np.nan, base)
+    order = np.argsort(np.nan_to_num(-sign * change), kind="stable")[: min(worse, MOST_NAMED)]
+    named = ", ".join(f"scenario {index} ({percent_text(float(change[index]))})" for index in order)
+    share = f"{worse} of {comparison.scenarios} scenarios ({100 * comparison.worse_share[row]:.0f} %)"
+    return f"Worse {comparison.ranked_by.title} than {comparison.best_heuristic} in {share}; worst: {named}."
+
+
+def _metrics(comparison: Comparison, row: int) -> list[str]:
+    found = []
+    for index, metric in enumerate(comparison.metrics):
+        change = comparison.difference.value[row, index]
+        if change < 0 if metric.better == "higher" else change > 0:
+            clear = verdict(comparison, row, index) == "worse"
+            change = _change(comparison.relative_percent, row, index)
+            found.append(f"Worse in {metric.title}: {change}{_clearness(comparison, clear=clear)}.")
+    return found
+
+
+def _job_sizes(comparison: Comparison, row: int) -> list[str]:
+    sizes, found = comparison.job_sizes, []
+    for index, title in enumerate(sizes.title):
+        if sizes.relative_percent.value[row, index] > 0:
+            significant = sizes.p[row, index] < 1 - comparison.confidence
+            clear = bool(sizes.relative_percent.low[row, index] > 0 and significant)
+            change = _change(sizes.relative_percent, row, index)
+            found.append(f"Longer mean JCT of jobs with {title}: {change}{_clearness(comparison, clear=clear)}.")
+    return found
+
+
+def _change(percent: Estimates, row: int, column: int) -> str:
+    return f"{percent_text(float(percent.value[row, column]))} {interval_text(percent, row, column)}".rstrip()
+
+
+def _clearness(comparison: Comparison, *, clear: bool) -> str:
+    if comparison.units < 2:
+        return ""
+    return ", a clear loss" if clear else ", not clear"

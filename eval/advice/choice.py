@@ -1,4 +1,4 @@
-"""What the chosen order and policy would change: against what is common, against what is possible, a month."""
+"""What the chosen order and policy change against the common ones, per month and with confidence intervals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -227,3 +227,35 @@ def _saving(grid: Grid, problem: Problem, shown: NDArray[np.bool_], unit: NDArra
     hours = ratio_estimates(saved, np.broadcast_to(periods, saved.shape), confidence=CONFIDENCE)
     jct, wait, held, lost = (Estimates(*(end[index] for end in hours)) for index in range(len(parts)))
     return Saving(jct, wait, held, lost, float(jobs.sum() / periods.sum()), monthly)
+
+
+def ratios_by_unit(mine: NDArray[np.float64], other: NDArray[np.float64], unit: NDArray[np.intp]) -> list[Estimates]:
+    """Return the ratio of each figure over all units, by a paired bootstrap over units.
+
+    Args:
+        mine: The figures of one way, shape (figures, scenarios).
+        other: Those of the other way, of the same shape.
+        unit: Unit of each scenario, shape (scenarios,).
+
+    Returns:
+        An estimate of shape (1,) for each figure.
+    """
+    ratios = ratio_estimates(unit_sums(mine, unit), unit_sums(other, unit), confidence=CONFIDENCE)
+    return [Estimates(*(end[[row]] for end in ratios)) for row in range(len(mine))]
+
+
+def in_percent(ratio: Estimates) -> Estimates:
+    """Return a ratio as a change in per cent."""
+    return Estimates(*(100.0 * (end - 1.0) for end in ratio))
+
+
+def with_interval(estimates: Estimates, form: str, unit: str) -> str:
+    """Return an estimate in words, with its interval if there is one."""
+    value, low, high = (float(end[0]) for end in estimates)
+    interval = "" if np.isnan(low) else f" [{low:{form}}, {high:{form}}]"
+    return f"{value:{form}}{unit}{interval}"
+
+
+def ends(estimates: Estimates) -> list[float | None]:
+    """Return an estimate and the ends of its interval as JSON has them, None for what nobody can tell."""
+    return [float(end[0]) if np.isfinite(end[0]) else None for end in estimates]

@@ -1,6 +1,7 @@
-"""Every order regime with every policy, on the same scenarios."""
+"""Every order regime with every policy on the same scenarios, then the chosen pair under other ageing bounds."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,8 +20,8 @@ from ...cluster.model.problem import Problem
 from ...cluster.model.scenarios import ORDERS, Scenarios, same_jobs
 from ...cluster.model.weighting import Weighting, usual_weighting
 from ...cluster.presets.problems import Regime
-from ..run import run_all
-from ..tuning import is_heuristic
+from ..comparison import run_all
+from ..setting import is_heuristic
 
 log = logging.getLogger(__name__)
 
@@ -208,3 +209,30 @@ def figures_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Fig
         stops=outcome.stops.sum(axis=1).astype(np.float64),
         finished=outcome.finished >= scenarios.jobs,
     )
+
+
+BOUNDS_S = (6 * 3600.0, 24 * 3600.0, 72 * 3600.0, 7 * 86400.0, math.inf)
+
+
+def other_bounds(
+    grid: Grid, problem: Problem, policy: Policy, tell: Callable[[str, int], None] = lambda what, done: None
+) -> dict[float, Figures]:
+    """Return the figures of the chosen candidate by the ageing bound in seconds; none where no bound changes anything.
+
+    Bounds under which a run is cut off are left out.
+
+    Args:
+        grid: How all candidates did.
+        problem: What was run, under the chosen order.
+        policy: The chosen policy.
+        tell: Called with what is run and how many scenarios are done.
+    """
+    found = {}
+    for ageing_s in sorted({*BOUNDS_S, problem.rules.ageing_s}):
+        ruled = problem._replace(rules=problem.rules._replace(ageing_s=ageing_s))
+        outcome = run_all(ruled, [policy], tell)[policy.name]
+        figures = figures_of(outcome, problem.scenarios, problem.cluster.gpu_node.size)
+        if figures.finished.all():
+            found[ageing_s] = figures
+    costs = [grid.weighting.cost(figures) for figures in found.values()]
+    return found if any((cost != costs[0]).any() for cost in costs) else {}

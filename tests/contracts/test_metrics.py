@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import registered
 from longshore.eval.comparison import compare
-from longshore.eval.figures.policies import forest
-from longshore.eval.losses import losses
-from longshore.eval.metrics.metric import Metric, Result
-from longshore.eval.metrics.registry import metric_of, registered_metrics
+from longshore.eval.figures import forest
+from longshore.eval.metrics import Metric, Result, metric_of, registered_metrics
+from longshore.eval.table import losses
 from longshore.testing import check_metric
 from tests.command_line import Command
 from tests.eval.runs import CLUSTER_GPUS, finishes, outcome, scenarios
@@ -25,7 +24,7 @@ from tests.packages import install
 OURS = ["makespan_s", "mean_jct_s", "p99_jct_s", "useful_utilisation", "lost_gpu_s", "restarts"]
 THEIRS = """
 import numpy as np
-from longshore.eval.metrics.metric import Metric
+from longshore.eval.metrics import Metric
 
 def values(result):
     return result.outcome.wait_s.max(axis=1)

@@ -16,11 +16,10 @@ from longshore.cluster.presets.problems import Regime, cluster_problem
 from longshore.cluster.traces.detect import read_trace
 from longshore.eval.advice.choice import Advice, advice_of
 from longshore.eval.advice.grid import Grid, every_order, run_grid
-from longshore.eval.bounds.bounds import lower_bounds
+from longshore.eval.bounds import lower_bounds
 from longshore.eval.command import evaluate_request
-from longshore.eval.generated import JobsRequest
-from longshore.eval.setting import EvaluationRequest
-from longshore.eval.terminal import Tell
+from longshore.eval.setting import EvaluationRequest, JobsRequest
+from longshore.eval.table import Tell
 from tests.checkout import SMALL
 from tests.command_line import Command
 

@@ -14,9 +14,8 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import Rules, Scenarios, fault_sources, stack
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.model.workload import workload_of
-from longshore.eval.bounds.bounds import lower_bounds
-from longshore.eval.bounds.relaxation import shortest_remaining_ends_s
-from longshore.eval.run import run_all
+from longshore.eval.bounds import lower_bounds, shortest_remaining_ends_s
+from longshore.eval.comparison import run_all
 from tests.batches import RULES, fault_free
 from tests.bounds import optimal_makespan_s, optimal_mean_jct_s
 from tests.strategies import Case, cases, planned_cases

@@ -16,10 +16,8 @@ from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem
 from longshore.cluster.traces.detect import read_trace
-from longshore.eval.advice.document import document_of
 from longshore.eval.advice.grid import COMMON, Candidate, every_order, run_grid, windows_of
-from longshore.eval.advice.ranking import lines
-from longshore.eval.advice.section import section_of
+from longshore.eval.advice.ranking import document_of, lines, section_of
 from longshore.eval.advice.words import headline, sentences
 from tests.checkout import DATA, SMALL, needs_data
 from tests.command_line import Command

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.eval.advice.handling import RESTART, SWITCH, Held, handlings_of, words_of
+from longshore.eval.advice.asides import RESTART, SWITCH, Held, handlings_of, words_of_handling
 from tests.eval.answers import ASKED, answer
 
 FILE = """\
@@ -31,8 +31,8 @@ def test_ratios_are_of_sums_and_draws_of_one_window_are_one_unit() -> None:
     assert (found.lost.value[0], found.units) == (5 / 18, 2)
     assert found.lost.low[0] < 5 / 18 < found.lost.high[0]
     assert [end[0] for end in found.jct_percent] == pytest.approx([-10.0, -10.0, -10.0])
-    assert "jobs that switch lose 34.7 GPU-hours" in words_of(found)
-    assert "the mean JCT changes by -10.0 % [-10.0, -10.0]" in words_of(found)
+    assert "jobs that switch lose 34.7 GPU-hours" in words_of_handling(found)
+    assert "the mean JCT changes by -10.0 % [-10.0, -10.0]" in words_of_handling(found)
 
 
 @pytest.mark.parametrize("handling", ["handling: switch, spares: 0.1", "handling: restart"])

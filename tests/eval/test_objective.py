@@ -15,7 +15,7 @@ from longshore.cluster.model.weighting import weighting_of
 from longshore.eval.advice.grid import COMMON
 from longshore.eval.advice.words import sentences
 from longshore.eval.comparison import compare
-from longshore.eval.tuning import is_heuristic
+from longshore.eval.setting import is_heuristic
 from tests.checkout import SMALL
 from tests.command_line import Command
 from tests.eval.answers import Answer, advice, run, trace

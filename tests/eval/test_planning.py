@@ -9,7 +9,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.layouts import BEST, FIXED
-from longshore.eval.advice.planning import Counts, Planned, savings_of, words_of
+from longshore.eval.advice.asides import Counts, Planned, savings_of, words_of_plans
 from longshore.eval.setting import setting_of
 from tests.eval.answers import ASKED, answer
 
@@ -46,9 +46,9 @@ def test_changes_are_of_sums_over_windows() -> None:
     assert found.percent["mean_jct_s"].value[0] == pytest.approx(-40.0)
     assert found.percent["held_gpu_s"].value[0] == pytest.approx(-10.0)
     assert found.percent["mean_jct_s"].low[0] < -40.0 < found.percent["mean_jct_s"].high[0]
-    assert "the mean JCT changes by -40.0 %" in words_of(found)
-    assert "from 1.25 h to 0.75 h" in words_of(found)
-    assert "of 384 jobs 300 have plans, and 40 run by another one" in words_of(found)
+    assert "the mean JCT changes by -40.0 %" in words_of_plans(found)
+    assert "from 1.25 h to 0.75 h" in words_of_plans(found)
+    assert "of 384 jobs 300 have plans, and 40 run by another one" in words_of_plans(found)
 
 
 def test_a_trace_with_plans_is_told_what_they_save(tmp_path: Path) -> None:

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from longshore.eval.comparison import Comparison, compare
-from longshore.eval.figures.drawing import Picture, policy_colours
-from longshore.eval.figures.pictures import pictures
-from longshore.eval.figures.policies import forest
-from longshore.eval.figures.schedules import MOST_GPU_ROWS, gantt
+from longshore.eval.figures import MOST_GPU_ROWS, Picture, forest, gantt, pictures, policy_colours
 from longshore.eval.report import summary, write_json, write_report
 from longshore.eval.table import rows
 from tests.eval.runs import CLUSTER_GPUS, EVENTS, GPU_NODE, comparison, finishes, outcome, policies, scenarios

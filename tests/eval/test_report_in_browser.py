@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.eval.figures.pictures import pictures
+from longshore.eval.figures import pictures
 from longshore.eval.report import write_report
 from tests.eval.runs import EVENTS, GPU_NODE, comparison, policies, scenarios
 from tests.support import processes

@@ -7,7 +7,7 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.cluster.model.outcome import Outcome
-from longshore.eval.run import run_all
+from longshore.eval.comparison import run_all
 from tests.envs.random_run import small_problem
 
 HETERO64 = Path(__file__).parents[2] / "checkpoints" / "hetero64.zip"

@@ -5,8 +5,7 @@ import pytest
 from rich.console import Console
 
 from longshore.eval.comparison import Comparison, compare
-from longshore.eval.losses import losses
-from longshore.eval.table import caption, rows, terminal_tables, titles
+from longshore.eval.table import caption, losses, rows, terminal_tables, titles
 from tests.eval.runs import CLUSTER_GPUS, comparison, finishes, outcome, scenarios
 
 LEARNED = "<b>ppo</b> $x$"

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.traces.statistics import describe
-from longshore.eval.terminal import print_trace
+from longshore.eval.table import print_trace
 
 
 def shown(submit_s: list[float]) -> dict[str, str]:

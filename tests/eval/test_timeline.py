@@ -1,7 +1,7 @@
 import numpy as np
 
 from longshore.cluster.model.outcome import Event
-from longshore.eval.timeline import DOWN, share_by_node, spells, use_over_time
+from longshore.eval.figures import DOWN, share_by_node, spells, use_over_time
 from tests.eval.runs import CLUSTER_GPUS, EVENTS, GPU_NODE
 
 

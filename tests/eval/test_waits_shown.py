@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from longshore.eval.terminal import print_run
+from longshore.eval.table import print_run
 from tests.eval.runs import CLUSTER_GPUS, finishes, outcome, scenarios
 
 HOUR_S = 3600.0

@@ -114,8 +114,7 @@ def evaluate(
     """
     with progress("starting"):
         from ..eval.command import evaluate_request
-        from ..eval.generated import JobsRequest
-        from ..eval.setting import EvaluationRequest
+        from ..eval.setting import EvaluationRequest, JobsRequest
 
     request = EvaluationRequest(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults, workloads=workloads, runs=runs,

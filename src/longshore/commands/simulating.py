@@ -59,7 +59,7 @@ def simulate(
     Without a trace, jobs are generated like those of a Philly cluster at a load of 0.8.
     """
     with progress("starting"):
-        from ..eval.generated import JobsRequest
+        from ..eval.setting import JobsRequest
         from ..eval.simulate import SimulationRequest, simulate_request
 
     request = SimulationRequest(

@@ -34,7 +34,7 @@ def inspect(
     from ..cluster.traces.detect import detect_format, format_words, read_trace
     from ..cluster.traces.statistics import describe
     from ..cluster.workloads.estimates import estimate_errors
-    from ..eval.terminal import print_errors, print_trace
+    from ..eval.table import print_errors, print_trace
 
     name = trace_format or detect_format(file)
     workload = read_trace(file, trace_format=name)

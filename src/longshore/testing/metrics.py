@@ -1,4 +1,4 @@
-"""What every metric must do (longshore.eval.metrics.metric)."""
+"""What every metric must do (longshore.eval.metrics)."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from ..cluster.model.outcome import Outcome
 from ..cluster.model.scenarios import Scenarios
 from ..cluster.presets.hetero64 import hetero64
 from ..cluster.simulator.simulation import outcome_of, simulation_of
-from ..eval.metrics.metric import Metric, Result, result_of
+from ..eval.metrics import Metric, Result, result_of
 
 SCENARIOS, JOBS, NODES, PADS = 6, 24, 4, 3
 

@@ -1,1 +1,0 @@
-"""Lower bounds: what no scheduler can be below."""

@@ -1,1 +1,0 @@
-"""Figures of a comparison: pictures that can be written to a file or into a page."""
