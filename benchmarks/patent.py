@@ -16,7 +16,7 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.envs.layout import observation_size
 from longshore.training.actor_critic.ppo import learn_by_ppo
-from longshore.training.actor_critic.rollouts import sample_bytes
+from longshore.training.actor_critic.replay import sample_bytes
 from longshore.training.config import REPLAYS, TrainingConfig
 from longshore.training.presets import Hyperparameters
 from longshore.training.run_folder import Progress, RunFolder

@@ -21,8 +21,8 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART
 from longshore.training.asked import TRAINED_PART
-from longshore.training.later import tuned_patient
 from longshore.training.run_folder import BEST
+from longshore.training.validation import tuned_patient
 
 from . import real_windows
 from .against import Difference

@@ -17,7 +17,7 @@ from longshore.cluster.presets.problems import Regime
 from longshore.cluster.workloads.estimates import EstimateKind
 from longshore.eval.setting import TESTED_PART
 from longshore.training.asked import TRAINED_PART
-from longshore.training.later import tuned_patient
+from longshore.training.validation import tuned_patient
 
 from .harness import Row, main, progress
 from .real import CHECKPOINT, REGIMES, TUNING_SEED

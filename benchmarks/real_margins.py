@@ -19,7 +19,7 @@ from longshore.cluster.presets.problems import Regime
 from longshore.envs.candidate_layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from longshore.eval.setting import TESTED_PART
 from longshore.training.asked import TRAINED_PART
-from longshore.training.later import tuned_patient
+from longshore.training.validation import tuned_patient
 
 from .harness import Row, main, progress
 from .real import CHECKPOINT, REGIMES, TUNING_SEED

@@ -13,7 +13,7 @@ from longshore.agents.rollouts.rollout import rollout_of
 from longshore.cluster.presets.problems import LOAD, Regime
 from longshore.eval.setting import TESTED_PART
 from longshore.training.asked import TRAINED_PART
-from longshore.training.later import tuned_patient
+from longshore.training.validation import tuned_patient
 
 from .harness import Row, main, progress
 from .real import CHECKPOINT, REGIMES, TUNING_SEED

@@ -15,7 +15,7 @@ from pathlib import Path
 from longshore.agents.learned.checkpoint import load_policy, save_policy
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
 from longshore.training.asked import SIZES
-from longshore.training.candidates.margin import log_cost, with_best_margin
+from longshore.training.candidates.distil import log_cost, with_best_margin
 from longshore.training.config import TrainingConfig, asked_of
 from longshore.training.presets import OVER_TIME, PRESETS, TRACES
 from longshore.training.run import train

@@ -39,7 +39,7 @@ from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART
 from longshore.training.asked import TRAINED_PART, VALIDATED_PART, Asked
-from longshore.training.trace_problems import trace_problems
+from longshore.training.presets import trace_problems
 
 HOUR_S = 3600.0
 EASY = "EASY"

@@ -39,7 +39,7 @@ from longshore.scheduler.preflight.wiring.blueprint import (
     write_blueprint,
 )
 from longshore.training.config import TrainingConfig
-from longshore.training.later import LATER, Later, write_later
+from longshore.training.validation import LATER, Later, write_later
 
 ODD = (
     "1e3", "0x1f", "0o7", "1:30", "2026-01-01", "null", "~", "yes", "off", "-", "- a", "a: b", "# a", "&a", "*a", "!a",

@@ -1,19 +1,29 @@
-"""How a policy in training fares against the best heuristic, on scenarios that it never trains on."""
+"""A policy's scores on scenarios that it never trains on, against the best heuristic and the tuned `patient`."""
 
+import json
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.heuristics.heuristics import own_rivals
+from ..agents.heuristics.heuristics import FACTORS, Heuristic, own_rivals, patient_of
+from ..agents.heuristics.heuristics import tuned_patient as best_patient
 from ..agents.protocol import Policy
+from ..cluster.files.output_file import replacing
+from ..cluster.files.plugins import is_ours, registered
 from ..cluster.model.intervals import ratio_estimates, unit_sums
 from ..cluster.model.outcome import metrics
 from ..cluster.model.problem import Problem
-from ..cluster.model.weighting import Weighting, usual_weighting
+from ..cluster.model.scenarios import ORDERS, same_jobs
+from ..cluster.model.weighting import Weighting, alone, usual_weighting
+from ..cluster.presets.streams import VALIDATION_SEED
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import Simulation
+from .asked import LATER_PART, TRAINED_PART, Asked
+from .history_problems import later_problem, read_history, tuning_problem
+from .presets import TRACE_LOAD, Windows, window_problems
 
 
 class Score(NamedTuple):
@@ -99,3 +109,166 @@ def cost_of(sim: Simulation, policy: Policy, problem: Problem, weighting: Weight
     gpus = problem.cluster.gpu_node.size
     figures = metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, gpus, scenarios.work_s)
     return weighting.cost(figures)
+
+
+LATER = "later.json"
+CONFIDENCE = 0.95
+MOST_WINDOWS = 24  # of each trace, as `longshore evaluate` takes
+LATER_SEED, TUNING_SEED = VALIDATION_SEED + 1000, VALIDATION_SEED + 2000  # draws that no training meets
+MEAN_JCT = alone("mean-jct")  # what is usual where jobs arrive over time
+EACH_BEST = "the best of each trace"
+
+
+class Later(NamedTuple):
+    """A policy against `patient`, or against the best of all, on windows that no training met."""
+
+    where: str  # the trace, and the order regime
+    windows: int
+    percent: float  # difference of the objective, the geometric mean over windows; below 0 is better
+    low: float  # of its 95 % interval; nan with one window
+    high: float
+    factor: float  # of `patient`, tuned on the part that was trained on
+    rival: str = ""  # the best order and heuristic on that part; empty: `patient` under the policy's own order
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        ends = "no interval" if np.isnan(self.low) else f"95 % from {self.low:+.1f} to {self.high:+.1f}"
+        against = f", against {self.rival}" if self.rival else ""
+        return f"{self.where}{against}: {self.percent:+.1f} % ({ends}; {self.windows} windows)"
+
+
+def compare_later(asked: Asked, policy: Policy, weighting: Weighting | None = None) -> tuple[Later, ...]:
+    """Compare a policy with `patient` on later windows of each trace and under each regime, and over all of them.
+
+    By an objective that a user asks for, the policy is also compared with the best of all orders and heuristics.
+    """
+    by = weighting or MEAN_JCT
+    found, logs = [], []
+    for number, path in enumerate(asked.traces):
+        alone = asked._replace(traces=(path,))
+        for regime in asked.regimes:
+            tuned = Windows(TRAINED_PART, MOST_WINDOWS, None, TUNING_SEED + number, disjoint=True)
+            later = Windows(LATER_PART, MOST_WINDOWS, None, LATER_SEED + number, disjoint=True)
+            rival = tuned_patient(window_problems(alone, regime, tuned, (TRACE_LOAD,)), by)
+            problem = window_problems(alone, regime, later, (TRACE_LOAD,))
+            logs.append(np.log(_window_means(problem, policy, by) / _window_means(problem, rival, by)))
+            found.append(_later(f"{path.name}, {regime.order}", logs[-1], rival.patience))
+    if len(found) > 1:
+        found.append(_later("all of these", np.concatenate(logs), float("nan")))
+    return tuple(found) if weighting is None else (*found, *_against_best(asked, policy, weighting))
+
+
+def _against_best(asked: Asked, policy: Policy, by: Weighting) -> list[Later]:
+    """Compare a policy with the order and the heuristic that do best on what was trained on, on the same windows."""
+    found, logs = [], []
+    for number, path in enumerate(asked.traces):
+        alone = asked._replace(traces=(path,))
+        tuned = Windows(TRAINED_PART, MOST_WINDOWS, None, TUNING_SEED + number, disjoint=True)
+        later = Windows(LATER_PART, MOST_WINDOWS, None, LATER_SEED + number, disjoint=True)
+        best = best_pair(window_problems(alone, asked.regimes[0], tuned, (TRACE_LOAD,)), by)
+        for regime in asked.regimes:
+            problem = window_problems(alone, regime, later, (TRACE_LOAD,))
+            logs.append(_logs_against(problem, policy, best, by))
+            found.append(_later(f"{path.name}, {regime.order}", logs[-1], math.nan, str(best)))
+    if len(found) > 1:
+        rival = found[0].rival if len({it.rival for it in found}) == 1 else EACH_BEST
+        found.append(_later("all of these", np.concatenate(logs), math.nan, rival))
+    return found
+
+
+def compare_on_history(path: Path, policy: Policy, weighting: Weighting | None = None) -> tuple[Later, ...]:
+    """Compare a policy with `patient` on the last jobs of a file of decisions, and by an objective with the best."""
+    history, by = read_history(path), weighting or MEAN_JCT
+    past, problem = tuning_problem(history), later_problem(history)
+    rival = tuned_patient(past, by)
+    found = compared(path.name, problem, policy, rival, rival.patience, by)
+    if weighting is None:
+        return (found,)
+    best = best_pair(past, by)
+    return found, _later(path.name, _logs_against(problem, policy, best, by), math.nan, str(best))
+
+
+class Pair(NamedTuple):
+    """An order and a heuristic."""
+
+    order: str
+    policy: Heuristic
+
+    def __str__(self) -> str:
+        return f"{self.order} + {self.policy.name}"
+
+    def under(self, problem: Problem) -> Problem:
+        """Return a problem with this order."""
+        return problem._replace(rules=problem.rules._replace(order=ORDERS[self.order]))
+
+
+def best_pair(problem: Problem, by: Weighting) -> Pair:
+    """Return the order and the heuristic that do best on a problem, of Longshore's own and `patient` at each factor."""
+    patients = [patient_of(factor) for factor in FACTORS] if problem.rules.waiting else []
+    orders = [name for name, point in registered("orders").items() if is_ours(point)]
+    pairs = [Pair(order, policy) for order in orders for policy in (*own_rivals(problem.rules), *patients)]
+    return min(pairs, key=lambda pair: float(np.log(_window_means(pair.under(problem), pair.policy, by)).mean()))
+
+
+def _logs_against(problem: Problem, policy: Policy, best: Pair, by: Weighting) -> NDArray[np.float64]:
+    """Return the logarithm of what a policy costs over what a pair does, shape (windows,)."""
+    own, other = _window_means(problem, policy, by), _window_means(best.under(problem), best.policy, by)
+    logs: NDArray[np.float64] = np.log(own / other)
+    return logs
+
+
+def write_later(folder: Path, found: tuple[Later, ...]) -> None:
+    """Keep what was found beside the policy."""
+    with replacing(folder / LATER) as part:
+        part.write_text(json.dumps([plain(it) for it in found], indent=1, allow_nan=False) + "\n")
+
+
+def plain(found: Later) -> dict[str, object]:
+    """Return what is written of a comparison: what is no number is null, as JSON has nothing else for it."""
+    values = {name: value for name, value in found._asdict().items() if name != "rival" or value}
+    return {name: None if isinstance(it, float) and not math.isfinite(it) else it for name, it in values.items()}
+
+
+def verdict(found: tuple[Later, ...], by: Weighting = MEAN_JCT) -> str:
+    """Return what to run, by the last comparison, which is the widest and against the best rival."""
+    last = found[-1]
+    if last.high < 0.0:
+        gain = f"{-last.percent:.1f} %"
+        gained = f"Jobs end {gain} sooner in the mean" if by == MEAN_JCT else f"The {by.title} is {gain} lower"
+        return f"{gained} than under {last.rival or '`patient`'}: run this policy."
+    if last.rival:
+        how = f"{last.percent:.1f} % worse than" if last.low > 0.0 else "not shown to be better than"
+        return f"It is {how} {last.rival}, the best order and heuristic: run that, or train on more or longer traces."
+    if last.low > 0.0:
+        return f"It is {last.percent:.1f} % worse than `patient`: run `longshore serve` with the policy `patient`."
+    return "It is not shown to be better than `patient`: run the policy `patient`, or train on more or longer traces."
+
+
+def tuned_patient(problem: Problem, by: Weighting = MEAN_JCT) -> Heuristic:
+    """Return `patient` with the factor that does best on the windows of a problem."""
+    return best_patient(lambda policy: float(np.log(_window_means(problem, policy, by)).mean()))
+
+
+def compared(
+    where: str, problem: Problem, policy: Policy, rival: Policy, factor: float = math.nan, by: Weighting = MEAN_JCT
+) -> Later:
+    """Compare two policies on the windows of a problem, paired by window and by draws of faults."""
+    return _later(where, np.log(_window_means(problem, policy, by) / _window_means(problem, rival, by)), factor)
+
+
+def _window_means(problem: Problem, policy: Policy, by: Weighting) -> NDArray[np.float64]:
+    """Return the mean objective of each window, over its draws of faults, shape (windows,)."""
+    sim = simulation_of(problem, rows=problem.scenarios.jobs.size)
+    values = cost_of(sim, policy, problem, by)
+    label = same_jobs(problem.scenarios)
+    means: NDArray[np.float64] = np.bincount(label, weights=values) / np.bincount(label)
+    return means
+
+
+def _later(where: str, logs: NDArray[np.float64], factor: float, rival: str = "") -> Later:
+    value, low, high = (
+        float(100.0 * np.expm1(end[0]))
+        for end in ratio_estimates(logs[None], np.ones((1, logs.size)), confidence=CONFIDENCE)
+    )
+    return Later(where, logs.size, value, low, high, factor, rival)

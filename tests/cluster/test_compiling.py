@@ -26,7 +26,7 @@ from longshore.cluster.kernels.compiled import Kernel, kernel
 from longshore.cluster.kernels.kept import alone
 from longshore.commands.compiling import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
-from longshore.training.rehearsals import GROUPS
+from longshore.training.run import GROUPS
 from tests.checkout import ROOT
 from tests.command_line import Command, words_of
 from tests.support import processes

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from longshore.training.history.problems import LEAST_JOBS, read_history
+from longshore.training.history_problems import LEAST_JOBS, read_history
 from tests.scheduler.served import PATIENCE_S, Served, until
 
 pytestmark = pytest.mark.full

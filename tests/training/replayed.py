@@ -13,8 +13,7 @@ from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.envs.batch import View
 from longshore.envs.sb3 import PlacementVecEnv
 from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C, VtraceA2C
-from longshore.training.actor_critic.geppo import GePPO
-from longshore.training.actor_critic.ppo import NEVER
+from longshore.training.actor_critic.ppo import NEVER, GePPO
 from longshore.training.actor_critic.replay import Replay
 from tests.envs.random_run import small_problem
 

@@ -20,7 +20,7 @@ from longshore.training.candidates.credit import (
     still_to_come_s,
     write_credits,
 )
-from longshore.training.candidates.weighted import SUMS, job_weights, relative_cost
+from longshore.training.candidates.group import SUMS, job_weights, relative_cost
 
 SECONDS = st.floats(0.0, 1e6)
 JOBS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=6)

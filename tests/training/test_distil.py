@@ -29,9 +29,19 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.training import run
 from longshore.training.asked import Sizes
-from longshore.training.candidates.distil import DistilLearner
-from longshore.training.candidates.fitting import _judged, _Lessons, distil_loss, noise_weight
-from longshore.training.candidates.labels import Labels, Lesson, label, run_lesson, run_lessons, workers_of
+from longshore.training.candidates.distil import (
+    DistilLearner,
+    Labels,
+    Lesson,
+    _judged,
+    _Lessons,
+    distil_loss,
+    label,
+    noise_weight,
+    run_lesson,
+    run_lessons,
+    workers_of,
+)
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.initial import initial_network
 from longshore.training.presets import DistilParameters, GroupParameters
@@ -335,9 +345,7 @@ def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monk
         learner.collect()
         learner.fit()
         learned.append(learner.network.state_dict())
-        monkeypatch.setattr(
-            "longshore.training.candidates.fitting.value_loss", lambda values, to_go: 0.0 * values.sum()
-        )
+        monkeypatch.setattr("longshore.training.candidates.distil.value_loss", lambda values, to_go: 0.0 * values.sum())
     for name, tensor in learned[0].items():
         assert torch.equal(tensor, learned[1][name]) == (not name.startswith("value")), name
 

@@ -27,8 +27,7 @@ from longshore.cluster.presets.hetero64 import hetero64
 from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training import run
 from longshore.training.asked import Sizes
-from longshore.training.candidates.collecting import Collected
-from longshore.training.candidates.group import Decisions, GroupLearner, advantages, decisions_of
+from longshore.training.candidates.group import Collected, Decisions, GroupLearner, advantages, decisions_of
 from longshore.training.presets import GroupParameters
 from longshore.training.run import Result
 from longshore.training.run_folder import Progress, RunFolder

@@ -27,14 +27,15 @@ from longshore.scheduler.mirror.standing import ROW
 from longshore.scheduler.placement.replay import read_decisions
 from longshore.scheduler.service.twin import id_of
 from longshore.training.asked import Asked, Sizes
-from longshore.training.candidates.lessons import effective_sample_size, lesson_of
+from longshore.training.candidates.group import effective_sample_size, lesson_of
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.history.logged import Logged, logged_decisions
-from longshore.training.history.past import Past
-from longshore.training.history.problems import (
+from longshore.training.history import Past
+from longshore.training.history_problems import (
+    Logged,
     fault_rates_per_s,
     history_problems,
     later_problem,
+    logged_decisions,
     read_history,
     to_go_of,
     with_ranks,

@@ -14,7 +14,7 @@ from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.cluster.files.errors import CheckpointError
 from longshore.training import run
 from longshore.training.asked import Sizes
-from longshore.training.candidates.margin import MARGINS, log_cost, with_best_margin, with_margin
+from longshore.training.candidates.distil import MARGINS, log_cost, with_best_margin, with_margin
 from longshore.training.config import asked_of
 from longshore.training.presets import PRESETS
 from tests.envs.random_run import problem_of, small_problem

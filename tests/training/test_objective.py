@@ -15,9 +15,8 @@ from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.training import run
 from longshore.training.asked import Sizes
-from longshore.training.candidates.collecting import Collected
-from longshore.training.candidates.group import advantages
-from longshore.training.candidates.margin import log_cost
+from longshore.training.candidates.distil import log_cost
+from longshore.training.candidates.group import Collected, advantages
 from longshore.training.config import TrainingConfig, with_objective
 from longshore.training.presets import GroupParameters
 from longshore.training.validation import Validation, cost_of

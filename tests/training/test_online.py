@@ -17,9 +17,8 @@ from longshore.agents.learned.schema import MOST_MARGIN
 from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.asked import Sizes
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.history.problems import read_history
-from longshore.training.online.publishing import digest_of, publish
-from longshore.training.online.rounds import PAST, ROUND, Asked, Round, learn_online
+from longshore.training.history_problems import read_history
+from longshore.training.online import PAST, ROUND, Asked, Round, digest_of, learn_online, publish
 from longshore.training.presets import GroupParameters, Hyperparameters
 from longshore.training.run_folder import Progress, Tell
 from tests.command_line import Command

@@ -15,10 +15,9 @@ from longshore.agents.networks.candidates import CandidateNetwork
 from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training.actor_critic.ppo import falling
-from longshore.training.candidates import fitting
-from longshore.training.candidates.fitting import fit_network
+from longshore.training.candidates import distil
+from longshore.training.candidates.distil import Labels, fit_network
 from longshore.training.candidates.group import step_in_chunks
-from longshore.training.candidates.labels import Labels
 from longshore.training.presets import DistilParameters
 
 
@@ -59,7 +58,7 @@ def test_the_rate_of_distillation_falls_from_its_start_by_epoch(epochs: int, mon
         found.append(float(optimizer.param_groups[0]["lr"]))
         step(network, optimizer, *others)
 
-    monkeypatch.setattr(fitting, "step_in_chunks", noted)
+    monkeypatch.setattr(distil, "step_in_chunks", noted)
     schema = schema_of(
         algorithm="distil", network="candidates", action="candidate", observation="full", waiting=True, node_gpus=(8,)
     )

@@ -9,10 +9,18 @@ import torch
 from sb3_contrib import MaskablePPO
 
 from longshore.training.actor_critic.a2c import MaskableA2C, VtraceA2C
-from longshore.training.actor_critic.geppo import GePPO
-from longshore.training.actor_critic.off_policy import weighted_gae
-from longshore.training.actor_critic.replay import Replay, gathered
-from longshore.training.actor_critic.rollouts import flat, judged, of_rows, own, sample_bytes, unpacked
+from longshore.training.actor_critic.ppo import GePPO
+from longshore.training.actor_critic.replay import (
+    Replay,
+    flat,
+    gathered,
+    judged,
+    of_rows,
+    own,
+    sample_bytes,
+    unpacked,
+    weighted_gae,
+)
 from tests.training.replayed import ROWS, SAMPLES, STEPS, learned, model_of, spoilings
 
 ACTIONS = 32

@@ -13,8 +13,7 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from longshore.training.actor_critic.a2c import MaskableA2C
-from longshore.training.actor_critic.ppo import NEVER
-from longshore.training.actor_critic.sample_replay import (
+from longshore.training.actor_critic.patent_replay import (
     SampleA2C,
     SamplePPO,
     SampleReplay,
@@ -23,6 +22,7 @@ from longshore.training.actor_critic.sample_replay import (
     filled,
     learning_bytes,
 )
+from longshore.training.actor_critic.ppo import NEVER
 from tests.training.replayed import ROWS, SAMPLES, learned, model_of, spoilings
 
 

@@ -16,9 +16,8 @@ from longshore.cluster.model.weighting import weighting_of
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.training.asked import LOADS, Asked, Problems
-from longshore.training.later import Later, best_pair, compare_later, verdict
-from longshore.training.trace_problems import OTHERS, trace_problems
-from longshore.training.validation import cost_of
+from longshore.training.presets import OTHERS, trace_problems
+from longshore.training.validation import Later, best_pair, compare_later, cost_of, verdict
 from tests.command_line import Command
 from tests.envs.random_run import small_problem
 from tests.training.smaller import trace, with_few_draws, with_few_windows, with_small_groups

@@ -12,13 +12,10 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.training.asked import Sizes
-from longshore.training.config import TrainingConfig, config_of, with_parameter_file
-from longshore.training.parameters import FIELDS, PARAMETERS
+from longshore.training.config import FIELDS, PARAMETERS, TrainingConfig, config_of, with_parameter_file
 from longshore.training.presets import GroupParameters
 from longshore.training.run import CONFIG
-from longshore.training.tuning.crew import Processes
-from longshore.training.tuning.study import Tuned, tune
-from longshore.training.tuning.trial import Work, run_trial
+from longshore.training.tuning import Processes, Tuned, Work, run_trial, tune
 from tests.command_line import Command
 from tests.training.smaller import trace, with_few_draws, with_few_windows, with_small_groups
 

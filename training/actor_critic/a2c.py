@@ -10,9 +10,7 @@ from stable_baselines3.common.utils import explained_variance
 from torch import Tensor
 from torch.nn import functional
 
-from .off_policy import vtrace
-from .replay import Replay
-from .rollouts import flat, unpacked
+from .replay import Replay, flat, unpacked, vtrace
 
 # What Stable-Baselines3's A2C takes; under policy_kwargs, as its class does.
 RMSPROP: dict[str, Any] = {

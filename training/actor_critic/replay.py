@@ -1,19 +1,283 @@
-"""The last rollouts, kept for updates to come, and a dynamic batch of them (docs/training.md, Replay)."""
+"""The last rollouts kept for later updates, and what makes their reuse sound (docs/training.md, Replay).
+
+Advantages and objectives for samples of earlier policies: what makes replay sound (docs/training.md, Replay).
+
+Everywhere pi is the policy that learns, pi_k what it was when the update began, mu the policy that acted, and c the
+ratio pi_k / mu of the action's probabilities. Arrays of samples have shape (steps, rows), in order of time.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
+from torch import Tensor
 
 from ...cluster.files.errors import CheckpointError
-from ..snapshot import Arrays, finite
-from .off_policy import Floats, Trajectories, effective_share, variation
-from .rollouts import KeptRollout, flat, judge, judged, kept_rollout, of_rows, own, sound_rollout, unpacked
+from ..snapshot import Arrays, finite, longer, within
+
+JUDGED_ROWS = 1024  # at once on a thread; agents/networks/chunks.py has the same
+Floats = NDArray[np.float32]
+
+
+class KeptRollout(NamedTuple):
+    """Steps of all environments between two updates, as they were taken. Masks are packed, eight actions a byte."""
+
+    observations: Floats  # (steps, rows, size)
+    masks: NDArray[np.uint8]  # (steps, rows, bytes) open actions at the time of the decision
+    actions: NDArray[np.int32]  # (steps, rows)
+    log_probability: Floats  # (steps, rows) of the action, by the policy that acted
+    rewards: Floats  # (steps, rows)
+    values: Floats  # (steps, rows) by the critic of the time
+    advantages: Floats  # (steps, rows) the same
+    ended: NDArray[np.bool_]  # (steps, rows) whether the step ended an episode
+    last: Floats  # (rows, size) what is seen after the last step
+    cut_at: NDArray[np.int64]  # (cut off,) flat index of steps that ended an episode at the time limit
+    cut: Floats  # (cut off, size) what was seen after these
+    update: NDArray[np.int64]  # () number of the rollout, from 0
+
+
+PER_STEP = KeptRollout._fields[: KeptRollout._fields.index("last")]  # (steps, rows, ...)
+
+
+class Judged(NamedTuple):
+    """What the present policy and critic make of a rollout."""
+
+    log_probability: Floats  # (steps, rows) of the actions that were taken
+    values: Floats  # (steps, rows)
+    next_values: Floats  # (steps, rows) of what followed: 0 where an episode terminated, not where it was cut off
+
+
+def sample_bytes(size: int, actions: int) -> int:
+    """Return the memory that one kept sample takes, for observations of a size and a number of actions."""
+    return 4 * size + -(-actions // 8) + 5 * 4 + 1
+
+
+def kept_rollout(
+    buffer: MaskableRolloutBuffer, rewards: Floats, cut: list[tuple[int, Floats]], last: Floats,
+    ended: NDArray[np.bool_], update: int,
+) -> KeptRollout:  # fmt: skip
+    """Return a copy of a full buffer whose samples stand in the order of time.
+
+    Args:
+        buffer: As it is between collection and update.
+        rewards: Before Stable-Baselines3 adds the value of what follows an episode that was cut off.
+        cut: Flat index of each such step and what was seen after it.
+        last: What is seen after the last step, shape (rows, size).
+        ended: Whether the last step ended an episode, shape (rows,).
+        update: Number of the rollout.
+    """
+    starts = np.concatenate((buffer.episode_starts[1:] > 0, ended[None]))
+    return KeptRollout(
+        observations=buffer.observations.copy(),
+        masks=np.packbits(buffer.action_masks > 0, axis=-1),
+        actions=buffer.actions[:, :, 0].astype(np.int32),
+        log_probability=buffer.log_probs.copy(),
+        rewards=rewards,
+        values=buffer.values.copy(),
+        advantages=buffer.advantages.copy(),
+        ended=starts,
+        last=last.copy(),
+        cut_at=np.array([at for at, _ in cut], dtype=np.int64),
+        cut=np.array([observations for _, observations in cut], dtype=np.float32).reshape(len(cut), last.shape[1]),
+        update=np.array(update),
+    )
+
+
+def sound_rollout(arrays: Arrays, prefix: str, buffer: MaskableRolloutBuffer) -> KeptRollout:
+    """Return a rollout that was read from a file and is like what a buffer, as it is before collection, takes.
+
+    Raises:
+        ValueError: If it is not so.
+        KeyError: If a part is not there.
+    """
+    like = kept_rollout(buffer, buffer.rewards, [], buffer.observations[0], np.zeros(buffer.n_envs, dtype=np.bool_), 0)
+    cut_off = np.atleast_1d(arrays[f"{prefix}cut_at"]).shape[0]
+    like = like._replace(cut_at=longer(like.cut_at, cut_off), cut=longer(like.cut, cut_off))
+    found = KeptRollout(*(finite(arrays, prefix + name, part) for name, part in like._asdict().items()))
+    within(f"{prefix}cut_at", found.cut_at, 0, found.rewards.size - 1)
+    within(f"{prefix}update", found.update, 0, np.inf)
+    check_actions(prefix, found.masks, found.actions, buffer.mask_dims)
+    return found
+
+
+def check_actions(prefix: str, masks: NDArray[np.uint8], actions: NDArray[np.int32], count: int) -> None:
+    """Refuse actions that are none of so many, or that their masks close.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    within(f"{prefix}actions", actions, 0, count - 1)
+    byte = np.take_along_axis(masks, actions[..., None] >> 3, axis=-1)[..., 0]
+    if not (byte & (128 >> (actions & 7))).all():
+        raise ValueError(f"{prefix}actions holds one that is closed in {prefix}masks")
+
+
+def of_rows(rollout: KeptRollout, rows: NDArray[np.int64]) -> KeptRollout:
+    """Return the steps of some environments, whose numbers rise."""
+    step, row = np.divmod(rollout.cut_at, rollout.rewards.shape[1])
+    mine = np.isin(row, rows)
+    return rollout._replace(
+        **{name: np.take(getattr(rollout, name), rows, axis=1) for name in PER_STEP},
+        last=rollout.last[rows], cut=rollout.cut[mine],
+        cut_at=step[mine] * rows.size + np.searchsorted(rows, row[mine]),
+    )  # fmt: skip
+
+
+def flat(values: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of samples with steps and rows as one axis."""
+    return values.reshape(-1, *values.shape[2:])
+
+
+def unpacked(masks: NDArray[np.uint8], actions: int) -> NDArray[np.bool_]:
+    """Return packed masks as booleans, shape (..., actions)."""
+    return np.unpackbits(masks, axis=-1, count=actions).astype(np.bool_)
+
+
+def judge(
+    policy: Any, observations: Floats, masks: NDArray[np.bool_], actions: NDArray[np.int32]
+) -> tuple[Floats, Floats]:
+    """Return values and log-probabilities of actions under the present policy, each of shape (samples,).
+
+    Args:
+        policy: A MaskedPolicy; its threads take part.
+        observations: Shape (samples, size).
+        masks: Those of the time of the decisions, shape (samples, actions).
+        actions: Shape (samples,).
+    """
+    parts = (torch.split(torch.from_numpy(part), JUDGED_ROWS) for part in (observations, actions, masks))
+
+    def one(chunk: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():  # a thread has its own setting
+            values, log_probability, _ = policy.evaluate_actions(*chunk)
+        return values.flatten(), log_probability
+
+    values, log_probability = zip(*policy.pool.map(one, zip(*parts, strict=True)), strict=True)
+    return torch.cat(values).numpy(), torch.cat(log_probability).numpy()
+
+
+def judged(policy: Any, rollout: KeptRollout) -> Judged:
+    """Return what the present policy, a MaskedPolicy, and critic make of a rollout, masked as at the time."""
+    masks = unpacked(flat(rollout.masks), int(policy.action_space.n))
+    shape = rollout.rewards.shape
+    given = judge(policy, flat(rollout.observations), masks, flat(rollout.actions))
+    values, log_probability = (one.reshape(shape) for one in given)
+    return Judged(log_probability, values, next_values(policy, rollout, values))
+
+
+def own(policy: Any, rollout: KeptRollout) -> Judged:
+    """Return what a policy made of a rollout while it run it."""
+    return Judged(rollout.log_probability, rollout.values, next_values(policy, rollout, rollout.values))
+
+
+def next_values(policy: Any, rollout: KeptRollout, values: Floats) -> Floats:
+    """Return the value of what followed each step, shape (steps, rows): a time limit is no end, and is looked beyond.
+
+    Args:
+        policy: Whose critic judges.
+        rollout: Of any age.
+        values: What the critic makes of its observations, shape (steps, rows).
+    """
+    with torch.no_grad():
+        last = policy.predict_values(torch.from_numpy(rollout.last)).numpy().flatten()
+        following: Floats = np.concatenate((values[1:], last[None])) * ~rollout.ended
+        if rollout.cut_at.size:
+            following.reshape(-1)[rollout.cut_at] = policy.predict_values(torch.from_numpy(rollout.cut)).numpy()[:, 0]
+    return following
+
+
+class Trajectories(NamedTuple):
+    """Steps of all environments, with what the present critic makes of them."""
+
+    rewards: Floats  # (steps, rows)
+    values: Floats  # (steps, rows)
+    next_values: Floats  # (steps, rows) 0 where an episode terminated
+    ended: NDArray[np.bool_]  # (steps, rows) terminated or cut off
+    ratio: Floats  # (steps, rows) c
+
+
+def weighted_gae(steps: Trajectories, *, gamma: float, gae_lambda: float) -> tuple[Floats, Floats]:
+    """Return generalised advantages of pi_k and value targets, each of shape (steps, rows).
+
+    With rho = min(1, c) and delta_t = r_t + gamma V(s_t+1) - V(s_t):
+    A_t = delta_t + gamma lambda rho_t+1 A_t+1 up to the episode's end, and the target is V(s_t) + rho_t A_t.
+
+    Source: GePPO (Queeney, Paschalidis and Cassandras, 2021), V-trace form.
+    """
+    rho: Floats = np.minimum(steps.ratio, 1.0)
+    delta = steps.rewards + gamma * steps.next_values - steps.values
+    advantages = delta.copy()
+    for t in range(len(delta) - 2, -1, -1):
+        advantages[t] += gamma * gae_lambda * ~steps.ended[t] * rho[t + 1] * advantages[t + 1]
+    return advantages, steps.values + rho * advantages
+
+
+def vtrace(steps: Trajectories, *, gamma: float, gae_lambda: float) -> tuple[Floats, Floats]:
+    """Return V-trace's policy advantages, rho among them, and value targets v, each of shape (steps, rows).
+
+    With rho = min(1, c), delta_t as above and traces lambda rho: v_t = V(s_t) + rho_t delta_t +
+    gamma lambda rho_t (v_t+1 - V(s_t+1)) up to the episode's end, and the advantage is
+    rho_t (r_t + gamma v_t+1 - V(s_t)), where v is V after the last step.
+
+    Source: IMPALA (Espeholt et al., 2018), sections 4.1 and 4.2, with both bounds 1.
+    """
+    rho: Floats = np.minimum(steps.ratio, 1.0)
+    delta = steps.rewards + gamma * steps.next_values - steps.values
+    over: Floats = rho * delta  # v - V
+    ahead = np.zeros_like(over)  # v - V of the next step
+    for t in range(len(delta) - 2, -1, -1):
+        ahead[t] = ~steps.ended[t] * over[t + 1]
+        over[t] += gamma * gae_lambda * rho[t] * ahead[t]
+    advantages: Floats = rho * (delta + gamma * ahead)
+    return advantages, steps.values + over
+
+
+def standardised(advantages: Floats, ratio: Floats) -> Floats:
+    """Return advantages of samples, shape (samples,), less their mean under pi_k and over their spread there.
+
+    The mean under pi_k is mean(c A) / mean(c): the off-policy mean.
+    """
+    weight = ratio / ratio.mean()
+    centred = advantages - (weight * advantages).mean()
+    scaled: Floats = centred / (np.sqrt((weight * centred**2).mean()) + 1e-8)
+    return scaled
+
+
+def clip_of(policies: int, clip: float) -> float:
+    """Return GePPO's clip for so many policies that acted, all alike: the PPO clip over the mean of 1 to policies."""
+    return clip * 2.0 / (policies + 1)
+
+
+def geppo_loss(ratio: Tensor, before: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """Return minus GePPO's objective: pi / mu clipped around c, so that pi stays near pi_k whoever acted.
+
+    -mean(min(r A, clip(r, c - eps, c + eps) A)).
+
+    Args:
+        ratio: r = pi / mu, shape (samples,).
+        before: c, shape (samples,).
+        advantages: Of pi_k, shape (samples,).
+        clip: eps.
+    """
+    clipped = torch.maximum(torch.minimum(ratio, before + clip), before - clip)
+    loss: Tensor = -torch.minimum(ratio * advantages, clipped * advantages).mean()
+    return loss
+
+
+def effective_share(ratio: Floats) -> float:
+    """Return the effective sample size of weights over their number: (sum c)^2 / (n sum c^2), from 0 to 1."""
+    return float(ratio.sum(dtype=np.float64) ** 2 / (ratio.size * (ratio.astype(np.float64) ** 2).sum()))
+
+
+def variation(ratio: Floats) -> float:
+    """Return the mean total variation distance that ratios of samples tell: half the mean of abs(c - 1)."""
+    return float(0.5 * np.abs(ratio - 1.0).mean())
+
 
 LEAST_EFFECTIVE = 0.3  # share of a rollout's samples; one whose policy is farther away is left out
 LOOKED_AT = 4096  # samples of a dynamic batch that its figures come from: to judge all would cost a tenth of the time

@@ -1,29 +1,331 @@
 """Distillation: the network `candidates` learns what rollouts find, in rounds; later rollouts use the network.
 
+By how much the base heuristic's choice is favoured: a network's small advantages may be its errors.
+
+A policy is trained by sampling, and then decides greedily, where a small error of a logit decides alone. So the base is
+the safe action, and another candidate has to earn it.
+
 Source: expert iteration (Anthony, Tian and Barber, 2017) on the states of DAgger (Ross, Gordon and Bagnell, 2011);
 docs/training.md, Distillation.
 """
 
 import copy
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from ...agents.heuristics.heuristics import HEURISTICS
 from ...agents.learned.checkpoint import layout_of
+from ...agents.learned.objective import objective_unit_s, spent_s
 from ...agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
-from ...agents.rollouts.rollout import Base, Search
+from ...agents.rollouts.rollout import Base, Ranking, Rollout, Search
+from ...cluster.dispatch.placing import undo_picks
 from ...cluster.files.errors import CheckpointError, InputError
-from ...cluster.model.objective import objective_of
+from ...cluster.kernels.counter_random import uniform
+from ...cluster.model.objective import Objective, objective_of
+from ...cluster.model.outcome import metrics
 from ...cluster.model.problem import Problem
+from ...cluster.model.weighting import Weighting
+from ...cluster.simulator.engine import advance, reset, start, wait
+from ...cluster.simulator.simulation import outcome_of, simulation_of
+from ...cluster.state.state import CANDIDATES, Simulation
+from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, write_candidates
 from ..initial import initial_network
+from ..presets import DistilParameters
 from ..run_folder import RunFolder
-from ..snapshot import SNAPSHOT, counts, read_arrays, restore_weights, write_arrays
-from .fitting import fit_network
-from .labels import Labels, Lesson, Worker, joined, run_lessons, sound_labels, workers_of
+from ..snapshot import SNAPSHOT, Arrays, counts, read_arrays, records, restore_weights, within, write_arrays
+from .group import CLOSED, step_in_chunks, value_loss
+
+SIZE = CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT
+LABELLED, OWN = 0, 1  # second counter of what is drawn: which decisions are labelled, and who runs
+
+
+class Labels(NamedTuple):
+    """Decisions that had a choice, and the gain of each candidate over the first of its list."""
+
+    observations: NDArray[np.float32]  # (decisions, size) observations
+    listed: NDArray[np.int32]  # (decisions,) candidates of the list
+    tried: NDArray[np.int32]  # (decisions,) of which the first so many have a label
+    gain: NDArray[
+        np.float32
+    ]  # (decisions, CANDIDATES) mean over imagined futures, in units of objective_unit_s; 0 beyond
+    error: NDArray[np.float32]  # (decisions, CANDIDATES) standard error of that, one for all decisions of a lesson
+    to_go: NDArray[np.float32]  # (decisions,) mean of what is still to come by the choice of the rollout's base
+    scenario: NDArray[np.int32]  # (decisions,)
+
+
+def joined(parts: Iterable[Labels]) -> Labels:
+    """Return the decisions of several parts in their order."""
+    fields = zip(*([_none(), *parts]), strict=True)
+    return Labels(*(np.concatenate(arrays) for arrays in fields))
+
+
+def _none() -> Labels:
+    counts, values = np.zeros(0, np.int32), np.zeros((0, CANDIDATES), np.float32)
+    return Labels(np.zeros((0, SIZE), np.float32), counts, counts, values, values, values[:, 0], counts)
+
+
+def sound_labels(arrays: Arrays, scenarios: int) -> Labels:
+    """Return labels that were read from a file, of decisions in so many scenarios.
+
+    Raises:
+        ValueError: If they are no labels of these.
+        KeyError: If a part is not there.
+    """
+    found = records(arrays, "", _none())
+    within("listed", found.listed, 1, CANDIDATES)
+    within("tried", found.tried, 1, CANDIDATES)
+    within("scenario", found.scenario, 0, scenarios - 1)
+    if (found.tried > found.listed).any():
+        raise ValueError("tried is more than listed, expected at most as many")
+    return found
+
+
+class Label(NamedTuple):
+    """What rollouts tell of a decision, in units of objective_unit_s."""
+
+    gain: NDArray[np.float64]  # (candidates,) mean gain over the first of the list, 0 for that
+    variance: float  # of that, by the futures that were imagined
+    to_go: float  # mean of what is still to come by the base's own choice
+
+
+def label(rollout: Rollout, sim: Simulation, row: int) -> Label:
+    """Return what rollouts tell of a decision with a choice.
+
+    Args:
+        rollout: Of at least two futures and no budget.
+        sim: The simulation; a job must be due in the row.
+        row: Row of the decision.
+    """
+    objective = rollout.objective or "makespan"
+    unit_s, base = objective_unit_s(sim, row, objective), rollout.base
+    costs_s = rollout.costs_s(sim, row)
+    gains = (costs_s[:, :1] - costs_s) / unit_s
+    # The first candidate is the choice of the heuristics that teach.
+    own = int(base.predicted_gains(sim, row)[: gains.shape[1]].argmax()) if isinstance(base, Ranking) else 0
+    to_go = (float(costs_s[:, own].mean()) - spent_s(sim, row, objective)) / unit_s
+    # Of all candidates but the first, which gains nothing over itself.
+    return Label(gains.mean(axis=0), float(gains[:, 1:].var(axis=0, ddof=1).mean()) / len(gains), to_go)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Who runs a scenario, and which of its decisions are labelled.
+
+    Args:
+        scenario: Number of the scenario.
+        seed: Of the imagined futures and of what is drawn.
+        share: Of the decisions with a choice that are labelled, drawn one by one.
+    """
+
+    scenario: int
+    seed: int
+    share: float
+
+
+def run_lesson(rollout: Rollout, actor: Base, sim: Simulation, lesson: Lesson) -> Labels:
+    """Run a scenario in row 0 by one policy and label decisions on its way by the rollouts of another."""
+    kept: list[tuple[NDArray[np.float32], int, Label]] = []
+    observations = np.zeros((1, SIZE), dtype=np.float32)
+    rollout.seed = lesson.seed
+    reset(sim, 0, lesson.scenario)
+    while advance(sim, 0):
+        if uniform(lesson.seed, LABELLED, int(sim.state.decisions[0])) < lesson.share:
+            listed = write_candidates(sim, 0, observations, 0)
+            if listed > 1:
+                kept.append((observations[0].copy(), listed, label(rollout, sim, 0)))
+        if actor.place(sim, 0):
+            start(sim, 0)
+        else:
+            undo_picks(sim, 0)
+            wait(sim, 0)
+    return _labels(kept, lesson.scenario)
+
+
+def _labels(kept: list[tuple[NDArray[np.float32], int, Label]], scenario: int) -> Labels:
+    if not kept:
+        return _none()
+    observations, listed, labels = zip(*kept, strict=True)
+    gains, variances, to_go = zip(*labels, strict=True)
+    tried = np.array([gain.size for gain in gains], dtype=np.int32)
+    padded = np.stack([np.pad(gain, (0, CANDIDATES - gain.size)) for gain in gains])
+    # A few futures tell too little of the noise of one decision: without a fault in them it would seem to have none.
+    candidates = np.arange(CANDIDATES)
+    error = np.sqrt(np.mean(variances)) * ((candidates > 0) & (candidates < tried[:, None]))
+    return Labels(
+        np.stack(observations), np.array(listed, dtype=np.int32), tried, padded.astype(np.float32),
+        error.astype(np.float32),
+        np.array(to_go, dtype=np.float32), np.full(tried.size, scenario, dtype=np.int32),
+    )  # fmt: skip
+
+
+class Worker(NamedTuple):
+    """What one thread needs to run lessons."""
+
+    sim: Simulation
+    teacher: Rollout  # whose base is the learner's network, once it has one
+    others: Base  # runs where the teacher's base does not
+
+
+def workers_of(
+    problem: Problem, objective: Objective, search: Search, bases: Iterable[Base], others: Base
+) -> list[Worker]:
+    """Return a worker for each of some bases of rollouts, which may not be shared between threads."""
+    return [Worker(simulation_of(problem), Rollout(base, search, objective), others) for base in bases]
+
+
+def run_lessons(lessons: Iterable[Lesson], workers: list[Worker], own: float, pool: ThreadPoolExecutor) -> Labels:
+    """Run lessons at several workers at once; which of them runs what changes nothing.
+
+    Args:
+        lessons: What is run.
+        workers: One for each thread.
+        own: Share of the lessons that the base of the rollouts runs itself.
+        pool: Threads.
+    """
+    free: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        free.put(worker)
+
+    def one(lesson: Lesson) -> Labels:
+        worker = free.get()
+        try:
+            actor = worker.teacher.base if uniform(lesson.seed, OWN, 0) < own else worker.others
+            return run_lesson(worker.teacher, actor, worker.sim, lesson)
+        finally:
+            free.put(worker)
+
+    return joined(pool.map(one, lessons))
+
+
+NEAR = 0.5  # units
+HELD_OUT = 10  # every so many scenarios one is kept to judge by
+
+
+class Fitted(NamedTuple):
+    """How well a network does on labels that are held out."""
+
+    held_out_loss: float  # the least after any epoch; its weights are kept
+    epochs: int
+    regret: float  # by how much its candidates fall short of the best labels, in the mean
+    value_error: float  # root mean square
+    spread: float  # variance of what candidates truly gain, over the gap to the chosen one that is told, if below NEAR
+
+
+class _Lessons(NamedTuple):
+    """Labels as tensors, of some decisions."""
+
+    observations: Tensor
+    listed: Tensor
+    tried: Tensor
+    gain: Tensor
+    error: Tensor
+    to_go: Tensor
+
+    def of(self, rows: Tensor) -> "_Lessons":
+        """Return those of some rows, no wider than their longest list."""
+        part = _Lessons(*(tensor[rows] for tensor in self))
+        most = int(part.listed.max())
+        observations = part.observations[:, : CANDIDATE_GLOBAL_COUNT + most * CANDIDATE_FEATURE_COUNT]
+        return part._replace(observations=observations, gain=part.gain[:, :most], error=part.error[:, :most])
+
+
+def noise_weight(error: Tensor, parameters: DistilParameters) -> Tensor:
+    """Return the weight of labels by their standard error: 1 without noise, 1/2 where it is as large as the prior."""
+    prior = parameters.distil_prior**2
+    weight: Tensor = prior / (error**2 + prior)
+    return weight
+
+
+def distil_loss(
+    logits: Tensor, tried: Tensor, gain: Tensor, error: Tensor, parameters: DistilParameters
+) -> tuple[Tensor, Tensor]:
+    """Return the regression and the expected cost of some decisions, summed, to be minimised.
+
+    Args:
+        logits: What the network tells, shape (decisions, candidates).
+        tried: How many candidates have a label, shape (decisions,).
+        gain: Labels, shape (decisions, candidates).
+        error: Their standard errors, shape (decisions, candidates).
+        parameters: Prior and temperature.
+    """
+    is_tried = torch.arange(logits.shape[1]) < tried[:, None]
+    predicted_gains = logits - logits[:, :1]
+    prior, temperature = parameters.distil_prior, parameters.distil_temperature
+    residual = (predicted_gains - gain) / prior
+    regression = 0.5 * (noise_weight(error, parameters) * residual**2 * is_tried).sum()
+    shares = (predicted_gains / temperature).masked_fill(~is_tried, CLOSED).softmax(dim=1)
+    cost = -(shares * gain).sum() / temperature
+    return regression, cost
+
+
+def _policy_loss(logits: Tensor, lessons: _Lessons, parameters: DistilParameters) -> Tensor:
+    regression, cost = distil_loss(logits, lessons.tried, lessons.gain, lessons.error, parameters)
+    return regression + parameters.distil_cost * cost
+
+
+def fit_network(
+    network: CandidateNetwork, labels: Labels, parameters: DistilParameters, pool: ThreadPoolExecutor,
+    rng: np.random.Generator,
+) -> Fitted:  # fmt: skip
+    """Let a network learn; the weights of the least loss on what is held out remain.
+
+    Args:
+        network: What learns.
+        labels: What it learns from.
+        parameters: Epochs, minibatch, learning rate and loss.
+        pool: Threads; their number changes nothing.
+        rng: Draws the order of the labels.
+    """
+    lessons = _Lessons(*map(torch.from_numpy, labels[:-1]))
+    is_held = labels.scenario % HELD_OUT == HELD_OUT - 1
+    learned = np.flatnonzero(~is_held) if (~is_held).any() else np.arange(is_held.size)
+    held = lessons.of(torch.from_numpy(np.flatnonzero(is_held) if is_held.any() else learned))
+    optimizer = torch.optim.Adam(network.parameters(), lr=parameters.distil_learning_rate)
+
+    def loss(rows: Tensor) -> Tensor:
+        part = lessons.of(rows)
+        logits, values = network(part.observations)
+        return _policy_loss(logits, part, parameters) + value_loss(values, part.to_go)
+
+    least, at, best = np.inf, 0, copy.deepcopy(network.state_dict())
+    for epoch in range(parameters.distil_epochs):
+        for group in optimizer.param_groups:
+            group["lr"] = parameters.distil_learning_rate * (1.0 - epoch / parameters.distil_epochs)
+        for minibatch in torch.split(torch.from_numpy(rng.permutation(learned)), parameters.distil_minibatch):
+            # Chunks of decisions with equally long lists are narrow.
+            rows = minibatch[torch.argsort(lessons.listed[minibatch], stable=True)]
+            step_in_chunks(network, optimizer, pool, rows, loss)
+        with torch.no_grad():
+            judged = float(_policy_loss(network(held.observations)[0], held, parameters)) / held.tried.numel()
+        if judged < least:
+            least, at, best = judged, epoch + 1, copy.deepcopy(network.state_dict())
+    network.load_state_dict(best)
+    return Fitted(least, at, *_judged(network, held))
+
+
+@torch.no_grad()
+def _judged(network: CandidateNetwork, held: _Lessons) -> tuple[float, float, float]:
+    """Return regret, error of the value, and spread."""
+    logits, values = network(held.observations)
+    is_tried = torch.arange(logits.shape[1]) < held.tried[:, None]
+    chosen = logits.masked_fill(~is_tried, CLOSED).argmax(dim=1, keepdim=True)
+    best = held.gain.masked_fill(~is_tried, CLOSED).amax(dim=1)
+    gain, predicted_gains = (tensor - tensor.gather(1, chosen) for tensor in (held.gain, logits))
+    near = is_tried & (predicted_gains < 0.0) & (predicted_gains > -NEAR)
+    noise = held.error.amax(dim=1, keepdim=True).square()  # of the difference of any two candidates
+    spread = ((gain - predicted_gains).square() - noise)[near].sum() / -predicted_gains[near].sum().clamp(max=-1e-9)
+    regret = (best - held.gain.gather(1, chosen)[:, 0]).mean()
+    return float(regret), float((values - held.to_go).square().mean().sqrt()), float(spread)
+
 
 FOLDER = "labels"  # of a run, with a file for each block of lessons
 
@@ -176,3 +478,48 @@ def learn_by_distillation(problem: Problem, run_folder: RunFolder) -> int:
             learner.network, learner.steps, for_best=False
         )  # a stop before there was anything to validate
     return learner.steps
+
+
+MARGINS = (0.0, 0.25, 0.5, 1.0, 2.0)
+
+
+def with_best_margin(policy: CandidatePolicy, cost: Callable[[CandidatePolicy], float]) -> CandidatePolicy:
+    """Return a policy with the margin of least cost, the smallest of equals."""
+    found = [with_margin(policy, margin) for margin in MARGINS]
+    return min(found, key=cost)
+
+
+def with_margin(policy: CandidatePolicy, margin: float) -> CandidatePolicy:
+    """Return a policy that favours the base heuristic by a margin."""
+    network = policy.network
+    assert isinstance(network, CandidateNetwork)
+    return CandidatePolicy(policy.name, policy.schema.model_copy(update={"margin": margin}), network)
+
+
+def log_cost(
+    policy: CandidatePolicy, problems: Sequence[Problem], tail: float, weighting: Weighting | None = None
+) -> float:
+    """Return the mean over problems of the mean logarithm of what each scenario costs.
+
+    So each scenario weighs alike, whatever its jobs' lengths, as in the comparison of traces.
+
+    Args:
+        policy: What runs them.
+        problems: To validate on.
+        tail: Share of the p99 of JCT in the cost where jobs arrive; the rest is the mean. A batch costs its makespan.
+        weighting: What a user asks for in place of both.
+    """
+    return float(np.mean([_log_cost(policy, problem, tail, weighting) for problem in problems]))
+
+
+def _log_cost(policy: CandidatePolicy, problem: Problem, tail: float, weighting: Weighting | None) -> float:
+    scenarios = problem.scenarios
+    sim = simulation_of(problem, rows=scenarios.jobs.size)
+    policy.run(sim, np.arange(scenarios.jobs.size))
+    gpus = problem.cluster.gpu_node.size
+    found = metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, gpus, scenarios.work_s)
+    if weighting is not None:
+        return float(np.log(weighting.cost(found)).mean())
+    if objective_of(scenarios.submit_s) == "makespan":
+        return float(np.log(found.makespan_s).mean())
+    return float(np.log((1.0 - tail) * found.mean_jct_s + tail * found.p99_jct_s).mean())

@@ -3,10 +3,22 @@
 No critic: what a run does better than the others of its group is the advantage of every decision in it. The value only
 looks on, and learns what was still to come, for rollouts that are cut off (agents/rollouts/rollout.py).
 
-Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/training.md.
+What runs and their jobs are worth by an objective that a user asks for, each figure relative to its group's mean.
+
+Mean JCT and mean slowdown are sums over jobs of the time that each spends in the system, so that decisions can be
+credited with them by time. The p99 of JCT and the makespan are no such sums: all decisions of a run have a share.
+
+What the group learner learns from decisions that were made live: by importance weights, and by what followed.
+
+A decision that was drawn is praised for how much less was still to come than the value foresaw. Its weight is how much
+more probable the network now holds it than who drew it, cut to 1. Any other decision teaches the value alone.
+
+Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/training.md; truncated importance weights of
+IMPALA (Espeholt et al., 2018), and for the guard P3O (Wang et al., 2019); docs/decisions/0013-learning-from-the-
+past.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -18,13 +30,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...agents.learned.checkpoint import layout_of
-from ...agents.networks.candidate_run import Record
-from ...agents.networks.candidates import CandidateNetwork
+from ...agents.networks.candidate_run import Record, sample_runs
+from ...agents.networks.candidates import CandidateNetwork, candidate_weights
 from ...cluster.model.objective import objective_of
-from ...cluster.model.outcome import Metrics
+from ...cluster.model.outcome import Metrics, bounded_s, metrics
 from ...cluster.model.problem import Problem
+from ...cluster.model.weighting import Weighting, alone
+from ...cluster.simulator.simulation import outcome_of, simulation_of
+from ...cluster.state.state import CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
-from ..history.logged import logged_decisions
+from ..history_problems import Logged, logged_decisions
 from ..initial import initial_network
 from ..run_folder import RunFolder
 from ..snapshot import (
@@ -39,14 +54,204 @@ from ..snapshot import (
     within,
     write_arrays,
 )
-from .collecting import Collected, Runs
-from .credit import Foreseen, credits_of, gaps_of, over_spread
-from .lessons import lesson_of
-from .weighted import job_weights, relative_cost, shares_of, whole_shares
+from .credit import Foreseen, Ran, credits_of, gaps_of, joined_runs, over_spread, ran_of
+
+PARTS = 4  # simulations that collect; not the threads, so that their number changes nothing
+
+
+class Collected(NamedTuple):
+    """What runs were like."""
+
+    record: Record  # all decisions
+    figures: Metrics  # of shape (runs,)
+    ran: Ran  # the times of their jobs
+
+
+class Part(NamedTuple):
+    """A simulation that collects, and what it holds."""
+
+    problem: Problem
+    sim: Simulation
+    scenarios: slice  # of all that are run
+    jct: int  # 1 if the objective is the mean JCT, 0 for the makespan
+
+
+class Runs:
+    """A number of runs collected at once, of one problem or of several.
+
+    Args:
+        problems: What is run.
+        rows: Runs of each problem, a multiple of PARTS if there is one problem.
+        pool: Threads.
+    """
+
+    def __init__(self, problems: Sequence[Problem], rows: Sequence[int], pool: ThreadPoolExecutor) -> None:
+        self.pool = pool
+        self._parts, first = [], 0
+        for problem, count in zip(problems, rows, strict=True):
+            parts = max(1, PARTS // len(problems))
+            jct = int(objective_of(problem.scenarios.submit_s) == "jct")
+            for size in [count // parts] * parts:
+                self._parts.append(Part(problem, simulation_of(problem, rows=size), slice(first, first + size), jct))
+                first += size
+        self._records = [_record(2 * sim.state.first_gpu.size) for _, sim, _, _ in self._parts]
+
+    def collect(self, network: CandidateNetwork, scenarios: NDArray[np.int64], seed: int) -> Collected:
+        """Run a scenario in each row by sampled candidates; return all decisions, the runs' figures and their times."""
+
+        def one(index: int) -> tuple[Record, Metrics, Ran]:
+            part, record = self._parts[index], self._records[index]
+            mine = scenarios[part.scenarios]
+            record.size[0] = 0
+            weights = candidate_weights(network)
+            while not sample_runs(part.sim, mine, weights, seed, part.scenarios.start, part.jct, record):
+                record = self._records[index] = _record(2 * record.chosen.size)
+            return record, *_figures(part, mine)
+
+        records, figures, ran = zip(*self.pool.map(one, range(len(self._parts))), strict=True)
+        together = Metrics(*(np.concatenate(values) for values in zip(*figures, strict=True)))
+        return Collected(_joined(records), together, joined_runs(ran))
+
+
+def _figures(part: Part, run: NDArray[np.int64]) -> tuple[Metrics, Ran]:
+    scenarios, gpus = part.problem.scenarios, part.problem.cluster.gpu_node.size
+    outcome, jobs, submit_s = outcome_of(part.sim), scenarios.jobs[run], scenarios.submit_s[run]
+    work_s = scenarios.work_s[run]
+    return metrics(outcome, jobs, scenarios.gpus[run], submit_s, gpus, work_s), ran_of(outcome, jobs, submit_s, work_s)
+
+
+def _record(decisions: int) -> Record:
+    return Record(
+        observations=np.zeros((decisions, CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT), np.float32),
+        logits=np.zeros((decisions, CANDIDATES), np.float32),
+        candidates=np.zeros(decisions, np.int32),
+        chosen=np.zeros(decisions, np.int64),
+        log_probability=np.zeros(decisions, np.float32),
+        row=np.zeros(decisions, np.int32),
+        now_s=np.zeros(decisions),
+        unit_s=np.zeros(decisions),
+        submitted=np.zeros(decisions, np.int32),
+        to_go=np.zeros(decisions, np.float32),
+        size=np.zeros(1, np.int64),
+    )
+
+
+def _joined(records: tuple[Record, ...]) -> Record:
+    """Return the decisions of several records in one."""
+    fields = {
+        name: np.concatenate([getattr(record, name)[: record.size[0]] for record in records])
+        for name in Record._fields[:-1]
+    }
+    return Record(**fields, size=np.array([fields["row"].size]))
+
+
+SUMS = ("mean-jct", "slowdown")
+
+
+def relative(values: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
+    """Return values of runs over the mean of their group, shape (groups, runs)."""
+    grouped = values.reshape(-1, runs)
+    over: NDArray[np.float64] = grouped / grouped.mean(axis=1, keepdims=True)
+    return over
+
+
+def relative_cost(shares: Mapping[str, float], figures: Metrics, runs: int) -> NDArray[np.float64]:
+    """Return the weighted sum of figures that are relative to the group's mean, shape (groups, runs).
+
+    Close to that mean it differs by as much as the weighted geometric mean does.
+
+    Args:
+        shares: Of figures, by their names.
+        figures: Of all runs, shape (runs of all groups,).
+        runs: Of each group.
+    """
+    cost = np.zeros((figures.mean_jct_s.size // runs, runs))
+    for name, share in shares.items():
+        cost += share * relative(alone(name).cost(figures), runs)
+    return cost
+
+
+def shares_of(weighting: Weighting) -> dict[str, float]:
+    """Return the share of each figure."""
+    return {term.name: weighting.weight(term.name) for term in weighting.terms}
+
+
+def whole_shares(weighting: Weighting) -> dict[str, float]:
+    """Return the shares of what decisions cannot be credited with by time."""
+    return {name: share for name, share in shares_of(weighting).items() if name not in SUMS}
+
+
+def job_weights(weighting: Weighting, ran: Ran, figures: Metrics, runs: int) -> NDArray[np.float64]:
+    """Return what a second of each job in the system weighs, over what it weighs in the relative mean JCT.
+
+    Args:
+        weighting: What is minimised.
+        ran: The runs.
+        figures: Of them, shape (runs of all groups,).
+        runs: Of each group.
+
+    Returns:
+        Shape (runs of all groups, jobs).
+    """
+    jct, slowdown = (weighting.weight(name) for name in SUMS)
+    if jct + slowdown == 0.0:
+        return np.ones_like(ran.submit_s)
+    mean_s, mean = (
+        values.reshape(-1, runs).mean(axis=1).repeat(runs)[:, None]
+        for values in (figures.mean_jct_s, figures.mean_slowdown)
+    )
+    weights: NDArray[np.float64] = (jct + slowdown * mean_s / (mean * bounded_s(ran.work_s))) / (jct + slowdown)
+    return weights
+
+
+LEAST_SAMPLE_SIZE = 0.3  # effective, of 1: whoever drew is too far away below, as in actor_critic/replay.py
+CLOSED = -1e9  # logit of a candidate that the list does not have, as in group.py
+
+
+class Lesson(NamedTuple):
+    """Decisions in the fields of the learner's own."""
+
+    observations: Tensor
+    candidates: Tensor
+    chosen: Tensor
+    log_probability: Tensor  # by the network that learns, so that its step is bounded from where it is
+    gain: Tensor  # 0 where it was not drawn
+    to_go: Tensor
+
+
+@torch.no_grad()
+def lesson_of(logged: Logged, network: CandidateNetwork, rng: np.random.Generator, most: int) -> tuple[Lesson, float]:
+    """Return some decisions drawn at random, and the effective sample size of their weights from 0 to 1.
+
+    Args:
+        logged: All of them, one at least.
+        network: That learns.
+        rng: Draws them.
+        most: How many at most.
+    """
+    rows = rng.permutation(logged.chosen.size)[:most]
+    observations, candidates, chosen, drawn_by, to_go = (torch.from_numpy(field[rows]) for field in logged)
+    logits, values = network(observations)
+    closed = torch.arange(logits.shape[1]) >= candidates[:, None]
+    now = logits.masked_fill(closed, CLOSED).log_softmax(dim=1).gather(1, chosen[:, None]).squeeze(1)
+    drawn = torch.isfinite(drawn_by)
+    ratio = torch.where(drawn, (now - drawn_by).exp(), 0.0)
+    size = effective_sample_size(ratio[drawn])
+    better = torch.where(drawn, values - to_go, 0.0)
+    spread = better[drawn].square().mean().sqrt() if bool(drawn.any()) else torch.zeros(())
+    is_near = size >= LEAST_SAMPLE_SIZE and float(spread) > 0.0
+    gain = ratio.clamp(max=1.0) * better / spread if is_near else torch.zeros_like(to_go)
+    return Lesson(observations, candidates, chosen, now, gain, to_go), size
+
+
+def effective_sample_size(ratio: Tensor) -> float:
+    """Return (sum c)^2 / (n sum c^2) of some ratios, 0 of none."""
+    squares = float(ratio.square().sum())
+    return float(ratio.sum()) ** 2 / (ratio.numel() * squares) if squares > 0.0 else 0.0
+
 
 AVERAGED = 8  # from random weights, the average is over the latest of so many parts of the run so far
 CHUNKS = 8  # of a minibatch, one after the other on each thread
-CLOSED = -1e9  # logit of a candidate that the list does not have
 STATE = CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT  # features of a decision that no choice changes
 MOST_KEPT = 1e30  # no sum of what is foreseen comes near
 LIVE = 4  # simulated decisions for each that was made live, at least

@@ -38,7 +38,7 @@ def compile_(
     from ..cluster.kernels.kept import can_be_kept, folder
     from ..scheduler.mirror.rehearsal import rehearsals_of
     from ..scheduler.settings import Settings, read_settings
-    from ..training.rehearsals import GROUPS
+    from ..training.run import GROUPS
 
     policy = (read_settings(config).settings if config else Settings()).policy
     serve = rehearsals_of(*filter(None, (policy.fallback, policy.name)))

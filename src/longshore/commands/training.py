@@ -182,8 +182,7 @@ def train(
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C and SIGTERM keep everything."""
     with progress("starting"):
         from ..training.config import config_of, with_numbers, with_objective, with_parameter_file
-        from ..training.rehearsals import rehearsals_for
-        from ..training.run import learn, open_run
+        from ..training.run import learn, open_run, rehearsals_for
 
     beginning = _beginning(init, online, history, objective)
     config = config_of(
@@ -224,8 +223,8 @@ def _beginning(init: Path | None, online: Path | None, history: Path | None, obj
 
 
 def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoReturn:
-    from ..training.online.rounds import Asked, learn_online
-    from ..training.rehearsals import rehearsals_for
+    from ..training.online import Asked, learn_online
+    from ..training.run import rehearsals_for
 
     def telling() -> "AbstractContextManager[Tell]":
         compile_first(rehearsals_for(config.algorithm))
@@ -247,7 +246,7 @@ def _tell(result: "Result", logdir: Path, config: "TrainingConfig") -> None:
         f"{result.rival} on {result.scenarios} validation workloads\nFigures: tensorboard --logdir {logdir}"
     )
     if result.later:
-        from ..training.later import MEAN_JCT, verdict
+        from ..training.validation import MEAN_JCT, verdict
 
         by, which = config.weighting or MEAN_JCT, "`patient`, tuned,"
         if config.weighting is not None:

@@ -22,8 +22,7 @@ from .training import (
 )
 
 if TYPE_CHECKING:
-    from ..training.tuning.crew import Crew
-    from ..training.tuning.study import Tuned
+    from ..training.tuning import Crew, Tuned
 
 TrialsOption = Annotated[int, typer.Option(min=1, max=10_000, help="Training runs in all; a larger number goes on.")]
 JobsOption = Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Trials at once, each on one core.")]
@@ -56,8 +55,8 @@ def tune(
     """Search for better hyper-parameters of `longshore train`. The same command goes on after Ctrl-C or SIGTERM."""
     with progress("starting"):
         from ..training.config import config_of, with_objective
-        from ..training.rehearsals import rehearsals_for
-        from ..training.tuning.study import tune as search
+        from ..training.run import rehearsals_for
+        from ..training.tuning import tune as search
 
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=None, action=None, observation=None,
@@ -98,7 +97,7 @@ def _absolute(traces: tuple[str, ...], cluster: str | None, faults: str | None) 
 
 
 def _crew(ray: str | None, jobs: int) -> "Crew":
-    from ..training.tuning.crew import Processes, RayTasks
+    from ..training.tuning import Processes, RayTasks
 
     return Processes(jobs) if ray is None else RayTasks(ray)
 
@@ -109,7 +108,7 @@ def _say(line: str) -> None:
 
 def _table(tuned: "Tuned") -> list[str]:
     """Return a line for each trial, and what is the best."""
-    from ..training.tuning.study import text_of
+    from ..training.tuning import text_of
 
     lines = ["trial  state     validation  hyper-parameters"]
     for it in tuned.trials:

@@ -11,8 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from ...cluster.files.errors import CheckpointError
 from ..snapshot import Arrays, counts, records, within
 from .a2c import MaskableA2C
-from .replay import LOOKED_AT, clip_range_of, note
-from .rollouts import Floats, check_actions, flat, judge, sample_bytes, unpacked
+from .replay import LOOKED_AT, Floats, check_actions, clip_range_of, flat, judge, note, sample_bytes, unpacked
 
 
 class Samples(NamedTuple):

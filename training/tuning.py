@@ -1,4 +1,6 @@
-"""A search for hyper-parameters by Optuna, kept in a folder and resumed from it.
+"""A search for hyper-parameters by Optuna: trials are training runs, on this machine or on a Ray cluster.
+
+A search for hyper-parameters by Optuna, kept in a folder and resumed from it.
 
 Optuna proposes and remembers; trials only train, and need not know of it. So they run in any process or on any machine,
 and with one at a time the same seed gives the same trials, also where the study was stopped in between.
@@ -8,26 +10,248 @@ Source: Akiba et al., Optuna (2019); the tree-structured Parzen estimator of Ber
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import multiprocessing
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from ...cluster.files.errors import InputError
-from ...cluster.files.output_file import make_folder, replacing
-from ..asked import SIZES, Sizes
-from ..config import TrainingConfig, asked_of, with_parameters
-from ..parameters import FIELDS, PARAMETERS, Bounds, whole_or_not
-from ..presets import PRESETS
-from ..run_folder import interruptible
-from .crew import Crew
-from .trial import Ended, StopFile, Work
+import numpy as np
+
+from ..cluster.files.errors import BackendError, InputError, LongshoreError
+from ..cluster.files.output_file import make_folder, replacing
+from .asked import SIZES, Sizes
+from .config import FIELDS, PARAMETERS, Bounds, TrainingConfig, asked_of, whole_or_not, with_parameters
+from .presets import PRESETS
+from .run import train
+from .run_folder import Progress, interruptible
+from .validation import Score
 
 if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
+
+State = Literal["finished", "left", "stopped", "failed", "refused"]
+
+
+class StopFile:
+    """Tells all trials, wherever they run, to stop after their updates in progress.
+
+    Args:
+        path: The file, which is there once they are to stop.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether they are to stop."""
+        return self.path.exists()
+
+    @interrupted.setter
+    def interrupted(self, stops: bool) -> None:
+        if stops:
+            self.path.touch()
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+class Work(NamedTuple):
+    """What a trial is to do."""
+
+    config: TrainingConfig
+    folder: Path  # of its run; one that stopped there goes on
+    stop: Path
+    to_beat: Mapping[int, float]  # by number of the validation, the most that the best so far may be
+    sizes: Sizes = SIZES
+    reached: float = float("nan")  # its best validation before it was stopped
+
+
+class Ended(NamedTuple):
+    """What came of a trial."""
+
+    state: State
+    percent: float  # best validation against the best heuristic, below 0 is better; nan if there was none
+    so_far: Mapping[int, float]  # the best so far at each validation on the way, by its number
+    best: Path | None = None  # its policy
+    problem: str = ""  # why it failed or was refused
+
+
+class _LeftError(Exception):
+    """It is worse than the others were by then."""
+
+
+class _StoppedError(Exception):
+    """It is to stop."""
+
+
+class _Watch:
+    """Looks at each validation, and ends the run if nothing is to be hoped for or all trials are to stop."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.so_far, self.best = work, dict[int, float](), work.reached
+        self._seen: Score | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        steps, score = self.work.config.steps, progress.score
+        if score is not None and score is not self._seen and progress.steps < steps:
+            self._seen, self.best = score, float(np.fmin(self.best, score.percent))
+            number = progress.steps * self.work.sizes.validations // steps
+            self.so_far[number] = self.best
+            if self.best > self.work.to_beat.get(number, float("inf")):
+                raise _LeftError
+        if StopFile(self.work.stop).interrupted and progress.steps < steps:
+            raise _StoppedError
+
+
+def run_trial(work: Work) -> Ended:
+    """Run a trial, or go on with one that was stopped. Whatever happens is told, for it may happen elsewhere."""
+    watch = _Watch(work)
+    try:
+        result = train(work.config, work.folder, watch, sizes=work.sizes, compares=False)
+    except _LeftError:
+        return Ended("left", watch.best, watch.so_far)
+    except _StoppedError:
+        return Ended("stopped", watch.best, watch.so_far)
+    except LongshoreError as error:
+        return Ended("refused", watch.best, watch.so_far, problem=str(error))
+    except (ValueError, RuntimeError, FloatingPointError) as error:  # weights that are not finite any more
+        return Ended("failed", watch.best, watch.so_far, problem=f"{type(error).__name__}: {error}")
+    if not result.finished:
+        return Ended("stopped", watch.best, watch.so_far)
+    return Ended("finished", result.score.percent, watch.so_far, result.best)
+
+
+ANSWERS_S = 10.0  # in which a Ray that is there takes a connection
+
+
+class Crew(Protocol):
+    """Runs trials, each apart from the others."""
+
+    def begin(self, work: Work) -> Any:
+        """Begin a trial, and return what it is known by."""
+        ...
+
+    def ended(self, begun: Collection[Any]) -> list[tuple[Any, Ended]]:
+        """Wait until one of some trials has ended at least, and return those that have."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        ...
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C and SIGTERM, which may come to all processes, to the one that started this while it lives."""
+    starter = os.getppid()
+
+    def end_if_left(number: int, frame: FrameType | None) -> None:
+        del frame
+        if os.getppid() != starter:
+            raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end_if_left)
+
+
+class Processes:
+    """Runs trials in processes on this machine.
+
+    Args:
+        jobs: At once.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._pool = ProcessPoolExecutor(
+            jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
+        )
+
+    def begin(self, work: Work) -> Any:
+        """Begin a trial, and return what it is known by."""
+        return self._pool.submit(run_trial, work)
+
+    def ended(self, begun: Collection[Any]) -> list[tuple[Any, Ended]]:
+        """Wait until one of some trials has ended at least, and return those that have."""
+        try:
+            return [(one, one.result()) for one in wait_for(begun, return_when=FIRST_COMPLETED).done]
+        except BrokenProcessPool as error:
+            raise BackendError("the process of a trial was killed; it may lack memory: take fewer --jobs") from error
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _check_answers(address: str) -> None:
+    """Refuse a HOST:PORT at which nobody listens: Ray itself would try for minutes.
+
+    Raises:
+        BackendError: If it is one.
+    """
+    found = re.fullmatch(r"(?:ray://)?([^:/]+):(\d{1,5})", address)
+    if found is None:
+        return
+    try:
+        socket.create_connection((found[1], int(found[2])), ANSWERS_S).close()
+    except OSError as error:
+        raise BackendError(f"no Ray answers at {address}: {error.strerror or error}") from error
+
+
+class RayTasks:
+    """Runs trials as tasks of a Ray cluster, each on one core.
+
+    Args:
+        address: Of the cluster, as `ray.init` takes it: HOST:PORT, or ray://HOST:PORT from outside.
+
+    Raises:
+        InputError: If Ray is not installed.
+        BackendError: If nothing answers there.
+    """
+
+    def __init__(self, address: str) -> None:
+        if find_spec("ray") is None:
+            raise InputError("Ray is not installed", "pip install 'longshore[ray]'", field="--ray")
+        _check_answers(address)
+        import ray
+
+        self._ray: Any = ray
+        try:
+            ray.init(address, log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise BackendError(f"no Ray answers at {address}: {str(error).strip().splitlines()[0]}") from error
+        self._run: Any = ray.remote(num_cpus=1)(run_trial)
+
+    def begin(self, work: Work) -> Any:
+        """Begin a trial, and return what it is known by."""
+        return self._run.remote(work)
+
+    def ended(self, begun: Collection[Any]) -> list[tuple[Any, Ended]]:
+        """Wait until one of some trials has ended at least, and return those that have.
+
+        Raises:
+            BackendError: If Ray has lost one.
+        """
+        done, _ = self._ray.wait(list(begun), num_returns=1)
+        try:
+            return [(one, self._ray.get(one)) for one in done]
+        except self._ray.exceptions.RayError as error:
+            raise BackendError(f"Ray has lost a trial: {str(error).strip().splitlines()[0]}") from error
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._ray.shutdown()
+
 
 JOURNAL, ASKED, BEST, STOP = "study.jsonl", "asked.json", "parameters.json", "stop"
 LEAST_BEFORE = 4  # trials that have ended before one may be left, and validations of its own

@@ -1,5 +1,7 @@
 """Learning in rounds from a scheduler that goes on deciding, and publishing what is shown to be better.
 
+Learning in rounds from a scheduler that goes on deciding, and publishing what is shown to be better.
+
 A round begins with the version that is served, and learns from the past as it is then. What comes of it is compared
 with that version on the last jobs of the past, which it has not met: the same windows and the same faults.
 
@@ -7,24 +9,62 @@ Source: SPEC R9.
 """
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from ...agents.learned.checkpoint import load_policy
-from ...cluster.files.errors import InputError
-from ...cluster.files.output_file import make_folder, replacing
-from ..asked import SIZES, Sizes
-from ..config import BY_CANDIDATES, TrainingConfig
-from ..history.problems import later_problem, read_history
-from ..initial import initial_network
-from ..later import Later, compared, plain
-from ..run import train
-from ..run_folder import Tell, interruptible
-from .publishing import digest_of, publish
+from ..agents.learned.checkpoint import load_policy
+from ..cluster.files.errors import CheckpointError, InputError
+from ..cluster.files.output_file import make_folder, replacing
+from .asked import SIZES, Sizes
+from .config import BY_CANDIDATES, TrainingConfig
+from .history_problems import later_problem, read_history
+from .initial import initial_network
+from .run import train
+from .run_folder import Tell, interruptible
+from .validation import Later, compared, plain
+
+
+def digest_of(path: Path) -> str:
+    """Return what tells one version of a checkpoint from another, as the scheduler shows it.
+
+    Raises:
+        CheckpointError: If the file cannot be read.
+    """
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def publish(new: Path, served: Path) -> None:
+    """Put a checkpoint in the place of another one. Whoever reads finds the old one or the new one, whole.
+
+    That is so also where this process or the machine dies in between.
+
+    Raises:
+        InputError: If nothing can be written there; the old one is still served.
+    """
+    place = served.resolve()  # a link stays one
+    try:
+        with replacing(place) as part:
+            shutil.copyfile(new, part)
+            shutil.copymode(place, part)
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+        folder = os.open(place.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise InputError(f"cannot be published: {error.strerror}", "make its folder writable", path=served) from error
+
 
 PAST, SERVED, ROUND, WHOSE = "decisions.jsonl", "serving.zip", "round.json", "whose.json"
 MORE = 1.05  # times as many jobs must have ended as at the last round

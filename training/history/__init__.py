@@ -1,1 +1,0 @@
-"""The past of a live scheduler: its jobs, faults and decisions, from the file that it exports."""

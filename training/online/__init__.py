@@ -1,1 +1,0 @@
-"""A policy that goes on learning from the scheduler that it serves."""
