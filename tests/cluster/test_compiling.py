@@ -24,7 +24,7 @@ from longshore.cluster.kernels import ahead, kept
 from longshore.cluster.kernels.ahead import Stand, _callees_first, _found, compile_ahead, missing
 from longshore.cluster.kernels.compiled import Kernel, kernel
 from longshore.cluster.kernels.kept import alone
-from longshore.commands.compiling import GROUP_NAMES, SERVE
+from longshore.commands.adding import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
 from longshore.training.run import GROUPS
 from tests.checkout import ROOT

@@ -12,8 +12,7 @@ import pytest
 
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.model.run import Run
-from longshore.testing.attempts import THREE_GPUS, end_of, running
-from longshore.testing.backends import BackendTrial
+from longshore.testing.backends import THREE_GPUS, BackendTrial, end_of, running
 from tests.support.processes import PYTHON_PATH
 
 ROOT = Path(__file__).parents[2]

@@ -5,23 +5,226 @@ It is done here, as whoever submits: a model's code runs in a limited process of
 Source: SPEC P1, P2.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import ConfigDict, Field
+
+from ..cluster.files.durations import seconds_of
 from ..cluster.files.errors import InputError
+from ..cluster.files.exact_types import ExactTypes
 from ..cluster.files.yaml_file import YamlFile, validated
 from ..cluster.model.training_plan import LEAST_COMPUTE_S as FEWEST_S
 from ..cluster.model.training_plan import PlacedIteration, PlanFile
+from ..planner.asking import model_of, samples_of
+from ..planner.calibration import read_hardware
 from ..planner.execution.launching import file_of
 from ..planner.jobs import iteration_of
-from ..planner.model import HostProfile
+from ..planner.model import DEFAULT, GpuType, HostProfile, ranks_of
 from ..planner.plan import FoundPlan
-from ..planner.question import Question
+from ..planner.profile.profiling import Limits
+from ..planner.question import Question, question
 from ..planner.report import layout_words, time_text, verdict
+from ..planner.search import Choice, choose
 from ..scheduler.model.job_spec import LEAST_COMPUTE_S, LEAST_S, MOST_COMPUTE_S, MOST_PARAMETER_BYTES, YEAR_S, JobFile
-from .plan_questions import Cluster, best, questions
-from .plan_wishes import STAGE, PlanWish, wish_of
+
+AUTO = "auto"
+STAGE = "longshore.stage"  # module that carries out plans
+HOW = "write `plan: {model: train.py:build, samples: 1e6}`"
+BATCH, STEPS = 256, 20  # as `longshore plan` and the module have them
+LEAST_DEADLINE_S, MOST_S = 1e-3, 366 * 86400.0  # as of a job's run time
+MOST_SAMPLES, MOST_TOKENS = 1e15, 1e18
+
+
+Degrees = Annotated[
+    str,
+    Field(
+        pattern=r"^[1-9][0-9]{0,5}x[1-9][0-9]{0,5}x[1-9][0-9]{0,5}$",
+        description="Data x pipeline x tensor, as in 2x2x1.",
+    ),
+]
+
+
+class PlanWish(ExactTypes):
+    """How a model is to be planned."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1, max_length=4096)
+    samples: float | None = Field(None, ge=1.0, le=MOST_SAMPLES)
+    tokens: float | None = Field(None, ge=1.0, le=MOST_TOKENS)
+    batch: int = Field(BATCH, ge=1, le=10**7)
+    deadline: Annotated[str, Field(max_length=100)] | float | None = None  # seconds, or a text such as 24h
+    gpus: int | None = Field(None, ge=1, le=1_000_000)
+    hardware: str | None = Field(None, min_length=1, max_length=4096)  # profile
+    degrees: Degrees | None = None
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Time for all of the training; None for as soon as can be."""
+        return seconds_of(self.deadline) if isinstance(self.deadline, str) else self.deadline
+
+    @property
+    def wanted(self) -> tuple[int, int, int] | None:
+        """Data, pipeline and tensor degree; None for any."""
+        if self.degrees is None:
+            return None
+        data, pipeline, tensor = map(int, self.degrees.split("x"))
+        return data, pipeline, tensor
+
+
+def wish_of(file: YamlFile, data: Mapping[str, Any]) -> PlanWish:
+    """Return what a job file wishes of its plan.
+
+    Args:
+        file: Names the lines in errors.
+        data: What it says.
+
+    Raises:
+        InputError: If it cannot be used.
+    """
+    if "plan" in data and data["plan"] is None:
+        raise file.error(("plan",), "there is nothing behind it", f"{HOW}, or leave it out")
+    if "plan" not in data:
+        raise file.error(("deadline",), "there is nothing that a deadline is for", f"{HOW} too")
+    said = data["plan"]
+    if said == AUTO:
+        said = _of_command(file, data.get("command"))
+    elif not isinstance(said, dict):
+        fix = f"{HOW}, `plan: auto`, or here the content of the file that `longshore plan --out` wrote"
+        raise file.error(("plan",), f"{file.seen(('plan',), said)} is no plan", fix)
+    place: tuple[str, ...] = ("plan", "deadline")
+    if data.get("deadline") is not None:
+        if said.get("deadline") is not None:
+            raise file.error(("deadline",), "there are two deadlines", "leave out this one or that of `plan`")
+        said, place = {**said, "deadline": data["deadline"]}, ("deadline",)
+    wish = validated(file, PlanWish, said, ("plan",))
+    _check_deadline(file, place, wish)
+    if (wish.samples is None) == (wish.tokens is None):
+        problem = "nobody says how long the training is" if wish.samples is None else "its length is said twice"
+        raise file.error(("plan",), problem, "give either `samples` or `tokens`")
+    return wish
+
+
+def _check_deadline(file: YamlFile, place: tuple[str, ...], wish: PlanWish) -> None:
+    try:
+        deadline_s = wish.deadline_s
+    except ValueError as error:
+        problem, _, fix = str(error).partition("; ")
+        raise file.error(place, problem, fix) from error
+    if deadline_s is not None and not LEAST_DEADLINE_S <= deadline_s <= MOST_S:
+        raise file.error(place, f"{file.seen(place, wish.deadline)} is too short or too long", "write 1ms to 366d")
+
+
+def _of_command(file: YamlFile, command: object) -> dict[str, Any]:
+    """Return what a command of the module that carries out plans says of a model, and of how long it trains."""
+    words = [str(it) for it in command] if isinstance(command, list) else []
+    behind = words[words.index(STAGE) + 1 :] if STAGE in words else []
+    if len(behind) < 2 or behind[0] != "-" or behind[1].startswith("-"):
+        problem = f"auto takes the model from a command `python -m {STAGE} - train.py:build --steps 1000`"
+        raise file.error(("plan",), problem, f"{HOW}, or such a command")
+    steps = _steps(behind)
+    if not 1 <= steps * BATCH <= MOST_SAMPLES:
+        raise file.error(("command",), "its --steps cannot be used", "write a whole number of at least 1")
+    return {"model": behind[1], "samples": float(steps * BATCH)}
+
+
+def _steps(words: Sequence[str]) -> int:
+    said = [after for word, after in pairwise(words) if word == "--steps"]
+    said += [word.partition("=")[2] for word in words if word.startswith("--steps=")]
+    if not said:
+        return STEPS
+    return int(said[-1]) if said[-1].isascii() and said[-1].isdecimal() and len(said[-1]) < 16 else 0
+
+
+Cluster = Mapping[str, Any]  # what the API answers
+
+
+def questions(
+    wish: PlanWish,
+    folder: Path,
+    here: Cluster,
+    accepted: Collection[str],
+    *,
+    is_plain: bool,
+    is_replicated: bool,
+    spares: int,
+) -> list[Question]:
+    """Return what is asked of each type of GPUs alone: of several, a job would get any, in any order.
+
+    Args:
+        wish: Of the job file.
+        folder: That its paths begin at.
+        here: The cluster.
+        accepted: Types that the job accepts; all if there are none.
+        is_plain: Whether only plans count that the module of ours carries out.
+        is_replicated: Whether only plans count whose ranks all do the same.
+        spares: GPUs that the job holds beside those of its plan.
+
+    Raises:
+        InputError: If the model cannot be profiled, or there is no GPU for it.
+    """
+    hardware = DEFAULT if wish.hardware is None else read_hardware(folder / wish.hardware)
+    pool = [_gpu_type(it) for it in here["node_types"] if not accepted or it["name"] in accepted]
+    pool = [it._replace(gpus=max(0, it.gpus - spares)) for it in pool]
+    gpus = sum(it.gpus for it in pool)
+    if not gpus:
+        types = f" of type {' or '.join(accepted)}" if accepted else ""
+        types += f" beside {spares} spares" if spares else ""
+        raise InputError(f"no GPU{types} is in service", "`longshore nodes` says why", field="--gpus")
+    if isinstance(hardware, HostProfile):
+        rank = ranks_of(hardware)[0]
+        pool = [rank._replace(gpus=min(rank.gpus, gpus))]
+    profile = model_of(str(folder / wish.model), Limits())
+    samples = samples_of(profile, samples=wish.samples, tokens=wish.tokens)
+    return [
+        replace(
+            question(
+                profile, hardware, (it._replace(gpus=min(it.gpus, wish.gpus or it.gpus)),), batch=wish.batch,
+                samples=samples, deadline_s=wish.deadline_s, degrees=wish.wanted,
+            ),
+            is_plain=is_plain, is_replicated=is_replicated,
+        )
+        for it in pool
+        if it.gpus
+    ]  # fmt: skip
+
+
+def _gpu_type(it: Mapping[str, Any]) -> GpuType:
+    across = min(it["nic_bytes_per_s"], it["uplink_bytes_per_s"] or it["nic_bytes_per_s"])
+    return GpuType(
+        it["name"], it["gpus_in_service"], it["peak_flops"], it["memory_bytes"], it["gpus_per_node"],
+        it["intra_bytes_per_s"], across,
+    )  # fmt: skip
+
+
+def best(asked: Sequence[Question]) -> tuple[Question, Choice]:
+    """Return the best of several answers: the one that meets the deadline with the fewest GPUs, or the fastest.
+
+    Raises:
+        InputError: If none of the questions makes sense.
+    """
+    found, errors = [], []
+    for it in asked:
+        try:
+            found.append((it, choose(it)))
+        except InputError as error:  # such as degrees that this type has too few GPUs for
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return min(found, key=_rank)
+
+
+def _rank(answer: tuple[Question, Choice]) -> tuple[bool, bool, float, float]:
+    asked, choice = answer
+    if choice.plan is None:
+        return True, True, 0.0, 0.0
+    counts = choice.meets and asked.deadline_s is not None
+    return False, not choice.meets, choice.plan.gpus if counts else 0.0, choice.plan.total_s
+
 
 CHECKPOINTS = "checkpoints"  # folder for them, in that of the job
 DECIDED = ("gpus", "shape")  # by the plan

@@ -1,14 +1,129 @@
-"""`longshore trace`."""
+"""`longshore trace`, with `list`, `download` and `plan`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .downloading import download_trace, list_traces
-from .options import MOST_GPUS, LoadOption, MaxGpusOption, SeedOption, SigmaOption
-from .progress import console
-from .trace_planning import PLAN_EXAMPLE, plan_trace
+from .options import MOST_GPUS, LoadOption, MaxGpusOption, SeedOption, SigmaOption, number
+from .progress import console, download_progress, progress
+
+if TYPE_CHECKING:
+    from ..cluster.traces.public.catalogue import PublicTrace
+
+CatalogueOption = Annotated[
+    Path | None, typer.Option(help="Another table of traces (docs/formats.md), such as your group's own.")
+]
+
+
+def list_traces(catalogue: CatalogueOption = None) -> None:
+    """List the public traces that can be downloaded."""
+    from rich.table import Table
+
+    from ..cluster.traces.public.catalogue import OURS, read_catalogue
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("name", "bytes", "licence", "good for"):
+        table.add_column(title, justify="right" if title == "bytes" else "left", no_wrap=title in ("name", "bytes"))
+    for trace in read_catalogue(catalogue or OURS).values():
+        table.add_row(trace.name, f"{trace.size_bytes:,}" if trace.size_bytes else "?", trace.licence, trace.good_for)
+    console().print(table)
+
+
+def download_trace(
+    name: Annotated[str | None, typer.Argument(help="Which; all are listed if left out.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write, or folder for an archive; or where to put it.")
+    ] = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option(envvar="LONGSHORE_MIRROR", help="Base URL instead of https://raw.githubusercontent.com."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=3600.0, callback=number, help="Seconds of silence that are too long.")
+    ] = 30.0,
+    catalogue: CatalogueOption = None,
+) -> None:
+    """Download a public trace: one fixed version, checked by its SHA-256.
+
+    A download that broke off is gone on with. One that is there is only checked.
+    """
+    if name is None:
+        list_traces(catalogue)
+        return
+    from ..cluster.traces.public.catalogue import OURS, read_catalogue, trace_named
+    from ..cluster.traces.public.download import MIRROR, download, target_of
+
+    trace = trace_named(name, read_catalogue(catalogue or OURS))
+    target = target_of(trace, output)
+    typer.echo(f"{trace.name}: {trace.good_for}")
+    typer.echo(f"licence: {trace.licence}")
+    typer.echo(f"from: https://github.com/{trace.repository}, {trace.path} at {trace.commit}")
+    with download_progress(trace.name) as tell:
+        new = download(trace, target, mirror=mirror or MIRROR, timeout_s=timeout, tell=tell)
+    typer.echo(f"{target}: {'downloaded' if new else 'was there already'}, SHA-256 checked")
+    _tell_next(trace, target)
+
+
+def _tell_next(trace: "PublicTrace", target: Path) -> None:
+    if trace.members is not None:
+        files = sorted(path.name for path in target.glob(trace.members))
+        typer.echo(f"files: {', '.join(files)}")
+
+
+PLAN_EXAMPLE = (
+    "Example: longshore trace plan jobs.csv planned.csv --models examples/plan/models.yaml --cluster mine.yaml"
+)
+
+
+def plan_trace(
+    file: Annotated[Path, typer.Argument(help="A trace of any format.")],
+    output: Annotated[Path, typer.Argument(help="The csv file to write.")],
+    models: Annotated[Path, typer.Option(help="Decoders (YAML; examples/plan/models.yaml).")],
+    cluster: Annotated[Path, typer.Option(help="Cluster file (YAML; see examples/) that plans are for.")],
+    hardware: Annotated[
+        Path | None, typer.Option(help="Profile of `longshore planner calibrate`; an A100's if left out.")
+    ] = None,
+    max_gpus: MaxGpusOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Give each job of a trace a model and the plans by which it may be trained.
+
+    Traces do not tell of models: one is drawn for each job among those that fit its GPUs and its time. Jobs that ask
+    more GPUs than 3/4 of the cluster get so many, or as many as --max-gpus says.
+    """
+    with progress("reading the input") as tell:
+        from ..cluster.files.errors import InputError
+        from ..cluster.files.output_file import check_csv, check_outputs
+        from ..cluster.presets.cluster_file import read_cluster
+        from ..cluster.traces.detect import read_trace
+        from ..cluster.traces.statistics import write_trace
+        from ..cluster.workloads.windows import with_gpus_cut
+        from ..planner.calibration import read_gpus
+        from ..planner.jobs import Tables, attach, read_models
+        from ..planner.model import DEFAULT
+
+        check_csv("OUTPUT", output)
+        read = {"FILE": file, "--models": models, "--cluster": cluster, "--hardware": hardware}
+        check_outputs({"OUTPUT": output}, read)
+        setup, decoders = read_cluster(cluster), read_models(models)
+        if not setup.rules.ring:
+            problem = f"{cluster} has the simple model of run times, which knows no links"
+            raise InputError(problem, "write run_time: {model: ring} there", field="--cluster")
+        profile = DEFAULT if hardware is None else read_gpus(hardware)
+        most = max_gpus or max(1, setup.cluster.gpu_node.size * 3 // 4)
+        jobs = with_gpus_cut(read_trace(file), most)
+        tell(f"planning {jobs.jobs} jobs")
+        found = attach(jobs, decoders, Tables(setup, profile, most), seed)
+        write_trace(found.workload, output)
+    typer.echo(f"{output}: {jobs.jobs} jobs, {jobs.jobs - found.models['']} with plans")
+    for decoder in decoders:
+        if found.models[decoder.name]:
+            typer.echo(f"  {found.models[decoder.name]} train {decoder.name}")
+    if found.models[""]:
+        why = "too short for any model, no batch is split over their GPUs, or no type has so many"
+        typer.echo(f"  {found.models['']} have no plan: {why}")
+
 
 app = typer.Typer(no_args_is_help=True, help="Look at job traces, convert them, sample them, and download public ones.")
 app.command("plan", epilog=PLAN_EXAMPLE)(plan_trace)

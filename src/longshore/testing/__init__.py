@@ -11,14 +11,12 @@ if TYPE_CHECKING:
     from .backends import check_backend
     from .checks import check_preflight_check
     from .detectors import check_detector
-    from .faults import check_fault_model
     from .metrics import check_metric
+    from .models import check_fault_model, check_reward, check_trace_format
     from .networks import check_network
     from .orders import check_order
     from .pages import check_page
     from .policies import check_policy
-    from .rewards import check_reward
-    from .traces import check_trace_format
 
 __all__ = [
     "check_backend",
@@ -34,10 +32,10 @@ __all__ = [
     "check_trace_format",
 ]
 _MODULES = {
-    "check_backend": "backends", "check_detector": "detectors", "check_fault_model": "faults",
+    "check_backend": "backends", "check_detector": "detectors", "check_fault_model": "models",
     "check_metric": "metrics", "check_network": "networks", "check_order": "orders", "check_page": "pages",
-    "check_policy": "policies", "check_preflight_check": "checks", "check_reward": "rewards",
-    "check_trace_format": "traces",
+    "check_policy": "policies", "check_preflight_check": "checks", "check_reward": "models",
+    "check_trace_format": "models",
 }  # fmt: skip
 
 
