@@ -10,15 +10,14 @@ from pathlib import Path
 from fastapi.routing import APIRoute
 from sqlalchemy import Connection
 
-from longshore.scheduler.dashboard.router import page_routers
-from longshore.scheduler.model.job_id import new_job_id
-from longshore.scheduler.model.placement import Share
+from longshore.scheduler.dashboard.entering import page_routers
+from longshore.scheduler.model.job import Share, new_job_id
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings
-from longshore.scheduler.store.rows.attempts import Opening, get_attempt
-from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
+from longshore.scheduler.store.attempts import Opening, get_attempt
+from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
+from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 
 from .harness import Row, main

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from longshore.scheduler.preflight.context import Context, Place, open_context
+from longshore.scheduler.preflight.context import Context, NodeSetup, open_context
 from longshore.scheduler.preflight.warm import worker
 
 SLOW_S, HANG_S, RELATIVE = 0.5, 600.0, 1e-3
 WRONG_AT = (17, 23)
 
 
-def _serve(connection: Connection, place: Place, spoil: Callable[[], None]) -> None:
+def _serve(connection: Connection, place: NodeSetup, spoil: Callable[[], None]) -> None:
     """Serve as a node that is well until it is warm."""
     send = connection.send_bytes
 
@@ -30,7 +30,7 @@ def _serve(connection: Connection, place: Place, spoil: Callable[[], None]) -> N
     worker.serve(connection, open_context(place))
 
 
-def hung(connection: Connection, place: Place) -> None:
+def hung(connection: Connection, place: NodeSetup) -> None:
     """Hang in a product, and ignore SIGTERM."""
 
     def hang(product: Any) -> Any:
@@ -44,7 +44,7 @@ def hung(connection: Connection, place: Place) -> None:
     _serve(connection, place, spoil)
 
 
-def slow(connection: Connection, place: Place) -> None:
+def slow(connection: Connection, place: NodeSetup) -> None:
     """Take longer for a sample of training than all others."""
 
     def spoil() -> None:
@@ -61,7 +61,7 @@ def slow(connection: Connection, place: Place) -> None:
     _serve(connection, place, spoil)
 
 
-def wrong(connection: Connection, place: Place) -> None:
+def wrong(connection: Connection, place: NodeSetup) -> None:
     """Make one element of a product wrong by a thousandth."""
 
     def off(product: Any) -> Any:
@@ -71,7 +71,7 @@ def wrong(connection: Connection, place: Place) -> None:
     _serve(connection, place, lambda: _instead_of_products(off))
 
 
-def flipped(connection: Connection, place: Place) -> None:
+def flipped(connection: Connection, place: NodeSetup) -> None:
     """Flip bit 20 of one element of a product."""
     import torch
 
@@ -82,12 +82,12 @@ def flipped(connection: Connection, place: Place) -> None:
     _serve(connection, place, lambda: _instead_of_products(flip))
 
 
-def dead(connection: Connection, place: Place) -> None:
+def dead(connection: Connection, place: NodeSetup) -> None:
     """End in the midst of a product."""
     _serve(connection, place, lambda: _instead_of_products(lambda product: os._exit(9)))
 
 
-def adds_one(connection: Connection, place: Place) -> None:
+def adds_one(connection: Connection, place: NodeSetup) -> None:
     """Send a wrong value in one element of each reduction."""
 
     def spoil() -> None:
@@ -105,7 +105,7 @@ def adds_one(connection: Connection, place: Place) -> None:
     _serve(connection, place, spoil)
 
 
-def hangs_in_reduction(connection: Connection, place: Place) -> None:
+def hangs_in_reduction(connection: Connection, place: NodeSetup) -> None:
     """Never come to a reduction."""
 
     def spoil() -> None:
@@ -116,7 +116,7 @@ def hangs_in_reduction(connection: Connection, place: Place) -> None:
     _serve(connection, place, spoil)
 
 
-def speaks_nonsense(connection: Connection, place: Place) -> None:
+def speaks_nonsense(connection: Connection, place: NodeSetup) -> None:
     """Answer what is no answer."""
     send = connection.send_bytes
 
@@ -126,7 +126,7 @@ def speaks_nonsense(connection: Connection, place: Place) -> None:
     _serve(connection, place, spoil)
 
 
-def never_warm(connection: Connection, place: Place) -> None:
+def never_warm(connection: Connection, place: NodeSetup) -> None:
     """End before it is warm."""
     os._exit(1)
 

@@ -20,7 +20,7 @@ from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
-from longshore.scheduler.store.rows.user_tokens import add_token
+from longshore.scheduler.store.tokens import add_token
 from tests.support import processes
 
 from .harness import Row, main

@@ -9,16 +9,23 @@ from tempfile import TemporaryDirectory
 
 from sqlalchemy import Connection, insert
 
-from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.job import Share
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
 from longshore.scheduler.service.retention import Horizon, prune
-from longshore.scheduler.store.database import schema
+from longshore.scheduler.store import schema
+from longshore.scheduler.store.attempts import unclosed_attempts
+from longshore.scheduler.store.events import events_after, last_seq, owners_events_after
+from longshore.scheduler.store.jobs import list_jobs, open_jobs, sum_of_estimates
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.queries import count_jobs, count_unknown, drains, last_events, waits_since
-from longshore.scheduler.store.queue_position import queued_of, waiting_jobs
-from longshore.scheduler.store.rows.attempts import unclosed_attempts
-from longshore.scheduler.store.rows.events import events_after, last_seq, owners_events_after
-from longshore.scheduler.store.rows.jobs import list_jobs, open_jobs, sum_of_estimates
+from longshore.scheduler.store.queries import (
+    count_jobs,
+    count_unknown,
+    drains,
+    last_events,
+    queued_of,
+    waiting_jobs,
+    waits_since,
+)
 
 from .harness import Row, main, progress
 

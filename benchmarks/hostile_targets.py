@@ -34,14 +34,11 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.traces.statistics import describe
 from longshore.eval.comparison import run_all
-from longshore.scheduler.mirror.checks import check_decision
-from longshore.scheduler.mirror.checks import expected as expected_of
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import Asked, Known
-from longshore.scheduler.model.job_spec import JobFile
-from longshore.scheduler.model.stored_spec import stored_job
-from longshore.scheduler.policy_host.answer import Choice, read_message, stored_of
-from longshore.scheduler.policy_host.frames import MOST_BYTES
+from longshore.scheduler.mirror.standing import Asked, Known, check_decision
+from longshore.scheduler.mirror.standing import expected as expected_of
+from longshore.scheduler.model.job_spec import JobFile, stored_job
+from longshore.scheduler.policy_host.answer import MOST_BYTES, Choice, read_message, stored_of
 from longshore.scheduler.service.service import site_of
 from longshore.scheduler.settings import Settings
 from tests.cluster.traces import small_traces

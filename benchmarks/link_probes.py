@@ -11,11 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from longshore.scheduler.control.health.seat_links import BEST, pairs_around
-from longshore.scheduler.health.links.asking import State, probe
-from longshore.scheduler.health.links.messages import ProbePlace
-from longshore.scheduler.health.links.prober import Prober
-from longshore.scheduler.health.links.table import ROUND_S, LinkTable
+from longshore.scheduler.control.rings import BEST, pairs_around
+from longshore.scheduler.health.link_probes import ProbePlace, Prober, State, probe
+from longshore.scheduler.health.link_table import ROUND_S, LinkTable
 from tests.support import processes
 
 from .harness import ROOT, Row, progress

@@ -19,7 +19,7 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Asked, Known, Site
 from longshore.scheduler.placement.placer import Decision, Placer
-from longshore.scheduler.policy_host import breaker
+from longshore.scheduler.policy_host import rollover
 
 from .harness import Row, main, progress
 from .rogues import NAMES, install
@@ -101,7 +101,7 @@ def typical_us(policy: str | None) -> float:
 def measure() -> Iterator[Row]:
     """Yield the rows."""
     # Restarts are part of what is measured, and the rests between them are not.
-    breaker.FIRST_REST_S = breaker.LONGEST_REST_S = 0.0
+    rollover.FIRST_REST_S = rollover.LONGEST_REST_S = 0.0
     most_ms = 1000.0 * (DEADLINE_S + ALLOWED_S)
     with TemporaryDirectory() as folder:
         install(Path(folder))

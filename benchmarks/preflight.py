@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.job import Share
 from longshore.scheduler.preflight.arithmetic.products import SIZE, Products, opened
 from longshore.scheduler.preflight.arithmetic.references import Maker
 from longshore.scheduler.preflight.arithmetic.rule import furthest_off
 from longshore.scheduler.preflight.catalogue import find_check
-from longshore.scheduler.preflight.context import Place
+from longshore.scheduler.preflight.context import NodeSetup
 from longshore.scheduler.preflight.report import Report
 from longshore.scheduler.preflight.round import preflight
 from longshore.scheduler.preflight.warm.process import LocalNode, Node
@@ -38,7 +38,7 @@ QUICK = Path("/dev/shm")  # references are written durably, 20,000 times here
 def nodes_of(folder: Path, faults: Mapping[str, Target]) -> dict[str, Node]:
     """Return nodes of this machine that are warm, some of them with a fault."""
     names = [f"n{at}" for at in range(NODES)]
-    found = {name: LocalNode(Place(name, folder, slots=True), faults.get(name, serve_node)) for name in names}
+    found = {name: LocalNode(NodeSetup(name, folder, slots=True), faults.get(name, serve_node)) for name in names}
     for node in found.values():
         node.begin()
     for node in found.values():

@@ -23,9 +23,9 @@ from longshore.scheduler.client import Client
 from longshore.scheduler.failover.asking import ask_report
 from longshore.scheduler.files.processes import environment, living
 from longshore.scheduler.model.states import FINAL
+from longshore.scheduler.store.attempts import held_gpus
+from longshore.scheduler.store.jobs import get_job
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.jobs import get_job
-from longshore.scheduler.store.rows.reservations import held_gpus
 
 from .chaos import Served
 from .harness import ROOT, Row, progress

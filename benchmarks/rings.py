@@ -22,7 +22,7 @@ from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.greeting import greet
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import make_ring
-from longshore.scheduler.files.typed_json import from_json
+from longshore.scheduler.files.durable import from_json
 
 from .harness import ROOT, Row, progress
 

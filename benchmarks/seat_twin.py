@@ -27,14 +27,14 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.holding import held_gpus
 from longshore.cluster.state.state import Simulation
 from longshore.cluster.switching.replacement import FORMULAS
-from longshore.scheduler.control.health.vacancies import Around, ring_of
+from longshore.scheduler.control.rings import Around, ring_of
 from longshore.scheduler.failover.wire import Empty, Want
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import OF_JOBS, Site, Snapshot
 from longshore.scheduler.mirror.vacant_seats import choose_for, free_for, with_which_faster
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.model.stored_spec import stored_job
-from longshore.scheduler.store.monitoring.compute_records import ComputeRecord
+from longshore.scheduler.model.job_spec import stored_job
+from longshore.scheduler.store.nodes import ComputeRecord
 
 from .harness import Row
 

@@ -24,16 +24,14 @@ from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.placement import Placement
-from longshore.scheduler.model.run import Run
-from longshore.scheduler.model.states import FINAL, JobState
+from longshore.scheduler.model.job import JobRow, Placement
+from longshore.scheduler.model.states import FINAL, JobState, Run
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import Settings
+from longshore.scheduler.store.attempts import get_attempt
+from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.attempts import get_attempt
-from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job
 
 from .harness import Row, main, progress
 from .slurm_cluster import SlurmCluster, why_not

@@ -17,16 +17,12 @@ import numpy as np
 
 from longshore.cluster.files.plugins import registered
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.supervisor.rank import steps_name
-from longshore.scheduler.health.detectors.mad_rule import MadRule
-from longshore.scheduler.health.detectors.median_rule import MedianRule
-from longshore.scheduler.health.detectors.protocol import Detector
-from longshore.scheduler.health.detectors.registry import new_detector
-from longshore.scheduler.health.step_lines import Begun, StepKind
+from longshore.scheduler.backends.local.ranks import steps_name
+from longshore.scheduler.health.detectors import Detector, MadRule, MedianRule, new_detector
 from longshore.scheduler.health.step_monitor import LOOK_S, Running, StepMonitor
-from longshore.scheduler.health.step_watch import StepWatch
+from longshore.scheduler.health.step_watch import Begun, StepKind, StepWatch
+from longshore.scheduler.model.job import Share
 from longshore.scheduler.model.job_spec import Watching
-from longshore.scheduler.model.placement import Share
 
 from .harness import Row, main, progress
 from .step_times import NOISES, Noise, step_times

@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 from sqlalchemy import Connection, select
 
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.store.database.schema import job
+from longshore.scheduler.store.jobs import NewJob, insert_job
+from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.jobs import NewJob, insert_job
-from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
+from longshore.scheduler.store.schema import job
 from longshore.scheduler.store.transitions import Changes, JobChange, write_changes
 
 from .harness import Row, main, progress

@@ -32,9 +32,9 @@ from longshore.scheduler.mirror.standing import Site
 from longshore.scheduler.model.gpu_index import ONE_OFFER, Layout
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.twin import EVERY_EVENT, Twin, job_of
-from longshore.scheduler.store.monitoring.replacements import SEAT, TAKEN
+from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.events import events_after
+from longshore.scheduler.store.rings import SEAT, TAKEN
 
 from .harness import Row, main, progress
 

@@ -18,7 +18,7 @@ from longshore import cli
 from longshore.commands.adding import COMMANDS as OFFLINE
 from longshore.commands.progress import Lines
 from longshore.scheduler.commands.adding import ENTRIES
-from longshore.scheduler.commands.panels import JOBS, POLICIES, SCHEDULER
+from longshore.scheduler.commands.options import JOBS, POLICIES, SCHEDULER
 from tests.checkout import HETERO64
 from tests.command_line import Command, process
 from tests.support import processes

@@ -24,8 +24,8 @@ from longshore.planner.calibration import read_hardware, write_hardware
 from longshore.planner.execution.launching import read_plan, write_plan
 from longshore.planner.execution.worker import Measured
 from longshore.planner.model import DEFAULT, HardwareProfile
-from longshore.scheduler.backends.local.supervisor import spec
-from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec
+from longshore.scheduler.backends.local import ranks
+from longshore.scheduler.backends.local.ranks import Rank, Spec
 from longshore.scheduler.failover import lines, wire
 from longshore.scheduler.failover.settings import RING, make_ring, read_settings
 from longshore.scheduler.policy_host.answer import Failed, read_message
@@ -117,7 +117,7 @@ def config(folder: Path, name: str) -> tuple[Any, Any]:
 def attempt(folder: Path, name: str) -> tuple[Any, Any]:
     del folder
     it = Spec(name, name, 1, (name,), name, {name: name}, 1.0, None, (Rank(name, 0),), visible_gpus=name)
-    return it, spec.decode(spec.encode(it))
+    return it, ranks.decode(ranks.encode(it))
 
 
 def ring(folder: Path, name: str) -> tuple[Any, Any]:

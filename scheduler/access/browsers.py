@@ -1,4 +1,6 @@
-"""Browsers that have shown a token, and links that let one in once.
+"""Browsers that have shown a token, and which addresses of this machine mean it alone.
+
+Browsers that have shown a token, and links that let one in once.
 
 A browser keeps a number, and a link has a code, in the token's place: neither is good for the API. Both end after a
 time, and with the scheduler.
@@ -8,6 +10,8 @@ Source: SPEC K8; docs/dashboard.md.
 
 import secrets
 import threading
+from ipaddress import ip_address
+from pathlib import Path
 from typing import NamedTuple
 
 MOST = 1000  # browsers that are known at a time, and links; the oldest go first
@@ -69,3 +73,29 @@ def _add(known: dict[str, _Known], name: str, value: _Known) -> None:
     if len(known) >= MOST:
         del known[next(iter(known))]
     known[name] = value
+
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+LISTENS = "0A"  # state of a socket, as the kernel writes it
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a name or an address means this machine alone."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listeners(port: int) -> set[int]:
+    """Return the numbers of the users whose processes listen at a port of this machine, at whatever address."""
+    found: set[int] = set()
+    for table in TABLES:
+        try:
+            lines = table.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for _, local, _, state, _, _, _, user, *_ in map(str.split, lines):
+            if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
+                found.add(int(user))
+    return found

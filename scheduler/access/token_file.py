@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...cluster.files.errors import InputError
-from .hosts import is_loopback, listeners
+from .browsers import is_loopback, listeners
 
 FILE = "token"  # in a scheduler's folder
 HTTP_PORT, ROOT = 80, 0
@@ -86,7 +86,7 @@ def link_token(path: Path, port: int) -> None:
         return  # a user without a home; the folder that the command line is called in is looked at too
 
 
-def find_token(url: str) -> str | None:
+def read_token_file(url: str) -> str | None:
     """Return the token for the scheduler at a URL, None if this user has none, or does not listen there.
 
     Raises:

@@ -1,20 +1,19 @@
-"""The one interface of all backends.
+"""The one interface of all backends: what each is asked, and what each refuses.
 
 Source: SPEC R8, F1, K6; every call has a deadline of its own, and an exception means that the answer is not known,
 never that a job is gone.
 """
 
+import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ...cluster.files.errors import BackendError
 from ..failover.wire import Coming, NoneComing, Report, Want
-from ..model.placement import Placement as Placement
-from ..model.placement import Share as Share
-from ..model.run import RankEnd as RankEnd
-from ..model.run import Run as Run
-from ..model.run import Status as Status
+from ..model.job import Placement, Share, words_of
+from ..model.states import Status
 
 
 class CannotHonourError(BackendError):
@@ -326,3 +325,70 @@ class Holds(Protocol):
             BackendError: If it is not known whether it ends.
         """
         ...
+
+
+def refuse_placement(attempt: Attempt, placement: Placement, nodes: Mapping[str, int]) -> None:
+    """Refuse GPUs that are not there.
+
+    Args:
+        attempt: Whose they are to be.
+        placement: The GPUs.
+        nodes: GPUs of each node.
+
+    Raises:
+        CannotHonourError: If there are no such GPUs, or one is named twice.
+    """
+    for share in placement:
+        _refuse_share(share, nodes)
+    if not placement or len({share.node for share in placement}) != len(placement):
+        raise CannotHonourError(f"{attempt.name}: a placement names each of its nodes once, not {placement}")
+
+
+def refuse_texts(attempt: Attempt) -> None:
+    """Refuse what cannot be passed to a program.
+
+    Raises:
+        RefusedError: If another backend holds it, the command is empty, or a text cannot be an argument or variable.
+    """
+    if attempt.is_held:
+        raise RefusedError(f"{attempt.name}: the job came by another backend, which holds it")
+    if not attempt.command:
+        raise RefusedError(f"{attempt.name}: its command is empty")
+    for text in (*attempt.command, attempt.folder, *attempt.environment, *attempt.environment.values()):
+        try:
+            passes = b"\0" not in os.fsencode(text)
+        except UnicodeEncodeError:
+            passes = False
+        if not passes:
+            raise RefusedError(f"{attempt.name}: {text!r} cannot be passed to a program")
+    for key in attempt.environment:
+        if not key or "=" in key:
+            raise RefusedError(f"{attempt.name}: {key!r} cannot be the name of an environment variable")
+
+
+def _refuse_share(share: Share, nodes: Mapping[str, int]) -> None:
+    if share.node not in nodes:
+        raise CannotHonourError(f"no node {share.node!r}; there are {', '.join(nodes)}")
+    ascending = list(share.gpus) == sorted(set(share.gpus))
+    if not share.gpus or not ascending or not 0 <= share.gpus[0] <= share.gpus[-1] < nodes[share.node]:
+        raise CannotHonourError(f"node {share.node} has GPUs 0 to {nodes[share.node] - 1}, asked for {share.gpus}")
+
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def ask(call: Callable[[], T]) -> T:
+    """Ask the backend something: whatever goes wrong there must not hold up anything else.
+
+    Raises:
+        BackendError: If it does not answer, or by mistake raises something else.
+    """
+    try:
+        return call()
+    except BackendError:
+        raise
+    except Exception as error:
+        log.error("the backend failed: %s", words_of(error), exc_info=error)
+        raise BackendError(f"the backend failed: {type(error).__name__}: {error}") from error

@@ -19,8 +19,8 @@ from ...cluster.state.holding import is_struck
 from ...cluster.state.state import Simulation
 from ..failover.wire import Report
 from ..model.gpu_index import Layout
-from ..model.placement import Placement
-from ..model.run import EndedBy, RankEnd, Run, Status
+from ..model.job import Placement
+from ..model.states import EndedBy, RankEnd, Run, Status
 from .protocol import Attempt, CannotHonourError, Capabilities, GpuView, MemberPlace, NodeView, RefusedError
 from .simulated_rings import ROW, SimulatedDesk, SimulatedRings
 

@@ -6,28 +6,16 @@ from typing import NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from .admin import config, tokens
-from .admin.browsing import dashboard
-from .admin.checking import preflight
-from .admin.copying import backup, restore
-from .admin.extending import extender
-from .admin.nodes import agent, drain, nodes, resume
-from .admin.pruning import prune
-from .admin.replay import decisions, replay
-from .admin.serving import serve
-from .admin.unknown import unknown
-from .jobs.explaining import explain
-from .jobs.following import events
-from .jobs.jobs import status
-from .jobs.lists import jobs, queue
-from .jobs.logs import logs
-from .jobs.retrying import retry
-from .jobs.submitting import SubmitCommand, submit
-from .jobs.waiting import wait
-from .jobs.wishes import cancel, hold, priority, release
-from .monitoring import quarantine
-from .monitoring.health import health
-from .panels import JOBS, SCHEDULER
+from . import serving, tokens
+from .jobs import explain, jobs, logs, queue, status
+from .nodes import agent, drain, health, nodes, resume
+from .nodes import app as quarantine
+from .options import JOBS, SCHEDULER
+from .preflight import preflight
+from .requests import cancel, events, hold, priority, release, retry, wait
+from .serving import dashboard, extender, serve
+from .store import backup, decisions, prune, replay, restore, unknown
+from .submitting import SubmitCommand, submit
 
 
 class Entry(NamedTuple):
@@ -76,5 +64,5 @@ def add_commands(app: typer.Typer) -> None:
     for entry in ENTRIES:
         app.command(rich_help_panel=entry.panel, epilog=f"Example: {entry.example}", cls=entry.kind)(entry.command)
     app.add_typer(tokens.app, name="token", rich_help_panel=SCHEDULER)
-    app.add_typer(quarantine.app, name="quarantine", rich_help_panel=SCHEDULER)
-    app.add_typer(config.app, name="config", rich_help_panel=SCHEDULER)
+    app.add_typer(quarantine, name="quarantine", rich_help_panel=SCHEDULER)
+    app.add_typer(serving.app, name="config", rich_help_panel=SCHEDULER)

@@ -1,11 +1,18 @@
-"""What many commands take, and their client. Heavy modules are imported by the command that needs them."""
+"""What many commands share: options, durations, moments, panels of --help, tables, and the client."""
 
 import json
 import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+
+from ...cluster.files.durations import seconds_of
+from ...cluster.files.output_file import in_one_line
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -36,11 +43,11 @@ def client_of(url: str, ca: Path | None) -> "Client":
     Raises:
         InputError: If that file cannot be used.
     """
-    from ..access.token_file import find_token
+    from ..access.token_file import read_token_file
     from ..client import Client
 
     given = os.environ.get("LONGSHORE_TOKEN")
-    return Client(url, lambda: given or find_token(url), ca)
+    return Client(url, lambda: given or read_token_file(url), ca)
 
 
 def print_json(content: object) -> None:
@@ -57,3 +64,125 @@ def said(text: str) -> str:
     if not text.strip():
         raise typer.BadParameter("it says nothing; write why, or leave the option out")
     return text
+
+
+DURATION = "DURATION"  # in place of a value in the help
+
+
+def duration(text: str) -> float:
+    """Return the seconds of an option such as 30s, 15m, 2h or 3d.
+
+    Raises:
+        typer.BadParameter: If it is none.
+    """
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def duration_between(least: str, most: str) -> Callable[[str | float], float]:
+    """Return what reads an option that has bounds; a default is in seconds already.
+
+    Args:
+        least: Shortest duration, as it is typed.
+        most: Longest one.
+    """
+    least_s, most_s = seconds_of(least), seconds_of(most)
+
+    def read(text: str | float) -> float:
+        duration_s = duration(text) if isinstance(text, str) else text
+        if not least_s <= duration_s <= most_s:
+            raise typer.BadParameter(f"{text!r} is too short or too long; write {least} to {most}")
+        return duration_s
+
+    return read
+
+
+run_time = duration_between("1ms", "366d")  # of a job
+
+
+def moment(at_s: float | None) -> str:
+    """Return a moment to the minute, `-` for none; the year stands in place of the time if it is another one."""
+    if at_s is None:
+        return "-"
+    at = datetime.fromtimestamp(at_s).astimezone()
+    return at.strftime("%b %d %H:%M" if at.year == datetime.now().astimezone().year else "%b %d  %Y")
+
+
+def clock(at_s: float) -> str:
+    """Return a moment to the second."""
+    return datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def ended_s(job: dict[str, Any]) -> float | None:
+    """Return when a job ended, None if it has not."""
+    at_s: float | None = job["ended_s"]
+    return at_s
+
+
+def ran_s(job: dict[str, Any], now_s: float) -> float | None:
+    """Return how long the last attempt of a job has run or ran, None if none of its ranks were seen."""
+    if job["started_s"] is None:
+        return None
+    until_s = job["released_s"]
+    return float((now_s if until_s is None else until_s) - job["started_s"])
+
+
+JOBS = "Run jobs"
+SCHEDULER = "Run a scheduler"
+POLICIES = "Simulate, train and compare policies"
+
+
+GAP, CUT = "  ", "…"
+LEAST = 8  # characters that a column keeps which is cut
+
+
+class Column(NamedTuple):
+    """A column."""
+
+    title: str
+    right: bool = False  # numbers stand to the right
+    gives: bool = False  # is cut where the terminal is too narrow
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under the titles of their columns. Nothing is cut off that goes to a file or another program."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in table_lines(columns, list(rows), width):
+        typer.echo(line)
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Return a table as lines.
+
+    Args:
+        columns: The columns.
+        rows: Their cells.
+        width: Of the terminal, None where lines may be of any length.
+    """
+    cells = [[column.title for column in columns], *([in_one_line(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
+    if width is not None:
+        _narrow(columns, widths, width)
+    return [_line(columns, row, widths) for row in cells]
+
+
+def _narrow(columns: Sequence[Column], widths: list[int], width: int) -> None:
+    """Take what is too much from the columns that may be cut, the widest first."""
+    too_much = sum(widths) + len(GAP) * (len(widths) - 1) - width
+    while too_much > 0:
+        wide = [at for at, column in enumerate(columns) if column.gives and widths[at] > LEAST]
+        if not wide:
+            return
+        widths[max(wide, key=lambda at: widths[at])] -= 1
+        too_much -= 1
+
+
+def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:
+    cut = [cell if len(cell) <= width else cell[: width - 1] + CUT for cell, width in zip(row, widths, strict=True)]
+    padded = [
+        cell.rjust(width) if column.right else cell.ljust(width)
+        for column, cell, width in zip(columns, cut, widths, strict=True)
+    ]
+    return GAP.join(padded).rstrip()

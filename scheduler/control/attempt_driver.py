@@ -1,41 +1,142 @@
-"""Attempts, step by step: from reserved GPUs to processes, and back to free GPUs."""
+"""Attempts, step by step: from reserved GPUs to processes, and back to GPUs that are free on proof.
+
+Source: docs/nodes.md, Leases.
+"""
 
 import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Unpack
 
 from ...cluster.files.errors import BackendError
 from ...cluster.kernels.counter_random import uniform
-from ..backends.asking import ask
-from ..backends.protocol import Attempt, CannotHonourError, RefusedError, Seats
-from ..model.error_words import words_of
-from ..model.event import NewEvent
-from ..model.job import JobRow
-from ..model.job_id import name_of
-from ..model.job_spec import PLAN_VARIABLE, plan_text
-from ..model.run import Run, Status
-from ..model.states import AfterStop, AttemptState, Contact, Desired, JobState
-from ..model.stored_spec import stored_job, stored_or_usual
-from ..rules.attempt_step import ENDED, WISHED, WISHES, AttemptView, Do, Step, Verdict, is_over, next_step
-from ..rules.job_step import release_step
-from ..rules.progress import HURRIED, HURRIED_S, SAVED, Came, how_far
-from ..rules.retry_policy import ExitClass, Outcome, class_of, outcome_of
-from ..rules.turns import Claim, in_turns
-from ..store.rows.attempts import LAUNCH, AttemptRow, get_attempt
-from ..store.rows.checkpoints import latest_before
-from ..store.rows.jobs import JobColumns
+from ..backends.protocol import Attempt, CannotHonourError, RefusedError, Seats, ask
+from ..health.liveness import is_gone
+from ..model.job import JobRow, NewEvent, name_of, words_of
+from ..model.job_spec import PLAN_VARIABLE, plan_text, stored_job, stored_or_usual
+from ..model.states import AfterStop, AttemptState, Contact, Desired, EndedBy, JobState, Run, Status
+from ..rules.attempts import (
+    ENDED,
+    HURRIED,
+    HURRIED_S,
+    SAVED,
+    WISHED,
+    WISHES,
+    AttemptView,
+    Came,
+    Claim,
+    Do,
+    Step,
+    Verdict,
+    how_far,
+    in_turns,
+    is_over,
+    next_step,
+)
+from ..rules.jobs import Hold, hold_step, release_step
+from ..rules.retry import ExitClass, Outcome, class_of, outcome_of
+from ..store.attempts import LAUNCH, AttemptRow, get_attempt, latest_before
+from ..store.jobs import JobColumns
+from ..store.transitions import hold_unreadable
 from .admission import line_up
-from .checks.node_checks import NodeChecks
-from .health.fenced import by_lease
-from .health.rings import goes_on_without, held_by, keep_ring
-from .health.steps import judge_steps, take_last_look
-from .quarantine import drain, give_up
+from .job_errors import ERROR, MOST
+from .node_checks import NodeChecks
 from .rehydrate import needs_of, used_by
+from .rings import goes_on_without, held_by, keep_ring
 from .state_cache import WRITER, StateCache
+from .steps import judge_steps, take_last_look
+
+
+def by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
+    """Return what leases prove of an attempt all of whose ranks ran, None if they prove nothing.
+
+    On a node whose lease has run out nothing of it lives. The backend is told to stop the rest. It is over once agents
+    of all other nodes see nothing of it either.
+    """
+    if not cache.health.fenced or row.started_s is None or not row.placement:  # it may be torn
+        return None
+    name, held = name_of(row.job_id, row.number), held_by(cache, row)
+    fenced = sorted({share.node for share in held} & cache.health.fenced)
+    if not fenced or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
+        return None
+    reports, told_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(name)
+    is_told = told_s is not None and name in cache.cancelled
+    gone = is_told and is_gone(name, held, cache.health.fenced, reports, told_s or 0.0)
+    if row.state is AttemptState.DRAINING and not gone:
+        return Status(Run.RUNNING, started_s=row.started_s)  # so that it is cancelled
+    words = f"{', '.join(fenced)} was fenced: its lease ran out, so its agent has killed what ran there"
+    return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words, started_s=row.started_s)
+
 
 log = logging.getLogger(__name__)
+
+
+def hold_failing(cache: StateCache, now_s: float) -> None:
+    """Hold the jobs with which something went wrong three times in a row, and those that cannot be read.
+
+    One that runs is left running: it has lost nothing yet.
+    """
+    for job, words in cache.errors.due(now_s).items():
+        if job in cache.jobs:
+            with cache.about(job, now_s):
+                _hold(cache, cache.jobs[job], f"it could not be handled {MOST} times in a row: {words}", now_s)
+    cache.write(now_s)
+    for job, why in cache.unreadable.items():
+        with cache.about(job, now_s):
+            _hold_unreadable(cache, job, f"its row in the store cannot be read: {why}", now_s)
+    cache.unreadable.clear()
+
+
+def _hold(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
+    row = cache.attempts.get(job.id)
+    # What its owner wants already stands; else it is held until its owner wants it to run once more.
+    columns = JobColumns(desired=Desired.HOLD) if job.desired is Desired.RUN else JobColumns()
+    step = hold_step(job, None if row is None else row.state)
+    if step is Hold.NOW:
+        cache.happens(now_s)
+        cache.leave(job.id)
+        cache.change_job(job, JobState.HELD, cause, now_s, **columns)
+    elif step is Hold.DRAIN and row is not None:
+        drain(cache, row, cause, now_s, AfterStop.HOLD, **columns)
+    else:
+        return
+    number = None if row is None else row.number
+    cache.tell(NewEvent(ERROR, WRITER, now_s, job.id, number, cause=cause), {})
+
+
+def drain(
+    cache: StateCache, row: AttemptRow, cause: str, now_s: float, after: AfterStop | None, **columns: Unpack[JobColumns]
+) -> None:  # fmt: skip
+    """Let an attempt drain and its job stop; what becomes of the job then, None if its end tells."""
+    cache.change_attempt(row, AttemptState.DRAINING, cause, now_s)
+    columns["after_stop"] = after
+    cache.change_job(cache.jobs[row.job_id], JobState.STOPPING, cause, now_s, **columns)
+
+
+def give_up(cache: StateCache, row: AttemptRow, now_s: float) -> None:
+    """Free the GPUs of an attempt that is proven gone, and hold its job, with as little as can go wrong."""
+    job = cache.jobs[row.job_id]
+    cache.is_torn = True  # what the cluster's arrays hold of it is not touched, and read anew
+    cache.outside.add(job.id)
+    columns = JobColumns(after_stop=None, cause_class=str(ExitClass.AMBIGUOUS), entered_s=now_s)
+    after = JobState.CANCELLED if job.desired is Desired.CANCEL else JobState.HELD
+    if job.desired is Desired.RUN:
+        columns["desired"] = Desired.HOLD
+    cause = f"its end could not be handled {MOST} times in a row: {cache.errors.words(job.id)}"
+    cache.change_attempt(
+        row, AttemptState.RELEASED, cause, now_s, outcome=str(ExitClass.AMBIGUOUS), ended_s=now_s, ends=()
+    )
+    cache.change_job(job, after, cause, now_s, **columns)
+    cache.tell(NewEvent(ERROR, WRITER, now_s, job.id, row.number, cause=cause), {})
+
+
+def _hold_unreadable(cache: StateCache, job: str, cause: str, now_s: float) -> None:
+    event = NewEvent(ERROR, WRITER, now_s, job, cause=cause, fence=cache.fence)
+    if cache.parts.store.write(lambda tx: hold_unreadable(tx, event)):
+        log.error("job %s is held: %s", job, cause)
+
 
 SETTLE_S = 5.0  # after which the lease is renewed before more attempts are looked after
 CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left

@@ -5,18 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...cluster.model.topology import Cluster
-from ..health.fault_history import learned_from, read_fault_history
-from ..health.monitoring.fault_report import FaultReport, fault_report
-from ..health.monitoring.leases import NO_LEASE, Granted
+from ..health.fault_report import FaultReport, fault_report, learned_from, read_fault_history
+from ..health.liveness import NO_LEASE, Granted, NodeReport, Report, Sight
 from ..health.quarantining import Acted, quarantine
-from ..health.reports import NodeReport, Report
 from ..health.step_monitor import Figures
-from ..health.witnessing.door import Sight
-from ..health.witnessing.witnesses import Order
-from ..model.job_id import name_of
-from ..model.quarantine import Finding
+from ..health.witnesses import Order
+from ..model.gpu_index import Finding
+from ..model.job import name_of
 from ..placement.placer import Mode
-from ..store.rows.reservations import held_gpus
+from ..store.attempts import held_gpus
 from .job_errors import JobErrors
 from .reconciler import Reconciler
 from .unknown_attempts import UnknownAttempt

@@ -11,21 +11,18 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from sqlalchemy import Connection
 
-from ..files.owner import is_proven_dead
-from ..mirror.shape import fitted
+from ..files.processes import is_proven_dead
+from ..mirror.vacant_seats import fitted
 from ..placement.placer import Decision
 from ..policy_host.answer import Stored, record_of
-from ..store.database.errors import FencedError, StaleWriteError, TakenError
-from ..store.rows.attempts import Opening
-from ..store.rows.decisions import NewDecision
-from ..store.rows.leases import NEVER, SCHEDULER, LeaseRow, acquire, clock, give_up, lease_row, renew
-from ..store.rows.reservations import held_gpus
-from .admission import admit, give_places
-from .attempt_driver import settle
-from .external_jobs import DISCARD_S, ExternalJobs
-from .health.seating import Seating
+from ..store.attempts import Opening, held_gpus
+from ..store.decisions import NewDecision
+from ..store.engines import FencedError, StaleWriteError, TakenError
+from ..store.leases import NEVER, SCHEDULER, LeaseRow, acquire, clock, give_up, lease_row, renew
+from .admission import DISCARD_S, ExternalJobs, admit, give_places
+from .attempt_driver import hold_failing, settle
 from .job_errors import JobErrors, SpoiledError
-from .quarantine import hold_failing
+from .seating import Seating
 from .state_cache import Parts, StateCache
 from .unknown_attempts import FIND_AGAIN_S, LOOK_S, UnknownAttempts
 

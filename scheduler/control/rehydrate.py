@@ -12,19 +12,15 @@ from types import MappingProxyType
 
 from ...cluster.model.needs import ANYTHING, Needs
 from ...cluster.model.training_plan import PlanFile
-from ..mirror.shape import Form
 from ..mirror.standing import Asked, Known, Spread, Standing, Turn
+from ..mirror.vacant_seats import Form
 from ..model.gpu_index import Layout
-from ..model.job import JobRow
-from ..model.job_spec import LEAST_S, StoredJob
-from ..model.placement import ReservationRow, Share
+from ..model.job import JobRow, ReservationRow, Share, Tries
+from ..model.job_spec import LEAST_S, StoredJob, has_needs, is_shaped, is_switching, stored_job, stored_or_usual
 from ..model.states import OPEN_ATTEMPTS
-from ..model.stored_spec import has_needs, is_shaped, is_switching, stored_job, stored_or_usual
-from ..model.tries import Tries
-from ..rules.job_step import may_enter
-from ..rules.quota import Quota
-from ..store.monitoring.user_turns import UserTurn
-from ..store.rows.attempts import AttemptRow
+from ..rules.jobs import Quota, may_enter
+from ..store.attempts import AttemptRow
+from ..store.nodes import UserTurn
 
 MOST_S = 1e12  # of any time, far beyond all that are meant
 MOST_SAVED_S, MOST_GUESS_S = 1e90, 1e100  # of work: a time over a slowdown, and the estimate that was doubled beyond it

@@ -9,28 +9,23 @@ from typing import TypeVar, Unpack
 from sqlalchemy import Connection
 
 from ..backends.protocol import Backend
-from ..health.fault_history import learned_from, read_fault_history
+from ..health.fault_report import learned_from, read_fault_history
 from ..health.monitor import Health, Monitor
 from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.shape import Form
 from ..mirror.standing import Known, Site
-from ..model.error_words import words_of
-from ..model.event import NewEvent
+from ..mirror.vacant_seats import Form
 from ..model.gpu_index import Layout
-from ..model.job import JobRow
-from ..model.placement import ReservationRow
+from ..model.job import JobRow, NewEvent, ReservationRow, words_of
 from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
-from ..rules.turns import Whose
-from ..store.database.errors import StoreRefusesError
-from ..store.monitoring.user_turns import UserTurn, user_turns
-from ..store.opening import Store
-from ..store.row_by_row import jobs_apart, open_jobs_apart, unclosed_attempts_apart
-from ..store.rows.attempts import AttemptColumns, AttemptRow, Opening
-from ..store.rows.decisions import NewDecision
-from ..store.rows.events import last_complete_seq, told_by_others
-from ..store.rows.jobs import JobColumns, sum_of_estimates
-from ..store.rows.reservations import held_gpus
+from ..rules.attempts import Whose
+from ..store.attempts import AttemptColumns, AttemptRow, Opening, held_gpus
+from ..store.decisions import NewDecision
+from ..store.engines import StoreRefusesError
+from ..store.events import last_complete_seq, told_by_others
+from ..store.jobs import JobColumns, sum_of_estimates
+from ..store.nodes import UserTurn, user_turns
+from ..store.opening import Store, try_out
 from ..store.transitions import (
     AttemptChange,
     Changes,
@@ -38,14 +33,15 @@ from ..store.transitions import (
     Opened,
     changed_attempt,
     changed_job,
+    jobs_apart,
+    open_jobs_apart,
     opened_attempt,
     opened_job,
+    unclosed_attempts_apart,
     write_changes,
 )
-from ..store.trial import try_out
-from .checks.node_checks import NodeChecks
-from .job_errors import OF_NO_JOB, JobErrors, SpoiledError
-from .launches import Launches
+from .job_errors import OF_NO_JOB, JobErrors, Launches, SpoiledError
+from .node_checks import NodeChecks
 from .rehydrate import as_held, estimate_of, form_of, known_of
 
 log = logging.getLogger(__name__)

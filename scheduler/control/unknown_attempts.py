@@ -15,20 +15,15 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import BackendError, InputError
-from ..backends.asking import ask
-from ..backends.protocol import Attempt, Lists
-from ..model.error_words import words_of
-from ..model.event import NewEvent
-from ..model.job import JobRow
-from ..model.placement import Placement
+from ..backends.protocol import Attempt, Lists, ask
+from ..model.job import JobRow, NewEvent, Placement, words_of
 from ..model.states import AttemptState, Desired, JobState
-from ..store.database.errors import StaleWriteError, TakenError
-from ..store.row_by_row import NO_SENSE
-from ..store.rows.attempts import Opening, get_attempt
-from ..store.rows.events import append
-from ..store.rows.jobs import get_job
-from ..store.rows.leases import check_fence
-from ..store.transitions import Changes, Opened, write_changes
+from ..store.attempts import Opening, get_attempt
+from ..store.engines import StaleWriteError, TakenError
+from ..store.events import append
+from ..store.jobs import get_job
+from ..store.leases import check_fence
+from ..store.transitions import NO_SENSE, Changes, Opened, write_changes
 from .job_errors import OF_NO_JOB
 from .state_cache import Parts
 

@@ -1,4 +1,4 @@
-"""Templates, static files, and the headers that keep a page to itself.
+"""Templates, static files, headers that keep a page to itself, and refusals as pages.
 
 Source: SPEC K8, K11; docs/dashboard.md.
 """
@@ -9,16 +9,17 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import NamedTuple
 
-from fastapi import Response
+from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
-from ..api.views.decisions import decision_page
+from ..api.models import decision_page
+from ..api.problems import CODES
 from ..model.job import estimate_words
 from ..service.service import Service
-from .charts.grid import blocks, cells
-from .pages.registry import registered_pages
-from .text import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text, sentence
+from .charts import blocks, cells
+from .pages import is_of, registered_pages
+from .views import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text, sentence
 
 CSP = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 HEADERS = {
@@ -124,3 +125,24 @@ def _environment() -> Environment:
     )  # fmt: skip
     environment.globals.update(static=static, elapsed=elapsed, pages=registered_pages, estimate_words=estimate_words)
     return environment
+
+
+BESIDE_PAGES = ("/parts/", "/static/", "/login", "/logout")
+PROGRAMS = ("/v1/", "/metrics", "/healthz", "/readyz", "/problems/", "/openapi.json")
+
+
+def is_of_browsers(path: str) -> bool:
+    """Say whether browsers ask for an address, and no programs."""
+    return path.startswith(BESIDE_PAGES) or any(is_of(page, path) for page in registered_pages())
+
+
+def refusal_page(request: Request, code: str, detail: str, headers: dict[str, str] | None) -> Response | None:
+    """Return the page that tells an error, None where a program asks."""
+    path = request.url.path
+    lost = not path.startswith(PROGRAMS) and "text/html" in request.headers.get("accept", "")
+    if not (is_of_browsers(path) or lost):
+        return None
+    title = code.replace("-", " ").capitalize()
+    answer = render("refused.html", CODES[code].status, page="", title=title, detail=detail)
+    answer.headers.update(headers or {})
+    return answer

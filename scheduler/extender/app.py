@@ -11,13 +11,39 @@ from typing import NamedTuple, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 
-from ..api.http.problems import ProblemError, answer_with_problems
-from .counting import Counts
+from ..api.problems import ProblemError, answer_with_problems
 from .ranking import Outcome, Ranker, Ranking, refused
 from .watching import Watch
 from .wire import as_json, filter_reply, preempt_reply, prioritize_reply, read_offer, read_victims
+
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+
+
+class Counts:
+    """Answers by verb and outcome, and how long they took."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._answers = Counter(
+            "longshore_extender_requests_total", "Answers to kube-scheduler, by how they came about.",
+            ["verb", "outcome"], registry=self.registry,
+        )  # fmt: skip
+        self._took = Histogram(
+            "longshore_extender_request_seconds", "Time from a request's arrival to its answer.", ["verb"],
+            buckets=BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+
+    def add(self, verb: str, outcome: str, took_s: float) -> None:
+        """Count an answer."""
+        self._answers.labels(verb, outcome).inc()
+        self._took.labels(verb).observe(took_s)
+
+    def page(self) -> bytes:
+        """Return all of it in Prometheus' text format."""
+        return generate_latest(self.registry)
+
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,16 @@
-"""Which nodes there are, and how many GPUs each has: from a cluster file, or as Node objects tell."""
+"""What an extender knows: the nodes and their GPUs, who holds them, and what a pod requests.
 
-from collections.abc import Iterable
+Who holds GPUs on which node, as far as an extender can know.
+
+No request says it. Pods that the Kubernetes API shows are known. Without it, a pod is assumed to be on the node that
+was ranked first, until kube-scheduler offers a node in a way that cannot be if that were so.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +20,102 @@ from ...cluster.model.scenarios import DEFAULT_HAZARD_PER_S, ORDERS, Rules, stop
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
 from ..mirror.standing import Site
-from .asking import RESOURCE, count_of
-from .wire import Node
+from .wire import Container, Node, Pod
+
+RESOURCE = "nvidia.com/gpu"
+DEFAULT_ESTIMATE_S = 3600.0
+ESTIMATE, COMPUTE, PARAMETERS = "longshore.io/estimate-s", "longshore.io/compute-s", "longshore.io/parameter-bytes"
+# Names of a gang, as the schedulers and operators that know gangs write them.
+GROUP_LABELS = (
+    "longshore.io/job", "scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io",
+    "pod-group.scheduling.sigs.k8s.io/name", "kueue.x-k8s.io/pod-group-name", "training.kubeflow.org/job-name",
+    "volcano.sh/job-name",
+)  # fmt: skip
+GROUP_ANNOTATIONS = ("scheduling.k8s.io/group-name",)
+# How many pods it has; coscheduling and Volcano keep that in an object of their own.
+MEMBER_KEYS = (
+    "longshore.io/pods", "kueue.x-k8s.io/pod-group-total-count", "pod-group.scheduling.sigs.k8s.io/min-available",
+)  # fmt: skip
+MOST_MEMBERS = 100_000
+_QUANTITY = re.compile(r"(\d{1,18})(?:\.0{1,9})?(m|k|M|G)?")
+_SCALE = {"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(1000), "M": Decimal(10**6), "G": Decimal(10**9)}
+
+
+class Wish(NamedTuple):
+    """What is known of a pod that is to be placed."""
+
+    uid: str
+    gpus: int
+    group: str | None  # of the gang that it belongs to
+    members: int  # pods of the gang, 0 if nobody says
+    estimate_s: float
+    compute_s: float
+    parameter_bytes: float
+
+
+def wish_of(pod: Pod) -> Wish:
+    """Return what a pod asks for. What cannot be read of it counts as not said."""
+    notes = pod.metadata.annotations
+    group = _group(pod)
+    return Wish(
+        uid=pod.metadata.uid or f"{pod.metadata.namespace}/{pod.metadata.name}",
+        gpus=gpus_of(pod),
+        group=group,
+        members=_members({**notes, **pod.metadata.labels}) if group else 0,
+        estimate_s=_number(notes, ESTIMATE, DEFAULT_ESTIMATE_S),
+        compute_s=_number(notes, COMPUTE, 1.0),
+        parameter_bytes=_number(notes, PARAMETERS, 0.0),
+    )
+
+
+def gpus_of(pod: Pod) -> int:
+    """Return how many GPUs a pod holds at once, as the kubelet counts them: containers beside sidecars, or a step."""
+    sidecars = most = 0
+    for container in pod.spec.initContainers:
+        gpus = _container_gpus(container)
+        if container.restartPolicy == "Always":
+            sidecars += gpus
+            most = max(most, sidecars)
+        else:
+            most = max(most, sidecars + gpus)
+    return max(most, sidecars + sum(map(_container_gpus, pod.spec.containers)))
+
+
+def _container_gpus(container: Container) -> int:
+    limit = container.resources.limits.get(RESOURCE)
+    found = container.resources.requests.get(RESOURCE, 0) if limit is None else limit
+    return count_of(found) or 0
+
+
+def count_of(quantity: str | int) -> int | None:
+    """Return a quantity of Kubernetes as a whole number, None if it is none."""
+    if isinstance(quantity, int):
+        return quantity if 0 <= quantity < 10**18 else None
+    found = _QUANTITY.fullmatch(quantity.strip())
+    return None if found is None else math.ceil(int(found[1]) * _SCALE[found[2] or ""])
+
+
+def _group(pod: Pod) -> str | None:
+    labels, notes = pod.metadata.labels, pod.metadata.annotations
+    names = [labels.get(key) for key in GROUP_LABELS] + [notes.get(key) for key in GROUP_ANNOTATIONS]
+    name = next(filter(None, names), None)
+    return None if name is None else f"{pod.metadata.namespace}/{name}"
+
+
+def _members(proposal: Mapping[str, str]) -> int:
+    for key in MEMBER_KEYS:
+        if key in proposal and (count := count_of(proposal[key])) is not None:
+            return count if 0 < count <= MOST_MEMBERS else 0
+    return 0
+
+
+def _number(proposal: Mapping[str, str], key: str, default: float) -> float:
+    try:
+        number = float(proposal.get(key, default))
+    except ValueError:
+        return default
+    return number if math.isfinite(number) and 0.0 < number < 1e15 else default
+
 
 RACK_LABELS = (
     "topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf", "topology.kubernetes.io/zone",
@@ -120,3 +224,93 @@ def _learned(gpus: dict[str, int], rack: dict[str, str]) -> Place:
     hazard_per_s = np.full(int(sizes.sum()), DEFAULT_HAZARD_PER_S)
     process = none(cluster, hazard_per_s, NoFaults(), 0)[1]
     return Place(Site(cluster, rules, process, hazard_per_s), tuple(names))
+
+
+LEAST_LEFT_S = 60.0  # of a pod that has outlived its estimate
+UNSEEN_S = 60.0  # after which an assumed pod counts no more that the Kubernetes API does not show
+LONGEST_S = 7 * 86400.0  # after which no assumed pod counts any more, so that nodes that are no more are forgotten
+PLAN_S = 120.0  # how long the GPUs that were planned for the rest of a gang are kept from others
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """GPUs of a node that somebody holds."""
+
+    node: str
+    gpus: int
+    group: str | None
+    since_s: float
+    estimate_s: float  # of the whole run
+
+    def left_s(self, now_s: float) -> float:
+        """Return how much longer it is expected to run."""
+        return max(self.estimate_s - (now_s - self.since_s), LEAST_LEFT_S)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Where the pods of a gang are to go that have not been asked about yet."""
+
+    gpus: int  # of each pod
+    pods: dict[str, int]  # by node
+    until_s: float
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All that is held, and what is planned. Not safe for threads."""
+
+    known: dict[str, Holding] = field(default_factory=dict)  # by uid: the Kubernetes API shows them
+    assumed: dict[str, Holding] = field(default_factory=dict)  # by uid, oldest first
+    plans: dict[str, Plan] = field(default_factory=dict)  # by group
+    is_watched: bool = False  # the Kubernetes API shows all pods
+
+    def assume(self, uid: str, holding: Holding) -> None:
+        """Take a pod to be where it was ranked first."""
+        self.assumed.pop(uid, None)
+        if uid not in self.known:
+            self.assumed[uid] = holding
+
+    def forget(self, uid: str) -> None:
+        """Take a pod to be nowhere: it is asked about, so it waits."""
+        self.assumed.pop(uid, None)
+
+    def expire(self, now_s: float) -> None:
+        """Drop what has stood too long without being seen."""
+        self.plans = {group: it for group, it in self.plans.items() if it.until_s > now_s and it.pods}
+        most_s = UNSEEN_S if self.is_watched else LONGEST_S
+        self.assumed = {uid: it for uid, it in self.assumed.items() if now_s - it.since_s < most_s}
+
+    def correct(self, rooms: Mapping[str, int], gpus: int) -> None:
+        """Drop the oldest assumptions on nodes where kube-scheduler finds room for so many GPUs and we do not.
+
+        Args:
+            rooms: GPUs of each node that was offered, less those that it has lost.
+            gpus: What fits on each of them.
+        """
+        held = self.held()
+        short = {node for node, room in rooms.items() if room - held.get(node, 0) < gpus}
+        for uid, it in list(self.assumed.items()) if short else ():
+            if it.node in short and rooms[it.node] - held[it.node] < gpus:
+                held[it.node] -= it.gpus
+                del self.assumed[uid]
+
+    def held(self) -> dict[str, int]:
+        """Return how many GPUs pods hold on each node."""
+        held: dict[str, int] = {}
+        for it in (*self.known.values(), *self.assumed.values()):
+            held[it.node] = held.get(it.node, 0) + it.gpus
+        return held
+
+    def members(self, group: str) -> list[Holding]:
+        """Return where pods of a gang are."""
+        return [it for it in (*self.known.values(), *self.assumed.values()) if it.group == group]
+
+    def holdings(self, asking: str | None, now_s: float) -> Iterable[tuple[str, Holding]]:
+        """Yield all that a pod of a gang (or of none) cannot have: what is held, and what is planned for others."""
+        yield from self.known.items()
+        yield from self.assumed.items()
+        for group, plan in self.plans.items():
+            if group != asking:
+                for node, pods in plan.pods.items():
+                    yield f"{group} {node} {pods}", Holding(node, pods * plan.gpus, group, plan.until_s, PLAN_S)

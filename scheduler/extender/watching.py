@@ -5,19 +5,46 @@ Source: SPEC K1; docs/extender.md.
 
 import json
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from .asking import wish_of
-from .kubernetes_api import FOLLOW_S, Api
-from .ledger import Holding
+from .inventory import Holding, wish_of
 from .ranking import Ranker
 from .wire import Node, Pod
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+FOLLOW_S = 300  # after which a watch is ended and begun again where it was
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """Where the Kubernetes API is.
+
+    Args:
+        url: Its address.
+        account: Folder of a service account's token and certificate; None where neither is needed.
+    """
+
+    url: str
+    account: Path | None = None
+
+    def client(self) -> httpx.Client:
+        """Return a client; its token is read again for each, as Kubernetes replaces it every hour."""
+        limits = httpx.Timeout(10.0, read=FOLLOW_S + 30.0)
+        if self.account is None:
+            return httpx.Client(base_url=self.url, timeout=limits)
+        token = (self.account / "token").read_text(encoding="ascii").strip()
+        verify = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=self.url, timeout=limits, headers=headers, verify=verify)
+
 
 log = logging.getLogger(__name__)
 

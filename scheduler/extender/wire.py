@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import from_json
 
-from ..api.http.problems import ProblemError
+from ..api.problems import ProblemError
 
 MOST_SCORE = 10  # kube-scheduler does not clamp: 11 would beat every right answer
 RANKS = 4  # nodes that are told apart from the rest; the first decides, the others only where other scores do not agree

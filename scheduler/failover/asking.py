@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files.durable import open_folder, read_whole
-from ..files.typed_json import from_json
+from ..files.durable import from_json, open_folder, read_whole
 from .greeting import greet_blocking
 from .lines import Lines, encode
 from .settings import RING, STATE

@@ -20,7 +20,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..files.typed_json import as_json
+from ..files.durable import as_json
 from .greeting import challenge, is_right, welcome
 from .judging.relief import Relief
 from .lines import Lines, decode, encode

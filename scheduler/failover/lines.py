@@ -6,7 +6,7 @@ The process that coordinates imports this module: standard library only.
 import json
 from typing import get_args
 
-from ..files.typed_json import as_json, from_json
+from ..files.durable import as_json, from_json
 from .wire import Message
 
 MOST_BYTES = 1 << 20  # of a line

@@ -1,11 +1,22 @@
-"""Processes as /proc tells them: which one is meant, and whether it lives.
+"""Processes as /proc shows them, the owners of leases, last errors in logs, and names of sockets.
+
+Processes as /proc tells them: which one is meant, and whether it lives.
 
 The supervisor uses it: standard library only.
+
+Names of Unix sockets.
+
+Standard library only: those that start a ring import this module.
 """
 
 import os
+import re
 import signal
-from contextlib import suppress
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -157,3 +168,104 @@ def read_file(path: str) -> tuple[bytes, int]:
         return b"".join(parts), os.fstat(file).st_uid
     finally:
         os.close(file)
+
+
+_FORM = re.compile(r"^(?P<pid>\d+)@\S+ start (?P<start>\d+) boot (?P<boot>\S+) in (?P<space>\S+)$")
+
+
+def this_process() -> str:
+    """Return the name of this process."""
+    process = find(os.getpid()) if shows_this_process() else None
+    if process is None:
+        return f"{os.getpid()}@{socket.gethostname()}"  # /proc tells of others than it: nobody can see whether it lives
+    return f"{os.getpid()}@{socket.gethostname()} start {process.start_ticks} boot {boot_id()} in {_pid_space()}"
+
+
+def is_proven_dead(owner: str) -> bool:
+    """Say whether a process of this machine is gone; False for one that cannot be seen from here."""
+    named = _FORM.match(owner)
+    if named is None or named["boot"] != boot_id() or named["space"] != _pid_space():
+        return False
+    process = find(int(named["pid"]))
+    if process is not None:
+        return process.start_ticks != int(named["start"]) or not process.alive
+    try:
+        os.kill(int(named["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False  # it is there, though /proc does not show it
+
+
+def _pid_space() -> str:
+    """Return what pids count in: a container has its own on a machine that others see too."""
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+TAIL_BYTES = 1 << 14  # of a log that are looked at
+MOST = 300  # characters of an error
+_BEGIN = "Traceback (most recent call last):"
+_RANK = re.compile(r"^(?:\[rank\d+\]: ?)+")  # that PyTorch writes before each line
+_ERROR = re.compile(
+    r"longshore: (?=the ring is lost: )(?P<words>.+)"  # what Longshore itself says
+    r"|(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*)?"  # an error that Python tells without a traceback
+    r"|(?:/.*|\S*)python[\d.]*: .+"  # a script that it cannot begin; its own path may have spaces
+)
+
+
+def error_in(text: str) -> str:
+    """Return the last error that a log tells of in one line that a terminal may show; "" if there is none.
+
+    That is the line below a traceback, whatever it is, or one that looks like an error of Python.
+    """
+    found, is_below = "", False
+    for line in (_RANK.sub("", it) for it in text.splitlines()):
+        if line.endswith(_BEGIN):
+            is_below = True
+        elif is_below and line and not line[0].isspace():
+            found, is_below = line, False
+        elif match := _ERROR.fullmatch(line):
+            found = match["words"] or line
+    shown = "".join(it if it.isprintable() else " " for it in found).strip()
+    return shown if len(shown) <= MOST else shown[: MOST - 3] + "..."
+
+
+def last_error(name: str, folder: int | None = None, since: int = 0) -> str:
+    """Return the last error that a log tells of, "" if there is none or the log cannot be read.
+
+    Args:
+        name: Path of the log; a job may have put anything in its place.
+        folder: Descriptor of the folder that it is in.
+        since: Offset from which it counts.
+    """
+    try:
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return ""
+    try:
+        seen = os.fstat(opened)
+        if not stat.S_ISREG(seen.st_mode):
+            return ""
+        begin = max(since, seen.st_size - TAIL_BYTES)
+        return error_in(os.pread(opened, TAIL_BYTES, begin).decode(errors="replace"))
+    except OSError:
+        return ""
+    finally:
+        os.close(opened)
+
+
+@contextmanager
+def short_name(path: Path) -> Iterator[str]:
+    """Give a name by which a socket can be bound and reached while this is open, however long its path is.
+
+    The kernel takes no name of more than 107 bytes.
+
+    Raises:
+        OSError: If its folder is not there.
+    """
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

@@ -1,28 +1,160 @@
-"""The agent of a node: tells the scheduler every few seconds that the node lives, and how its GPUs are.
+"""The agent of a node: reads GPUs, runs checks, and reports to the scheduler.
 
-Source: SPEC F1, C9.
+Source: SPEC F1, C9, C8.
 """
 
 import logging
 import os
 import subprocess
+import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
-from ...cluster.files.errors import BackendError, InputError
+from ...cluster.files.errors import BackendError, InputError, LongshoreError
 from ..client import Client
 from ..files.processes import boot_id, shows_this_process
-from .gpus import gpu_reports
-from .links.prober import Prober
-from .monitoring.checking import Checking
-from .monitoring.guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
-from .reports import NodeReport
-from .witnessing.door import Door
-from .witnessing.knocking import AskedRounds
+from ..model.job import words_of
+from ..preflight.context import NodeSetup
+from ..preflight.round import check_place
+from .guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
+from .link_probes import Prober
+from .liveness import Door, GpuReport, NodeReport
+from .witnesses import AskedRounds
 
 log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+
+@cache
+def _nvml() -> ModuleType | None:
+    """Return the library once it works; None on a machine without it, or without a driver."""
+    try:
+        import pynvml
+    except ImportError:
+        log.warning("no GPU is reported: nvidia-ml-py is not installed (pip install 'longshore[nvidia]')")
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        log.warning("no GPU is reported: %s", error)
+        return None
+    library: ModuleType = pynvml
+    return library
+
+
+def gpu_reports() -> tuple[GpuReport, ...]:
+    """Return all GPUs of this machine in the order of their PCI addresses; one that is lost is faulty.
+
+    Raises:
+        BackendError: If the driver that was there does not answer any more.
+    """
+    nvml = _nvml()
+    if nvml is None:
+        return ()
+    try:
+        gpus = int(nvml.nvmlDeviceGetCount())
+    except nvml.NVMLError as error:
+        raise BackendError(f"the driver of the GPUs does not answer: {error}; restart the agent") from error
+    return tuple(_report(nvml, index) for index in range(gpus))
+
+
+def _report(nvml: ModuleType, index: int) -> GpuReport:
+    try:
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        free_bytes = _or_untold(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
+        busy_percent = _or_untold(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu))
+    except nvml.NVMLError as error:
+        log.warning("GPU %d does not answer: %s", index, error)
+        return GpuReport(index=index, healthy=False, utilisation=0.0, free_bytes=0)
+    kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    ecc_errors = _told(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(gpu, *kinds)))
+    return GpuReport(
+        index=index,
+        healthy=not ecc_errors,
+        utilisation=min((busy_percent or 0) / 100.0, 1.0),
+        free_bytes=free_bytes or 0,
+        temperature_c=_told(nvml, lambda: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))),
+        ecc_errors=ecc_errors,
+        link_errors=_link_errors(nvml, gpu),
+    )
+
+
+def _or_untold(nvml: ModuleType, read: Callable[[], Value]) -> Value | None:
+    """Return a value that a GPU which is well tells, None where it may not.
+
+    One that is split up (MIG) never tells how busy it is, and tells its memory to those alone who have the right to.
+
+    Raises:
+        NVMLError: If the GPU does not answer.
+    """
+    try:
+        return read()
+    except nvml.NVMLError as error:
+        if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION):
+            raise
+        return None
+
+
+def _link_errors(nvml: ModuleType, gpu: object) -> int | None:
+    """Return how often the links of a GPU repeated what they sent, or had to be set up again."""
+    found = [
+        _told(nvml, partial(nvml.nvmlDeviceGetNvLinkErrorCounter, gpu, link, counter))
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+        for counter in (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
+    ]
+    told = [int(errors) for errors in found if errors is not None]
+    return sum(told) if told else None
+
+
+def _told(nvml: ModuleType, read: Callable[[], Value]) -> Value | None:
+    """Return a value, None of a GPU that does not have it."""
+    try:
+        return read()
+    except nvml.NVMLError:
+        return None
+
+
+MOST_EVIDENCE = 2000  # characters
+_LINE = dict.fromkeys((*range(32), 127), " ")
+
+
+class Checking:
+    """Runs one order after the other, in a thread of its own: reports never wait for checks.
+
+    Args:
+        client: Of the scheduler.
+        place: This node.
+    """
+
+    def __init__(self, client: Client, place: NodeSetup) -> None:
+        self._client, self._place = client, place
+        self._running: threading.Thread | None = None
+
+    def take(self, orders: Iterable[Mapping[str, Any]]) -> None:
+        """Begin with the first order, unless one is under way; an order comes again until its outcome was told."""
+        first = next(iter(orders), None)
+        if first is None or (self._running is not None and self._running.is_alive()):
+            return
+        self._running = threading.Thread(target=self._run, args=(first,), name="checks", daemon=True)
+        self._running.start()
+
+    def _run(self, order: Mapping[str, Any]) -> None:
+        try:
+            passed, evidence = check_place(self._place, tuple(order["gpus"]), int(order["level"]))
+        except Exception as error:  # a check may fail in any way
+            passed, evidence = False, f"the checks themselves failed: {words_of(error)}"
+        line = evidence.translate(_LINE)[:MOST_EVIDENCE]
+        log.info("checks of %s: %s", self._place.node, line)
+        try:
+            self._client.tell_outcome(self._place.node, str(order["id"]), passed=passed, evidence=line)
+        except LongshoreError as error:
+            log.warning("what the checks found could not be told, and they are run again: %s", error)
 
 
 class Fencing:

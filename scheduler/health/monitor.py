@@ -1,45 +1,173 @@
-"""The monitor: looks at all nodes, and says which GPUs jobs may be given, and on which they cannot stay.
+"""The monitor: reads the state of all nodes, and decides which GPUs jobs may be given and which they must leave.
 
-Source: SPEC C9, F1; docs/nodes.md.
+Nodes whose reports call a GPU faulty, and whether too many began to do so together.
+
+A driver that breaks everywhere is told of by one agent after the other, and the second report of the first of them
+would take its GPUs away. So a node counts from its first such report on. Whoever takes such a report back, or does not
+repeat it, could keep true faults of others from being believed as often as it likes: for a while it counts only from
+the second one in a row on, which takes its own GPUs away. And when all is mended, agents say so one after the other as
+well: the last ones are not believed at once.
+
+A scheduler that goes on from another one's store knows which nodes have faulty GPUs, and since when. That their agents
+tell it so within a minute does not mean that they began together.
+
+Source: SPEC C9, F1; docs/nodes.md; docs/events.md.
 """
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import BackendError
 from ..backends.protocol import Backend, NodeView
-from ..log_repeats import Repeats
-from ..model.event import NewEvent
+from ..logs import Repeats
 from ..model.gpu_index import Layout
-from ..model.job_id import name_of
-from ..rules.device_quarantine import Fleet
-from ..store.database.schema import Liveness
-from ..store.monitoring.quarantines import quarantined
-from ..store.opening import Store
-from ..store.rows.nodes import (
+from ..model.job import NewEvent, name_of
+from ..model.states import Verdict
+from ..rules.quarantine import Fleet
+from ..store.attempts import held_gpus
+from ..store.nodes import (
     ALARM,
     CHANGE,
+    FAULTY,
+    HEALTHY,
     GpuRow,
     NodeRow,
     list_gpus,
     list_nodes,
     nodes_out_of_service,
+    quarantined,
     write_health,
 )
-from ..store.rows.reservations import held_gpus
-from .accusing import Accusers
-from .links.table import LinkTable
-from .liveness import DOWN_MISSES, SUSPECT_MISSES, judge
-from .monitoring.leases import Leases
-from .monitoring.node_events import WRITER, fenced, gpu_turned, told_of
-from .reports import Report, Reports
+from ..store.opening import Store
+from ..store.schema import Liveness
+from .link_table import LinkTable
+from .liveness import AT_ONCE_S, DOWN_MISSES, FENCED, SUSPECT_MISSES, Leases, Report, Reports, accuses, at_once, judge
 from .step_monitor import StepMonitor
-from .witnessing.knocking import OwnRounds
-from .witnessing.witnesses import Witnesses
+from .witnesses import OwnRounds, Witnesses
+
+DOUBT_S = 600.0  # in which a first report of a node does not count that took the last one back
+
+EASE_S = 15.0  # three reports: for how long too many were too many, before those that are left are believed
+
+
+class Accusers:
+    """Nodes whose reports call a GPU faulty, as they were at the last look.
+
+    Args:
+        known: Unix time since when nodes have a faulty GPU of which that was known before any report came here.
+    """
+
+    def __init__(self, known: Mapping[str, float]) -> None:
+        self._known_s = dict(known)  # those that have not reported since that all is well
+        self._since_s: dict[str, float] = {}  # Unix time of the report with which each began
+        self._repeated: frozenset[str] = frozenset()  # those of them that said so twice in a row
+        self._together, self._together_s = frozenset[str](), 0.0  # the last that were too many, and until when
+        self._doubted_s: dict[str, float] = {}  # since when first reports of a node do not count
+
+    def look(
+        self, seen: Mapping[str, NodeView], reports: Mapping[str, Report], nodes: int, now_s: float
+    ) -> frozenset[str]:
+        """Return the nodes that began together, if they are or just were more than can be their own fault; often none.
+
+        Args:
+            seen: Nodes by name, as the backend sees them.
+            reports: Last report of the agent of each that has one.
+            nodes: All that there are.
+            now_s: The present.
+        """
+        told = {name: (node, reports[name]) for name, node in seen.items() if name in reports}
+        for name in self._known_s.keys() & told.keys():
+            if not _repeats(*told[name], is_known=True):
+                del self._known_s[name]
+        known = self._repeated | self._known_s.keys()
+        repeated = {name for name, it in told.items() if _repeats(*it, is_known=name in known)}
+        first = {name for name, it in told.items() if name not in repeated and _begins(*it)}
+        self._doubt(first, repeated, reports, now_s)
+        counted = repeated | {name for name in first if name not in self._doubted_s}
+        began_s = self._since_s | self._known_s
+        self._since_s = {name: began_s.get(name, reports[name].at_s) for name in counted}
+        self._repeated = frozenset(repeated)
+        found = at_once([(began_s, name) for name, began_s in self._since_s.items()], nodes)
+        if found:
+            self._together, self._together_s = found, now_s
+        elif not 0.0 <= now_s - self._together_s <= EASE_S:
+            self._together = frozenset()
+        return self._together
+
+    def _doubt(self, first: set[str], repeated: set[str], reports: Mapping[str, Report], now_s: float) -> None:
+        """Doubt the nodes that did not repeat in time what they had begun with; forget old doubts."""
+        self._doubted_s = {name: at_s for name, at_s in self._doubted_s.items() if 0.0 <= now_s - at_s <= DOUBT_S}
+        for name in self._since_s.keys() - self._repeated - repeated:
+            began_s = self._since_s[name]
+            is_the_same = name in first and reports[name].at_s == began_s
+            if not is_the_same or not 0.0 <= now_s - began_s <= AT_ONCE_S:
+                self._doubted_s[name] = now_s
+
+
+def _repeats(node: NodeView, report: Report, *, is_known: bool) -> bool:
+    """Say whether a node calls a GPU faulty for the second time in a row; one that is known to has to go on only."""
+    says = report.accuses if is_known else report.is_faulty
+    return any(says(gpu.index, slots=node.slots) for gpu in node.gpus)
+
+
+def _begins(node: NodeView, report: Report) -> bool:
+    """Say whether a report is the first of a row that calls GPUs faulty."""
+    now, before = (
+        any(it is not None and accuses(it, gpu.index, slots=node.slots) for gpu in node.gpus)
+        for it in (report.told, report.before)
+    )
+    return now and not before
+
+
+WRITER = "monitor"
+DEAD, UNREACHABLE, RESTARTED = "dead", "unreachable", "restarted"  # words of events
+
+
+def told_of(was: NodeRow, row: NodeRow, now_s: float) -> Iterator[NewEvent]:
+    """Yield what there is to tell of a node, compared with how it stood before."""
+    if row.liveness is not was.liveness:
+        yield _turned(was, row, now_s)
+    if row.verdict is not was.verdict and row.verdict is not Verdict.NONE:
+        yield _judged(row, now_s)
+    if was.boot_id and row.boot_id and row.boot_id != was.boot_id:
+        text = f"{row.name} was restarted: its boot id is another one, so nothing that ran there before runs there now"
+        yield NewEvent(CHANGE, WRITER, now_s, now=RESTARTED, cause=text, data={"node": row.name})
+
+
+def _turned(was: NodeRow, row: NodeRow, now_s: float) -> NewEvent:
+    missed = f"has not answered {row.misses} times" if row.misses else "answers again"
+    if not row.misses and row.boot_id and row.boot_id == was.boot_id:
+        missed += ", and was not restarted meanwhile"
+    return NewEvent(
+        CHANGE, WRITER, now_s, was=was.liveness.value, now=row.liveness.value,
+        cause=f"{row.name} is {row.liveness}: it {missed}", data={"node": row.name, "seen_s": row.seen_s},
+    )  # fmt: skip
+
+
+def _judged(row: NodeRow, now_s: float) -> NewEvent:
+    now, state = (DEAD, f"dead ({row.verdict})") if row.verdict.is_dead else (UNREACHABLE, UNREACHABLE)
+    data = {"node": row.name, "verdict": row.verdict.value, "found": row.found}
+    return NewEvent(CHANGE, WRITER, now_s, now=now, cause=f"{row.name} is {state}: {row.found}", data=data)
+
+
+def fenced(node: str, now_s: float) -> NewEvent:
+    """Return what tells that the lease of a node has run out."""
+    text = f"{node} is fenced: its lease has run out, so its agent has killed what ran there"
+    return NewEvent(CHANGE, WRITER, now_s, now=FENCED, cause=text, data={"node": node})
+
+
+def gpu_turned(row: GpuRow) -> NewEvent:
+    """Return what tells that a GPU turned faulty or healthy."""
+    words = (FAULTY, HEALTHY) if row.healthy else (HEALTHY, FAULTY)
+    return NewEvent(
+        CHANGE, WRITER, row.since_s, was=words[0], now=words[1], cause=f"{row.node}: GPU {row.gpu} is {words[1]}",
+        data={"node": row.node, "gpu": row.gpu},
+    )  # fmt: skip
+
 
 log = logging.getLogger(__name__)
 

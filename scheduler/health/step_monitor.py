@@ -1,4 +1,8 @@
-"""The steps of all running attempts: which are slow, which hang, and which checkpoints they told of.
+"""The steps of all running attempts: which are slow, which hang, and which ranks hold up the others.
+
+Which ranks compute for far longer than the others of a job whose ranks all wait for each other.
+
+Reads no clock, network or store. Source: SPEC F1, F3; docs/steps.md.
 
 Source: SPEC K2, K3, K5; docs/steps.md.
 """
@@ -12,15 +16,75 @@ from typing import NamedTuple
 
 from ...cluster.files.errors import BackendError, PluginError
 from ..backends.protocol import Backend, StepLines, WritesSteps
+from ..failover.judging.slow import far_longer
+from ..model.job import Placement
 from ..model.job_spec import OFF, Watching
-from ..model.placement import Placement
-from .detectors.protocol import Detector
-from .detectors.registry import new_detector
+from .detectors import Detector, new_detector
 from .liveness import AT_ONCE_LEAST, AT_ONCE_S, AT_ONCE_SHARE
-from .monitoring.iteration_times import NOTHING, Average, Computed, average_of, news_by_type
-from .monitoring.stragglers import Straggler, Stragglers
-from .step_lines import Saved, StepKind, saved_in, steps_in
-from .step_watch import Hang, Slowness, StepWatch
+from .step_watch import (
+    NOTHING,
+    Average,
+    Computed,
+    Hang,
+    RankTimes,
+    Saved,
+    Slowness,
+    StepKind,
+    StepWatch,
+    average_of,
+    news_by_type,
+    saved_in,
+    steps_in,
+)
+
+COMPARE_EVERY_S, LOOKS = 60.0, 3  # between two looks, and in a row, before that counts
+
+
+class Straggler(NamedTuple):
+    """A rank that all others wait for."""
+
+    rank: int
+    compute_s: float  # mean of its last iterations
+    others_s: float  # median of those of the others
+
+
+def straggling(times: Sequence[RankTimes], going: Collection[int]) -> list[Straggler]:
+    """Return the ranks that compute for far longer than the others.
+
+    Args:
+        times: Of all ranks.
+        going: Ranks that tell of steps, and will tell of more.
+    """
+    told = {rank: compute_s for rank in going if (compute_s := times[rank].compute_s) is not None}
+    return [Straggler(*it) for it in far_longer(told)]
+
+
+class Stragglers:
+    """Follows the stragglers of one attempt: each counts once, as long as it is one.
+
+    Args:
+        now_s: The present.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._look_at_s = now_s + COMPARE_EVERY_S
+        self._looks: dict[int, int] = {}  # in a row, by rank
+
+    def look(self, times: Sequence[RankTimes], going: Collection[int], now_s: float) -> list[Straggler]:
+        """Return the ranks that have been stragglers for long enough now, once in each minute at most.
+
+        Args:
+            times: Of all ranks.
+            going: Ranks that tell of steps, and will tell of more.
+            now_s: The present.
+        """
+        if 0.0 < self._look_at_s - now_s <= COMPARE_EVERY_S:  # else the clock was set back
+            return []
+        self._look_at_s = now_s + COMPARE_EVERY_S
+        found = straggling(times, going)
+        self._looks = {it.rank: self._looks.get(it.rank, 0) + 1 for it in found}
+        return [it for it in found if self._looks[it.rank] == LOOKS]
+
 
 log = logging.getLogger(__name__)
 

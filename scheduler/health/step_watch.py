@@ -1,20 +1,215 @@
-"""The steps of one attempt, from what its ranks tell: whether they have become slow, and whether one hangs.
+"""The steps of one attempt, as its ranks report them: whether they have become slow, and whether one hangs.
+
+The steps of one attempt, from what its ranks tell: whether they have become slow, and whether one hangs.
 
 Reads no clock, network or store. All of it is of this attempt, so that nothing crosses to the next one.
 
-Source: SPEC K2, K3, K5, F3; docs/steps.md.
+How long the ranks of an attempt compute and step: the average iteration time, and the record by node type.
+
+All ranks of a ring are as slow as the slowest one, so that one is found by its computing time.
+
+Source: SPEC K2, K3, K5, F3, F1, F2; docs/steps.md; docs/steps.md has the format.
 """
 
 import logging
+import re
 import statistics
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
+from itertools import islice
+from statistics import fmean
 from typing import NamedTuple
 
-from .detectors.cusum import Cusum
-from .detectors.protocol import Detector
-from .monitoring.iteration_times import RankTimes
-from .step_lines import Begun, StepKind
+from .detectors import Cusum, Detector
+
+
+class StepKind(StrEnum):
+    """What a rank is at."""
+
+    TRAIN = "train"
+    CHECKPOINT = "checkpoint"
+    EVALUATE = "evaluate"
+    OTHER = "other"  # nobody knows how long that takes
+    DONE = "done"  # no step at all: what still comes may take as long as it likes
+
+
+class Begun(NamedTuple):
+    """A step that began, and with it the one before ended."""
+
+    kind: StepKind
+    step: int
+    at_s: float  # Unix time, by the clock of the rank
+    computed_s: float | None  # of the step that ended, without what it waited for; None if it was not told
+    loss: float | None = None  # of the step that ended, not always finite; None if it was not told, or is no number
+    away_bytes: int | None = None  # of state that is put away; None if it was not told
+
+
+class Saved(NamedTuple):
+    """A checkpoint that is complete."""
+
+    step: int  # the last one that it holds
+    at_s: float  # Unix time, by the clock of the rank
+    digest: str  # "" for none
+    path: str
+
+
+_TIME = rb"(\d{1,11}(?:\.\d{1,9})?)"
+_LOSS = rb"([!-~]{1,400})"  # as any language writes a number: a step counts whatever it says of its loss
+_STEP = re.compile(
+    rb"^(train|checkpoint|evaluate|other|done) (\d{1,15}) %b(?: (?:%b|-)(?: %b(?: (\d{1,18}))?)?)?$"
+    % (_TIME, _TIME, _LOSS),
+    re.MULTILINE,
+)
+_SAVED = re.compile(rb"^(\d{1,15}) %b (-|[0-9a-f]{8,128}) ([^\x00-\x1f\x7f]{1,1024})$" % _TIME, re.MULTILINE)
+_KINDS = {kind.value.encode(): kind for kind in StepKind}
+
+
+def steps_in(lines: bytes) -> list[Begun]:
+    """Return the steps that lines tell of, in their order."""
+    return [
+        Begun(
+            _KINDS[kind],
+            int(step),
+            float(at),
+            float(computed) if computed else None,
+            _loss_of(loss),
+            int(away) if away else None,
+        )
+        for kind, step, at, computed, loss, away in _STEP.findall(lines)
+    ]
+
+
+def _loss_of(text: bytes) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def saved_in(lines: bytes) -> list[Saved]:
+    """Return the checkpoints that lines tell of, in their order."""
+    found = []
+    for step, at, digest, path in _SAVED.findall(lines):
+        try:
+            text = path.decode()
+        except UnicodeDecodeError:
+            continue
+        if text.isprintable():
+            found.append(Saved(int(step), float(at), "" if digest == b"-" else digest.decode(), text))
+    return found
+
+
+KEPT = 32  # steps that a mean is taken over
+LEFT_OUT = 3  # first steps of an attempt: they compile and warm up
+
+
+class Computed(NamedTuple):
+    """How long iterations of a job computed on one type of node."""
+
+    iterations: int
+    mean_s: float
+    last_s: tuple[float, ...]  # the last 32, the newest last
+
+    def with_more(self, more: "Computed") -> "Computed":
+        """Return both together, of which the other came later."""
+        count = self.iterations + more.iterations
+        mean_s = (self.iterations * self.mean_s + more.iterations * more.mean_s) / count if count else 0.0
+        return Computed(count, mean_s, (self.last_s + more.last_s)[-KEPT:])
+
+
+NOTHING = Computed(0, 0.0, ())
+
+
+class Average(NamedTuple):
+    """The average iteration time of a job."""
+
+    iteration_s: float
+    rank: int  # the slowest, by its computing time
+    steps: int  # that the mean is taken over
+
+
+class RankTimes:
+    """The iterations of one rank."""
+
+    __slots__ = ("_computed_s", "_new", "_seen", "_sum_s", "_took_s")
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._took_s, self._computed_s = deque[float](maxlen=KEPT), deque[float](maxlen=KEPT)
+        self._new, self._sum_s = 0, 0.0  # computing times since they were last recorded
+
+    def tell(self, took_s: float, computed_s: float | None) -> None:
+        """Take in an iteration; the first of them are left out.
+
+        Args:
+            took_s: From its begin to that of the next one.
+            computed_s: Without what it waited for; None if that was not told.
+        """
+        self._seen += 1
+        if self._seen <= LEFT_OUT:
+            return
+        self._took_s.append(took_s)
+        if computed_s is not None:
+            self._computed_s.append(computed_s)
+            self._new, self._sum_s = self._new + 1, self._sum_s + computed_s
+
+    @property
+    def compute_s(self) -> float | None:
+        """Mean of the last computing times, None if none was told."""
+        return fmean(self._computed_s) if self._computed_s else None
+
+    @property
+    def step_s(self) -> float | None:
+        """Mean of the last step times, None before there are any."""
+        return fmean(self._took_s) if self._took_s else None
+
+    @property
+    def steps(self) -> int:
+        """How many these are."""
+        return len(self._took_s)
+
+    def news(self) -> Computed:
+        """Return the computing times that are not recorded yet."""
+        last = tuple(islice(reversed(self._computed_s), min(self._new, KEPT)))[::-1]
+        return Computed(self._new, self._sum_s / self._new, last) if self._new else NOTHING
+
+    def recorded(self) -> None:
+        """Forget which these were: they are recorded."""
+        self._new, self._sum_s = 0, 0.0
+
+
+def average_of(ranks: Sequence[RankTimes]) -> Average | None:
+    """Return the mean of the last step times of the slowest rank, None before there are any.
+
+    Where no rank tells how long it computes, the slowest is the one whose steps take longest.
+
+    Source: SPEC F3.
+    """
+    told = [(rank.compute_s, number) for number, rank in enumerate(ranks) if rank.steps]
+    if not told:
+        return None
+    computing = [(compute_s, number) for compute_s, number in told if compute_s is not None]
+    stepping = [(ranks[number].step_s or 0.0, number) for _, number in told]
+    _, slowest = max(computing or stepping, key=lambda it: (it[0], -it[1]))
+    return Average(ranks[slowest].step_s or 0.0, slowest, ranks[slowest].steps)
+
+
+def news_by_type(ranks: Sequence[RankTimes], types: Sequence[str]) -> Mapping[str, Computed]:
+    """Return the computing times that are not recorded yet, by node type.
+
+    Args:
+        ranks: Of an attempt.
+        types: Node type of each rank.
+    """
+    found: dict[str, Computed] = {}
+    for rank, kind in zip(ranks, types, strict=True):
+        news = rank.news()
+        if news.iterations:
+            found[kind] = found.get(kind, NOTHING).with_more(news)
+    return found
+
 
 log = logging.getLogger(__name__)
 

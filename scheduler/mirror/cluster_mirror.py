@@ -27,8 +27,21 @@ from ...cluster.simulator.live import (
 )
 from ...cluster.state.beliefs import note_faults
 from ...cluster.state.holding import claim_gpu, give_up_gpu
-from .checks import check_claim, check_gpus, check_held
-from .standing import OF_JOBS, ROW, Asked, Beliefs, Known, MirrorCall, Site, Snapshot, Standing, Turn
+from .standing import (
+    OF_JOBS,
+    ROW,
+    Asked,
+    Beliefs,
+    Known,
+    MirrorCall,
+    Site,
+    Snapshot,
+    Standing,
+    Turn,
+    check_claim,
+    check_gpus,
+    check_held,
+)
 
 LEAST_ROOM = 16384  # jobs
 TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")

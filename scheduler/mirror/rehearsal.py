@@ -15,10 +15,9 @@ from ...cluster.presets.hetero64 import hetero64
 from ...cluster.simulator import engine, fault_changes, job_changes
 from ...cluster.simulator.simulation import simulation_of
 from ...cluster.state.state import Simulation
-from . import checks, cluster_mirror
-from .checks import expected
+from . import cluster_mirror, standing
 from .cluster_mirror import ClusterMirror
-from .standing import ROW, Asked, Known, Site, Standing
+from .standing import ROW, Asked, Known, Site, Standing, expected
 
 _HERE = "longshore.scheduler.mirror.rehearsal"
 HOUR_S = 3600.0
@@ -41,7 +40,7 @@ def is_known(policy: str) -> bool:
 def happenings() -> Rehearsal:
     """All that the scheduler does to its copy of a cluster."""
     kernels = [
-        *vars(cluster_mirror).values(), *vars(checks).values(), engine.reset, engine.begin_moment, engine.submit,
+        *vars(cluster_mirror).values(), *vars(standing).values(), engine.reset, engine.begin_moment, engine.submit,
         engine.is_due, engine.start, engine.wait, job_changes.finish, job_changes.stop, job_changes.kept_s,
         fault_changes.take_out, fault_changes.bring_back,
     ]  # fmt: skip

@@ -1,17 +1,18 @@
-"""Which free GPU of a real cluster takes an empty seat of a ring: what `choose` is told, and what it says.
+"""Which free GPU of a real cluster takes an empty seat of a ring, and whether a slow job gains by other GPUs.
 
-Source: SPEC F5 to F7; the simulator's side is cluster/simulator/handling/seats.py.
+Source: SPEC F5 to F7, K2; the simulator's side is cluster/simulator/handling/seats.py; docs/steps.md.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cluster.dispatch.placing import slowdown_of
 from ...cluster.model.topology import Cluster
 from ...cluster.switching.links import believed_bytes_per_s, link_bytes_per_s
 from ...cluster.switching.replacement import (
@@ -214,3 +215,173 @@ def warm_up(cluster: Cluster) -> None:
     for formula in FORMULAS.values():
         choose_for(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)), formula)
     with_which_faster(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)))
+
+
+class Form(NamedTuple):
+    """How the GPUs of a job must lie on nodes."""
+
+    nodes: int  # that give as many GPUs each
+    same_indices: bool = False  # whether these have the same indices on each node
+
+
+def fitted(
+    mirror: ClusterMirror, job: str, chosen: Iterable[int], form: Form, *, in_service: bool = False
+) -> tuple[int, ...]:
+    """Return free GPUs that suit a waiting job, as many of them as can be from those that were chosen for it.
+
+    Args:
+        mirror: The cluster; nothing may be picked for the job yet.
+        job: The job.
+        chosen: GPUs that somebody would take.
+        form: How the job's GPUs must lie.
+        in_service: Whether GPUs of other jobs count as free.
+
+    Returns:
+        The GPUs, ascending: the chosen ones themselves if they suit, none if no free GPUs do.
+    """
+    state = mirror.sim.state
+    free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0) & mirror.suits(job)
+    return suiting(mirror, free, chosen, mirror.asked(job).gpus, form)
+
+
+def suiting(
+    mirror: ClusterMirror, usable: NDArray[np.bool_], chosen: Iterable[int], gpus: int, form: Form
+) -> tuple[int, ...]:
+    """Return usable GPUs that lie as a form says, as many of them as can be from those that were chosen.
+
+    Args:
+        mirror: The cluster.
+        usable: Whether each GPU may be taken, shape (gpus,).
+        chosen: GPUs that somebody would take.
+        gpus: How many are wanted.
+        form: How they must lie.
+
+    Returns:
+        The GPUs, ascending, none if no usable ones do.
+    """
+    if gpus % form.nodes:
+        return ()
+    wanted = np.zeros(usable.size, dtype=bool)
+    wanted[list(chosen)] = True
+    find = _of_same_indices if form.same_indices and form.nodes > 1 else _of_any_indices
+    return find(usable, wanted & usable, mirror.site.cluster.first_gpu, gpus // form.nodes, form.nodes)
+
+
+def _of_any_indices(
+    free: NDArray[np.bool_], wanted: NDArray[np.bool_], first: NDArray[np.int32], each: int, nodes: int
+) -> tuple[int, ...]:
+    """Return GPUs of the nodes with room that have most of those that are wanted."""
+    if nodes > first.size - 1:
+        return ()
+    room = np.add.reduceat(free, first[:-1], dtype=np.int64)
+    has = np.minimum(np.add.reduceat(wanted, first[:-1], dtype=np.int64), each)
+    best = np.argsort(-np.where(room >= each, has, -1), kind="stable")[:nodes]
+    if room[best].min() < each:
+        return ()
+    found: list[int] = []
+    for node in best:
+        gpus = np.arange(first[node], first[node + 1])
+        own = gpus[free[gpus]]
+        found += own[np.argsort(~wanted[own], kind="stable")][:each].tolist()
+    return tuple(sorted(found))
+
+
+def _of_same_indices(
+    free: NDArray[np.bool_], wanted: NDArray[np.bool_], first: NDArray[np.int32], each: int, nodes: int
+) -> tuple[int, ...]:
+    """Return the same indices of several nodes, of all such choices the one that has most of what is wanted."""
+    most, best = -1, tuple[int, ...]()
+    widest = int(np.diff(first).max())
+    table = np.full((first.size - 1, widest), -1)  # (nodes, indices) GPU, -1 for none
+    for node in range(first.size - 1):
+        table[node, : first[node + 1] - first[node]] = np.arange(first[node], first[node + 1])
+    usable = (table >= 0) & free[table]
+    liked = usable & wanted[table]
+    # Of 8 GPUs there are 70 ways at most, of 16 there are 12,870.
+    for indices in combinations(range(widest), each):
+        at = np.array(indices)
+        able = np.flatnonzero(usable[:, at].all(axis=1))
+        if able.size < nodes:
+            continue
+        has = liked[np.ix_(able, at)].sum(axis=1)
+        order = np.argsort(-has, kind="stable")[:nodes]
+        if (total := int(has[order].sum())) > most:
+            most, best = total, tuple(sorted(table[np.ix_(able[order], at)].ravel().tolist()))
+    return best
+
+
+GAIN = 0.8  # of the present step time, at most, on other GPUs
+
+
+def candidates(
+    mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus: Iterable[int], form: Form | None = None
+) -> list[list[int]]:
+    """Return sets of GPUs that a running job could have instead: on few nodes, and on fast ones.
+
+    Args:
+        mirror: The cluster.
+        own: GPUs that it has.
+        wanted: How many it asks for.
+        slow_gpus: All of the nodes that are to blame.
+        form: How they must lie on nodes, None for any.
+    """
+    state, cluster = mirror.sim.state, mirror.site.cluster
+    usable = (state.gpu_job[ROW] < 0) & (state.gpu_down[ROW] == 0)
+    usable[list(own)] = state.gpu_down[ROW, list(own)] == 0
+    for job in {mirror.holder(gpu) for gpu in own} - {None}:
+        usable &= mirror.suits(str(job))
+    usable[list(slow_gpus)] = False
+    gpus = np.flatnonzero(usable)
+    if gpus.size < wanted:
+        return []
+    nodes = cluster.gpu_node[gpus]
+    room = np.bincount(nodes, minlength=cluster.speed.size)[nodes]
+    # A node that has room for all comes before one with more, and both before those that have not.
+    few = np.lexsort(
+        (nodes, cluster.speed[nodes] * -1.0, np.where(room >= wanted, room, cluster.gpu_node.size * 2 - room))
+    )
+    fast = np.lexsort((nodes, -room, cluster.speed[nodes] * -1.0))
+    found = [gpus[order[:wanted]].tolist() for order in (few, fast)]
+    if form is None:
+        return found
+    return [list(suited) for it in found if (suited := suiting(mirror, usable, it, wanted, form))]
+
+
+def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
+    """Return by what a job's work takes longer on GPUs, whoever holds them.
+
+    Args:
+        mirror: The cluster.
+        slot: Of the job.
+        gpus: The GPUs.
+    """
+    cluster = mirror.site.cluster
+    nodes, taken = np.unique(cluster.gpu_node[gpus], return_counts=True)
+    racks = np.unique(cluster.node_rack[nodes])
+    return float(
+        slowdown_of(
+            mirror.sim, 0, slot, nodes.size, float(cluster.speed[nodes].min()),
+            float(cluster.intra_bytes_per_s[nodes[taken > 1]].min(initial=np.inf)),
+            float(cluster.nic_bytes_per_s[nodes].min()),
+            float(cluster.uplink_bytes_per_s[racks].min()) if racks.size > 1 else np.inf,
+            0,
+        )
+    )  # fmt: skip
+
+
+def best_step_s(
+    mirror: ClusterMirror, own: tuple[int, ...], slow_gpus: Iterable[int], usual_s: float, form: Form | None = None
+) -> float:
+    """Return the step time that a running job is predicted to have on other GPUs, inf if there are none for it.
+
+    Args:
+        mirror: The cluster.
+        own: GPUs that it has.
+        slow_gpus: All of the nodes that are to blame.
+        usual_s: Its step time before they were slow.
+        form: How its GPUs must lie on nodes, None for any.
+    """
+    slot = int(mirror.sim.state.gpu_job[ROW, own[0]])
+    present = slowdown_on(mirror, slot, list(own))
+    others = [slowdown_on(mirror, slot, gpus) for gpus in candidates(mirror, own, len(own), slow_gpus, form)]
+    return usual_s * min(others, default=np.inf) / present

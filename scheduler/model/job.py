@@ -1,6 +1,10 @@
-"""A job as it is stored."""
+"""A job as it is stored: its id, placement, tries, events and errors."""
 
+import secrets
+import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import NamedTuple
 
 from .states import AfterStop, Desired, JobState
@@ -55,3 +59,92 @@ def estimate_words(estimate_from: str, jobs: int) -> str:
     if estimate_from not in IN_COMMON:
         return "assumed: no job had ended when it was submitted"
     return f"from the last {'ended job' if jobs == 1 else f'{jobs} ended jobs'} {IN_COMMON[estimate_from]}"
+
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32
+LENGTH = 26
+
+
+def new_job_id(now_s: float) -> str:
+    """Return an id that nobody else has: 48 bits of Unix time in milliseconds, 80 of chance."""
+    return job_id_of(now_s, secrets.randbits(80))
+
+
+def job_id_of(at_s: float, chance: int) -> str:
+    """Return the id of a time in Unix seconds and of 80 bits."""
+    number = (int(at_s * 1000.0) & (1 << 48) - 1) << 80 | chance
+    return "".join(ALPHABET[number >> 5 * place & 31] for place in reversed(range(LENGTH)))
+
+
+def name_of(job: str, number: int) -> str:
+    """Return what a backend knows an attempt of a job by."""
+    return f"ls-{job}-{number}"
+
+
+def is_job_id(text: str) -> bool:
+    """Say whether a text could be the id of a job."""
+    return len(text) == LENGTH and set(text) <= set(ALPHABET)
+
+
+NO_PROGRESS = 3  # attempts in a row without a newer checkpoint before a job is held
+
+
+class Tries(NamedTuple):
+    """How often a job may be tried again after an end of each class, or has been."""
+
+    infra: int = 0
+    resource: int = 0
+    user: int = 0
+    asked: int = 0  # the program asked to be run again
+    ambiguous: int = 0
+
+
+DEFAULT_TRIES = Tries(infra=20, resource=1, user=0, asked=20, ambiguous=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """GPUs of one node in a placement."""
+
+    node: str
+    gpus: tuple[int, ...]  # indices on the node, ascending
+
+
+Placement = tuple[Share, ...]  # in the order of nodes; ranks go through it share by share
+
+
+class ReservationRow(NamedTuple):
+    """A GPU that is not free."""
+
+    node: str
+    gpu: int  # index on the node
+    job_id: str
+    number: int  # of the attempt
+    since_s: float
+
+
+class NewEvent(NamedTuple):
+    """An event to be added."""
+
+    kind: str
+    writer: str  # role that writes it
+    at_s: float  # Unix time
+    job_id: str | None = None
+    number: int | None = None  # of the attempt; None for what concerns the job itself
+    version: int | None = None  # of the job or attempt after the change; None if the event is no change
+    was: str = ""
+    now: str = ""
+    fence: int | None = None  # token of the writer's lease
+    cause: str = ""
+    data: Mapping[str, object] | None = None
+
+
+MOST_WORDS = 300  # characters
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an error is in one line: its class, its words, and where it was raised."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    words = f"{type(error).__name__}{': ' if lines else ''}{lines[0].strip()[:MOST_WORDS] if lines else ''}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{words} ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else words

@@ -13,16 +13,14 @@ from typing import NamedTuple
 
 from ...agents.protocol import Policy
 from ...cluster.files.errors import PluginError
-from ..mirror.checks import check_decision, expected
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import Opening, encode, encode_opening
 from ..mirror.rehearsal import rehearse
-from ..mirror.shape import Form, fitted
-from ..mirror.standing import ROW, Asked, Expected, Known, MirrorCall, Site
+from ..mirror.standing import ROW, Asked, Expected, Known, MirrorCall, Site, check_decision, expected
+from ..mirror.vacant_seats import Form, fitted
 from ..policy_host.answer import RecordParts, Stored, stored_of
-from ..policy_host.breaker import Breaker
-from ..policy_host.misses import Miss, MissError
-from ..policy_host.rollover import Rollover
+from ..policy_host.process import Miss, MissError
+from ..policy_host.rollover import Breaker, Rollover
 
 MOST_UNTOLD = 1000  # happenings between two decisions that are kept
 MOST_LEFT_OVER = 10_000  # happenings without a decision that could keep them

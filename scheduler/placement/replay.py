@@ -15,14 +15,13 @@ from typing import Any
 from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.text import open_text
-from ..mirror.checks import expected
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import DECISIONS, ForeignPastError, decode, to_json
-from ..mirror.standing import ROW, Expected, MirrorCall
+from ..mirror.standing import ROW, Expected, MirrorCall, expected
 from ..policy_host.answer import Stored
 from ..policy_host.worker import sampling
+from ..store.decisions import DecisionRow, WholeDecision, decisions_after
 from ..store.opening import Store
-from ..store.rows.decisions import DecisionRow, WholeDecision, decisions_after
 from .placer import Proposal
 
 PAGE = 500  # decisions that are read at once

@@ -1,6 +1,13 @@
-"""What a policy's process tells the scheduler, as JSON: nothing that it sends can run code here."""
+"""What a policy's process and the scheduler send each other, as JSON: nothing in it can run code here."""
 
 import base64
+import hashlib
+import select
+import socket
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -8,8 +15,10 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ...agents.learned.decision_record import DecisionRecord
+from ...agents.registry import ROLLOUT, checkpoint_in
 from ...cluster.files.errors import PluginError
 from ...cluster.files.output_file import readable
+from ...cluster.files.plugins import registered
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, AfterValidator(readable)]  # JSON has no form for bytes of a path that are no UTF-8
@@ -152,3 +161,152 @@ def record_of(stored: Stored) -> DecisionRecord:
 
 def _floats(data: bytes, rows: int) -> NDArray[np.float32]:
     return np.frombuffer(data, "<f4").astype(np.float32, copy=False).reshape(rows, -1)
+
+
+MOST_FILE_BYTES = 64 << 20
+Stamp = tuple[int, int, int]  # of a file: when it was written, its size and its number
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """What is loaded: a file may change while it is, and a policy that ran well may have to be started again."""
+
+    name: str  # as `longshore policies` lists it, the path of a checkpoint, or rollouts of either
+    version: str  # SHA-256 of the checkpoint, or name and version of the package that the policy is part of
+    content: bytes | None = None  # of the checkpoint
+
+
+def base_of(name: str) -> str:
+    """Return the policy that rollouts are made of, or the name itself."""
+    while name.startswith(ROLLOUT):
+        name = name.removeprefix(ROLLOUT)
+        name = name.rpartition("@")[0] or name
+    return name
+
+
+def checkpoint_of(name: str) -> Path | None:
+    """Return the checkpoint in a policy's name, None if it names none."""
+    return checkpoint_in(name)
+
+
+def read_edition(name: str) -> Edition:
+    """Return the version of a policy that there is now; a file that is not there is left to who loads it."""
+    path = checkpoint_of(name)
+    try:
+        if path is not None and path.is_file() and path.stat().st_size <= MOST_FILE_BYTES:
+            content = path.read_bytes()
+            return Edition(name, hashlib.sha256(content).hexdigest(), content)
+    except OSError:
+        pass
+    return Edition(name, _package_of(base_of(name)))
+
+
+def _package_of(name: str) -> str:
+    point = registered("policies").get(name) or registered("heuristics").get(name)
+    if point is not None and point.dist is not None:
+        return f"{point.dist.name} {point.dist.version}"
+    return f"longshore {version('longshore')}"
+
+
+def stamp_of(name: str) -> Stamp | None:
+    """Return what changes when a policy's checkpoint is replaced, None if it has none, or it is not there."""
+    path = checkpoint_of(name)
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+MOST_BYTES = 4 << 20  # of a message that a policy's process sends; what it is sent may be larger
+LENGTH_BYTES = 8
+PIECE_BYTES = 1 << 18
+
+
+class Channel:
+    """One side of a connection. What has come of a message is kept when the time is over, for the next try.
+
+    Args:
+        connection: A stream socket.
+        most_bytes: Of a message that comes in.
+    """
+
+    def __init__(self, connection: socket.socket, most_bytes: int) -> None:
+        self._connection, self._most_bytes = connection, most_bytes
+        self._came = bytearray()
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._writable.register(connection, select.POLLOUT)
+
+    def send(self, data: bytes, until: float | None = None) -> None:
+        """Send a message.
+
+        Args:
+            data: The message.
+            until: Of `time.monotonic`; None for as long as it takes.
+
+        Raises:
+            OSError: If the other side has ended, TimeoutError if it does not listen; then nothing can follow.
+        """
+        left = memoryview(len(data).to_bytes(LENGTH_BYTES) + data)
+        while left:
+            try:
+                left = left[self._connection.send(left[:PIECE_BYTES], socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                _wait(self._writable, until)
+
+    def receive(self, until: float | None = None) -> bytes:
+        """Return the next message; one that is there is returned however late it is.
+
+        Raises:
+            EOFError: If the other side has ended.
+            OSError: TimeoutError if there is none in time; if it is too long.
+        """
+        while (message := self._message()) is None:
+            try:
+                piece = self._connection.recv(PIECE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                _wait(self._readable, until)
+                continue
+            if not piece:
+                raise EOFError
+            self._came += piece
+            if until is not None and time.monotonic() > until and self._size() > len(self._came):
+                raise TimeoutError  # or one that sends byte by byte would never be late
+        return message
+
+    def close(self) -> None:
+        """Let the other side know that this one has ended; the socket itself is closed by who made it."""
+        self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _size(self) -> int:
+        """Return the bytes of the message that comes next, its length included."""
+        if len(self._came) < LENGTH_BYTES:
+            return LENGTH_BYTES
+        size = int.from_bytes(self._came[:LENGTH_BYTES])
+        if size > self._most_bytes:
+            raise OSError(f"a message of {size} bytes")
+        return LENGTH_BYTES + size
+
+    def _message(self) -> bytes | None:
+        """Take the next message out of what has come, None if it is not all there."""
+        size = self._size()
+        if len(self._came) < size:
+            return None
+        message = bytes(self._came[LENGTH_BYTES:size])
+        del self._came[:size]
+        return message
+
+
+def _wait(poll: select.poll, until: float | None) -> None:
+    """Wait until something can be done.
+
+    Raises:
+        TimeoutError: If that is too late.
+    """
+    if until is None:
+        poll.poll()
+        return
+    left_s = until - time.monotonic()
+    if left_s <= 0.0 or not poll.poll(1000.0 * left_s):
+        raise TimeoutError

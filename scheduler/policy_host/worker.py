@@ -28,9 +28,20 @@ from ...cluster.model.scenarios import ORDERS
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.rehearsal import rehearse
 from ..mirror.standing import ROW, Asked, Known, MirrorCall, Site, Snapshot
-from .answer import MOST_REMARK, Choice, Failed, Followed, Message, Ready, Refused, parts_of
-from .frames import Channel
-from .versions import Edition, base_of, checkpoint_of
+from .answer import (
+    MOST_REMARK,
+    Channel,
+    Choice,
+    Edition,
+    Failed,
+    Followed,
+    Message,
+    Ready,
+    Refused,
+    base_of,
+    checkpoint_of,
+    parts_of,
+)
 
 MOST_MEMORY_BYTES = 4 << 30  # that the process may ask for
 ROLLOUT_SHARE = 0.7  # of the deadline

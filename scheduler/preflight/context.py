@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...cluster.files.errors import BackendError
+from ..model.job_spec import Dtype
 from .check import Finding, Need, Outcome, incomplete, skipped
 from .readers.counters import Counters
 from .readers.gpu_reader import GpuReader
 from .readers.kernel_log import KMSG, read_log
 from .readers.ports import SYSFS, Port, read_ports
 from .readers.shown import shown_gpus
-from .workload import Dtype, Workload
+from .workload import Workload
 
 if TYPE_CHECKING:
     from .arithmetic.products import Products
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeSetup:
     """A node as its warm process knows it. The process is given it when it begins."""
 
     node: str
@@ -64,7 +65,7 @@ class Group:
 class Context:
     """What a check may look at. One lives as long as the warm process of its node."""
 
-    place: Place
+    place: NodeSetup
     gpu_reader: GpuReader | None  # None without a driver
     why_no_gpus: str = ""
     workload: Workload = field(default_factory=Workload)
@@ -190,7 +191,7 @@ _LACKS: dict[Need, Callable[[Context], Finding | None]] = {
 }
 
 
-def open_context(place: Place) -> Context:
+def open_context(place: NodeSetup) -> Context:
     """Return the context of a node with the readers of its real hardware."""
     if place.slots:
         return Context(place, None)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..model.placement import Placement, Share
+from ..model.job import Placement, Share
 from .catalogue import chosen_checks, find_check, limit_of
 from .check import WRONG, Check, Finding, Outcome, Stage, failed, passed, skipped
-from .context import Chosen, Group, Place, is_bad
+from .context import Chosen, Group, NodeSetup, is_bad
 from .isolation import Pair, first_pairs, second_pairs, suspects_of, verdict_of
 from .report import Report
 from .runner import Progress, Step, compared, results_of, run_lists
@@ -73,7 +73,7 @@ def preflight(
     return Report(tuple(asking.names), tuple(results_of(found)), time.monotonic() - begin_s)
 
 
-def check_place(place: Place, gpus: tuple[int, ...], level: int = 1) -> tuple[bool, str]:
+def check_place(place: NodeSetup, gpus: tuple[int, ...], level: int = 1) -> tuple[bool, str]:
     """Check some GPUs of one node that no job uses, in a process of its own, so that no job waits for it.
 
     Args:

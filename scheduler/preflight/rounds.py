@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from ..model.error_words import words_of
+from ..model.job import words_of
 from .report import Report
 from .warm.pool import WarmNodes
 from .warm.process import Node

@@ -21,7 +21,7 @@ from ...cluster.files.errors import BackendError, InputError, LongshoreError
 from ..model.job_spec import ALL_ATTACHMENTS
 from .catalogue import chosen_checks, limit_of
 from .check import Check, Result, Stage
-from .context import Chosen, Group, Place
+from .context import Chosen, Group, NodeSetup
 from .readers.gpu_reader import Gpu, GpuLostError
 from .readers.nvml import open_nvml
 from .readers.shown import shown_gpus
@@ -238,7 +238,7 @@ def check_rank(rank: Rank, workload: Workload, level: int, references: Path | No
     """
     with tempfile.TemporaryDirectory(prefix="longshore-preflight-") as own:
         member = f"{rank.node}/{rank.rank}"
-        place = Place(member, (references or Path(own)).absolute(), slots, workload.dtype, warmed=(rank.gpu,))
+        place = NodeSetup(member, (references or Path(own)).absolute(), slots, workload.dtype, warmed=(rank.gpu,))
         node = LocalNode(place)
         try:
             node.begin()

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..model.job_spec import ALL_ATTACHMENTS, Attachment, Collectives, JobFile, Sample
-from ..model.job_spec import Dtype as Dtype
+from ..model.job_spec import ALL_ATTACHMENTS, Attachment, Collectives, Dtype, JobFile, Sample
 
 Word = Annotated[str, Field(max_length=200)]
 Amount = Annotated[float, Field(ge=0.0, le=1e18)]

@@ -1,9 +1,16 @@
-"""The REST API, put together: one module for each kind of resource.
+"""The REST API, put together: one module for each kind of resource; and the duties of a container's first process.
 
-Source: SPEC K8.
+What the first process of a container has to do beside its own work: take in orphans, and let none of them stay.
+
+Supervisors of attempts outlive the scheduler, so their parent is the first process of the PID namespace. Where that is
+the scheduler itself, it goes on in a child, whose own children's ends nobody else waits for.
+
+Source: SPEC K8, K6.
 """
 
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,36 +18,20 @@ from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ..access.browsers import Browsers
-from ..api.http.bodies import BodyLimit
-from ..api.http.problems import EVERYWHERE, Problem, answer_with_problems
-from ..api.http.stream_slots import StreamSlots
-from ..api.http.token_cache import Known
-from ..api.monitoring import cluster, faults, quarantine, rings, sub_tasks, training
-from ..api.routes import (
-    browser_links,
-    checkpoints,
-    health,
-    history,
-    jobs,
-    logs,
-    nodes,
-    retrying,
-    submitting,
-    tokens,
-    unknown,
-)
-from ..api.routes import event_stream as changes
-from ..api.views import listing
-from ..dashboard.entering import ask_for_tokens, looking
-from ..dashboard.refusing import refusal_page
-from ..dashboard.router import page_routers, static_router
+from ..api import health, jobs, logs, nodes, rings, submitting, tokens
+from ..api import streaming as changes
+from ..api.auth import Known
+from ..api.problems import EVERYWHERE, BodyLimit, Problem, answer_with_problems
+from ..api.streaming import StreamSlots
+from ..dashboard.entering import ask_for_tokens, looking, page_routers, static_router
+from ..dashboard.rendering import refusal_page
 from ..service.service import Service
 
 ROUTERS = (
-    submitting.router, jobs.router, listing.router, retrying.router, history.router, checkpoints.router, logs.router,
-    rings.router, faults.router, training.router, sub_tasks.router, cluster.router,
-    changes.router, nodes.router, quarantine.router, tokens.router,
-    browser_links.router, unknown.router, health.router,
+    submitting.router, jobs.router, jobs.router, jobs.router, jobs.router, jobs.router, logs.router,
+    rings.router, nodes.router, rings.router, rings.router, nodes.router,
+    changes.router, nodes.router, nodes.router, tokens.router,
+    tokens.router, submitting.router, health.router,
 )  # fmt: skip
 
 
@@ -84,3 +75,44 @@ def _describe(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+_FROM_KERNEL = 0x80  # SI_KERNEL: of a terminal, which has sent it to the child, too
+_OWN = {signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTSTP, signal.SIGKILL, signal.SIGSTOP}
+
+
+def leave_first_place() -> None:
+    """Go on in a child if this process is the first of its PID namespace; it passes on signals, and ends as that does.
+
+    Call it before there is any thread.
+
+    Raises:
+        OSError: If there can be no further process.
+    """
+    if os.getpid() != 1:
+        return
+    signals = signal.valid_signals() - _OWN
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*signals, signal.SIGCHLD})
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    status = 1
+    try:
+        status = _watch(child, signals)
+    finally:
+        os._exit(status)  # What this process has loaded is the child's to end.
+
+
+def _watch(child: int, signals: Set[int]) -> int:
+    """Pass signals on and reap whatever ends, until the child has ended; return its status, as a shell has it."""
+    while True:
+        came = signal.sigwaitinfo({*signals, signal.SIGCHLD})
+        if came.si_signo != signal.SIGCHLD:
+            if came.si_code != _FROM_KERNEL:
+                os.kill(child, came.si_signo)
+            continue
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
+                return code if code >= 0 else 128 - code

@@ -14,12 +14,12 @@ from ...cluster.files.errors import InputError, LongshoreError, ManyProblemsErro
 from ...cluster.files.input_problems import Place
 from ...cluster.files.yaml_file import YamlFile, read_yaml, validated
 from ...cluster.presets.cluster_file import ClusterSetup, read_cluster
-from ..access.hosts import is_loopback
+from ..access.browsers import is_loopback
 from ..backends.building import PLACE, kind_of
 from ..files.paths import exists, is_folder
 from ..policy_host.worker import sampling
 from ..settings import PAGE, Settings, check_open, cluster_of, located
-from ..store.database.engines import check_folder_of, check_url, file_of
+from ..store.engines import check_folder_of, check_url, file_of
 
 
 class Checked(NamedTuple):

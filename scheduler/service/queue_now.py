@@ -1,29 +1,39 @@
-"""How the queue stands at a moment, as the store knows it: which place each job has, and which GPUs there are.
+"""How the queue and planned jobs stand at a moment, as the store knows it.
+
+How the queue stands at a moment, as the store knows it: which place each job has, and which GPUs there are.
 
 It takes 0.1 s to read where 10,000 jobs wait, so it is read once for all who ask, until something has happened.
+
+The sub-tasks of a job with a plan: which rank does what, and what it sends to whom.
+
+Ranks count tensor-parallel members first, then replicas, then stages: members that exchange most are next to each
+other, and so on one node, as a placement goes through its GPUs node by node.
+
+Source: SPEC P1, P2.
 """
 
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
 from ...cluster.dispatch.orders.table import order_of
 from ...cluster.model.scenarios import ORDERS
+from ...cluster.model.training_plan import PlanFile, StagePlan
 from ..control.facade import Control
 from ..control.job_errors import JobErrors
+from ..health.step_monitor import Figures
 from ..model.gpu_index import Layout
-from ..rules.queue_order import Led, Turns, Waiting, in_order, in_turn, places
+from ..rules.jobs import Led, Turns, Waiting, in_order, in_turn, places
 from ..settings import Settings
-from ..store.monitoring.user_turns import user_turns
-from ..store.queue_position import owners_of, waiting_jobs
-from ..store.rows.events import last_seq
-from ..store.rows.nodes import gpus_in_service
-from ..store.rows.reservations import held_gpus
+from ..store.attempts import AttemptRow, held_gpus
+from ..store.events import last_seq
+from ..store.nodes import gpus_in_service, user_turns
+from ..store.queries import owners_of, waiting_jobs
 
 FRESH_S = 1.0  # back-offs end, and jobs age, without an event
 
@@ -152,3 +162,132 @@ def _turns_before(waiting: Iterable[Waiting], had: Turns) -> dict[tuple[str, int
         for priority, jobs in by_priority.items()
         for before, owner in enumerate(in_turn(jobs, had))
     }
+
+
+class Edge(NamedTuple):
+    """What a rank sends in an iteration, and so whom it lets wait."""
+
+    kind: str  # tensor, ring (sum of gradients), next (activations) or back (their gradients)
+    to: int  # rank
+    sent_bytes: float
+
+
+class SubTask(NamedTuple):
+    """What one rank does."""
+
+    rank: int
+    stage: int
+    replica: int
+    member: int  # of its tensor-parallel group
+    work: StagePlan
+    edges: tuple[Edge, ...]
+
+
+def sub_tasks(plan: PlanFile) -> list[SubTask]:
+    """Return what each rank does, in the order of ranks."""
+    return [
+        SubTask(_rank(plan, k, r, t), k, r, t, plan.stages[k], tuple(_edges(plan, k, r, t)))
+        for k in range(plan.pipeline)
+        for r in range(plan.data)
+        for t in range(plan.tensor)
+    ]
+
+
+def waited_for(tasks: list[SubTask]) -> list[tuple[int, ...]]:
+    """Return for each rank those that send to it, ascending."""
+    found: list[set[int]] = [set() for _ in tasks]
+    for task in tasks:
+        for edge in task.edges:
+            found[edge.to].add(task.rank)
+    return [tuple(sorted(it)) for it in found]
+
+
+def _rank(plan: PlanFile, stage: int, replica: int, member: int) -> int:
+    return (stage * plan.data + replica) * plan.tensor + member
+
+
+def _edges(plan: PlanFile, k: int, r: int, t: int) -> Iterator[Edge]:
+    """Find what a rank sends; groups that sum are rings, as libraries make them."""
+    work = plan.stages[k]
+    if plan.tensor > 1:
+        yield Edge("tensor", _rank(plan, k, r, (t + 1) % plan.tensor), work.tensor_bytes)
+    if plan.data > 1:
+        yield Edge("ring", _rank(plan, k, (r + 1) % plan.data, t), work.ring_bytes)
+    if k + 1 < plan.pipeline:
+        yield Edge("next", _rank(plan, k + 1, r, t), work.next_bytes)
+    if k > 0:
+        yield Edge("back", _rank(plan, k - 1, r, t), plan.stages[k - 1].next_bytes)
+
+
+Figure = TypeVar("Figure", float, int)
+
+
+class Sitting(NamedTuple):
+    """Who has a seat of a ring now."""
+
+    node: str
+    gpu: int
+    rank: int  # by which its steps are known
+
+
+class PlacedTask(NamedTuple):
+    """A sub-task where it runs."""
+
+    task: SubTask
+    runs_as: int | None  # rank by which its log is known; none before the first attempt
+    node: str  # "" before the first attempt
+    gpu: int | None  # index on the node
+    waits_for: tuple[int, ...]  # ranks
+    computed_s: float | None  # measured, of an iteration; none before any was told
+    away_bytes: int | None  # of its state that is put away; none of one that tells of none
+
+
+class Planned(NamedTuple):
+    """A job with a plan."""
+
+    plan: PlanFile
+    tasks: tuple[PlacedTask, ...]
+    step: int | None  # that it is at; none of one that does not run or tell
+    step_s: float | None  # measured
+    ends_s: float | None  # Unix time at which it will have done all its iterations
+
+
+def planned(
+    plan: PlanFile, attempts: list[AttemptRow], figures: Figures | None, now_s: float, seats: Mapping[int, Sitting]
+) -> Planned:
+    """Return how a job with a plan stands.
+
+    Args:
+        plan: Of the job.
+        attempts: Of the job; it stands as the last one does.
+        figures: Of its steps; none of one that does not run or tell.
+        now_s: The present.
+        seats: Who has which seat of the job's ring, each of which has a sub-task; empty for other jobs.
+    """
+    tasks = sub_tasks(plan)
+    places = [(share.node, gpu) for share in attempts[-1].placement for gpu in share.gpus] if attempts else []
+    computed_s, away_bytes = (figures.computed_s, figures.away_bytes) if figures else ((), ())
+    sitting = seats or {rank: Sitting(*place, rank) for rank, place in enumerate(places)}
+    found = []
+    for task, waits in zip(tasks, waited_for(tasks), strict=True):
+        it = sitting.get(task.rank)
+        node, gpu, rank = ("", None, None) if it is None else it
+        found.append(PlacedTask(task, rank, node, gpu, waits, _told(computed_s, rank), _told(away_bytes, rank)))
+    average = None if figures is None else figures.average
+    step_s = None if average is None else average.iteration_s
+    return Planned(
+        plan,
+        tuple(found),
+        None if figures is None else figures.step,
+        step_s,
+        None if figures is None else _ends_s(plan, figures.step, step_s or plan.step_s, now_s),
+    )
+
+
+def _told(figures: tuple[Figure | None, ...], rank: int | None) -> Figure | None:
+    return figures[rank] if rank is not None and rank < len(figures) else None
+
+
+def _ends_s(plan: PlanFile, step: int, step_s: float, now_s: float) -> float | None:
+    """Return when all iterations will be done if they go on as they do; none of a plan that does not say how many."""
+    return now_s + max(0, plan.iterations - step) * step_s if plan.iterations and step_s else None

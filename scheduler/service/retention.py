@@ -14,8 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..settings import RetentionChoice
-from ..store.database.errors import StoreError, StoreUnreachableError
-from ..store.database.schema import decision, event, job
+from ..store.engines import StoreError, StoreUnreachableError
 from ..store.opening import Store
 from ..store.pruning import (
     FIRST,
@@ -30,6 +29,7 @@ from ..store.pruning import (
     delete_jobs,
     old_jobs,
 )
+from ..store.schema import decision, event, job
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""A scheduler as it runs: its parts put together, and a thread that lets it tick."""
+"""A scheduler as it runs: its parts put together, a thread that lets it tick, and what becomes of failed ticks."""
 
 import logging
 import threading
@@ -14,37 +14,66 @@ from ...agents.registry import check_registered, find_policy
 from ...cluster.files.errors import BackendError, InputError, LongshoreError
 from ...cluster.model.scenarios import ORDERS, stopping
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
-from ..access.first_token import first_token
-from ..access.tokens import Role
+from ..access.tokens import Role, first_token
 from ..backends.building import build, full_name
 from ..backends.protocol import Backend, Closes
 from ..control.facade import Control
 from ..control.reconciler import Reconciler
 from ..control.state_cache import Parts
-from ..files.disk_space import Room
-from ..files.owner import this_process
+from ..files.durable import Room
 from ..files.paths import exists
+from ..files.processes import this_process
+from ..health.liveness import Leases
 from ..health.monitor import Monitor
-from ..health.monitoring.leases import Leases
-from ..health.usage import Usage, sample_of
-from ..metrics.registry import Metrics
+from ..health.node_state import Usage, sample_of
+from ..metrics import Metrics
 from ..mirror.standing import Site
 from ..model.gpu_index import Layout
+from ..model.job import words_of
 from ..placement.placer import Mode, Placer
 from ..settings import Chosen, Settings, check_open, cluster_of
-from ..store.database.engines import file_of
-from ..store.database.errors import StoreUnreachableError
+from ..store.attempts import held_gpus
+from ..store.engines import StoreUnreachableError, file_of
+from ..store.jobs import forget_before
 from ..store.opening import Store, open_store
-from ..store.rows.idempotency import forget_before
-from ..store.rows.reservations import held_gpus
-from ..store.rows.user_tokens import agents_without_node, has_valid_tokens
-from .checking import checks_of
-from .clearing import Clearing
+from ..store.tokens import agents_without_node, has_valid_tokens
+from .checking import Clearing, checks_of
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
-from .tick_failures import TickFailures
 
 log = logging.getLogger(__name__)
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 5.0  # before the next pass, doubled with each failure; the lease lasts 15 s
+REPEATED = 3  # in a row, from which on the scheduler is not ready
+
+
+class TickFailures:
+    """How often the loop has failed since it last came to its end."""
+
+    def __init__(self) -> None:
+        self._number, self._words = 0, ""
+
+    def count(self, error: Exception) -> float:
+        """Note a failure, and return after how many seconds to try again."""
+        self._number += 1
+        self._words = words_of(error)
+        log.error("a tick failed: %s", self._words, exc_info=error)
+        return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._number - 1, 16))
+
+    def end(self) -> None:
+        """Note that the loop has come to its end."""
+        if self._number:
+            log.warning("a tick has come to its end, after %d that failed: %s", self._number, self._words)
+        self._number = 0
+
+    @property
+    def reason(self) -> str:
+        """Why nothing is scheduled, "" while the loop works; its words are no secret."""
+        if self._number < REPEATED:
+            return ""
+        kind = self._words.partition(":")[0].partition(" ")[0]
+        return f"the scheduler's loop has failed {self._number} times in a row ({kind}); its log says why"
+
 
 TICK_S, REST_S = 0.25, 0.02  # between two ticks at most, and at least: a stream of requests wakes it all the time
 BACKFILL_DEPTH = 100  # each job that may pass costs a decision at each moment; Slurm's main loop looks at as many

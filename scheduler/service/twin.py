@@ -18,12 +18,12 @@ from ..mirror.standing import Site
 from ..model.gpu_index import Layout
 from ..model.states import AttemptState
 from ..placement.placer import Placer
-from ..store.database.schema import compute_record
-from ..store.monitoring.compute_records import put_records
+from ..store.attempts import attempts_of
+from ..store.events import events_after
+from ..store.jobs import NewJob, insert_job
+from ..store.nodes import put_records
 from ..store.opening import Store
-from ..store.rows.attempts import attempts_of
-from ..store.rows.events import events_after
-from ..store.rows.jobs import NewJob, insert_job
+from ..store.schema import compute_record
 
 WRITER = "twin"
 EVERY_EVENT = 1 << 40

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..files.paths import exists
-from .database.engines import restore_mark
-from .database.errors import StoreError
-from .migrate import VERSION_TABLE, is_known
-from .rows.leases import SCHEDULER
+from .engines import StoreError, restore_mark
+from .leases import SCHEDULER
+from .opening import VERSION_TABLE, is_known
 
 BESIDE = ("", "-wal", "-shm")  # what SQLite keeps beside a file, too
 

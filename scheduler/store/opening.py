@@ -1,21 +1,119 @@
-"""Opening a store, and the two ways into it: reads on any thread, writes through one."""
+"""Opens a store: brought to the schema of this version, tried for changes, read on any thread and written by one."""
 
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine
+from alembic.command import stamp, upgrade
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from .database.engines import connect, file_of, lock_for_reading
-from .database.errors import StoreError, StoreFullError, StoreLostError, StoreUnreachableError
-from .database.writer import Writer
-from .migrate import migrate
+from ..model.job import Share
+from ..model.states import AttemptState
+from .attempts import AttemptColumns, Opening
+from .decisions import NewDecision
+from .engines import (
+    StoreError,
+    StoreFullError,
+    StoreLostError,
+    StoreUnreachableError,
+    Writer,
+    connect,
+    file_of,
+    lock_for_reading,
+    lock_for_writing,
+)
+from .jobs import NewJob, insert_job
+from .schema import METADATA
+from .transitions import AttemptChange, Changes, Opened, opened_attempt, write_changes
+
+VERSION_TABLE = "longshore_version"
+MIGRATING_LOCK = 0x6D69677261746500  # "migrate", the number of PostgreSQL's advisory lock
+
+
+def migrate(engine: Engine) -> None:
+    """Bring a store to the schema of this version.
+
+    Several may do so at the same time: each reads where the store stands in the transaction that changes it.
+
+    Raises:
+        StoreError: If a newer version has written the store, or if it holds tables of something else.
+    """
+    step = True
+    while step:
+        with engine.begin() as tx:
+            lock_for_writing(tx)
+            step = _step(tx)
+
+
+def configuration(tx: Connection) -> Config:
+    """Return what Alembic's commands need to work in a transaction."""
+    config = _configuration()
+    config.attributes["connection"] = tx
+    return config
+
+
+def is_known(revision: str) -> bool:
+    """Say whether this version has a migration of a name."""
+    try:
+        ScriptDirectory.from_config(_configuration()).get_revision(revision)
+    except CommandError:
+        return False
+    return True
+
+
+def _configuration() -> Config:
+    config = Config()
+    config.set_main_option("script_location", f"{__package__}:migrations")
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def version(tx: Connection) -> str | None:
+    """Return the name of a store's last migration, None if it has none."""
+    return MigrationContext.configure(tx, opts={"version_table": VERSION_TABLE}).get_current_revision()
+
+
+def _step(tx: Connection) -> bool:
+    """Make the tables of a new store, or run one migration; return whether another one may be missing."""
+    if tx.dialect.name == "postgresql":
+        tx.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING_LOCK})")
+    config = configuration(tx)
+    script = ScriptDirectory.from_config(config)
+    current = version(tx)
+    if current == script.get_current_head():
+        return False
+    _check(tx, script, current)
+    if current is None:  # All migrations, one after the other, come to the same, and take ten times as long.
+        METADATA.create_all(tx)
+        stamp(config, "head")
+        return False
+    upgrade(config, "+1")
+    return True
+
+
+def _check(tx: Connection, script: ScriptDirectory, current: str | None) -> None:
+    if current is None:
+        tables = set(inspect(tx).get_table_names()) - {VERSION_TABLE}
+        if tables:
+            raise StoreError(f"the database is no store, it has a table {min(tables)!r}; name an empty one")
+        return
+    try:
+        script.get_revision(current)
+    except CommandError as error:
+        raise StoreError(
+            f"a newer version of Longshore has written the store (migration {current!r}); use that version"
+        ) from error
+
 
 log = logging.getLogger(__name__)
 
@@ -176,3 +274,38 @@ def _identity(file: Path | None) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+NOBODY = ""  # no job has this id, and no node this name
+
+
+class _UndoError(Exception):
+    """What was tried is to leave no trace."""
+
+
+def try_out(store: Store, fence: int, at_s: float, writer: str) -> None:
+    """Submit a job, start it, and take all of it back: it writes to each table to which changes of jobs write.
+
+    Args:
+        store: The store.
+        fence: Token of the scheduler's lease.
+        at_s: Unix time.
+        writer: Role that writes.
+
+    Raises:
+        FencedError: If another scheduler has taken over.
+        Exception: What the store has against it; it would have the same against any job.
+    """
+
+    def work(tx: Connection) -> None:
+        job = insert_job(tx, NewJob(NOBODY, NOBODY, NOBODY, {}, 0, 1, 1.0, at_s), writer=writer)
+        opened = Opened(job, Opening(NOBODY, (Share(NOBODY, (0,)),), 1.0, 0.0), "")
+        decision = NewDecision(job.id, 1, at_s, "", "", "", None, None, {}, None, None, None, None, 0.0)
+        attempt = opened_attempt(opened, at_s)
+        launched = AttemptChange(attempt, AttemptState.LAUNCHED, attempt.contact, "", AttemptColumns())
+        for changes in (Changes(opened=[opened], decisions=[decision]), Changes(attempts=[launched])):
+            write_changes(tx, fence, changes, at_s=at_s, writer=writer)
+        raise _UndoError
+
+    with suppress(_UndoError):
+        store.write(work)

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, delete, exists, func, or_, select, update
 
 from ..model.states import FINAL, AttemptState, Desired, JobState
-from .database.schema import attempt, checkpoint, compute_record, decision, event, job, pruned, replacement
-from .rows.jobs import ESTIMATE_S
-from .rows.upsert import insert_if_absent
+from .jobs import ESTIMATE_S
+from .schema import attempt, checkpoint, compute_record, decision, event, insert_if_absent, job, pruned, replacement
 
 MOST_JOBS, MOST_ROWS = 20, 500  # in one transaction
 

@@ -1,17 +1,27 @@
-"""What is read of the store to show a cluster as a whole: on a page, or as metrics."""
+"""What is read of the store to show a cluster as a whole: on a page, or as metrics.
 
-from collections.abc import Mapping, Sequence
+How long a job is expected to run whose owner has not said so: by the jobs that have ended, as in traces.
+
+What it comes to is written with the job when it is submitted. So it stays the same whatever ends later.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, func, null, select
+import numpy as np
+from sqlalchemy import Connection, and_, bindparam, func, literal_column, null, select
 
+from ...cluster.workloads.history import RECENT_JOBS, Alike, predicted_s
 from ..model.job import JobRow
-from ..model.states import FINAL, OPEN_ATTEMPTS, AttemptState, Contact, JobState
-from .database.schema import attempt, decision, event, job, lease, reservation
-from .rows.checkpoints import SAVED
-from .rows.decisions import DecisionRow
-from .rows.events import EventRow
+from ..model.job_spec import LEAST_S, YEAR_S, JobFile
+from ..model.states import FINAL, OPEN_ATTEMPTS, AttemptState, Contact, Desired, JobState
+from ..rules.jobs import Waiting
+from .attempts import SAVED
+from .decisions import DecisionRow
+from .events import EventRow
+from .jobs import GIVEN, MANY, NewJob, is_named
+from .schema import attempt, decision, event, job, lease, reservation
 
 
 class GpuState(StrEnum):
@@ -214,3 +224,108 @@ def opened_before(tx: Connection, job_id: str, before_seq: int) -> int | None:
     """Return the number of the last attempt of a job that was opened before an event, None if none was."""
     number: int | None = tx.execute(_OPENED, {"of_job": job_id, "before": before_seq}).scalar_one()
     return number
+
+
+_WAITS = and_(job.c.state == JobState.QUEUED, job.c.desired == Desired.RUN, job.c.not_before_s <= bindparam("now_s"))
+_WAITING = select(*(job.c[name] for name in Waiting._fields)).where(_WAITS)
+# Held ones too: they come back to the queue when their owner wants.
+_QUEUED = select(func.count()).where(
+    job.c.owner == bindparam("of_owner"), job.c.state.in_((JobState.QUEUED, JobState.HELD))
+)
+
+
+def queued_of(tx: Connection, owner: str) -> int:
+    """Return how many jobs of an owner are queued or held."""
+    count: int = tx.execute(_QUEUED, {"of_owner": owner}).scalar_one()
+    return count
+
+
+def waiting_jobs(tx: Connection, now_s: float) -> list[Waiting]:
+    """Return all jobs that stand in the queue, in no order."""
+    return [Waiting._make(row) for row in tx.execute(_WAITING, {"now_s": now_s})]
+
+
+def listed_jobs(
+    tx: Connection, states: Collection[JobState], owner: str | None = None, name: str | None = None
+) -> list[str]:
+    """Return the ids of the jobs in some states, in the order of submission.
+
+    Args:
+        tx: Transaction.
+        states: The states.
+        owner: Only those of one owner.
+        name: Only those of this name; `*` stands for any text.
+    """
+    statement = select(job.c.id).where(job.c.state.in_(sorted(states))).order_by(job.c.submit_seq)
+    if owner is not None:
+        statement = statement.where(job.c.owner == owner)
+    if name is not None:
+        statement = statement.where(is_named(name))
+    return list(tx.execute(statement).scalars())
+
+
+def owners_of(tx: Connection, jobs: list[str]) -> dict[str, str]:
+    """Return the owner of each of some jobs."""
+    parts = [jobs[at : at + MANY] for at in range(0, len(jobs), MANY)]
+    return {
+        row.id: row.owner
+        for part in parts
+        for row in tx.execute(select(job.c.id, job.c.owner).where(job.c.id.in_(part)))
+    }
+
+
+SHORTEST_S = 1.0  # a mean of logarithms would go by what fails at once, and by little else
+UNNAMED = JobFile.model_fields["name"].default  # says nothing of what a job runs
+# The partial indexes are used only for these very words, so that 0 is no parameter.
+_ENDED = (job.c.ended_s.is_not(None), job.c.attempt > literal_column("0"), attempt.c.started_s.is_not(None))
+_ROWS = (
+    select(
+        job.c.saved_s, job.c.entered_s, attempt.c.opened_s, attempt.c.started_s, attempt.c.ended_s,
+        attempt.c.overhead_s, attempt.c.slowdown,
+    )
+    .join(attempt, (attempt.c.job_id == job.c.id) & (attempt.c.number == job.c.attempt))
+    .where(*_ENDED)
+    .order_by(job.c.ended_s.desc(), job.c.submit_seq.desc())
+    .limit(RECENT_JOBS)
+)  # fmt: skip
+
+
+_OWNER, _NAME, _GPUS = (job.c[name] == bindparam(f"as_{name}") for name in ("owner", "name", "gpus"))
+_LEVELS = {
+    Alike.USER_AND_NAME: _ROWS.where(_OWNER, _NAME),
+    Alike.USER_AND_GPUS: _ROWS.where(_OWNER, _GPUS),
+    Alike.GPUS: _ROWS.where(_GPUS),
+    Alike.ANY: _ROWS,
+}  # what ended jobs may have in common with a new one, the closest first
+
+
+def estimated(tx: Connection, new: NewJob) -> NewJob:
+    """Return a job as it is if its owner has given an estimate, else with what ended jobs let expect.
+
+    Of each ended job what counts is the work that its attempts have done, in seconds on the reference placement,
+    however it ended. Where no job has ended, the job stays as it is as well.
+    """
+    if new.estimate_from == GIVEN:
+        return new
+    asked = {"as_owner": new.owner, "as_name": new.name, "as_gpus": new.gpus}
+    for alike, rows in _LEVELS.items():
+        if alike is Alike.USER_AND_NAME and new.name == UNNAMED:
+            continue
+        works_s = [work_s for row in tx.execute(rows, asked) if (work_s := _work_s(*row)) >= SHORTEST_S]
+        if works_s:
+            estimate_s = min(max(predicted_s(np.array(works_s[::-1])), LEAST_S), YEAR_S)
+            spec = {**new.spec, "estimate_s": estimate_s}
+            return new._replace(
+                spec=spec, estimate_s=estimate_s, estimate_from=alike.value, estimate_jobs=len(works_s)
+            )  # fmt: skip
+    return new
+
+
+def _work_s(
+    saved_s: float, entered_s: float, opened_s: float, started_s: float, ended_s: float | None, overhead_s: float,
+    slowdown: float,
+) -> float:  # fmt: skip
+    """Return the work that the attempts of an ended job have done: what was saved, and what the last one did."""
+    if ended_s is None or entered_s > opened_s or not slowdown > 0:  # it came back into the queue, and ended there
+        return saved_s
+    return saved_s + max(ended_s - started_s - overhead_s, 0.0) / slowdown

@@ -20,15 +20,14 @@ from longshore.cluster.files.plugins import registered
 from longshore.cluster.files.yaml_file import read_yaml, validated
 from longshore.cluster.presets.cluster_file import ClusterFile
 from longshore.cluster.traces.formats.philly import PhillyJob
-from longshore.scheduler.api.routes.checkpoints import NewCheckpoint
-from longshore.scheduler.api.routes.jobs import Change
-from longshore.scheduler.api.routes.nodes import DrainWish
-from longshore.scheduler.api.routes.tokens import TokenWish
+from longshore.scheduler.api.jobs import Change, NewCheckpoint
+from longshore.scheduler.api.nodes import DrainWish
+from longshore.scheduler.api.tokens import TokenWish
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from longshore.scheduler.backends.local.backend import LocalSettings
-from longshore.scheduler.backends.ray.settings import RaySettings
-from longshore.scheduler.backends.slurm.settings import SlurmSettings
-from longshore.scheduler.health.reports import NodeReport
+from longshore.scheduler.backends.ray.backend import RaySettings
+from longshore.scheduler.backends.slurm.commands import SlurmSettings
+from longshore.scheduler.health.liveness import NodeReport
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.settings import Settings
 from longshore.training.config import TrainingConfig

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from longshore.cluster.files.plugins import registered
-from longshore.scheduler.health.detectors.registry import new_detector
+from longshore.scheduler.health.detectors import new_detector
 from longshore.testing import check_detector
 
 

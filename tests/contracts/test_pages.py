@@ -10,13 +10,12 @@ from fastapi import APIRouter, Response
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import load, registered
 from longshore.scheduler.access.tokens import Role, new_token
-from longshore.scheduler.dashboard.pages.page import OPERATORS, Page
-from longshore.scheduler.dashboard.pages.registry import is_of, registered_pages
+from longshore.scheduler.dashboard.pages import OPERATORS, Page, is_of, registered_pages
 from longshore.scheduler.dashboard.rendering import draw, template_of
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings
-from longshore.scheduler.store.rows.user_tokens import add_token
+from longshore.scheduler.store.tokens import add_token
 from longshore.testing import check_page
 from tests.packages import install
 
@@ -24,7 +23,7 @@ OURS = ["cluster", "jobs", "policy", "events"]
 THEIRS = """
 from fastapi import Request
 from longshore.scheduler.access.tokens import Role
-from longshore.scheduler.dashboard.pages.page import OPERATORS, Page
+from longshore.scheduler.dashboard.pages import OPERATORS, Page
 from longshore.scheduler.dashboard.rendering import draw, template_of
 from longshore.scheduler.store.queries import count_jobs
 
@@ -190,7 +189,7 @@ def with_text(content: str, **values: object) -> Page:
         @router.get(PAGE.path)
         def page() -> Response:
             with service.store.read() as tx:
-                from longshore.scheduler.store.rows.jobs import list_jobs
+                from longshore.scheduler.store.jobs import list_jobs
 
                 jobs = list_jobs(tx, limit=10)
             return draw(service, "events", template, jobs=jobs, **values)

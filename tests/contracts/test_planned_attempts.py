@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.model.run import Run
+from longshore.scheduler.model.states import Run
 from longshore.testing.backends import THREE_GPUS, BackendTrial, end_of, running
 from tests.support.processes import PYTHON_PATH
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from longshore.scheduler.client import Client
-from longshore.scheduler.store.database.engines import connect
+from longshore.scheduler.store.engines import connect
+from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 from tests.command_line import Command, Done
 
 from .served import Served

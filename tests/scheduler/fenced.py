@@ -7,13 +7,11 @@ from pathlib import Path
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.control.facade import Control
 from longshore.scheduler.control.reconciler import Reconciler
+from longshore.scheduler.health.liveness import Leases, NodeReport
 from longshore.scheduler.health.monitor import Monitor
-from longshore.scheduler.health.monitoring.leases import Leases
-from longshore.scheduler.health.reports import NodeReport
-from longshore.scheduler.model.run import Run, Status
-from longshore.scheduler.model.states import JobState
-from longshore.scheduler.store.database.schema import Liveness
-from longshore.scheduler.store.rows.nodes import list_nodes
+from longshore.scheduler.model.states import JobState, Run, Status
+from longshore.scheduler.store.nodes import list_nodes
+from longshore.scheduler.store.schema import Liveness
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.trials import Trial
 

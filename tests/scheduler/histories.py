@@ -6,7 +6,7 @@ once more, from the definition, so that hundreds of thousands of histories take 
 
 from random import Random
 
-from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
+from longshore.scheduler.model.job import Tries
 from longshore.scheduler.model.states import (
     ATTEMPT_CHANGES,
     FINAL,
@@ -15,12 +15,15 @@ from longshore.scheduler.model.states import (
     AttemptState,
     Contact,
     Desired,
+    EndedBy,
     JobState,
+    RankEnd,
+    Run,
+    Status,
 )
-from longshore.scheduler.model.tries import Tries
-from longshore.scheduler.rules.attempt_step import START_LIMIT_S, AttemptView, Do, Step, next_step
-from longshore.scheduler.rules.job_step import AFTER
-from longshore.scheduler.rules.retry_policy import outcome_of
+from longshore.scheduler.rules.attempts import START_LIMIT_S, AttemptView, Do, Step, next_step
+from longshore.scheduler.rules.jobs import AFTER
+from longshore.scheduler.rules.retry import outcome_of
 
 GPUS = 2  # of the cluster
 ALLOWED = Tries(infra=3, resource=1, user=0, asked=2, ambiguous=1)

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuView, NodeView, StepLines
-from longshore.scheduler.model.placement import Placement
-from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
+from longshore.scheduler.model.job import Placement
+from longshore.scheduler.model.states import EndedBy, RankEnd, Run, Status
 
 WELL = Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0),), started_s=1.0)
 AGAIN = Status(Run.EXITED, (RankEnd(0, 75, 0, 2.0),), EndedBy.RANK_FAILED, started_s=1.0)

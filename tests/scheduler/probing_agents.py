@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from longshore.scheduler.health.links import prober
-from longshore.scheduler.health.links.messages import Order, ProbePlace, UnprovenError
-from longshore.scheduler.health.links.prober import Prober
-from longshore.scheduler.health.links.transfer import send
+from longshore.scheduler.health import link_probes
+from longshore.scheduler.health.link_probes import Order, ProbePlace, Prober, UnprovenError, send
 
 HERE = "127.0.0.1"
 
@@ -33,7 +31,7 @@ class Agents:
         self.gpus = dict[str, list[dict[str, Any]]]()  # that a node reports
         self.probes = True  # they say so
         self._patch = patch
-        patch.setattr(prober, "send", self._send)
+        patch.setattr(link_probes, "send", self._send)
 
     @property
     def places(self) -> dict[str, ProbePlace]:
@@ -50,7 +48,7 @@ class Agents:
             self._ends.wait()
             raise UnprovenError("all is over")
 
-        self._patch.setattr(prober, "opened_order", wait)
+        self._patch.setattr(link_probes, "opened_order", wait)
 
     def _send(self, connection: socket.socket, limit_s: float) -> None:
         rate = self._rates.get(connection.getsockname()[1])

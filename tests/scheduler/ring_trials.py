@@ -13,15 +13,14 @@ from sqlalchemy import Connection
 
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Desk, MemberPlace, NodeView, StepLines
-from longshore.scheduler.control.checks.node_checks import NodeChecks
+from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.state_cache import Parts, StateCache
 from longshore.scheduler.failover.wire import Report
-from longshore.scheduler.model.job_id import name_of
-from longshore.scheduler.model.placement import Placement
-from longshore.scheduler.preflight.context import Place
+from longshore.scheduler.model.job import Placement, name_of
+from longshore.scheduler.preflight.context import NodeSetup
 from longshore.scheduler.preflight.rounds import Rounds
 from longshore.scheduler.preflight.warm.pool import WarmNodes
-from longshore.scheduler.store.rows.events import EventRow
+from longshore.scheduler.store.events import EventRow
 from tests.scheduler.served_rings import SCRIPT
 from tests.scheduler.trials import KilledError, Trial, Way
 
@@ -90,7 +89,7 @@ class RingTrial(Trial):
         parts = super().parts(way, owner)
         if not self._checks:
             return parts
-        rounds = Rounds(WarmNodes(lambda node: Place(node, self.folder, slots=True)), lambda: None)
+        rounds = Rounds(WarmNodes(lambda node: NodeSetup(node, self.folder, slots=True)), lambda: None)
         self._rounds.append(rounds)
         return replace(parts, checks=NodeChecks(rounds, "auto", slots=True))
 

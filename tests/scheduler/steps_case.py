@@ -6,15 +6,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings
-from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.rows.events import EventRow, events_after
-from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.rows.nodes import list_nodes
+from longshore.scheduler.store.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.events import EventRow, events_after
+from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
+from longshore.scheduler.store.nodes import list_nodes
 
 PATIENCE_S = 180.0
 SLEEP = ("sleep", "1000")

@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sqlalchemy import update
 
-from longshore.scheduler.api.views.models import job_detail_page
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.api.models import job_detail_page
+from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.job_spec import YEAR_S, JobFile
-from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
-from longshore.scheduler.model.states import FINAL, AttemptState, Desired, JobState
-from longshore.scheduler.store.database import schema
-from longshore.scheduler.store.rows.attempts import AttemptRow
-from longshore.scheduler.store.rows.jobs import NewJob, insert_job
+from longshore.scheduler.model.states import FINAL, AttemptState, Desired, EndedBy, JobState, RankEnd, Run, Status
+from longshore.scheduler.store import schema
+from longshore.scheduler.store.attempts import AttemptRow
+from longshore.scheduler.store.jobs import NewJob, insert_job
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.obedient_trial import obedient_trial
 from tests.scheduler.trials import RING, Trial

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import MemberPlace
-from longshore.scheduler.control.health import backups
+from longshore.scheduler.control import seat_choice
 from longshore.scheduler.failover.wire import Coming, Empty, NoneComing, Slow, Want
-from longshore.scheduler.health.reports import GpuReport, NodeReport, Report
+from longshore.scheduler.health.liveness import GpuReport, NodeReport, Report
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job_spec import StoredJob
 from tests.scheduler.obedient import Obedient
@@ -100,7 +100,7 @@ WANTS = st.builds(
 @given(st.none() | WANTS, st.integers(0, 4))
 def test_a_ring_has_no_more_members_beside_its_seats_than_its_job_asked_for(want: Want | None, most: int) -> None:
     spec = StoredJob.model_validate({"command": ["true"], "failover": "switch", "backups": most})
-    assert 0 <= backups.relieved(want, spec) + len(backups.wanted(want, spec)) <= most
+    assert 0 <= seat_choice.relieved(want, spec) + len(seat_choice.wanted(want, spec)) <= most
 
 
 @given(WANTS.filter(lambda it: it.slow), st.data())
@@ -108,7 +108,7 @@ def test_what_a_ring_says_of_a_slow_member_is_turned_into_an_empty_seat_whatever
     want: Want, data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(want.slow) - 1))
-    left, empty = backups.without(want, want.slow, at)
+    left, empty = seat_choice.without_backups(want, want.slow, at)
     slow = {it.member for it in want.slow}
     assert not slow & set(left.order)
     assert not slow & set(map(int, left.compute_s))
@@ -119,7 +119,7 @@ def test_what_a_ring_says_of_a_slow_member_is_turned_into_an_empty_seat_whatever
 def test_without_the_slow_member_an_iteration_takes_as_much_less_as_it_computes_longer() -> None:
     times = {"0": 1.0, "1": 5.0, "2": 1.5}
     want = Want(3, [], [0, 1, 2], 5.5, times, {}, [Slow(1, 1, 0, 2)], [])
-    left, empty = backups.without(want, want.slow, 0)
+    left, empty = seat_choice.without_backups(want, want.slow, 0)
     assert (left.step_s, left.order, left.compute_s) == (2.0, [0, 2], {"0": 1.0, "2": 1.5})
     assert empty == Empty(1, 0, 2)
 
@@ -131,4 +131,4 @@ def test_gpus_of_slow_nodes_and_those_that_somebody_uses_get_no_backup(
     layout = Layout(["a", "b", "c"], [2, 2, 2])
     want = Want(3, [], [0, 1], 1.0, {}, {"0": "a", "1": "b", "7": "nowhere"}, [Slow(0, 0, 1, 1)], [7])
     told = NodeReport(gpus=(GpuReport(index=1, healthy=True, utilisation=utilisation, free_bytes=0),))
-    assert backups.unfit(want, layout, {"c": Report(1000.0, told)}, 1000.0 + age_s) == [0, 1, *busy]
+    assert seat_choice.unfit(want, layout, {"c": Report(1000.0, told)}, 1000.0 + age_s) == [0, 1, *busy]

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.free_port import free_port
-from longshore.scheduler.backends.local.supervisor.rank import user_variables
-from longshore.scheduler.backends.shared_folder.sweep import sweep
+from longshore.scheduler.backends.local.ranks import user_variables
+from longshore.scheduler.backends.shared_folder.records import sweep
 from tests.scheduler.served import LONGSHORE, Served, until
 from tests.support import processes
 

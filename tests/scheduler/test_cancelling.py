@@ -9,10 +9,9 @@ import pytest
 from sqlalchemy import Connection
 
 from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuView, NodeView
-from longshore.scheduler.model.placement import Placement
-from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
-from longshore.scheduler.model.states import FINAL, AttemptState, Desired, JobState
-from longshore.scheduler.store.rows.jobs import WISH
+from longshore.scheduler.model.job import Placement
+from longshore.scheduler.model.states import FINAL, AttemptState, Desired, EndedBy, JobState, RankEnd, Run, Status
+from longshore.scheduler.store.jobs import WISH
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import KilledError, Trial, local_trial, processes_of

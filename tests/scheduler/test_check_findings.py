@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.control.checks.findings import MOST_TEXT, MOST_TOLD, findings_of, lines_of, told_of
+from longshore.scheduler.control.node_checks import MOST_TEXT, MOST_TOLD, findings_of, lines_of, told_of
 from longshore.scheduler.health.quarantining import Acted, clear, quarantine
-from longshore.scheduler.model.placement import Share
-from longshore.scheduler.model.quarantine import WHOLE, Clears, Place
+from longshore.scheduler.model.gpu_index import WHOLE, Clears, Place
+from longshore.scheduler.model.job import Share
 from longshore.scheduler.preflight.check import Outcome, Result
 from longshore.scheduler.preflight.report import Report
-from longshore.scheduler.rules.device_quarantine import Fleet
-from longshore.scheduler.store.monitoring.quarantines import open_entries
+from longshore.scheduler.rules.quarantine import Fleet
+from longshore.scheduler.store.nodes import open_entries
 from longshore.scheduler.store.opening import open_store
 
 PLACEMENT = (Share("a", (0, 2)), Share("b", (1,)))

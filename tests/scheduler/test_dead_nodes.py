@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.control.facade import Control
-from longshore.scheduler.health.monitoring.leases import FENCED
-from longshore.scheduler.health.reports import NodeReport
-from longshore.scheduler.health.witnessing.door import Door, look_at
+from longshore.scheduler.health.liveness import FENCED, Door, NodeReport, look_at
 from longshore.scheduler.model.states import AttemptState, Contact, Verdict
-from longshore.scheduler.store.database.schema import Liveness
-from longshore.scheduler.store.rows.nodes import NodeRow, list_nodes
+from longshore.scheduler.store.nodes import NodeRow, list_nodes
+from longshore.scheduler.store.schema import Liveness
 from tests.scheduler.fenced import Fenced
 
 LOCAL = "127.0.0.1"

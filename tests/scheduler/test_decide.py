@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.model.run import Run, Status
-from longshore.scheduler.model.states import AfterStop, AttemptState, Contact, Desired
-from longshore.scheduler.rules.attempt_step import LAUNCH_AGAIN_S, START_LIMIT_S, AttemptView, Do, next_step
+from longshore.scheduler.model.states import AfterStop, AttemptState, Contact, Desired, Run, Status
+from longshore.scheduler.rules.attempts import LAUNCH_AGAIN_S, START_LIMIT_S, AttemptView, Do, next_step
 from tests.scheduler.histories import mirror
 from tests.support.budgets import examples
 

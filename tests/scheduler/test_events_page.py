@@ -3,21 +3,19 @@
 import re
 from pathlib import Path
 
-from longshore.scheduler.api.views.models import EventPage
-from longshore.scheduler.control import job_errors
+from longshore.scheduler.api.models import EventPage
+from longshore.scheduler.control import job_errors, node_checks
 from longshore.scheduler.control import unknown_attempts as unknown_attempts
-from longshore.scheduler.control.checks import node_checks
 from longshore.scheduler.health import step_monitor
-from longshore.scheduler.store.monitoring import quarantines, replacements, ring_ends
-from longshore.scheduler.store.rows import attempts, checkpoints, jobs, nodes
-from longshore.scheduler.store.rows.events import EventRow
+from longshore.scheduler.store import attempts, jobs, nodes, rings
+from longshore.scheduler.store.events import EventRow
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "events.md").read_text()
 KINDS = {
     jobs.CHANGE, jobs.WISH, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
-    step_monitor.HEALTH, checkpoints.SAVED, job_errors.ERROR, unknown_attempts.STRANGER, quarantines.QUARANTINE,
-    node_checks.PREFLIGHT, replacements.SEAT, ring_ends.RING, nodes.CHANGE,
+    step_monitor.HEALTH, attempts.SAVED, job_errors.ERROR, unknown_attempts.STRANGER, nodes.QUARANTINE,
+    node_checks.PREFLIGHT, rings.SEAT, rings.RING, nodes.CHANGE,
 }  # fmt: skip
 RENAMED = {"job_id": "job", "number": "attempt"}  # in answers of the API
 

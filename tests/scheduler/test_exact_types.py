@@ -7,11 +7,10 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from longshore.cluster.files.exact_types import ExactTypes
-from longshore.scheduler.api.monitoring.quarantine import ClearWish, NewFinding
-from longshore.scheduler.api.routes.checkpoints import NewCheckpoint
-from longshore.scheduler.api.routes.jobs import Change
-from longshore.scheduler.api.routes.tokens import TokenWish
-from longshore.scheduler.health.reports import GpuReport, NodeReport
+from longshore.scheduler.api.jobs import Change, NewCheckpoint
+from longshore.scheduler.api.nodes import ClearWish, NewFinding
+from longshore.scheduler.api.tokens import TokenWish
+from longshore.scheduler.health.liveness import GpuReport, NodeReport
 from longshore.scheduler.model.job_spec import Health, JobFile, JobNeeds, Retry, Shape
 
 MODELS: tuple[type[ExactTypes], ...] = (

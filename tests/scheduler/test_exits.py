@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status, read_reason, reason_of
-from longshore.scheduler.model.states import AfterStop
-from longshore.scheduler.model.tries import DEFAULT_TRIES, NO_PROGRESS, Tries
-from longshore.scheduler.rules.retry_policy import ExitClass, Outcome, class_of, outcome_of, rank_to_look_at
+from longshore.scheduler.model.job import DEFAULT_TRIES, NO_PROGRESS, Tries
+from longshore.scheduler.model.states import AfterStop, EndedBy, RankEnd, Run, Status, read_reason, reason_of
+from longshore.scheduler.rules.retry import ExitClass, Outcome, class_of, outcome_of, rank_to_look_at
 
 RETRIED = {AfterStop.RETRY, AfterStop.HUNG, AfterStop.RELOCATE}
 

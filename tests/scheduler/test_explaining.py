@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from longshore.scheduler.commands.jobs.explaining import lines_of
+from longshore.scheduler.commands.jobs import lines_of
 
 HERE, THERE = [{"node": "n0", "gpus": [0, 1]}], [{"node": "n1", "gpus": [2, 3]}]
 EARLY, LATE = {"slowdown": 0.9, "end_s": 3600.0}, {"slowdown": 1.2, "end_s": 7200.0}

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.control import attempt_driver
-from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.rules.turns import Claim, in_turns
-from longshore.scheduler.store.rows.jobs import NewJob, insert_job
+from longshore.scheduler.rules.attempts import Claim, in_turns
+from longshore.scheduler.store.jobs import NewJob, insert_job
 from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.trials import Trial
 

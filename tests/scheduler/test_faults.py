@@ -10,15 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longshore.scheduler.control.reconciler import Reconciler
-from longshore.scheduler.files.owner import this_process
+from longshore.scheduler.files.processes import this_process
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
-from longshore.scheduler.rules.attempt_step import START_LIMIT_S
+from longshore.scheduler.rules.attempts import START_LIMIT_S
 from longshore.scheduler.service.twin import RETRY, id_of
+from longshore.scheduler.store.attempts import attempts_of, held_gpus
+from longshore.scheduler.store.jobs import list_jobs
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.store.rows.attempts import attempts_of
-from longshore.scheduler.store.rows.jobs import list_jobs
-from longshore.scheduler.store.rows.reservations import held_gpus
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event

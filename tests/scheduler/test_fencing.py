@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.control.facade import Control
-from longshore.scheduler.health.monitoring.leases import FENCED
-from longshore.scheduler.health.reports import NodeReport
-from longshore.scheduler.model.run import Run, Status
-from longshore.scheduler.model.states import AttemptState
-from longshore.scheduler.store.database.schema import Liveness
-from longshore.scheduler.store.rows.nodes import ALARM
+from longshore.scheduler.health.liveness import FENCED, NodeReport
+from longshore.scheduler.model.states import AttemptState, Run, Status
+from longshore.scheduler.store.nodes import ALARM
+from longshore.scheduler.store.schema import Liveness
 from tests.scheduler.fenced import NODES, Fenced
 
 OVER = (AttemptState.RELEASED, AttemptState.CLOSED)

@@ -14,12 +14,11 @@ import httpx
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.scheduler.access.first_token import first_token
-from longshore.scheduler.access.token_file import find_token, link_token, read_token, write_token
-from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.access.token_file import link_token, read_token, read_token_file, write_token
+from longshore.scheduler.access.tokens import Role, first_token, new_token
 from longshore.scheduler.client import END, Client
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.user_tokens import add_token, revoke_token, tokens_of
+from longshore.scheduler.store.tokens import add_token, revoke_token, tokens_of
 from tests.support import processes
 
 from .served import LONGSHORE, PATIENCE_S, SERVE, Served, until
@@ -144,32 +143,32 @@ def at_home(tmp_path: Path, ports: tuple[int, int], monkeypatch: pytest.MonkeyPa
 def test_the_token_is_found_by_the_port_and_else_in_the_folder(at_home: Path, ports: tuple[int, int]) -> None:
     ours, other = ports
     urls = [f"http://127.0.0.1:{ours}", f"http://localhost:{ours}/", f"http://[::1]:{ours}"]
-    assert [find_token(url) for url in urls] == [SECRET] * 3
-    assert find_token(f"http://127.0.0.1:{other}") is None
+    assert [read_token_file(url) for url in urls] == [SECRET] * 3
+    assert read_token_file(f"http://127.0.0.1:{other}") is None
 
     (at_home / ".longshore").mkdir()
     write_token(at_home / ".longshore" / "token", OTHER)
 
-    assert find_token(f"http://127.0.0.1:{other}") == OTHER
-    assert find_token(f"http://127.0.0.1:{ours}") == SECRET
+    assert read_token_file(f"http://127.0.0.1:{other}") == OTHER
+    assert read_token_file(f"http://127.0.0.1:{ours}") == SECRET
     (at_home / "token").unlink()
-    assert find_token(f"http://127.0.0.1:{ours}") == OTHER
+    assert read_token_file(f"http://127.0.0.1:{ours}") == OTHER
 
 
 @pytest.mark.parametrize(
     "url", ["http://scheduler.example:{}", "http://10.0.0.1:{}", "http://127.0.0.1.example:{}", "", "http://[:{}"]
 )
 def test_another_machine_is_never_told_the_token(at_home: Path, ports: tuple[int, int], url: str) -> None:
-    assert find_token(url.format(ports[0])) is None
+    assert read_token_file(url.format(ports[0])) is None
 
 
 def test_a_port_at_which_nobody_listens_is_not_told_the_token(at_home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         link_token(at_home / "token", port)
-        assert find_token(f"http://127.0.0.1:{port}") == SECRET
+        assert read_token_file(f"http://127.0.0.1:{port}") == SECRET
 
-    assert find_token(f"http://127.0.0.1:{port}") is None  # anybody may begin to
+    assert read_token_file(f"http://127.0.0.1:{port}") is None  # anybody may begin to
 
 
 def test_a_stream_that_broke_off_goes_on_only_where_the_token_is_found_again() -> None:
@@ -211,7 +210,7 @@ def test_a_port_at_which_another_user_listens_is_not_told_the_token(at_home: Pat
         port = int(other.stdout.readline())
         link_token(at_home / "token", port)
 
-        assert find_token(f"http://127.0.0.1:{port}") is None
+        assert read_token_file(f"http://127.0.0.1:{port}") is None
     finally:
         other.kill()
         other.communicate()
@@ -221,7 +220,7 @@ def test_a_port_at_which_another_user_listens_is_not_told_the_token(at_home: Pat
 def test_the_token_of_another_user_is_not_used(at_home: Path, ports: tuple[int, int]) -> None:
     os.chown(at_home / "token", NOBODY, NOBODY)
 
-    assert find_token(f"http://127.0.0.1:{ports[0]}") is None
+    assert read_token_file(f"http://127.0.0.1:{ports[0]}") is None
 
 
 @pytest.mark.full

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.shape import Form, fitted
 from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall, Site
+from longshore.scheduler.mirror.vacant_seats import Form, fitted
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import Settings

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from sqlalchemy import Connection
 
-from longshore.scheduler.files.disk_space import RESERVE, Room
-from longshore.scheduler.store.database.errors import StoreFullError
+from longshore.scheduler.files.durable import RESERVE, Room
+from longshore.scheduler.store.engines import StoreFullError
 from longshore.scheduler.store.opening import open_store
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.served import Served, until

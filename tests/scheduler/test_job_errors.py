@@ -10,17 +10,16 @@ from longshore.scheduler.control import admission
 from longshore.scheduler.control import attempt_driver as settling
 from longshore.scheduler.control import rehydrate as recall
 from longshore.scheduler.control import state_cache as cache
-from longshore.scheduler.control.health import steps as judging
+from longshore.scheduler.control import steps as judging
 from longshore.scheduler.control.job_errors import ERROR
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
 from longshore.scheduler.health.step_monitor import StepMonitor
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.model.run import Status
-from longshore.scheduler.model.states import Contact, Desired, JobState
+from longshore.scheduler.model.states import Contact, Desired, JobState, Status
 from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.store import schema
 from longshore.scheduler.store import transitions as changes
-from longshore.scheduler.store.database import schema
 from tests.scheduler.breaking import NODES, Place, breaks
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.obedient_trial import TellingTrial, obedient_trial

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from longshore.cluster.files.yaml_file import read_yaml, validated
-from longshore.scheduler.model.job_spec import JobFile
-from longshore.scheduler.model.stored_spec import UnreadableSpecError, stored_job, stored_or_usual
+from longshore.scheduler.model.job_spec import JobFile, UnreadableSpecError, stored_job, stored_or_usual
 
 REFUSED = [
     ("gpus", 0), ("gpus", 10**9), ("estimate_s", 0.0), ("estimate_s", 5e-324), ("estimate_s", 1e9),

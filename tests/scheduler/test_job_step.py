@@ -3,10 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.job import JobRow, Tries
 from longshore.scheduler.model.states import FINAL, JOB_CHANGES, AfterStop, AttemptState, Desired, JobState
-from longshore.scheduler.model.tries import Tries
-from longshore.scheduler.rules.job_step import (
+from longshore.scheduler.rules.jobs import (
     AFTER,
     Around,
     Hold,
@@ -18,7 +17,7 @@ from longshore.scheduler.rules.job_step import (
     release_step,
     retry_step,
 )
-from longshore.scheduler.rules.retry_policy import ExitClass, Outcome
+from longshore.scheduler.rules.retry import ExitClass, Outcome
 
 NOW_S, GPUS = 100.0, 8
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from longshore.scheduler.model.states import FINAL, Desired, JobState
-from longshore.scheduler.rules.attempt_step import START_LIMIT_S
+from longshore.scheduler.rules.attempts import START_LIMIT_S
 from tests.kubernetes_double.cluster import DRIVER
 from tests.kubernetes_double.objects import Object
 from tests.scheduler.backends.kubernetes_trials import Trial as Cluster

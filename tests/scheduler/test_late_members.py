@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.health.fenced import by_lease
-from longshore.scheduler.model.run import Run
-from longshore.scheduler.model.states import Desired, JobState
-from longshore.scheduler.store.monitoring.compute_records import ComputeRecord, records_of
+from longshore.scheduler.control.attempt_driver import by_lease
+from longshore.scheduler.model.states import Desired, JobState, Run
+from longshore.scheduler.store.nodes import ComputeRecord, records_of
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.ring_trials import RING_PATIENCE_S, RingTrial
 

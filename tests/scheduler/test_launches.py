@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.control.launches import FIRST_S, LONGEST_S, Launches
+from longshore.scheduler.control.job_errors import FIRST_S, LONGEST_S, Launches
 
 
 @given(st.integers(1, 3000))

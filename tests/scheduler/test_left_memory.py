@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.checks.node_checks import NodeChecks
+from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.preflight.context import Context, Place
+from longshore.scheduler.preflight.context import Context, NodeSetup
 from longshore.scheduler.preflight.readers.gpu_reader import Holder
 from longshore.scheduler.preflight.readers.scripted import ScriptedReader
 from longshore.scheduler.preflight.rounds import Rounds
 from longshore.scheduler.preflight.warm.pool import WarmNodes
 from longshore.scheduler.preflight.warm.process import LocalNode
 from longshore.scheduler.preflight.warm.worker import serve
-from longshore.scheduler.store.monitoring.quarantines import open_entries
+from longshore.scheduler.store.nodes import open_entries
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.preflight.gpus import gpu
 from tests.scheduler.trials import Trial, Way
@@ -38,7 +38,7 @@ class Holding(ScriptedReader):
         return [Holder(int(it), 2 * 10**9) for it in path.read_text().split()] if path.exists() else []
 
 
-def serve_scripted(connection: Connection, place: Place) -> None:
+def serve_scripted(connection: Connection, place: NodeSetup) -> None:
     """Serve a node with such GPUs."""
     serve(connection, Context(place, Holding(place.folder, place.node)))
 
@@ -48,7 +48,7 @@ class Checking(Trial):
 
     def parts(self, way: Way, owner: str) -> Parts:
         nodes = WarmNodes(
-            lambda node: Place(node, self.folder, slots=True), lambda place: LocalNode(place, serve_scripted)
+            lambda node: NodeSetup(node, self.folder, slots=True), lambda place: LocalNode(place, serve_scripted)
         )
         self.rounds = Rounds(nodes, lambda: None)
         return replace(super().parts(way, owner), checks=NodeChecks(self.rounds, "auto", slots=True))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from longshore.scheduler.api.views.rank_output import EVERY_LINE, prefixed
-from longshore.scheduler.log_tail import BLOCK_BYTES, Read, tail_offset
+from longshore.scheduler.api.logs import EVERY_LINE, prefixed
+from longshore.scheduler.logs import BLOCK_BYTES, Read, tail_offset
 
 WHOLE = 1 << 30
 OUTPUTS = st.lists(st.sampled_from([b"", b"x", b"loss 0.31", b"y" * 40_000]), max_size=30).flatmap(

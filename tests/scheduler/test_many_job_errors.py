@@ -8,15 +8,15 @@ import pytest
 
 from longshore.scheduler.control import attempt_driver as settling
 from longshore.scheduler.control import reconciler as loop
-from longshore.scheduler.control.health import steps as judging
+from longshore.scheduler.control import steps as judging
 from longshore.scheduler.control.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors, SpoiledError
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.store import transitions as changes
-from longshore.scheduler.store.database.errors import FencedError, StaleWriteError, StoreUnreachableError
-from longshore.scheduler.store.rows.checkpoints import CheckpointRow
+from longshore.scheduler.store.attempts import CheckpointRow
+from longshore.scheduler.store.engines import FencedError, StaleWriteError, StoreUnreachableError
 from tests.scheduler.breaking import NODES, Place, breaks
 from tests.scheduler.obedient_trial import TellingTrial, obedient_trial
 

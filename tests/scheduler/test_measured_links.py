@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from longshore.scheduler.health.links import prober
-from longshore.scheduler.health.links.messages import Sender
-from longshore.scheduler.health.links.prober import BrokenError, connect
+from longshore.scheduler.health import link_probes
+from longshore.scheduler.health.link_probes import BrokenError, Sender, connect
 from tests.scheduler.probing_agents import Agents
 from tests.scheduler.served import Served, until
 from tests.scheduler.served_rings import events, held_by, ring_job, running, seated
@@ -183,4 +182,4 @@ def refuse_from(agents: Agents, node: str, patch: pytest.MonkeyPatch) -> None:
             raise BrokenError("Connection refused")
         return connect(sender, until_s)
 
-    patch.setattr(prober, "connect", try_to)
+    patch.setattr(link_probes, "connect", try_to)

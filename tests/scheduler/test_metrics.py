@@ -9,25 +9,22 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from longshore.scheduler.files.disk_space import Room
+from longshore.scheduler.files.durable import Room
 from longshore.scheduler.health.step_monitor import HEALTH, Figures, SlowWord
-from longshore.scheduler.metrics.registry import Metrics
-from longshore.scheduler.model.event import NewEvent
+from longshore.scheduler.metrics import Metrics
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.job import JobRow, NewEvent, Share
 from longshore.scheduler.model.states import AttemptState, JobState
-from longshore.scheduler.policy_host.misses import Miss
+from longshore.scheduler.policy_host.process import Miss
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings
-from longshore.scheduler.store.database.schema import Liveness
+from longshore.scheduler.store.attempts import CheckpointRow, Opening, get_attempt, register
+from longshore.scheduler.store.decisions import NewDecision
+from longshore.scheduler.store.jobs import NewJob, insert_job
+from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.nodes import ALARM, CHANGE, GpuRow, NodeRow, set_out_of_service, write_health
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.attempts import Opening, get_attempt
-from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
-from longshore.scheduler.store.rows.decisions import NewDecision
-from longshore.scheduler.store.rows.jobs import NewJob, insert_job
-from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
-from longshore.scheduler.store.rows.nodes import ALARM, CHANGE, GpuRow, NodeRow, set_out_of_service, write_health
+from longshore.scheduler.store.schema import Liveness
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 from tests.scheduler.metrics_page import documented
 from tests.support import processes

@@ -12,8 +12,8 @@ from longshore.cluster.model.needs import Needs, Offer
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode, encode, to_json
-from longshore.scheduler.mirror.shape import Form, fitted
 from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall
+from longshore.scheduler.mirror.vacant_seats import Form, fitted
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.service.service import layout_of, site_of

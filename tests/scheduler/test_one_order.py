@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 from longshore.cluster.dispatch.orders.easy import ORDER as EASY
 from longshore.cluster.dispatch.turns import line_up
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.job_spec import JobFile
-from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
-from longshore.scheduler.model.states import FINAL, Desired, JobState
-from longshore.scheduler.rules.queue_order import Led, in_order
-from longshore.scheduler.store.monitoring.user_turns import user_turns
-from longshore.scheduler.store.queue_position import waiting_jobs
-from longshore.scheduler.store.rows.jobs import NewJob, insert_job, set_priority
-from longshore.scheduler.store.rows.retrying import try_again
+from longshore.scheduler.model.states import FINAL, Desired, EndedBy, JobState, RankEnd, Run, Status
+from longshore.scheduler.rules.jobs import Led, in_order
+from longshore.scheduler.store.jobs import NewJob, insert_job, set_priority, try_again
+from longshore.scheduler.store.nodes import user_turns
+from longshore.scheduler.store.queries import waiting_jobs
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import Trial
 from tests.support.budgets import examples

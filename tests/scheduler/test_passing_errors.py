@@ -9,7 +9,7 @@ from longshore.scheduler.control.job_errors import APART_S, FIRST_REST_S, LONGES
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Placer, Proposal
-from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER, acquire
 from tests.scheduler.obedient_trial import StillTrial, obedient_trial
 from tests.scheduler.trials import Trial, reason
 

@@ -14,8 +14,8 @@ from longshore.cluster.files.errors import PluginError
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Asked, Known
 from longshore.scheduler.placement.placer import Decision, Placer
-from longshore.scheduler.policy_host.breaker import Breaker
-from longshore.scheduler.policy_host.misses import Miss
+from longshore.scheduler.policy_host.process import Miss
+from longshore.scheduler.policy_host.rollover import Breaker
 from tests.plain_run import busy_case
 from tests.scheduler.live_run import site_of
 

@@ -11,8 +11,15 @@ import pytest
 
 from longshore.agents.learned.decision_record import DecisionRecord
 from longshore.cluster.files.errors import PluginError
-from longshore.scheduler.policy_host.answer import RecordParts, parts_of, read_message, record_of, stored_of
-from longshore.scheduler.policy_host.frames import LENGTH_BYTES, Channel
+from longshore.scheduler.policy_host.answer import (
+    LENGTH_BYTES,
+    Channel,
+    RecordParts,
+    parts_of,
+    read_message,
+    record_of,
+    stored_of,
+)
 
 Pair = tuple[socket.socket, Channel]
 

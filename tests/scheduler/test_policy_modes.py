@@ -11,12 +11,12 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
-from longshore.scheduler.api.views.decisions import decision_page
+from longshore.scheduler.api.models import decision_page
 from longshore.scheduler.placement.placer import Mode, Placer, Proposal
 from longshore.scheduler.placement.replay import export
 from longshore.scheduler.service.twin import starts_of
+from longshore.scheduler.store.decisions import DecisionRow, decisions_after, decisions_of
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.store.rows.decisions import DecisionRow, decisions_after, decisions_of
 from tests.plain_run import busy_case
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.trials import Trial

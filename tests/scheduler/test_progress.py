@@ -9,14 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.backends.protocol import Attempt
-from longshore.scheduler.model.job_id import new_job_id
-from longshore.scheduler.model.placement import Placement
-from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
-from longshore.scheduler.model.states import AfterStop, JobState
-from longshore.scheduler.model.tries import DEFAULT_TRIES, Tries
-from longshore.scheduler.rules.progress import HURRIED, SILENT_S, LastLook, how_far
-from longshore.scheduler.rules.retry_policy import outcome_of
-from longshore.scheduler.store.rows.jobs import NewJob, insert_job
+from longshore.scheduler.model.job import DEFAULT_TRIES, Placement, Tries, new_job_id
+from longshore.scheduler.model.states import AfterStop, EndedBy, JobState, RankEnd, Run, Status
+from longshore.scheduler.rules.attempts import HURRIED, SILENT_S, LastLook, how_far
+from longshore.scheduler.rules.retry import outcome_of
+from longshore.scheduler.store.jobs import NewJob, insert_job
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.obedient_trial import StillTrial, obedient_trial
 from tests.scheduler.steps_case import StepsCase, steps_case

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.health.quarantining import by_hand, clear, quarantine
-from longshore.scheduler.model.quarantine import Place
+from longshore.scheduler.model.gpu_index import Place
 from longshore.scheduler.model.states import JobState
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.trials import Trial

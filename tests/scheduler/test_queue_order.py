@@ -15,7 +15,7 @@ from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Asked, Known, Standing, Turn
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.rules.queue_order import Led, Waiting, in_order, places
+from longshore.scheduler.rules.jobs import Led, Waiting, in_order, places
 from longshore.scheduler.service.service import QUICKSTART, site_of
 from longshore.scheduler.settings import Settings
 

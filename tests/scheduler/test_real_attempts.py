@@ -12,7 +12,7 @@ import pytest
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.files.processes import find
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
-from longshore.scheduler.store.rows.attempts import AttemptRow
+from longshore.scheduler.store.attempts import AttemptRow
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import Trial, failing, local_trial, processes_of

@@ -8,12 +8,11 @@ from sqlalchemy.exc import IntegrityError
 
 from longshore.scheduler.control.job_errors import ERROR
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.store.database.errors import StoreRefusesError
-from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.rows.events import events_after
-from longshore.scheduler.store.rows.jobs import open_jobs
-from longshore.scheduler.store.rows.reservations import held_gpus
-from longshore.scheduler.store.trial import try_out
+from longshore.scheduler.store.attempts import held_gpus
+from longshore.scheduler.store.engines import StoreRefusesError
+from longshore.scheduler.store.events import events_after
+from longshore.scheduler.store.jobs import open_jobs
+from longshore.scheduler.store.opening import Store, try_out
 from tests.scheduler.obedient_trial import obedient_trial
 from tests.scheduler.trials import Trial
 

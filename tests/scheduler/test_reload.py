@@ -13,9 +13,9 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Asked, Known
 from longshore.scheduler.placement.placer import Decision, Placer
-from longshore.scheduler.policy_host import rollover as rollover
+from longshore.scheduler.policy_host import rollover
+from longshore.scheduler.policy_host.answer import Edition
 from longshore.scheduler.policy_host.rollover import Reload, Rollover
-from longshore.scheduler.policy_host.versions import Edition
 from tests.plain_run import busy_case
 from tests.scheduler.live_run import site_of
 

@@ -1,6 +1,6 @@
 """Messages that come again and again are told now and then."""
 
-from longshore.scheduler.log_repeats import EVERY_S, Repeats
+from longshore.scheduler.logs import EVERY_S, Repeats
 
 
 def test_the_same_words_are_told_at_once_and_then_once_a_minute_with_their_count() -> None:

@@ -11,8 +11,8 @@ import pytest
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.cluster.files.errors import InputError
-from longshore.scheduler.commands.admin.replay import decisions
-from longshore.scheduler.commands.admin.replay import replay as replay_command
+from longshore.scheduler.commands.store import decisions
+from longshore.scheduler.commands.store import replay as replay_command
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import Compared, as_line, export, replay
 from longshore.scheduler.store.opening import open_store

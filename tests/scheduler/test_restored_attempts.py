@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec, encode
+from longshore.scheduler.backends.local.ranks import Rank, Spec, encode
 from longshore.scheduler.control.reconciler import Times
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.conftest import Here

@@ -17,7 +17,7 @@ from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.control.job_errors import JobErrors
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
-from longshore.scheduler.files.disk_space import Room
+from longshore.scheduler.files.durable import Room
 from longshore.scheduler.mirror.standing import Known
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.placement.placer import PAST_S, PastLimits, Placer
@@ -26,10 +26,10 @@ from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.retention import Horizon, Pruned, _delete_batch, count, prune, remove_files
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings, read_settings
-from longshore.scheduler.store.database.schema import reservation
+from longshore.scheduler.store.jobs import try_again
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.pruning import old_jobs
-from longshore.scheduler.store.rows.retrying import try_again
+from longshore.scheduler.store.schema import reservation
 from tests.command_line import Command
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.served import LONGSHORE

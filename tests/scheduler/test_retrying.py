@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from longshore.scheduler.metrics.following import Following
+from longshore.scheduler.metrics import Following
 from longshore.scheduler.model.states import Desired, JobState
-from longshore.scheduler.store.rows.attempts import AttemptRow
-from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
-from longshore.scheduler.store.rows.retrying import try_again
+from longshore.scheduler.store.attempts import AttemptRow, CheckpointRow, register
+from longshore.scheduler.store.jobs import try_again
 from tests.scheduler.trials import Trial
 
 FAILS_AT_FIRST = """

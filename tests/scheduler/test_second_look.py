@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from longshore.cluster.files.free_port import free_port
-from longshore.scheduler.health.witnessing.door import Door
+from longshore.scheduler.health.liveness import Door
+from longshore.scheduler.store.events import events_after
+from longshore.scheduler.store.nodes import CHANGE
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.store.rows.events import events_after
-from longshore.scheduler.store.rows.nodes import CHANGE
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, WARM, Served, until
 from tests.support import processes
 from tests.support.warm import Forked

@@ -11,9 +11,8 @@ from benchmarks.step_times import Noise, step_times
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.health.step_monitor import CHECKS
 from longshore.scheduler.health.step_watch import CHECK_S
-from longshore.scheduler.model.run import Status
-from longshore.scheduler.model.states import AfterStop, AttemptState, Desired, JobState
-from longshore.scheduler.store.rows.jobs import set_desired
+from longshore.scheduler.model.states import AfterStop, AttemptState, Desired, JobState, Status
+from longshore.scheduler.store.jobs import set_desired
 from tests.packages import install
 from tests.scheduler.steps_case import StepsCase, steps_case
 

@@ -10,11 +10,10 @@ from pydantic import ValidationError
 
 from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.execution.launching import plan_in
-from longshore.scheduler.health.monitoring.iteration_times import Average
 from longshore.scheduler.health.step_monitor import Figures
+from longshore.scheduler.health.step_watch import Average
 from longshore.scheduler.model.job_spec import MOST_PLAN_BYTES, JobFile, plan_text
-from longshore.scheduler.service.planned import Sitting, planned
-from longshore.scheduler.service.sub_tasks import sub_tasks, waited_for
+from longshore.scheduler.service.queue_now import Sitting, planned, sub_tasks, waited_for
 
 DEGREES = st.integers(1, 4)
 

@@ -8,9 +8,8 @@ import httpx
 import pytest
 
 from longshore.scheduler.control.reconciler import Reconciler
-from longshore.scheduler.logging_json import REPEATS_S, JsonLines, Repeats
-from longshore.scheduler.service.service import Service
-from longshore.scheduler.service.tick_failures import FIRST_WAIT_S, LONGEST_WAIT_S, REPEATED, TickFailures
+from longshore.scheduler.logs import REPEATS_S, JsonLines, RepeatFilter
+from longshore.scheduler.service.service import FIRST_WAIT_S, LONGEST_WAIT_S, REPEATED, Service, TickFailures
 from tests.scheduler.api.conftest import api, app, service  # noqa: F401 (fixtures)
 from tests.scheduler.served import until
 
@@ -80,7 +79,7 @@ class Lines(logging.Handler):
         super().__init__()
         self.now_s, self.lines = 0.0, list[str]()
         self.setFormatter(JsonLines())
-        self.addFilter(Repeats(lambda: self.now_s))
+        self.addFilter(RepeatFilter(lambda: self.now_s))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(self.format(record))
@@ -125,7 +124,7 @@ def test_what_is_remembered_of_lines_is_bounded(lines: Lines) -> None:
     for number in range(5000):
         fail(lines, f"x{number}")
 
-    (known,) = (it for it in lines.filters if isinstance(it, Repeats))
+    (known,) = (it for it in lines.filters if isinstance(it, RepeatFilter))
     assert len(known._lines) <= 1000
 
 

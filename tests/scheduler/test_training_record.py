@@ -6,12 +6,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from longshore.scheduler.health.monitoring.iteration_times import LEFT_OUT
+from longshore.scheduler.health.step_watch import LEFT_OUT
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.serve.app import create_app
-from longshore.scheduler.store.monitoring.compute_records import records_of
+from longshore.scheduler.store.jobs import set_desired
+from longshore.scheduler.store.nodes import records_of
 from longshore.scheduler.store.pruning import delete_jobs
-from longshore.scheduler.store.rows.jobs import set_desired
 from tests.scheduler.api.conftest import client_of
 from tests.scheduler.steps_case import StepsCase, steps_case
 

@@ -7,12 +7,10 @@ from typing import NamedTuple
 import pytest
 
 from longshore.cluster.dispatch.orders.easy import ORDER as EASY
-from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
-from longshore.scheduler.model.states import Desired, JobState
-from longshore.scheduler.rules.queue_order import in_order
-from longshore.scheduler.store.queue_position import waiting_jobs
-from longshore.scheduler.store.rows.jobs import set_priority
-from longshore.scheduler.store.rows.retrying import try_again
+from longshore.scheduler.model.states import Desired, EndedBy, JobState, RankEnd, Run, Status
+from longshore.scheduler.rules.jobs import in_order
+from longshore.scheduler.store.jobs import set_priority, try_again
+from longshore.scheduler.store.queries import waiting_jobs
 from tests.scheduler.obedient import AGAIN, Obedient
 from tests.scheduler.trials import Trial
 

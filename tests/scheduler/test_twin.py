@@ -20,11 +20,10 @@ from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.twin import id_of, starts_of
-from longshore.scheduler.store.database.errors import StoreUnreachableError
+from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
+from longshore.scheduler.store.engines import StoreUnreachableError
+from longshore.scheduler.store.jobs import get_job, set_desired
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.rows.jobs import get_job, set_desired
-from longshore.scheduler.store.rows.reservations import held_gpus
 from tests.compiled_runs import read_out
 from tests.plain_run import busy_case
 from tests.scheduler.store.postgresql_server import Server

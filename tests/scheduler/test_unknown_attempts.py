@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.api.views.models import UnknownAttemptPage
+from longshore.scheduler.api.models import UnknownAttemptPage
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.folders import Folders
-from longshore.scheduler.backends.local.remembered import remembered_in
-from longshore.scheduler.backends.protocol import Attempt, Share
-from longshore.scheduler.backends.slurm.ending import is_late
+from longshore.scheduler.backends.local.launching import remembered_in
+from longshore.scheduler.backends.protocol import Attempt
+from longshore.scheduler.backends.slurm.submission import is_late
 from longshore.scheduler.control.unknown_attempts import LOOK_S, UnknownAttempts
 from longshore.scheduler.files.durable import open_folder
-from longshore.scheduler.model.job_id import new_job_id
-from longshore.scheduler.store.database.errors import StoreUnreachableError
+from longshore.scheduler.model.job import Share, new_job_id
+from longshore.scheduler.store.engines import StoreUnreachableError
 from longshore.scheduler.store.opening import Store
 from tests.scheduler.restored_trial import ListingWay
 from tests.scheduler.rights import as_nobody

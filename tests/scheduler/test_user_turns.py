@@ -15,7 +15,7 @@ from longshore.scheduler.mirror.journal import Opening, decode, encode, encode_o
 from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.twin import starts_of
-from longshore.scheduler.store.monitoring.user_turns import UserTurn, delete_turns, put_turns, user_turns
+from longshore.scheduler.store.nodes import UserTurn, delete_turns, put_turns, user_turns
 from longshore.scheduler.store.opening import Store, open_store
 from tests.scheduler.live_run import site_of
 from tests.scheduler.obedient import Obedient

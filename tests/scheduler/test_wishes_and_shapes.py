@@ -8,10 +8,10 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import NodeView
-from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.job_spec import StoredJob
 from longshore.scheduler.model.states import FINAL, Desired, JobState
-from longshore.scheduler.store.rows.jobs import NewJob, insert_job
+from longshore.scheduler.store.jobs import NewJob, insert_job
 from tests.scheduler.trials import Trial
 
 

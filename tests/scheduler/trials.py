@@ -11,32 +11,27 @@ from typing import TypeVar
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.scheduler.api.views.waiting import waiting_pages
+from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeView
 from longshore.scheduler.control.facade import Control
 from longshore.scheduler.control.reconciler import TIMES, Reconciler
 from longshore.scheduler.control.state_cache import Parts
-from longshore.scheduler.files.owner import this_process
-from longshore.scheduler.files.processes import Process, environment, living
+from longshore.scheduler.files.processes import Process, environment, living, this_process
 from longshore.scheduler.health.monitor import Monitor
-from longshore.scheduler.metrics.standing import Standing
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.metrics import Standing
+from longshore.scheduler.model.job import JobRow, Placement, ReservationRow, new_job_id
 from longshore.scheduler.model.job_spec import JobFile
-from longshore.scheduler.model.placement import Placement, ReservationRow
-from longshore.scheduler.model.run import Status
-from longshore.scheduler.model.states import FINAL, Desired, JobState
+from longshore.scheduler.model.states import FINAL, Desired, JobState, Status
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import Settings
+from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
+from longshore.scheduler.store.events import EventRow, events_after
+from longshore.scheduler.store.jobs import NewJob, get_job, insert_job, set_desired
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.rows.events import EventRow, events_after
-from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job, set_desired
-from longshore.scheduler.store.rows.reservations import held_gpus
 from tests.scheduler.backends.attempts import end_all
 
 ValueT = TypeVar("ValueT")

@@ -8,17 +8,15 @@ from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
 from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.control.reconciler import Reconciler
-from longshore.scheduler.files.owner import this_process
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.placement import Placement
-from longshore.scheduler.model.run import Status
-from longshore.scheduler.model.states import Desired, JobState
+from longshore.scheduler.files.processes import this_process
+from longshore.scheduler.model.job import JobRow, Placement
+from longshore.scheduler.model.states import Desired, JobState, Status
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.twin import Twin, id_of
+from longshore.scheduler.store.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.events import EventRow, events_after
+from longshore.scheduler.store.jobs import get_job, list_jobs, set_desired
 from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.rows.events import EventRow, events_after
-from longshore.scheduler.store.rows.jobs import get_job, list_jobs, set_desired
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.live_run import site_of

@@ -42,7 +42,7 @@ def next_relief_s(sim: Simulation, row: int) -> float:
 def back_up(sim: Simulation, row: int) -> None:
     """Let jobs with slow nodes give backups back and get others, lowest job first, before any job of the queue starts.
 
-    That is the order of the live scheduler (scheduler/control/health/seating.py): empty seats, growth, backups, queue.
+    That is the order of the live scheduler (scheduler/control/seating.py): empty seats, growth, backups, queue.
     """
     job = _next_slowed(sim, row, -1)
     while job >= 0:

@@ -1,13 +1,20 @@
-"""Calls to a Kubernetes API server, each with a deadline; what comes back is JSON."""
+"""Calls to a Kubernetes API server, each with a deadline, and copies of objects kept up to date by watches.
+
+Source: SPEC R8; where the copy may be old it says so, and nothing is started or freed by it.
+"""
 
 import json
+import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from ....cluster.files.errors import BackendError, InputError
+from ...logs import Repeats
+from .objects import Metadata
 
 MANAGER = "longshore"  # of the fields that we write
 JSON_PATCH = "application/json-patch+json"
@@ -145,3 +152,188 @@ def _message(error: Any) -> str:
     except (KeyError, TypeError, ValueError):
         said = error.reason
     return " ".join(str(said).split())
+
+
+log = logging.getLogger(__name__)
+
+_PAGE = 500  # objects of a list that are asked for at once
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # after a failure, doubled each time
+_GONE = 410  # the version is too old to watch from
+_MOST_LINE_BYTES = 16 << 20
+
+
+class _Object(Protocol):
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @classmethod
+    def model_validate(cls, obj: Any) -> "_Object": ...
+
+
+ObjectT = TypeVar("ObjectT", bound=_Object)
+
+
+class View(Generic[ObjectT]):
+    """Follows the objects of one kind in a thread of its own.
+
+    Args:
+        api: Where they are.
+        kind: Their name, for messages.
+        lister: Method of the client that lists and watches them.
+        model: What they are read as.
+        args: For the lister.
+        selector: Of labels.
+    """
+
+    def __init__(
+        self, api: Api, kind: str, lister: Method, model: type[ObjectT], args: Iterable[str] = (), selector: str = ""
+    ) -> None:
+        self._api, self._kind, self._lister, self._model = api, kind, lister, model
+        self._args, self._selector = tuple(args), selector
+        self._lock = threading.Lock()
+        self._objects: dict[str, ObjectT] = {}
+        self._learned: list[ObjectT] = []  # since the list that is being made was asked for
+        self._version = ""  # of the whole copy
+        self._why = "they are being listed"  # it is not up to date, if it is not
+        self._repeats = Repeats()
+        self._fresh, self._ends = threading.Event(), threading.Event()
+        self._response: Any = None
+        self._thread = threading.Thread(target=self._run, name=f"kubernetes {kind}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._ends.set()
+        response = self._response
+        if response is not None:
+            with suppress(Exception):  # It may be ending by itself at this moment.
+                response.shutdown()
+        self._thread.join()
+
+    def wait(self, most_s: float) -> None:
+        """Wait until it is up to date, but not longer than that."""
+        self._fresh.wait(most_s)
+
+    def objects(self) -> dict[str, ObjectT]:
+        """Return all objects by name.
+
+        Raises:
+            BackendError: If they may be other ones by now.
+        """
+        with self._lock:
+            if not self._fresh.is_set():
+                raise BackendError(f"{self._kind} of the cluster cannot be seen at the moment: {self._why}")
+            return dict(self._objects)
+
+    def learn(self, value: Json) -> None:
+        """Take in what a write has answered, which the stream of changes may tell only later."""
+        read = self._model.model_validate(value)
+        with self._lock:
+            self._take(read)  # type: ignore[arg-type]
+            if not self._fresh.is_set():
+                self._learned.append(read)  # type: ignore[arg-type]
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._ends.is_set():
+            try:
+                self._list()
+                self._repeats.end()
+                pause_s = _FIRST_PAUSE_S
+                while not self._ends.is_set():
+                    self._watch()
+            except Exception as error:
+                # Whatever it was: without this thread nothing would ever be seen again.
+                self._why = str(error) or type(error).__name__
+                self._fresh.clear()
+                if self._ends.is_set():
+                    return
+                level = logging.INFO if isinstance(error, AnswerError) and error.code == _GONE else logging.WARNING
+                is_bug = not isinstance(error, BackendError)
+                if told := self._repeats.told(self._why, time.monotonic()):
+                    log.log(level, "%s are listed anew: %s", self._kind, told, exc_info=is_bug)
+                self._ends.wait(pause_s)
+                pause_s = min(pause_s * 2.0, _LONGEST_PAUSE_S)
+
+    def _list(self) -> None:
+        """Read all objects anew, without a version: what a restored server tells is what counts."""
+        with self._lock:
+            self._learned.clear()
+        found: dict[str, ObjectT] = {}
+        token: str | None = None
+        while True:
+            page = self._call(limit=_PAGE, _continue=token)
+            for value in page["items"]:
+                read = self._model.model_validate(value)
+                found[read.metadata.name] = read  # type: ignore[assignment]
+            version, token = page["metadata"]["resourceVersion"], page["metadata"].get("continue")
+            if not token:
+                break
+        with self._lock:
+            self._objects, self._version = found, version
+            for one in self._learned:
+                self._take(one)
+            self._fresh.set()
+
+    def _watch(self) -> None:
+        """Follow the changes for a while; their end after that time is the server's sign of life."""
+        while_s, before = max(round(2.0 * self._api.deadline_s), 1), self._version
+        with self._api.stream(
+            self._lister, *self._args, watch=True, resource_version=before, allow_watch_bookmarks=True,
+            timeout_seconds=while_s, read_s=while_s + self._api.deadline_s, **self._selecting(),
+        ) as response:  # fmt: skip
+            self._response = response
+            if self._ends.is_set():  # `close` may have come too early to see this response.
+                return
+            for line in _lines(response):
+                self._hear(json.loads(line))
+        if self._version == before and not self._ends.is_set():
+            # A restored server is silent about a version that it has not reached: asked for it, it says so.
+            self._call(limit=1, resource_version=before)
+
+    def _hear(self, event: Json) -> None:
+        kind, value = event["type"], event["object"]
+        if kind == "ERROR":
+            raise AnswerError(int(value.get("code", 500)), str(value.get("message", "")))
+        with self._lock:
+            self._version = value["metadata"]["resourceVersion"]
+            if kind == "BOOKMARK":
+                return
+            read = self._model.model_validate(value)
+            if kind == "DELETED":
+                known = self._objects.get(read.metadata.name)
+                if known is not None and known.metadata.uid == read.metadata.uid:
+                    del self._objects[read.metadata.name]
+            else:
+                self._take(read)  # type: ignore[arg-type]
+
+    def _take(self, read: ObjectT) -> None:
+        known = self._objects.get(read.metadata.name)
+        if known is None or _number(known) < _number(read):
+            self._objects[read.metadata.name] = read
+
+    def _call(self, **options: Any) -> Json:
+        return self._api.call(self._lister, *self._args, **options, **self._selecting())
+
+    def _selecting(self) -> dict[str, str]:
+        return {"label_selector": self._selector} if self._selector else {}
+
+
+def _number(read: _Object) -> int:
+    """Return an object's version as a number: of one kind they grow (Kubernetes 1.35 promises it, etcd always did)."""
+    return int(read.metadata.resource_version)
+
+
+def _lines(response: Any) -> Iterator[bytes]:
+    """Return the whole lines of a stream; half a line at its end is none."""
+    rest = b""
+    for piece in response.stream(1 << 16):
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line for line in whole if line)
+        if len(rest) > _MOST_LINE_BYTES:
+            raise BackendError(f"the API server sent a line of over {_MOST_LINE_BYTES} bytes")
+    if rest:
+        raise BackendError("the stream of changes was cut in the middle of a line")

@@ -8,23 +8,31 @@ from pathlib import Path
 
 from ....cluster.files.errors import BackendError
 from ...model.gpu_index import Layout
-from ...model.placement import Placement
-from ...model.run import Run, Status
+from ...model.job import Placement
+from ...model.states import Run, Status
 from ..protocol import Attempt, Capabilities, GpuView, NodeView
-from .api import Api
-from .launching import Launch
-from .lead import LEAD_TIMES, Lead, LeadTimes
-from .objects.devices import Gpu, Offers, by_index, learned, published
-from .objects.objects import ATTEMPT, FIRST_RANK, PODS, RANKS, Node, NodeSpec, Pod, ResourceSlice
-from .objects.pods import pod_name
-from .objects.reading import status_of
-from .objects.taints import unborne
+from .api import Api, View
+from .launching import LEAD_TIMES, Launch, Lead, LeadTimes
+from .objects import (
+    ATTEMPT,
+    FIRST_RANK,
+    PODS,
+    RANKS,
+    Gpu,
+    Node,
+    NodeSpec,
+    Offers,
+    Pod,
+    ResourceSlice,
+    by_index,
+    learned,
+    published,
+)
 from .output import Output
+from .pods import pod_name
+from .reading import Removal, Unbound, status_of
 from .records import Records
-from .removing import Removal
-from .settings import KubernetesSettings
-from .unbound import Unbound
-from .view import View
+from .settings import KubernetesSettings, unborne
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ....cluster.files.errors import BackendError
 from ...files.durable import is_there, open_folder, read_whole, write_first, write_whole
-from ...model.run import EndedBy, RankEnd, Run, Status, read_reason
-from .objects.devices import Order
+from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
+from .objects import Order
 
 _MOST_BYTES = 1 << 20
 _ORDER = TypeAdapter(dict[str, tuple[str, ...]])

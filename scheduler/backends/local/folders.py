@@ -1,14 +1,20 @@
-"""The folders of attempts, which hold all that is known of them."""
+"""The folders of attempts: their files of output, progress, steps and checkpoints, which jobs may write to."""
 
+import errno
+import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ....cluster.files.errors import BackendError
-from ...files.durable import is_there, make_folder, open_folder, read_whole, write_first
+from ...files.durable import is_there, make_folder, open_file, open_folder, read_whole, write_first
+from ..protocol import NoLogError, StepLines
+from .ranks import decode, log_name, read_log, saved_name, steps_name
+from .supervisor import SPEC_BYTES
 
 _NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
 _ID_BYTES = 64
@@ -146,3 +152,162 @@ def delete_but(folder: int, proofs: Collection[str]) -> None:
             shutil.rmtree(name, dir_fd=folder)
         elif not re.fullmatch(r"rank-\d+\.log", name):
             os.unlink(name, dir_fd=folder)
+
+
+_MOST_RANKS = 1 << 16
+_NO_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)  # a link, a folder or a pipe, a socket
+
+
+def read_log_of(
+    folders: Folders, name: str, rank: int, offset: int, most: int, places: Callable[[int], Iterable[str]]
+) -> tuple[bytes, int]:
+    """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
+
+    Args:
+        folders: Of all attempts.
+        name: The attempt's name.
+        rank: The rank.
+        offset: Where to begin.
+        most: What to read at most.
+        places: Which folders inside that of the attempt, whose descriptor it is given, may hold the log.
+
+    Raises:
+        NoLogError: If there is no such rank, or the job has put something else in the place of its log.
+        BackendError: If it cannot be read.
+        ValueError: If the offset or the size is negative.
+    """
+    folders.path(name)
+    if offset < 0 or most < 0:
+        raise ValueError(f"offset {offset} and most {most} must not be negative")
+    if not isinstance(rank, int) or not 0 <= rank < _MOST_RANKS:
+        raise NoLogError(f"{name}: no rank {rank!r}")
+    with told_as_backend_error(name), folders.open(name) as folder:
+        if folder is None:
+            raise NoLogError(f"no attempt {name}")
+        for place in places(folder):
+            with opened(folder, place) as own:
+                if is_there(own, log_name(rank)):
+                    return _read(own, rank, offset, most)
+        if rank >= _count_ranks(folder):
+            raise NoLogError(f"{name} has no rank {rank}")
+    return b"", offset
+
+
+@contextmanager
+def opened(folder: int, place: str) -> Iterator[int]:
+    """Open a folder inside that of an attempt.
+
+    Raises:
+        OSError: If it cannot be opened.
+    """
+    own = open_folder(place, inside=folder)
+    try:
+        yield own
+    finally:
+        os.close(own)
+
+
+def _read(folder: int, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+    try:
+        log = open_file(folder, log_name(rank))
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise NoLogError(f"the log of rank {rank} is no file any more: the job has replaced it") from error
+    try:
+        return read_log(log, offset, most)
+    finally:
+        os.close(log)
+
+
+def _count_ranks(folder: int) -> int:
+    if not is_there(folder, "spec.json"):
+        return 0
+    return len(decode(read_whole(folder, "spec.json", SPEC_BYTES)).ranks)
+
+
+_MOST_BYTES = 4096
+_MOST_KEYS = 16
+
+
+def read_progress(folder: int) -> dict[str, float]:
+    """Return the finite numbers in an attempt's `progress.json`; none if it is not a small JSON object.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+    """
+    try:
+        told = json.loads(read_whole(folder, "progress.json", _MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(told, dict) or len(told) > _MOST_KEYS:
+        return {}
+    return {key: number for key, value in told.items() if (number := _finite(value)) is not None}
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+MOST_BYTES = 8 << 10  # that are read of a file at once: what is older than that is passed over
+FIRST_BYTES = 2 << 10  # the first time, as a scheduler that takes many jobs up has many files to read
+
+
+def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:
+    """Return the whole lines of a file behind an offset, of many only the last, and the offset behind them.
+
+    Args:
+        folder: Descriptor of the folder that it is in.
+        name: Of the file; without it there is nothing.
+        offset: Behind what is known; of a file that has become shorter all is new.
+
+    Raises:
+        OSError: If it cannot be read, or is not a file.
+    """
+    try:
+        file = open_file(folder, name)
+    except FileNotFoundError:
+        return b"", offset
+    try:
+        size = os.fstat(file).st_size
+        if size == offset:
+            return b"", offset
+        start = offset if offset <= size else 0
+        begin = max(start, size - (MOST_BYTES if offset else FIRST_BYTES))
+        content = os.pread(file, size - begin, begin)
+    finally:
+        os.close(file)
+    # Whoever passes something over begins in the middle of a line.
+    first = content.find(b"\n") + 1 if begin > start else 0
+    end = content.rfind(b"\n") + 1
+    return content[first:end], begin + end
+
+
+def read_told(folder: int, first: int, before: Sequence[StepLines]) -> list[StepLines]:
+    """Return what ranks of one folder have told since the last time.
+
+    Args:
+        folder: Descriptor of the folder.
+        first: The first of the ranks; the others follow it.
+        before: What was returned then, by rank.
+
+    Raises:
+        OSError: If that cannot be read.
+    """
+    # One look at the folder in place of two at each rank, most of which tell nothing.
+    there = frozenset(os.listdir(folder))
+    return [_read_rank(folder, there, rank, last) for rank, last in enumerate(before, first)]
+
+
+def _read_rank(folder: int, there: frozenset[str], rank: int, last: StepLines) -> StepLines:
+    steps, steps_end, saved, saved_end = b"", last.steps_end, b"", last.saved_end
+    if (name := steps_name(rank)) in there:
+        steps, steps_end = read_news(folder, name, steps_end)
+    if (name := saved_name(rank)) in there:
+        saved, saved_end = read_news(folder, name, saved_end)
+    return StepLines(steps, saved, steps_end, saved_end)

@@ -2,18 +2,336 @@
 
 One runs for each scheduler, as a job of Ray. It keeps nothing to itself: a new one goes on where another was killed,
 and if there are two of them for a while, the claim of each attempt lets one start it.
+
+GPUs of Ray that are held for one attempt, from before its claim until nothing of it is left.
+
+Standard library and Ray only.
 """
 
+import json
 import os
+import subprocess
+import sys
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from .cluster import RayCluster
-from .holding import Holding
-from .names import ALIVE, QUEUE
+from ...files.durable import is_there, open_folder, read_whole
+from ..shared_folder.node import claim, gpus_on, nodes_of, python_line, read_spec, write_stop
 
-_LOOK_AGAIN_S = 0.1
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.util.placement_group import PlacementGroup
+
+LABEL = "longshore/node"  # of a node: its name in the cluster file
+QUEUE = "ray/wanted"  # folder of the scheduler with an empty file for each attempt that the launcher has to see to
+ALIVE = "ray/alive"  # file that the launcher touches
+
+
+def gpu_resource(node: str, gpu: int) -> str:
+    """Return the resource that a GPU is in Ray, of which its node has one.
+
+    Args:
+        node: Its node.
+        gpu: Its index on the node.
+    """
+    return f"gpu_{node}_{gpu}"
+
+
+def gpus_among(resources: dict[str, float], node: str) -> list[int]:
+    """Return the indices of the GPUs of a node that are among resources of Ray.
+
+    Args:
+        resources: How much of each, by name.
+        node: Name of the node.
+    """
+    before = gpu_resource(node, 0)[:-1]
+    indices = [name.removeprefix(before) for name, much in resources.items() if name.startswith(before) and much == 1.0]
+    return sorted(int(index) for index in indices if index.isdecimal())
+
+
+_OLD_S = 1.0
+_FAILED = ("NO_RESOURCES", "INFEASIBLE", "FAILED_TO_COMMIT_RESOURCES")  # what is known of a group's last try
+
+
+class Bundle(NamedTuple):
+    """GPUs of one node, which an attempt is to get."""
+
+    node: str
+    gpus: tuple[int, ...]
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What they are in Ray."""
+        return {gpu_resource(self.node, gpu): 1.0 for gpu in self.gpus}
+
+
+class Node(NamedTuple):
+    """A living node of Ray."""
+
+    number: str  # of this life of it
+    address: str
+
+
+def run_granted(line: Sequence[str], log: str) -> None:
+    """Start a program, tell it what this task of Ray was granted, and wait until it and its daemon have ended.
+
+    Args:
+        line: The program and its arguments.
+        log: File for what it has to say.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+    import ray
+
+    granted = json.dumps(ray.get_runtime_context().get_assigned_resources())
+    environment = {"LONGSHORE_GRANTED": granted}
+    with open(log, "ab") as file:  # noqa: PTH123 - what workers import is known to be there
+        program = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, cwd="/", env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+    program.communicate()
+
+
+class RayCluster:
+    """This driver's part in a Ray cluster."""
+
+    def __init__(self) -> None:
+        import ray
+        from ray import cloudpickle
+        from ray.util import scheduling_strategies
+
+        ray.init(address="auto", log_to_driver=False, configure_logging=False)
+        cloudpickle.register_pickle_by_value(
+            sys.modules[__name__]
+        )  # Workers may have another Python, without this package.
+        self._ray, self._strategies = ray, scheduling_strategies
+        self._task = ray.remote(num_cpus=0, max_retries=0)(run_granted)
+        self._nodes: dict[str, Node] = {}
+        self._tries: dict[object, int] = {}  # to place a group that is to be given back, at the last look
+        self._read_s = -_OLD_S
+
+    @property
+    def job(self) -> int:
+        """Number of this driver's job."""
+        return int(self._ray.get_runtime_context().get_job_id(), 16)
+
+    def nodes(self) -> Mapping[str, Node]:
+        """Return the living nodes by label, as they were a second ago at most."""
+        if time.monotonic() >= self._read_s + _OLD_S:
+            alive = [node for node in self._ray.nodes() if node["Alive"] and LABEL in node["Labels"]]
+            self._nodes = {node["Labels"][LABEL]: Node(node["NodeID"], node["NodeManagerAddress"]) for node in alive}
+            self._read_s = time.monotonic()
+        return self._nodes
+
+    def reserve(self, attempt: str, bundles: Sequence[Bundle]) -> "PlacementGroup":
+        """Ask for GPUs of several nodes, all or none.
+
+        Args:
+            attempt: Whose they are to be.
+            bundles: The GPUs.
+        """
+        return self._ray.util.placement_group(
+            [bundle.resources for bundle in bundles], strategy="STRICT_SPREAD", name=attempt,
+            bundle_label_selector=[{LABEL: bundle.node} for bundle in bundles],
+        )  # fmt: skip
+
+    def is_given(self, group: "PlacementGroup") -> bool:
+        """Say whether Ray has given what was asked for."""
+        told = self._ray.util.placement_group_table(group)
+        return bool(told["state"] == "CREATED")
+
+    def free(self, group: "PlacementGroup") -> bool:
+        """Give back what was asked for; False while Ray may be just giving it: ask again a little later.
+
+        Ray 2.60 can keep what it was about to give to a group that is removed at that moment (ray#64693). It does not
+        tell that it tries again, but counts its tries: a group that waits is removed if the last one failed and there
+        was none since the look before. That one begins in between remains possible, for milliseconds.
+        """
+        told, last = self._ray.util.placement_group_table(group), self._tries.pop(group.id, None)
+        if told.get("state") in ("PENDING", "PREPARED", "RESCHEDULING"):
+            tries = told["stats"]["scheduling_attempt"]
+            failed = told["state"] != "PREPARED" and told["stats"]["scheduling_state"] in _FAILED
+            if not failed or tries != last:
+                self._tries[group.id] = tries
+                return False
+        self._ray.util.remove_placement_group(group)
+        return True
+
+    def run(
+        self, group: "PlacementGroup", number: int, bundle: Bundle, line: Sequence[str], log: str
+    ) -> "ObjectRef[None]":
+        """Start a program that gets the GPUs of a bundle.
+
+        Args:
+            group: Of bundles, which was given.
+            number: Of the bundle in it.
+            bundle: That bundle.
+            line: The program, which finds what it got in its environment.
+            log: File for what it has to say.
+        """
+        where = self._strategies.PlacementGroupSchedulingStrategy(group, number)
+        own = self._task.options(resources=bundle.resources, scheduling_strategy=where)
+        return own.remote(list(line), log)
+
+    def run_on(self, node: Node, line: Sequence[str], log: str) -> "ObjectRef[None]":
+        """Start a program on a node, without any GPU; the arguments are those of `run`."""
+        where = self._strategies.NodeAffinitySchedulingStrategy(node.number, soft=False)
+        return self._task.options(scheduling_strategy=where).remote(list(line), log)
+
+    def is_done(self, task: "ObjectRef[None]") -> bool:
+        """Say whether a program has ended, or can no longer be seen."""
+        done, _ = self._ray.wait([task], timeout=0)
+        return bool(done)
+
+    def has_ended(self, task: "ObjectRef[None]") -> bool:
+        """Say whether a program that is done has certainly ended, and not just its worker."""
+        try:
+            self._ray.get(task)
+        except self._ray.exceptions.RayError:
+            return False
+        return True
+
+
+_LOOK_AGAIN_S = 1.0  # at an attempt that runs
+_SWEEP_AGAIN_S = 5.0
+_SILENT_S = 30.0  # a supervisor shows every 2 s that it lives; a file system may hold that back for a while
+_MOST_BYTES = 1 << 16
+_NODE_FAULT = "node fault: "  # as the scheduler calls what the cluster did (rules/retry_policy.py)
+
+
+class Holding:
+    """An attempt, with what Ray has been asked for.
+
+    Args:
+        cluster: Ray.
+        path: The attempt's folder.
+
+    Raises:
+        OSError: If it cannot be read what is to be run.
+        ValueError: If that makes no sense.
+    """
+
+    def __init__(self, cluster: RayCluster, path: str) -> None:
+        self._cluster, self._path = cluster, path
+        self._folder = open_folder(path)
+        try:
+            spec = read_spec(self._folder)
+            self._bundles = [Bundle(node, gpus_on(spec, node)) for node in nodes_of(spec)]
+            # One that may not start any more gets none, and one that runs has them held for it.
+            self._group = None if self._is_revoked() else cluster.reserve(spec.attempt, self._bundles)
+        except BaseException:
+            os.close(self._folder)
+            raise
+        self._attempt, self._ranks = spec.attempt, len(spec.ranks)
+        self._tasks: dict[int, ObjectRef[None]] = {}  # what started a part and has not been seen to end
+        self._sweeps: dict[int, ObjectRef[None]] = {}
+        self._sweep_at_s = dict.fromkeys(range(len(self._bundles)), 0.0)
+        self._numbers: dict[str, str] = {}  # of the lives of the nodes on which it was started
+        self._look_at_s, self._done = 0.0, 0
+
+    def tend(self) -> bool:
+        """Take the attempt as far as it goes, and say whether nothing is left of it.
+
+        Raises:
+            OSError: If its folder cannot be used.
+            ValueError: If a marker makes no sense.
+        """
+        # What Ray tells at once saves waiting for the next look.
+        done = sum(map(self._cluster.is_done, self._tasks.values()))
+        if time.monotonic() < self._look_at_s and done == self._done:
+            return False
+        if not is_there(self._folder, "claim.json"):
+            if self._group is not None and self._cluster.is_given(self._group):
+                self._start(self._group)
+            return False
+        self._look_at_s, self._done = time.monotonic() + _LOOK_AGAIN_S, done
+        if self._is_revoked():
+            return True
+        # All are looked at: one that is over may be the reason why others have to stop.
+        over = [self._is_over(part) for part in range(len(self._bundles))]
+        return all(over)
+
+    def free(self) -> bool:
+        """Give back what Ray was asked for, and say whether that is done."""
+        if self._group is not None and not self._cluster.free(self._group):
+            return False
+        os.close(self._folder)
+        return True
+
+    def _is_revoked(self) -> bool:
+        if not is_there(self._folder, "claim.json"):
+            return False
+        return bool(json.loads(read_whole(self._folder, "claim.json", _MOST_BYTES))["revoked"])
+
+    def _start(self, group: "PlacementGroup") -> None:
+        nodes = self._cluster.nodes()
+        first = nodes.get(self._bundles[0].node)
+        if first is None:
+            return  # It has just gone; Ray takes the GPUs back.
+        token = claim(
+            self._folder, self._attempt, job=self._cluster.job, parts=len(self._bundles), ranks=self._ranks,
+            address=first.address,
+        )  # fmt: skip
+        if not token:
+            return
+        for part, bundle in enumerate(self._bundles):
+            line = python_line("ray.node", "start_part", self._path, token, bundle.node)
+            self._tasks[part] = self._cluster.run(group, part, bundle, line, self._log)
+        self._numbers = {name: node.number for name, node in nodes.items()}
+
+    def _is_over(self, part: int) -> bool:
+        """Say whether nothing is left of a part, and see to the proof where nobody writes it."""
+        where, task = f"part-{part}/", self._tasks.get(part)
+        # Before its marker is looked for: a supervisor writes that, and ends.
+        is_done = task is not None and self._cluster.is_done(task)
+        if is_there(self._folder, f"{where}exit.json"):
+            return True
+        if is_there(self._folder, f"{where}gone.json"):
+            self._stop_others(part)
+            return True
+        has_ended = is_done and task is not None and self._cluster.has_ended(task)
+        if not has_ended and self._is_fresh(f"{where}started.json"):
+            return False
+        if self._bundles[part].node not in self._cluster.nodes():
+            self._stop_others(part)
+        elif is_done or task is None:
+            self._sweep(part)
+        return False
+
+    def _is_fresh(self, marker: str) -> bool:
+        try:
+            return time.time() - os.stat(marker, dir_fd=self._folder, follow_symlinks=False).st_mtime < _SILENT_S
+        except FileNotFoundError:
+            return False
+
+    def _sweep(self, part: int) -> None:
+        """Have what is left of a part ended on its node, if it lives and nobody there sees to the part."""
+        sweep, node = self._sweeps.get(part), self._cluster.nodes().get(self._bundles[part].node)
+        is_busy = sweep is not None and not self._cluster.is_done(sweep)
+        if node is None or is_busy or time.monotonic() < self._sweep_at_s[part]:
+            return
+        self._sweep_at_s[part] = time.monotonic() + _SWEEP_AGAIN_S
+        line = python_line("shared_folder.sweep", "sweep_unless_alive", self._path, str(part))
+        self._sweeps[part] = self._cluster.run_on(node, line, self._log)
+
+    def _stop_others(self, part: int) -> None:
+        name = self._bundles[part].node
+        node = self._cluster.nodes().get(name)
+        is_lost = node is None or self._numbers.get(name, node.number) != node.number
+        reason = f"{_NODE_FAULT}Ray lost node {name}" if is_lost else f"a supervisor was lost on node {name}"
+        write_stop(self._folder, self._attempt, reason)
+
+    @property
+    def _log(self) -> str:
+        return f"{self._path}/ray.log"
+
+
+_CLAIMS_EVERY_S = 0.1
 _REST_S = 5.0  # after something went wrong with an attempt
 
 
@@ -41,7 +359,7 @@ def launch_all(folder: str) -> int:
             except Exception:  # Nothing about one attempt is a reason to leave the others alone.
                 print(f"{name}: {traceback.format_exc()}", flush=True)  # noqa: T201 - to the log of Ray's job
                 rest_until_s[name] = time.monotonic() + _REST_S
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_CLAIMS_EVERY_S)
 
 
 def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, Holding]) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..shared_folder.node import Grant, run_part
-from .names import gpus_among
+from .launcher import gpus_among
 
 
 def start_part(path: str, token: str, node: str) -> int:

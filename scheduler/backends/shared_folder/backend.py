@@ -8,17 +8,14 @@ from pathlib import Path
 
 from ....cluster.files.errors import BackendError
 from ...files.durable import is_there, read_whole, write_first
-from ...model.placement import Placement
-from ...model.run import Run, Status
-from ..local.folders import Folders, delete_but, told_as_backend_error
-from ..local.launching import refuse_what_cannot_start, spec_of
-from ..local.rank_logs import opened, read_log_of
-from ..local.remembered import remembered_in
-from ..local.step_lines import read_told
-from ..local.supervisor.spec import Spec, encode
-from ..local.supervisor.supervision import SPEC_BYTES
+from ...model.job import Placement
+from ...model.states import Run, Status
+from ..local.folders import Folders, delete_but, opened, read_log_of, read_told, told_as_backend_error
+from ..local.launching import refuse_what_cannot_start, remembered_in, spec_of
+from ..local.ranks import Spec, encode
+from ..local.supervisor import SPEC_BYTES
 from ..protocol import Attempt, StepLines
-from .claiming import CANCELLED, revoke
+from .node import CANCELLED, revoke
 from .records import Records, is_released, read_records, status_of
 
 

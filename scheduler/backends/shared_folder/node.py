@@ -13,18 +13,61 @@ Everything is in the attempt's folder, which all nodes and the scheduler share:
 
 import json
 import os
+import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from ....cluster.files.free_port import free_port
 from ...files.durable import is_there, make_folder, open_folder, read_whole, write_first
 from ...files.processes import Process
-from ..local.supervisor.guard import guarded
-from ..local.supervisor.orphans import adopt_orphans
-from ..local.supervisor.spec import Part, Spec, decode
-from ..local.supervisor.supervision import SPEC_BYTES, own_marker, run_ranks, write_exit_patiently
-from .claiming import CANCELLED
+from ..local.ranks import Part, Spec, adopt_orphans, decode
+from ..local.supervisor import SPEC_BYTES, guarded, own_marker, run_ranks, write_exit_patiently
+
+CANCELLED = "cancelled"
+
+
+def claim(folder: int, attempt: str, *, job: int, parts: int, ranks: int, address: str) -> str:
+    """Claim an attempt, to run it.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+        attempt: Its name.
+        job: Number of what runs it, above 0.
+        parts: Its nodes.
+        ranks: Its GPUs.
+        address: Of its first node, for its ranks on others.
+
+    Returns:
+        A token for its supervisors; "" if it was claimed before.
+
+    Raises:
+        OSError: If it cannot be written down.
+    """
+    token = os.urandom(8).hex()
+    where = address if parts > 1 else "127.0.0.1"
+    content = {"job": job, "parts": parts, "ranks": ranks, "token": token, "address": where, "revoked": ""}
+    return token if _write(folder, attempt, content) else ""
+
+
+def revoke(folder: int, attempt: str, reason: str) -> bool:
+    """Claim an attempt so that nothing may run it, and say whether nothing does.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+        attempt: Its name.
+        reason: Why nothing may.
+
+    Raises:
+        OSError: If it cannot be written down.
+    """
+    return _write(folder, attempt, {"job": 0, "parts": 0, "ranks": 0, "token": "", "address": "", "revoked": reason})
+
+
+def _write(folder: int, attempt: str, content: dict[str, object]) -> bool:
+    return write_first(folder, "claim.json", json.dumps({"attempt": attempt, **content}).encode())
+
 
 STARTED_BEFORE = 76  # exit code of a start that is one too many
 STOPPED = "stopped by "
@@ -193,3 +236,27 @@ def _meet(wishes: SharedWishes, *, is_first: bool) -> int | None:
             raise TimeoutError(f"the attempt's first node did not start within {_MEET_WITHIN_S:.0f} s")
         time.sleep(_LOOK_AGAIN_S)
     return int(json.loads(read_whole(wishes.folder, "meet.json", _MOST_BYTES))["port"])
+
+
+_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
+_RUN = (
+    "import importlib, os, sys; sys.path += sys.argv[1].split(os.pathsep); "
+    "call = getattr(importlib.import_module('longshore.scheduler.backends.' + sys.argv[2]), sys.argv[3]); "
+    "os._exit(call(*sys.argv[4:]))"
+)
+
+
+def python_line(module: str, function: str, *arguments: str, packages: str = "") -> list[str]:
+    """Return the command that calls a function of this package and exits with what it returns.
+
+    Python and this package must be found on the node under the same paths as here.
+
+    Args:
+        module: Of the package of all backends, such as `slurm.node`.
+        function: Takes texts and returns an exit code.
+        arguments: For it.
+        packages: Folder of packages that it needs beside the standard library.
+    """
+    path = os.pathsep.join([str(_ROOT), *([packages] if packages else [])])
+    # -I -S: nothing of the user's settings or site packages, which also makes it start fast.
+    return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN, path, module, function, *arguments]

@@ -9,25 +9,19 @@ from pathlib import Path
 from ....cluster.files.errors import BackendError, InputError
 from ...files.durable import is_there
 from ...model.gpu_index import Layout
-from ...model.placement import Placement
-from ...model.run import EndedBy, Run, Status
+from ...model.job import Placement
+from ...model.states import EndedBy, Run, Status
 from ..local.folders import delete_but, told_as_backend_error
-from ..local.markers import read_marker
-from ..protocol import Attempt, Capabilities, GpuView, Held, NodeView
-from ..refusals import refuse_placement
+from ..local.reading import read_marker
+from ..protocol import Attempt, Capabilities, GpuView, Held, NodeView, refuse_placement
 from ..shared_folder.backend import SharedFolderBackend
-from ..shared_folder.claiming import CANCELLED, revoke
+from ..shared_folder.node import CANCELLED, revoke
 from ..shared_folder.records import Records, status_of_running
-from .commands import Commands
-from .ending import Endings, is_late
-from .held.held_attempts import HeldAttempts
-from .held.held_ends import Ended, Taken
-from .held.submit_socket import Door
-from .settings import SlurmSettings
-from .snapshot import TIMED_OUT, Node, Snapshot
-from .submission import comment_of, submit
-from .times import TIMES, Times
-from .view import View
+from .commands import TIMES, Commands, SlurmSettings, Times
+from .held import Door, Ended, Taken
+from .held_attempts import HeldAttempts
+from .snapshot import TIMED_OUT, Node, Snapshot, View
+from .submission import Endings, comment_of, is_late, submit
 
 OPTIONS = ("--account=", "--partition=", "--qos=", "--reservation=")
 

@@ -1,14 +1,32 @@
-"""Slurm's commands, each with a deadline: a controller that hangs leaves them waiting for ever."""
+"""Slurm's commands, each with a deadline, and what can be chosen of the Slurm backend."""
 
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from ....cluster.files.errors import BackendError
-from .times import TIMES, Times
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of the Slurm backend, in seconds."""
+
+    deadline_s: float = 5.0  # of a command; squeue takes 0.04 s for 1,000 jobs
+    rest_s: float = 5.0  # after a missed deadline, in which the next calls fail at once: the scheduler has other work
+    old_s: float = 1.0  # Slurm is asked of jobs that came by sbatch no more often than this
+    unasked_s: float = 10.0  # after which it is asked though nobody wants to know of all jobs
+    again_s: float = 5.0  # between two tries to end the same job
+    stray_s: float = 60.0  # that a lost node has to be back for: within it Slurm kills what was left there
+
+
+TIMES = Times()
 
 
 class Commands:
@@ -70,3 +88,28 @@ def _find(name: str) -> str:
     if path is None:
         raise BackendError(f"no program {name} on the path; install Slurm's commands (Debian: slurm-client)")
     return path
+
+
+WORDS = "At most 253 letters, digits and characters of _.,+-"
+Word = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_.,+-]+$", max_length=253, description=WORDS)
+]  # of Slurm's names, or several of them
+
+
+class SlurmSettings(BaseModel):
+    """Which Slurm, and what all of its jobs are submitted with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    conf: Path | None = None  # Slurm's configuration; where Slurm looks for it by itself if left out
+    account: Word | None = None
+    partition: Word | None = None
+    qos: Word | None = None
+    reservation: Word | None = None
+    sbatch_socket: Path | None = None  # where job_submit.lua asks; users' own sbatch is left alone if left out
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of each sbatch."""
+        given = self.model_dump(exclude={"conf", "sbatch_socket"}, exclude_none=True)
+        return tuple(f"--{name}={value}" for name, value in given.items())

@@ -11,10 +11,8 @@ import subprocess
 from pathlib import Path
 
 from ...files.durable import open_folder
-from ..shared_folder.claiming import claim
-from ..shared_folder.node import STARTED_BEFORE, Grant, nodes_of, read_spec
+from ..shared_folder.node import STARTED_BEFORE, Grant, claim, nodes_of, python_line, read_spec
 from ..shared_folder.node import run_part as run_granted
-from ..shared_folder.python import python_line
 
 
 def lead(path: str, address: str, srun: str) -> int:

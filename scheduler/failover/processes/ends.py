@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ...files.last_error import last_error
+from ...files.processes import last_error
 from ..wire import GONE_STATUS, RESTART_STATUS
 from .forked import UNKNOWN_STATUS
 

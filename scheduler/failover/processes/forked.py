@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...files.sockets import short_name
+from ...files.processes import short_name
 
 WARM_S = 120.0  # for a warm process to be ready
 FORK_S = 30.0  # for a warm process to fork a member

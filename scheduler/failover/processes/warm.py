@@ -27,7 +27,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from ...files.sockets import short_name
+from ...files.processes import short_name
 
 MOST_BYTES = 1 << 20
 # What the first optimizer imports takes as long as PyTorch itself.

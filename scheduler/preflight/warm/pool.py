@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 
-from ..context import Place
+from ..context import NodeSetup
 from .process import LocalNode, Node
 
 MOST_KEPT = 16  # processes that stay between rounds
@@ -18,7 +18,9 @@ class WarmNodes:
         make: Makes a process.
     """
 
-    def __init__(self, place_of: Callable[[str], Place], make: Callable[[Place], LocalNode] = LocalNode) -> None:
+    def __init__(
+        self, place_of: Callable[[str], NodeSetup], make: Callable[[NodeSetup], LocalNode] = LocalNode
+    ) -> None:
         self._place_of, self._make = place_of, make
         self._kept: OrderedDict[str, LocalNode] = OrderedDict()  # that nobody has, the one not used for longest first
         self._lent: dict[str, LocalNode] = {}

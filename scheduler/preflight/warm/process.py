@@ -18,7 +18,7 @@ from typing import Protocol
 from ....cluster.files.errors import BackendError
 from ....cluster.files.plugins import is_ours, registered
 from ..check import Finding
-from ..context import Place
+from ..context import NodeSetup
 from .messages import MOST_BYTES, Answer, Order, read_answer
 from .worker import Target, serve_node
 
@@ -78,7 +78,7 @@ class LocalNode:
         target: What the process does.
     """
 
-    def __init__(self, place: Place, target: Target = serve_node) -> None:
+    def __init__(self, place: NodeSetup, target: Target = serve_node) -> None:
         self.name, self._place, self._target = place.node, place, target
         self._process: ForkServerProcess | None = None
         self._connection: Connection | None = None

@@ -14,15 +14,15 @@ from multiprocessing.connection import Connection
 from ....cluster.files.errors import LongshoreError
 from ..catalogue import all_checks, find_check
 from ..check import Check, Finding, Outcome, incomplete
-from ..context import Context, Place, open_context
+from ..context import Context, NodeSetup, open_context
 from ..workload import Workload
 from .messages import MOST_BYTES, Order, answer_of
 
 _PR_SET_PDEATHSIG = 1
-Target = Callable[[Connection, Place], None]
+Target = Callable[[Connection, NodeSetup], None]
 
 
-def serve_node(connection: Connection, place: Place) -> None:
+def serve_node(connection: Connection, place: NodeSetup) -> None:
     """Serve a node with the readers of its real hardware, until the other side ends."""
     serve(connection, open_context(place))
 
@@ -93,7 +93,7 @@ def _let_parent_end() -> None:
             os.close(alive)
 
 
-def _write_to_log(place: Place) -> None:
+def _write_to_log(place: NodeSetup) -> None:
     """Let what libraries print go to a file: it would stand in the midst of a table."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", place.node)[:100]
     with suppress(OSError):

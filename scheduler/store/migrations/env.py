@@ -2,8 +2,8 @@
 
 from alembic import context
 
-from longshore.scheduler.store.database.schema import METADATA
-from longshore.scheduler.store.migrate import VERSION_TABLE
+from longshore.scheduler.store.opening import VERSION_TABLE
+from longshore.scheduler.store.schema import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

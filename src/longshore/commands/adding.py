@@ -8,7 +8,7 @@ import typer
 
 from ..cluster.files.errors import InputError, PluginError
 from ..cluster.files.unwinding import unwound_by_signals
-from ..scheduler.commands.panels import POLICIES
+from ..scheduler.commands.options import POLICIES
 from . import planning, traces
 from .evaluating import evaluate
 from .options import (

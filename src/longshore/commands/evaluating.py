@@ -10,7 +10,7 @@ import typer
 
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
-from ..scheduler.commands.durations import DURATION, duration
+from ..scheduler.commands.options import DURATION, duration
 from .options import (  # fmt: skip
     ArrivalsOption,
     ClusterOption,

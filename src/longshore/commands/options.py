@@ -9,7 +9,7 @@ import typer
 
 from ..cluster.files.input_problems import nearest
 from ..cluster.files.plugins import SEAMS, registered
-from ..scheduler.commands.durations import DURATION, duration
+from ..scheduler.commands.options import DURATION, duration
 
 if TYPE_CHECKING:
     from ..cluster.presets.problems import Regime

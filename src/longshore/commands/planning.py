@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..scheduler.commands.durations import DURATION, run_time
+from ..scheduler.commands.options import DURATION, run_time
 from .options import MOST_GPUS, number
 from .progress import console, progress
 

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from ..cluster.files.errors import BackendError
 from ..scheduler.backends.protocol import Attempt, Backend, CannotHonourError, RefusedError, StepLines, WritesSteps
-from ..scheduler.model.placement import Placement, Share
-from ..scheduler.model.run import Run, Status
+from ..scheduler.model.job import Placement, Share
+from ..scheduler.model.states import Run, Status
 
 NODES = {"a": 4, "b": 2}
 ONE_GPU: Placement = (Share("a", (2,)),)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..scheduler.preflight.check import MOST_LEVEL, Check, Finding, Need, Outcome, Stage
-from ..scheduler.preflight.context import Chosen, Context, Group, Place, open_context
+from ..scheduler.preflight.context import Chosen, Context, Group, NodeSetup, open_context
 from ..scheduler.preflight.warm.messages import answer_of, read_answer
 from ..scheduler.preflight.workload import Workload
 
@@ -62,7 +62,7 @@ def _check_finding(finding: Finding) -> None:
 
 
 def _context(check: Check, folder: Path) -> Context:
-    context = open_context(Place("here", folder, slots=True))
+    context = open_context(NodeSetup("here", folder, slots=True))
     context.workload = Workload()
     context.chosen = Chosen((0, 1), ("here",), max(check.level, 1), check.limit_s)
     context.group = _alone(str(folder), "first")

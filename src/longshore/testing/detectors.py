@@ -1,10 +1,10 @@
-"""What every detector of slow steps must do (longshore.scheduler.health.detectors.protocol)."""
+"""What every detector of slow steps must do (longshore.scheduler.health.detectors)."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..scheduler.health.detectors.protocol import Detector
+from ..scheduler.health.detectors import Detector
 
 STEPS = 1500  # more than a detector may want to see before it says anything
 ODD_S = (1e-9, 1e11, 1.0, 1e-9, 1e-9, 1e11, 1e11, 0.3)  # a clock that was set back or forward ends in such times

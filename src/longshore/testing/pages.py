@@ -1,4 +1,4 @@
-"""What every page of the dashboard must do (longshore.scheduler.dashboard.pages.page)."""
+"""What every page of the dashboard must do (longshore.scheduler.dashboard.pages)."""
 
 import asyncio
 import re
@@ -9,16 +9,15 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
-from ..scheduler.api.http.problems import answer_with_problems
-from ..scheduler.dashboard.pages.page import Page
-from ..scheduler.dashboard.refusing import refusal_page
-from ..scheduler.dashboard.rendering import HEADERS
-from ..scheduler.dashboard.router import router_of
-from ..scheduler.model.job_id import new_job_id
+from ..scheduler.api.problems import answer_with_problems
+from ..scheduler.dashboard.entering import router_of
+from ..scheduler.dashboard.pages import Page
+from ..scheduler.dashboard.rendering import HEADERS, refusal_page
+from ..scheduler.model.job import new_job_id
 from ..scheduler.service.service import Service
 from ..scheduler.settings import Chosen, Settings
-from ..scheduler.store.rows.events import last_seq
-from ..scheduler.store.rows.jobs import NewJob, insert_job
+from ..scheduler.store.events import last_seq
+from ..scheduler.store.jobs import NewJob, insert_job
 
 HOSTILE = '<script>alert("x")</script>'  # the name of a job
 OWN = re.compile(r"/(?!/)|#")

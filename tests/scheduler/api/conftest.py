@@ -9,8 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from longshore.scheduler.serve.app import create_app
-from longshore.scheduler.serve.connections import Patience
-from longshore.scheduler.serve.server import PATIENCE, ApiServer
+from longshore.scheduler.serve.server import PATIENCE, ApiServer, Patience
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from longshore.scheduler.health.monitoring.check_orders import CheckOrders
-from longshore.scheduler.service.clearing import Clearing
+from longshore.scheduler.health.quarantining import CheckOrders
+from longshore.scheduler.service.checking import Clearing
 from longshore.scheduler.service.service import Service
 from tests.scheduler.served import LONGSHORE, until
 from tests.support import processes

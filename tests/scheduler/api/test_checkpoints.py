@@ -5,8 +5,8 @@ import pytest
 
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.store.rows.checkpoints import latest_before
-from longshore.scheduler.store.rows.jobs import get_job
+from longshore.scheduler.store.attempts import latest_before
+from longshore.scheduler.store.jobs import get_job
 from tests.scheduler.served import until
 
 DIES_ONCE = (

@@ -16,10 +16,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from longshore.scheduler.serve import connections, server
-from longshore.scheduler.serve.connections import Bounds, Patience, bounds_of
-from longshore.scheduler.serve.rare_lines import Seldom
-from longshore.scheduler.serve.server import PATIENCE
+from longshore.scheduler.serve import server
+from longshore.scheduler.serve.server import PATIENCE, Bounds, Patience, Seldom, bounds_of
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, SERVE, Served, until
 from tests.support import processes
 
@@ -69,14 +67,14 @@ def port_of(client: httpx.Client) -> int:
 def test_no_part_of_an_answer_waits_for_the_client_to_confirm_another(
     crowded: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take, found = connections._Connections.take, list[int]()
+    take, found = server._Connections.take, list[int]()
 
-    def noted(them: connections._Connections, connection: connections._Bounded) -> bool:
+    def noted(them: server._Connections, connection: server._Bounded) -> bool:
         its = connection.transport.get_extra_info("socket")
         found.append(its.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         return take(them, connection)
 
-    monkeypatch.setattr(connections._Connections, "take", noted)
+    monkeypatch.setattr(server._Connections, "take", noted)
     with httpx.Client(base_url=crowded.base_url, timeout=PATIENCE_S, trust_env=False) as client:
         assert client.get("/v1/nodes").status_code == 200
 

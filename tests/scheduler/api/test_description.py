@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from benchmarks.fuzz import jobs, logs, schemathesis
-from longshore.scheduler.api.http.problem_codes import CODES
+from longshore.scheduler.api.problems import CODES
 
 OTHERS = ("method-not-allowed", "unavailable", "compressed")  # of every path, and of the extender
 FEW = ("--phases", "fuzzing", "--max-examples", "2")

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.api.monitoring.rings import _kept_page
+from longshore.scheduler.api.rings import _kept_page
 from longshore.scheduler.failover.wire import Report
-from longshore.scheduler.files.typed_json import as_json
+from longshore.scheduler.files.durable import as_json
 
 SEATS = 3
 

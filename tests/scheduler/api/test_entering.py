@@ -9,11 +9,10 @@ from fastapi.routing import APIRoute
 
 from longshore.scheduler.access.browsers import BROWSER_S, CODE_S, Browsers, link_path
 from longshore.scheduler.access.tokens import Role, new_token
-from longshore.scheduler.dashboard.entering import MOST_FORM_BYTES, router
-from longshore.scheduler.dashboard.refusing import is_of_browsers
-from longshore.scheduler.dashboard.router import page_routers, static_router
+from longshore.scheduler.dashboard.entering import MOST_FORM_BYTES, page_routers, router, static_router
+from longshore.scheduler.dashboard.rendering import is_of_browsers
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.store.rows.user_tokens import add_token, revoke_token
+from longshore.scheduler.store.tokens import add_token, revoke_token
 
 PAGES = ("/", "/jobs", "/policy", "/events")
 

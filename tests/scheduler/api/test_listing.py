@@ -11,8 +11,8 @@ from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
-from longshore.scheduler.store.database.schema import Liveness, node
-from longshore.scheduler.store.rows.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.schema import Liveness, node
 from tests.scheduler.api.conftest import client_of
 
 HELD = {"If-Match": "*"}

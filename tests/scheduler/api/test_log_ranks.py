@@ -6,9 +6,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from longshore.scheduler.api.views.rank_output import AllRanks
+from longshore.scheduler.api.logs import AllRanks
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.store.rows.attempts import attempts_of
+from longshore.scheduler.store.attempts import attempts_of
 from tests.scheduler.served import until
 
 THREE_LINES = "for i in 1 2 3; do echo $RANK.$i; done; printf 'no end'"

@@ -5,8 +5,8 @@ import pytest
 
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.store.rows.nodes import list_nodes
-from longshore.scheduler.store.rows.user_tokens import add_token
+from longshore.scheduler.store.nodes import list_nodes
+from longshore.scheduler.store.tokens import add_token
 
 NODE = "rack0-node1"
 GPU = {"index": 0, "healthy": True, "utilisation": 0.5, "free_bytes": 1, "temperature_c": 40.0, "ecc_errors": 0}

@@ -8,8 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from longshore.scheduler.api.http.problem_codes import CODES
-from longshore.scheduler.api.http.problems import OF_STATUS
+from longshore.scheduler.api.problems import CODES, OF_STATUS
 from longshore.scheduler.service.service import Service
 
 ROOT = Path(__file__).parents[3]

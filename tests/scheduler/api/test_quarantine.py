@@ -9,12 +9,12 @@ import pytest
 
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.health.quarantining import quarantine
-from longshore.scheduler.model.quarantine import Clears, Entry, Finding, Place
-from longshore.scheduler.service.clearing import MOST_AT_ONCE, Clearing
+from longshore.scheduler.model.gpu_index import Clears, Entry, Finding, Place
+from longshore.scheduler.service.checking import MOST_AT_ONCE, Clearing
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.store.monitoring.quarantines import add_entry
-from longshore.scheduler.store.rows.events import events_after
-from longshore.scheduler.store.rows.user_tokens import add_token
+from longshore.scheduler.store.events import events_after
+from longshore.scheduler.store.nodes import add_entry
+from longshore.scheduler.store.tokens import add_token
 from tests.scheduler.served import until
 
 NODE = "rack0-node1"

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.access.tokens import Caller, Role
-from longshore.scheduler.api.http.stream_slots import MOST, StreamSlots
-from longshore.scheduler.api.http.streaming import Streams
+from longshore.scheduler.api.streaming import MOST, Streams, StreamSlots
 from longshore.scheduler.service.service import Service
 from tests.scheduler.served import until
 

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longshore.scheduler.access.tokens import Role, new_token
-from longshore.scheduler.api.http import streaming
-from longshore.scheduler.api.http.auth import who_asks
+from longshore.scheduler.api import streaming
+from longshore.scheduler.api.auth import who_asks
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Settings
-from longshore.scheduler.store.rows.decisions import NewDecision, add_decisions
-from longshore.scheduler.store.rows.user_tokens import MOST_EXPIRED, MOST_VALID, add_token, revoke_token, tokens_of
+from longshore.scheduler.store.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.tokens import MOST_EXPIRED, MOST_VALID, add_token, revoke_token, tokens_of
 from tests.support.budgets import examples
 
 SPEC = {"command": ["true"]}

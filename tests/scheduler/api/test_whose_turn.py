@@ -6,7 +6,7 @@ import httpx
 
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.store.rows.user_tokens import add_token
+from longshore.scheduler.store.tokens import add_token
 
 USERS = ("ada", "bob", "eve")
 JOB = {"command": ["true"], "gpus": 16}

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from longshore.scheduler.backends.local.supervisor.member_traces import MemberTraces, Others, kill_members
+from longshore.scheduler.backends.local.ring_host import MemberTraces, Others, kill_members
 
 NAME, DUMPABLE, SUBREAPER, NOBODY = "ls-job-1", 4, 36, 65534
 libc = ctypes.CDLL(None)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.kubernetes.lead import LEAD_TIMES
+from longshore.scheduler.backends.kubernetes.launching import LEAD_TIMES
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from tests.kubernetes_double.cluster import DRIVER, Cluster
 from tests.kubernetes_double.objects import Object

@@ -14,21 +14,19 @@ from benchmarks.slurm_cluster import SlurmCluster, why_no_plugin, why_not
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.backends.slurm.times import TIMES as SLURM_TIMES
-from longshore.scheduler.control.checks.node_checks import NodeChecks
+from longshore.scheduler.backends.slurm.commands import TIMES as SLURM_TIMES
+from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.reconciler import TIMES, Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.placement import ReservationRow
+from longshore.scheduler.model.job import JobRow, ReservationRow
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import Settings
+from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
+from longshore.scheduler.store.jobs import list_jobs, set_desired
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.rows.jobs import list_jobs, set_desired
-from longshore.scheduler.store.rows.reservations import held_gpus
 from tests.support import processes
 
 NOBODY = 65534

@@ -10,7 +10,7 @@ import yaml
 
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.scheduler.backends.kubernetes.objects.pods import LABELS
+from longshore.scheduler.backends.kubernetes.pods import LABELS
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from tests.kubernetes_double.server import LOSE
 from tests.scheduler.backends.attempts import THREE_GPUS, end_of, runs, sh, until

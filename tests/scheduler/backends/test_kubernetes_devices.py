@@ -2,8 +2,7 @@
 
 import pytest
 
-from longshore.scheduler.backends.kubernetes.objects.devices import published
-from longshore.scheduler.backends.kubernetes.objects.objects import ResourceSlice
+from longshore.scheduler.backends.kubernetes.objects import ResourceSlice, published
 
 DRIVER = "gpu.nvidia.com"
 BUS_IDS = ("0000:C1:00.0", "0000:81:00.0", "0000:41:00.0", "0000:01:00.0")  # of gpu-0 to gpu-3

@@ -11,7 +11,7 @@ import pytest
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.backends.protocol import CannotHonourError, RefusedError
-from longshore.scheduler.model.run import Run
+from longshore.scheduler.model.states import Run
 from tests.kubernetes_double.objects import Object
 from tests.kubernetes_double.server import CUT, HANG, LOSE
 from tests.scheduler.backends.attempts import NODES, ONE_GPU, THREE_GPUS, end_of, runs, sh, until

@@ -8,8 +8,8 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.kubernetes.lead import LeadTimes
-from longshore.scheduler.model.run import Run
+from longshore.scheduler.backends.kubernetes.launching import LeadTimes
+from longshore.scheduler.model.states import Run
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings
 from tests.scheduler.backends.attempts import ONE_GPU, runs, sh, until

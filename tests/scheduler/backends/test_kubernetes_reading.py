@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from longshore.scheduler.backends.kubernetes.objects.objects import Pod
-from longshore.scheduler.backends.kubernetes.objects.reading import status_of, stops_the_others
-from longshore.scheduler.model.run import Run, Status
-from longshore.scheduler.model.states import AfterStop
-from longshore.scheduler.model.tries import DEFAULT_TRIES, Tries
-from longshore.scheduler.rules.retry_policy import ExitClass, class_of, outcome_of
+from longshore.scheduler.backends.kubernetes.objects import Pod
+from longshore.scheduler.backends.kubernetes.reading import status_of, stops_the_others
+from longshore.scheduler.model.job import DEFAULT_TRIES, Tries
+from longshore.scheduler.model.states import AfterStop, Run, Status
+from longshore.scheduler.rules.retry import ExitClass, class_of, outcome_of
 
 NAME = "ls-job-1"
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.kubernetes.objects.objects import Taint
-from longshore.scheduler.backends.kubernetes.objects.taints import Toleration, unborne
-from longshore.scheduler.backends.kubernetes.unbound import FIRST_S, LONGEST_S, Unbound
+from longshore.scheduler.backends.kubernetes.objects import Taint
+from longshore.scheduler.backends.kubernetes.reading import FIRST_S, LONGEST_S, Unbound
+from longshore.scheduler.backends.kubernetes.settings import Toleration, unborne
 from tests.kubernetes_double.tainting import untolerated
 from tests.scheduler.backends.attempts import ONE_GPU, end_of, sh, until
 from tests.scheduler.backends.kubernetes_trials import Trial, take_from_outside

@@ -10,8 +10,8 @@ import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt
-from longshore.scheduler.model.run import Run
-from longshore.scheduler.rules.retry_policy import ExitClass, class_of
+from longshore.scheduler.model.states import Run
+from longshore.scheduler.rules.retry import ExitClass, class_of
 from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,

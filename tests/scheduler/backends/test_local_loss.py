@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.supervisor.cgroups import confine, remove
+from longshore.scheduler.backends.local.ranks import confine, remove
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.files.processes import boot_id, find, is_alive
-from longshore.scheduler.model.run import Run
+from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,

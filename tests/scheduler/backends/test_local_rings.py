@@ -12,8 +12,7 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.supervisor.member_traces import MemberTraces, Others, kill_members
-from longshore.scheduler.backends.local.supervisor.ring_host import PLACES, RING, read_place
+from longshore.scheduler.backends.local.ring_host import PLACES, RING, MemberTraces, Others, kill_members, read_place
 from longshore.scheduler.backends.protocol import MemberPlace, Seats
 from tests.scheduler.backends.attempts import until
 from tests.support import processes

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.supervisor.gang import _TOGETHER_S
-from longshore.scheduler.backends.local.supervisor.supervisor import STARTED_BEFORE, TWIN
+from longshore.scheduler.backends.local.ranks import _TOGETHER_S
+from longshore.scheduler.backends.local.supervisor import STARTED_BEFORE, TWIN
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.files.processes import children, find
-from longshore.scheduler.model.run import Run
+from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,
@@ -52,7 +52,7 @@ def work_of(folder: Path, attempt: Attempt) -> Path:
 
 
 def start_again(folder: Path, attempt: Attempt) -> int:
-    module = "longshore.scheduler.backends.local.supervisor.supervisor"
+    module = "longshore.scheduler.backends.local.supervisor"
     code = f"import os, sys; from {module} import main; os._exit(main(sys.argv[1]))"
     return processes.run([sys.executable, "-c", code, str(own_folder(folder, attempt))], check=False).returncode
 

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.scheduler.backends.ray.backend import RayBackend
-from longshore.scheduler.backends.ray.names import QUEUE, gpus_among
-from longshore.scheduler.backends.ray.settings import RaySettings
+from longshore.scheduler.backends.ray.backend import RayBackend, RaySettings
+from longshore.scheduler.backends.ray.launcher import QUEUE, gpus_among
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.model.placement import Placement, Share
-from longshore.scheduler.model.run import Run
+from longshore.scheduler.model.job import Placement, Share
+from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
     end_of,
     kill_supervisor,

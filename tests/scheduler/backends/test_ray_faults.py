@@ -10,9 +10,9 @@ import pytest
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
 from longshore.scheduler.backends.ray.backend import RayBackend
-from longshore.scheduler.backends.ray.names import ALIVE, QUEUE
-from longshore.scheduler.model.placement import Placement, Share
-from longshore.scheduler.model.run import Run
+from longshore.scheduler.backends.ray.launcher import ALIVE, QUEUE
+from longshore.scheduler.model.job import Placement, Share
+from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
     end_of,
     kill_guard,

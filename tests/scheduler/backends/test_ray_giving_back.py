@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from longshore.scheduler.backends.ray.cluster import RayCluster
+from longshore.scheduler.backends.ray.launcher import RayCluster
 
 
 class Table:

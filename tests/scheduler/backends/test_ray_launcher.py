@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.backends.ray.api import Api
-from longshore.scheduler.backends.ray.jobs import Launcher
-from longshore.scheduler.backends.ray.names import ALIVE
+from longshore.scheduler.backends.ray.backend import Api, Launcher
+from longshore.scheduler.backends.ray.launcher import ALIVE
 
 
 class Dashboard(ThreadingHTTPServer):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from longshore.scheduler.backends.local.supervisor import ring_host
-from longshore.scheduler.backends.local.supervisor.ring_host import RING, Host, places_in
-from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec
+from longshore.scheduler.backends.local import ring_host
+from longshore.scheduler.backends.local.ranks import Rank, Spec
+from longshore.scheduler.backends.local.ring_host import RING, Host, places_in
 from longshore.scheduler.failover.launcher import Launcher
 from longshore.scheduler.failover.processes import keeper, tools
 from longshore.scheduler.failover.processes.forked import UNKNOWN_STATUS

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.backends.local.supervisor.supervision import write_exit
-from longshore.scheduler.backends.shared_folder.claiming import claim
-from longshore.scheduler.backends.shared_folder.node import write_stop
+from longshore.scheduler.backends.local.supervisor import write_exit
+from longshore.scheduler.backends.shared_folder.node import claim, write_stop
 from longshore.scheduler.backends.shared_folder.records import read_records, status_of
 from longshore.scheduler.files.durable import make_folder, open_folder
-from longshore.scheduler.model.run import Run, Status
+from longshore.scheduler.model.states import Run, Status
 
 NAME = "ls-x-1"
 LOST = "node fault: Ray lost node d"

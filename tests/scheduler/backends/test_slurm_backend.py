@@ -10,8 +10,8 @@ from longshore.scheduler.backends.building import build
 from longshore.scheduler.backends.shared_folder.records import Claim, Part, Records, status_of
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.model.placement import Placement, Share
-from longshore.scheduler.model.run import RankEnd, Run
+from longshore.scheduler.model.job import Placement, Share
+from longshore.scheduler.model.states import RankEnd, Run
 from tests.scheduler.backends.attempts import (
     end_of,
     kill_supervisor,

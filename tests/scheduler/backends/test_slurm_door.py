@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.backends.slurm.held.submit_socket import Door
+from longshore.scheduler.backends.slurm.held import Door
 
 
 def said(path: Path) -> bytes:

@@ -12,9 +12,9 @@ import pytest
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.backends.slurm.times import Times
-from longshore.scheduler.model.placement import Share
-from longshore.scheduler.model.run import Run
+from longshore.scheduler.backends.slurm.commands import Times
+from longshore.scheduler.model.job import Share
+from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import until
 
 STAMP = f"longshore:1795372952:{'a' * 20}:1x2:x"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
-from longshore.scheduler.backends.slurm.times import Times
+from longshore.scheduler.backends.slurm.commands import Times
 from longshore.scheduler.model.states import AttemptState, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, block, heal, held_gpus_of, holding_slurm

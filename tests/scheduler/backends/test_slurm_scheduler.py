@@ -12,15 +12,13 @@ import pytest
 from benchmarks.slurm_cluster import SlurmCluster
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.control.checks.node_checks import NodeChecks
+from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.health.liveness import DOWN_MISSES
 from longshore.scheduler.health.monitor import POLL_S
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.job_id import new_job_id
-from longshore.scheduler.model.placement import Placement
+from longshore.scheduler.model.job import JobRow, Placement, new_job_id
 from longshore.scheduler.model.states import AttemptState, JobState
-from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job
+from longshore.scheduler.store.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
 from tests.scheduler.backends.attempts import kill_supervisor, say_nothing_more, sh
 from tests.scheduler.backends.slurm_users import Site, block, held_gpus_of
 

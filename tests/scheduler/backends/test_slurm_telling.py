@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
 from longshore.scheduler.backends.local.launching import spec_of
-from longshore.scheduler.backends.local.supervisor.spec import encode
+from longshore.scheduler.backends.local.ranks import encode
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
+from longshore.scheduler.backends.slurm.commands import TIMES, Times
 from longshore.scheduler.backends.slurm.submission import comment_of
-from longshore.scheduler.backends.slurm.times import TIMES, Times
-from longshore.scheduler.model.run import Run
-from longshore.scheduler.rules.retry_policy import ExitClass, class_of
+from longshore.scheduler.model.states import Run
+from longshore.scheduler.rules.retry import ExitClass, class_of
 from tests.scheduler.backends.attempts import end_of, own_folder, runs, sh
 from tests.scheduler.backends.slurm_backends import IMPATIENT, NODES, ON_A, backend_of
 

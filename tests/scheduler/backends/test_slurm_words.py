@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.backends.slurm.snapshot import Node, types_of
-from longshore.scheduler.backends.slurm.words import Gres, gres_of_node, state_of
+from longshore.scheduler.backends.slurm.snapshot import Gres, Node, gres_of_node, state_of, types_of
 
 TWO = {0: "i0", 1: "i1"}
 GRES = {

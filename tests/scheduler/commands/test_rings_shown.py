@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from longshore.scheduler.commands.jobs.rings import print_ring
+from longshore.scheduler.commands.jobs import print_ring
 
 RING: dict[str, Any] = {
     "phase": "running", "generation": 2, "seats": 2, "step": 7, "order": [0, 2], "spares": [], "relieved": [1],

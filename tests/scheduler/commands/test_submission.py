@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.commands.jobs.submission import command_of, environment_of, file_of
+from longshore.scheduler.commands.submitting import command_of, environment_of, file_of
 from tests.command_line import Command
 
 JOB = "gpus: 2\nname: first\ncommand: [python, train.py]\n"

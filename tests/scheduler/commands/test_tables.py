@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.commands.tables import LEAST, Column, table_lines
+from longshore.scheduler.commands.options import LEAST, Column, table_lines
 
 COLUMNS = (Column("JOB"), Column("GPUS", right=True), Column("REASON", gives=True))
 ROWS = [("0123456789", "4", "it asks for 4 GPUs, and 2 are free"), ("b", "128", "")]

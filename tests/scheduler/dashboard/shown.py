@@ -5,18 +5,16 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
-from longshore.scheduler.api.http.problems import answer_with_problems
-from longshore.scheduler.dashboard.refusing import refusal_page
-from longshore.scheduler.dashboard.router import page_routers, static_router
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.job_id import new_job_id
-from longshore.scheduler.model.placement import Share
+from longshore.scheduler.api.problems import answer_with_problems
+from longshore.scheduler.dashboard.entering import page_routers, static_router
+from longshore.scheduler.dashboard.rendering import refusal_page
+from longshore.scheduler.model.job import JobRow, Share, new_job_id
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, PolicyChoice, Settings
-from longshore.scheduler.store.rows.attempts import AttemptRow, Opening, get_attempt
-from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
+from longshore.scheduler.store.attempts import AttemptRow, Opening, get_attempt
+from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
+from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 
 HOSTILE = '<script>alert("x")</script>'

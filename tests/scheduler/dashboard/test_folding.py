@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.folding import ROWS, folded, page_of, with_checkpoints
-from longshore.scheduler.store.rows.checkpoints import SAVED
-from longshore.scheduler.store.rows.events import EventRow
+from longshore.scheduler.dashboard.views import ROWS, folded, page_of, with_checkpoints
+from longshore.scheduler.store.attempts import SAVED
+from longshore.scheduler.store.events import EventRow
 
 
 def event(seq: int, job: str | None, kind: str = SAVED, number: int | None = 1) -> EventRow:

@@ -1,5 +1,5 @@
-from longshore.scheduler.dashboard.charts.gantt import MOST_LINES, gantt
-from longshore.scheduler.store.rows.events import EventRow
+from longshore.scheduler.dashboard.charts import MOST_LINES, gantt
+from longshore.scheduler.store.events import EventRow
 
 
 def event(seq: int, kind: str, was: str, now: str, at_s: float, number: int | None = None) -> EventRow:

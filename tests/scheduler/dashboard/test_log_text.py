@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.log_text import TAIL_BYTES, Part, part_after, plain_text, tail
-from longshore.scheduler.log_tail import Read
+from longshore.scheduler.dashboard.views import TAIL_BYTES, Part, part_after, plain_text, tail
+from longshore.scheduler.logs import Read
 
 
 def reading(output: bytes) -> Read:

@@ -9,13 +9,13 @@ from unittest import mock
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.api.views.waiting import waiting_pages
+from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.protocol import NoLogError
-from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.job import Share
 from longshore.scheduler.model.states import Desired
-from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
-from longshore.scheduler.store.rows.decisions import NewDecision
-from longshore.scheduler.store.rows.jobs import get_job, set_desired
+from longshore.scheduler.store.attempts import CheckpointRow, register
+from longshore.scheduler.store.decisions import NewDecision
+from longshore.scheduler.store.jobs import get_job, set_desired
 from longshore.scheduler.store.transitions import Changes
 from tests.scheduler.dashboard.shown import HOSTILE, Shown
 

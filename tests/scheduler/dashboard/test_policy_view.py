@@ -1,8 +1,8 @@
 import pytest
 
-from longshore.scheduler.dashboard.policy_view import policy_view
-from longshore.scheduler.policy_host.misses import Miss
-from longshore.scheduler.store.rows.decisions import DecisionRow
+from longshore.scheduler.dashboard.views import policy_view
+from longshore.scheduler.policy_host.process import Miss
+from longshore.scheduler.store.decisions import DecisionRow
 
 
 def decision(

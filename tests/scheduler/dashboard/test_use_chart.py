@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.charts.use_chart import HEIGHT, MOST_POINTS, WIDTH, use_chart
-from longshore.scheduler.health.usage import EVERY_S, Sample
+from longshore.scheduler.dashboard.charts import MOST_POINTS, USE_HEIGHT, USE_WIDTH, use_chart
+from longshore.scheduler.health.node_state import EVERY_S, Sample
 
 
 def places(points: str) -> list[tuple[float, float]]:
@@ -45,6 +45,6 @@ def test_everything_is_inside_of_the_box(told: list[tuple[float, float, float | 
     for points in (*chart.held, *chart.busy):
         found = places(points)
         assert len(found) <= MOST_POINTS + 2
-        assert all(0.0 <= x <= WIDTH and 0.0 <= y <= HEIGHT for x, y in found)
+        assert all(0.0 <= x <= USE_WIDTH and 0.0 <= y <= USE_HEIGHT for x, y in found)
         assert all(one[0] <= other[0] for one, other in pairwise(found))
     assert all(0.0 <= mark.x <= 100.0 for mark in chart.marks)

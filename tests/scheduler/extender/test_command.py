@@ -14,7 +14,7 @@ import yaml
 
 from longshore.cluster.files.free_port import free_port
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.scheduler.commands.admin.extending import DEFAULT_PORT, extender
+from longshore.scheduler.commands.serving import DEFAULT_PORT, extender
 from longshore.scheduler.extender.app import create_app
 from tests.scheduler.extender.kube_scheduler import passed, scores
 from tests.scheduler.extender.serving import HOSTS, PATIENCE_S, ROOT, by_hand, names_request, pod, ranker_of

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from longshore.scheduler.extender.kubernetes_api import Api
 from longshore.scheduler.extender.ranking import Ranker
-from longshore.scheduler.extender.watching import Watch
+from longshore.scheduler.extender.watching import Api, Watch
 from tests.scheduler.extender.api_by_hand import KubernetesApi, kubernetes_api
 from tests.scheduler.extender.kube_scheduler import scores
 from tests.scheduler.extender.serving import PATIENCE_S, names_request, node, pod, ranker_of, served

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.failover import lines as wire_lines
 from longshore.scheduler.failover import wire
-from longshore.scheduler.files.typed_json import as_json
+from longshore.scheduler.files.durable import as_json
 
 EVERY = st.one_of(*(st.from_type(kind) for kind in wire_lines._KINDS.values()))
 

@@ -6,8 +6,8 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.presets.hetero64 import fault_process, rules
 from longshore.scheduler.mirror.standing import Site
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.store.rows.events import EventRow
-from longshore.scheduler.store.rows.nodes import CHANGE
+from longshore.scheduler.store.events import EventRow
+from longshore.scheduler.store.nodes import CHANGE
 
 DAY_S = 86400.0
 RATE_PER_S = 1e-7

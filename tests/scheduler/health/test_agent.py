@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from longshore.scheduler.health import gpus
-from longshore.scheduler.health.gpus import gpu_reports
+from longshore.scheduler.health import agent
+from longshore.scheduler.health.agent import gpu_reports
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, Served, until
 from tests.support import processes
 
@@ -98,7 +98,7 @@ def test_a_gpu_that_does_not_tell_its_memory_or_how_busy_it_is_is_well_and_a_los
         nvmlDeviceGetTemperature=lambda *_: 30,
     )  # fmt: skip
     setattr(nvml, asked, fails)
-    monkeypatch.setattr(gpus, "_nvml", lambda: nvml)
+    monkeypatch.setattr(agent, "_nvml", lambda: nvml)
     told = {"nvmlDeviceGetMemoryInfo": (0.5, 0), "nvmlDeviceGetUtilizationRates": (0.0, 1 << 30)}[asked]
     (found,) = gpu_reports()
     assert (found.healthy, found.utilisation, found.free_bytes) == ((True, *told) if healthy else (False, 0.0, 0))

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.scheduler.health.monitoring.check_orders import CheckOrders, Order, Outcome
+from longshore.scheduler.health.quarantining import CheckOrders, Order, Outcome
 from tests.scheduler.served import until
 
 NODE = "rack0-node2"

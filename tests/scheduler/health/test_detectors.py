@@ -14,11 +14,8 @@ from benchmarks.step_times import NOISES, Noise, step_times
 from benchmarks.steps import BARS, CORRELATED_BAR, FALSE_BAR, figures_of
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import registered
-from longshore.scheduler.health.detectors.cusum import Cusum
-from longshore.scheduler.health.detectors.mad_rule import MadRule
-from longshore.scheduler.health.detectors.registry import new_detector
-from longshore.scheduler.model.job_spec import Health, JobFile, Watching
-from longshore.scheduler.model.stored_spec import stored_job
+from longshore.scheduler.health.detectors import Cusum, MadRule, new_detector
+from longshore.scheduler.model.job_spec import Health, JobFile, Watching, stored_job
 from tests.packages import install
 
 STEPS = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=130)

@@ -8,18 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.state.beliefs import HALF_LIFE_S
-from longshore.scheduler.health.fault_history import (
-    KEPT_S,
-    MOST_EVENTS,
-    FaultHistory,
-    learned_from,
-    read_fault_history,
-)
+from longshore.scheduler.health.fault_report import KEPT_S, MOST_EVENTS, FaultHistory, learned_from, read_fault_history
 from longshore.scheduler.mirror.standing import Beliefs
-from longshore.scheduler.model.event import NewEvent
+from longshore.scheduler.model.job import NewEvent
+from longshore.scheduler.store.events import EventRow, append_all
+from longshore.scheduler.store.nodes import CHANGE
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.store.rows.events import EventRow, append_all
-from longshore.scheduler.store.rows.nodes import CHANGE
 from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, told
 
 

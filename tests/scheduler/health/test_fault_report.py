@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.scheduler.health.fault_history import FaultHistory, learned_from
-from longshore.scheduler.health.monitoring.fault_report import FaultReport, fault_report
-from longshore.scheduler.health.reports import GpuReport, NodeReport
+from longshore.scheduler.health.fault_report import FaultHistory, FaultReport, fault_report, learned_from
+from longshore.scheduler.health.liveness import GpuReport, NodeReport
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.store.rows.events import EventRow
+from longshore.scheduler.store.events import EventRow
 from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, told
 from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.trials import Trial

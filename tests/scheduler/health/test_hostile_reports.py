@@ -10,14 +10,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from longshore.scheduler.backends.protocol import GpuView, NodeView
-from longshore.scheduler.health.accusing import EASE_S
-from longshore.scheduler.health.monitor import Monitor
-from longshore.scheduler.health.reports import GpuReport, NodeReport
+from longshore.scheduler.health.liveness import GpuReport, NodeReport
+from longshore.scheduler.health.monitor import EASE_S, Monitor
 from longshore.scheduler.model.gpu_index import Layout
+from longshore.scheduler.store.events import events_after
+from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.nodes import ALARM
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.store.rows.events import events_after
-from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
-from longshore.scheduler.store.rows.nodes import ALARM
 from tests.support.budgets import examples
 
 NODES, GPUS, SHARE = 10, 4, 0.3

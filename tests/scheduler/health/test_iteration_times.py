@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.health.monitoring.iteration_times import (
-    KEPT,
-    LEFT_OUT,
-    NOTHING,
-    Computed,
-    RankTimes,
-    average_of,
-    news_by_type,
-)
+from longshore.scheduler.health.step_watch import KEPT, LEFT_OUT, NOTHING, Computed, RankTimes, average_of, news_by_type
 
 TIMES = st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0.01, 1e4)), max_size=80)
 

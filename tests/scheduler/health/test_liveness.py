@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.health.liveness import judge
-from longshore.scheduler.store.database.schema import Liveness
-from longshore.scheduler.store.rows.nodes import NodeRow
+from longshore.scheduler.store.nodes import NodeRow
+from longshore.scheduler.store.schema import Liveness
 
 UP, SUSPECT, DOWN = Liveness.UP, Liveness.SUSPECT, Liveness.DOWN
 START_S, POLL_S = 1000.0, 5.0

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.health.monitoring.node_events import DEAD, RESTARTED, UNREACHABLE, told_of
+from longshore.scheduler.health.monitor import DEAD, RESTARTED, UNREACHABLE, told_of
 from longshore.scheduler.model.states import Verdict
-from longshore.scheduler.store.database.schema import Liveness
-from longshore.scheduler.store.rows.nodes import NodeRow
+from longshore.scheduler.store.nodes import NodeRow
+from longshore.scheduler.store.schema import Liveness
 
 BOOTS = ["", "b1", "b2"]
 rows = st.builds(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.health.monitoring.node_state import State, state_of
-from longshore.scheduler.model.quarantine import Clears, Entry, Place
+from longshore.scheduler.health.node_state import State, state_of
+from longshore.scheduler.model.gpu_index import Clears, Entry, Place
 from longshore.scheduler.model.states import Verdict
-from longshore.scheduler.store.database.schema import Liveness
-from longshore.scheduler.store.rows.nodes import NodeRow
+from longshore.scheduler.store.nodes import NodeRow
+from longshore.scheduler.store.schema import Liveness
 
 WHOLE = Entry(1, Place("a"), 0.0, 0.0, "dcgm.3", "failed", "", "replace it", Clears.OPERATOR, 1, "", 0.0)
 GPU = WHOLE._replace(place=Place("a", 1))

@@ -6,16 +6,11 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.health.quarantining import Acted, by_hand, clear, keep, quarantine
-from longshore.scheduler.model.quarantine import Clears, Entry, Finding, Place, Scope
-from longshore.scheduler.rules.device_quarantine import BACK_OFF_S, BY_CHECKS, QUIET_S, Fleet, closed_gpus, is_due
-from longshore.scheduler.store.monitoring.quarantines import (
-    QUARANTINE,
-    REFUSED,
-    open_entries,
-    quarantined,
-)
+from longshore.scheduler.model.gpu_index import Clears, Entry, Finding, Place, Scope
+from longshore.scheduler.rules.quarantine import BACK_OFF_S, BY_CHECKS, QUIET_S, Fleet, closed_gpus, is_due
+from longshore.scheduler.store.events import events_after
+from longshore.scheduler.store.nodes import QUARANTINE, REFUSED, open_entries, quarantined
 from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.rows.events import events_after
 
 DAY_S, NOW_S = 86400.0, 1.7e9
 NODES = 40

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.reporting import Steps
-from longshore.scheduler.backends.local.step_lines import MOST_BYTES, read_news
-from longshore.scheduler.health.step_lines import Begun, StepKind, saved_in, steps_in
-from longshore.scheduler.health.step_watch import StepWatch
+from longshore.scheduler.backends.local.folders import MOST_BYTES, read_news
+from longshore.scheduler.health.step_watch import Begun, StepKind, StepWatch, saved_in, steps_in
 
 GOOD = b"train 17 1732294800.125 0.5 -1.5e-3\n"
 WORDS = st.sampled_from(

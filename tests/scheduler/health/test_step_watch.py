@@ -9,8 +9,7 @@ import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import StepLines
-from longshore.scheduler.health.detectors.cusum import Cusum
-from longshore.scheduler.health.step_lines import Begun, StepKind
+from longshore.scheduler.health.detectors import Cusum
 from longshore.scheduler.health.step_monitor import (
     LOOK_S,
     SILENT_LOOK_S,
@@ -20,9 +19,9 @@ from longshore.scheduler.health.step_monitor import (
     nodes_of,
     together,
 )
-from longshore.scheduler.health.step_watch import Slowness, StepWatch
+from longshore.scheduler.health.step_watch import Begun, Slowness, StepKind, StepWatch
+from longshore.scheduler.model.job import Placement, Share
 from longshore.scheduler.model.job_spec import Watching
-from longshore.scheduler.model.placement import Placement, Share
 
 TRAIN, CHECKPOINT, OTHER, DONE = StepKind.TRAIN, StepKind.CHECKPOINT, StepKind.OTHER, StepKind.DONE
 TWO_NODES: Placement = (Share("a", (0, 1)), Share("b", (0, 1)))

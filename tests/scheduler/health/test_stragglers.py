@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.failover.judging.slow import FAR, LEAST_S
-from longshore.scheduler.health.monitoring.iteration_times import LEFT_OUT, RankTimes
-from longshore.scheduler.health.monitoring.stragglers import Stragglers, straggling
-from longshore.scheduler.health.step_monitor import Running, StepMonitor
+from longshore.scheduler.health.step_monitor import Running, StepMonitor, Stragglers, straggling
+from longshore.scheduler.health.step_watch import LEFT_OUT, RankTimes
+from longshore.scheduler.model.job import Share
 from longshore.scheduler.model.job_spec import Watching
-from longshore.scheduler.model.placement import Share
 
 COMPUTE_S = st.lists(st.none() | st.floats(1e-4, 100.0), max_size=12)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from longshore.scheduler.health.reports import GpuReport, NodeReport, Report
-from longshore.scheduler.health.usage import EVERY_S, FRESH_S, MOST, Sample, Usage, sample_of
+from longshore.scheduler.health.liveness import GpuReport, NodeReport, Report
+from longshore.scheduler.health.node_state import EVERY_S, FRESH_S, MOST, Sample, Usage, sample_of
 
 NODES = {"a": 4, "b": 4}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from longshore.scheduler.preflight.catalogue import find_check
 from longshore.scheduler.preflight.check import Finding
-from longshore.scheduler.preflight.context import Chosen, Context, Place
+from longshore.scheduler.preflight.context import Chosen, Context, NodeSetup
 from longshore.scheduler.preflight.readers.gpu_reader import Gpu
 from longshore.scheduler.preflight.readers.scripted import ScriptedGpu, ScriptedReader
 from longshore.scheduler.preflight.warm.messages import Order
@@ -21,7 +21,7 @@ def node(folder: Path, gpus: Sequence[ScriptedGpu] | None = None, **place: objec
     sysfs, log = folder / "infiniband", folder / "kmsg"
     whole: dict[str, object] = {"sysfs": sysfs, "kernel_log": log} | place
     reader = None if gpus is None else ScriptedReader(gpus)
-    return Context(Place("n1", folder, **whole), reader)  # type: ignore[arg-type]
+    return Context(NodeSetup("n1", folder, **whole), reader)  # type: ignore[arg-type]
 
 
 def ask(

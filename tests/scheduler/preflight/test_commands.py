@@ -12,7 +12,7 @@ from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.free_port import free_port
 from longshore.scheduler.preflight.travelling import NOT_FIT, rank_of, wrapped
 from longshore.scheduler.preflight.workload import Workload
-from longshore.scheduler.rules.retry_policy import TEMPFAIL
+from longshore.scheduler.rules.retry import TEMPFAIL
 from tests.command_line import Command
 from tests.scheduler.preflight.gpus import gpu
 from tests.support import processes

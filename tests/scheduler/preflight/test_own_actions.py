@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.checks.findings import findings_of
+from longshore.scheduler.control.node_checks import findings_of
 from longshore.scheduler.files.processes import living
+from longshore.scheduler.model.job import Share
 from longshore.scheduler.model.job_spec import JobFile
-from longshore.scheduler.model.placement import Share
 from longshore.scheduler.preflight.catalogue import SAMPLE, find_check, limit_of
 from longshore.scheduler.preflight.check import Outcome, Result
 from longshore.scheduler.preflight.context import Chosen

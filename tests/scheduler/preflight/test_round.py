@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks import faulty_nodes
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.job import Share
 from longshore.scheduler.preflight.catalogue import all_checks, find_check
 from longshore.scheduler.preflight.check import Outcome, Stage
-from longshore.scheduler.preflight.context import Place
+from longshore.scheduler.preflight.context import NodeSetup
 from longshore.scheduler.preflight.report import Report
 from longshore.scheduler.preflight.round import clean_up, preflight
 from longshore.scheduler.preflight.warm.messages import MOST_FINDINGS, answer_of, read_answer
@@ -32,7 +32,7 @@ FIVE = ("n0", "n1", "n2", "n3", "n4")
 def started(
     folder: Path, faults: Mapping[str, Target], names: tuple[str, ...] = FIVE
 ) -> Iterator[dict[str, LocalNode]]:
-    nodes = {name: LocalNode(Place(name, folder, slots=True), faults.get(name, serve_node)) for name in names}
+    nodes = {name: LocalNode(NodeSetup(name, folder, slots=True), faults.get(name, serve_node)) for name in names}
     try:
         yield nodes
     finally:
@@ -151,7 +151,7 @@ class Unkillable(LocalNode):
 
 
 def test_a_process_that_cannot_be_killed_is_told_and_not_waited_for(tmp_path: Path) -> None:
-    nodes = {"n0": Unkillable(Place("n0", tmp_path, slots=True), faulty_nodes.hung)}
+    nodes = {"n0": Unkillable(NodeSetup("n0", tmp_path, slots=True), faulty_nodes.hung)}
     try:
         report = checked(nodes)
         assert "it had not ended 0.1 s after SIGKILL" in evidence(report, "n0")[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.preflight.context import Place
+from longshore.scheduler.preflight.context import NodeSetup
 from longshore.scheduler.preflight.report import Report
 from longshore.scheduler.preflight.rounds import MOST_ROUNDS, Rounds
 from longshore.scheduler.preflight.warm.pool import WarmNodes
@@ -19,7 +19,7 @@ REPORT = Report(("a",), (), 0.1)
 
 @pytest.fixture
 def rounds(tmp_path: Path) -> Rounds:
-    return Rounds(WarmNodes(lambda node: Place(node, tmp_path, slots=True)), lambda: None)
+    return Rounds(WarmNodes(lambda node: NodeSetup(node, tmp_path, slots=True)), lambda: None)
 
 
 def raising(error: BaseException) -> Callable[[Mapping[str, Node]], Report]:

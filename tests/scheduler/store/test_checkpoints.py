@@ -5,11 +5,7 @@ from alembic import command
 from sqlalchemy import Connection
 
 from longshore.scheduler.model.states import AttemptState, JobState
-from longshore.scheduler.store.database.engines import connect
-from longshore.scheduler.store.database.errors import OlderAttemptError
-from longshore.scheduler.store.migrate import configuration
-from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.checkpoints import (
+from longshore.scheduler.store.attempts import (
     MOST_KEPT,
     MOST_TOLD,
     SAVED,
@@ -18,7 +14,9 @@ from longshore.scheduler.store.rows.checkpoints import (
     latest_before,
     register,
 )
-from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
+from longshore.scheduler.store.engines import OlderAttemptError, connect
+from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.opening import Store, configuration, open_store
 
 from .store_rows import all_events, change_attempt, change_job, drain, job_now, start, submit
 

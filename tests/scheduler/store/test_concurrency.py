@@ -7,12 +7,11 @@ from sqlalchemy import Connection
 
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, JobState
-from longshore.scheduler.store.database.errors import StaleWriteError, TakenError
+from longshore.scheduler.store.attempts import held_gpus, unclosed_attempts
+from longshore.scheduler.store.engines import StaleWriteError, TakenError
+from longshore.scheduler.store.jobs import get_job
+from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.attempts import unclosed_attempts
-from longshore.scheduler.store.rows.jobs import get_job
-from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
-from longshore.scheduler.store.rows.reservations import held_gpus
 
 from .store_rows import (
     all_events,

@@ -6,9 +6,9 @@ from threading import Event
 import pytest
 from sqlalchemy import Connection, text
 
-from longshore.scheduler.model.event import NewEvent
+from longshore.scheduler.model.job import NewEvent
+from longshore.scheduler.store.events import append, events_after, last_complete_seq, last_seq, told_by_others
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows.events import append, events_after, last_complete_seq, last_seq, told_by_others
 
 from .store_rows import all_events, submit
 

@@ -10,11 +10,9 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
 from longshore.cluster.files.errors import LongshoreError
-from longshore.scheduler.store.database.engines import connect
-from longshore.scheduler.store.database.errors import StoreError, StoreUnreachableError
-from longshore.scheduler.store.database.schema import METADATA
-from longshore.scheduler.store.migrate import VERSION_TABLE, configuration, version
-from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.engines import StoreError, StoreUnreachableError, connect
+from longshore.scheduler.store.opening import VERSION_TABLE, Store, configuration, open_store, version
+from longshore.scheduler.store.schema import METADATA
 
 from .postgresql_server import Server
 from .store_rows import job_now, submit

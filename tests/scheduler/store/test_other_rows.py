@@ -2,19 +2,17 @@ from functools import partial
 
 import pytest
 
-from longshore.scheduler.model.placement import Share
-from longshore.scheduler.store.database.errors import FencedError, TakenNameError
-from longshore.scheduler.store.database.schema import Liveness
-from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.rows.decisions import (
+from longshore.scheduler.model.job import Share
+from longshore.scheduler.store.decisions import (
     NewDecision,
     add_decisions,
     decisions_after,
     decisions_of,
     settle_decisions,
 )
-from longshore.scheduler.store.rows.idempotency import Answer, forget_before, recall, remember
-from longshore.scheduler.store.rows.nodes import (
+from longshore.scheduler.store.engines import FencedError, TakenNameError
+from longshore.scheduler.store.jobs import Answer, forget_before, recall, remember
+from longshore.scheduler.store.nodes import (
     GpuRow,
     NodeRow,
     closed_nodes,
@@ -25,7 +23,9 @@ from longshore.scheduler.store.rows.nodes import (
     set_out_of_service,
     write_health,
 )
-from longshore.scheduler.store.rows.user_tokens import (
+from longshore.scheduler.store.opening import Store
+from longshore.scheduler.store.schema import Liveness
+from longshore.scheduler.store.tokens import (
     TokenRow,
     add_token,
     find_token,

@@ -2,9 +2,9 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.job import JobRow, Share
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
+from longshore.scheduler.store.decisions import NewDecision
 from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.queries import (
     GpuState,
@@ -22,7 +22,6 @@ from longshore.scheduler.store.queries import (
     slim_decisions_after,
     waits_since,
 )
-from longshore.scheduler.store.rows.decisions import NewDecision
 from longshore.scheduler.store.transitions import Changes
 
 from .store_rows import NODE, all_events, change_attempt, drain, start, submit, write

@@ -4,10 +4,14 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
-from longshore.scheduler.api.routes.event_stream import MOST_EVENTS
-from longshore.scheduler.model.event import NewEvent
+from longshore.scheduler.api.streaming import MOST_EVENTS
+from longshore.scheduler.model.job import NewEvent
 from longshore.scheduler.model.states import AttemptState, JobState
-from longshore.scheduler.store.database import schema
+from longshore.scheduler.store import schema
+from longshore.scheduler.store.attempts import CheckpointRow, register
+from longshore.scheduler.store.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.events import append_all, events_after, last_seq, owners_events_after
+from longshore.scheduler.store.jobs import get_job, insert_job, list_jobs, sum_of_estimates, try_again
 from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.pruning import (
     FIRST,
@@ -21,11 +25,6 @@ from longshore.scheduler.store.pruning import (
     delete_jobs,
     old_jobs,
 )
-from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
-from longshore.scheduler.store.rows.decisions import NewDecision, add_decisions
-from longshore.scheduler.store.rows.events import append_all, events_after, last_seq, owners_events_after
-from longshore.scheduler.store.rows.jobs import get_job, insert_job, list_jobs, sum_of_estimates
-from longshore.scheduler.store.rows.retrying import try_again
 
 from .store_rows import change_attempt, change_job, drain, job_now, new_job, start, submit
 

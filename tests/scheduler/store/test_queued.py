@@ -7,11 +7,11 @@ from sqlalchemy import update
 from longshore.cluster.dispatch.orders.easy import ORDER as EASY
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.model.states import Desired, JobState
-from longshore.scheduler.rules.queue_order import in_order
-from longshore.scheduler.store.database.schema import job
+from longshore.scheduler.rules.jobs import in_order
+from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs
 from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.queue_position import listed_jobs, owners_of, queued_of, waiting_jobs
-from longshore.scheduler.store.rows.jobs import NewJob, insert_job, open_jobs
+from longshore.scheduler.store.queries import listed_jobs, owners_of, queued_of, waiting_jobs
+from longshore.scheduler.store.schema import job
 
 NOW_S = 100.0
 

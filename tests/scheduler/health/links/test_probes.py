@@ -16,23 +16,28 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.switching.links import SURE_BYTES_PER_S, believed_bytes_per_s
-from longshore.scheduler.health.links import prober
-from longshore.scheduler.health.links.asking import State, probe
-from longshore.scheduler.health.links.messages import (
+from longshore.scheduler.health import link_probes
+from longshore.scheduler.health.link_probes import (
+    BLOCK,
+    MOST_AT_ONCE,
     MOST_LINE,
+    BrokenError,
     Order,
     ProbePlace,
+    Prober,
     Sender,
+    State,
     Told,
+    connect,
     new_id,
     opened_order,
+    probe,
+    prober_at,
     proof_of,
     read_line,
     sealed,
     sender_at,
 )
-from longshore.scheduler.health.links.prober import MOST_AT_ONCE, BrokenError, Prober, connect, prober_at
-from longshore.scheduler.health.links.transfer import BLOCK
 from longshore.scheduler.preflight.link_checks.bandwidth import MOST_BYTES
 from tests.scheduler.served import PATIENCE_S, until
 from tests.support.budgets import examples
@@ -119,7 +124,7 @@ def test_a_link_over_which_a_node_is_not_reached_is_broken_if_the_scheduler_reac
     def refuse(sender: Sender, until_s: float) -> socket.socket:
         raise BrokenError("127.0.0.1:1: Connection refused")
 
-    monkeypatch.setattr(prober, "connect", refuse)  # as the receiver does; the scheduler connects as ever
+    monkeypatch.setattr(link_probes, "connect", refuse)  # as the receiver does; the scheduler connects as ever
     found = probe(agents[0].place, agents[1].place, LONG_S)
     assert (found.state, found.why) == (State.BROKEN, "127.0.0.1:1: Connection refused")
 

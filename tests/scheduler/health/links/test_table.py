@@ -7,10 +7,9 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.control.health.seat_links import pairs_around
-from longshore.scheduler.health.links.asking import PROBE_S, Outcome, State
-from longshore.scheduler.health.links.messages import ProbePlace
-from longshore.scheduler.health.links.table import AGAIN_S, KEPT_S, ROUND_S, LinkTable, Pair, startable
+from longshore.scheduler.control.rings import pairs_around
+from longshore.scheduler.health.link_probes import WHOLE_PROBE_S, Outcome, ProbePlace, State
+from longshore.scheduler.health.link_table import AGAIN_S, KEPT_S, ROUND_S, LinkTable, Pair, startable
 from tests.scheduler.served import until
 
 NODES = [f"n{it}" for it in range(12)]
@@ -134,7 +133,7 @@ def test_what_would_not_end_in_time_is_not_begun_and_what_ends_late_is_kept() ->
     assert table.ask(wanted, until_s, woken.set)
     until(lambda: len(probes.begun) == 2)
     assert set(probes.begun) == {("n0", "n1"), ("n3", "n4")}
-    clock.now_s = until_s - PROBE_S + 0.01
+    clock.now_s = until_s - WHOLE_PROBE_S + 0.01
     assert table.ask(wanted, until_s, woken.set)  # two may still end
     assert not woken.is_set()
     probes.go.set()

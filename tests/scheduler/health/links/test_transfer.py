@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.health.links import transfer
-from longshore.scheduler.health.links.transfer import LIMIT_S, STALLED_S, STAMP, STAMPS, Figure, _figure, receive
+from longshore.scheduler.health import link_probes
+from longshore.scheduler.health.link_probes import LIMIT_S, STALLED_S, STAMP, STAMPS, Figure, _figure, receive
 from longshore.scheduler.preflight.link_checks.bandwidth import LEAST_BYTES, MOST_BYTES, PROBE_S
 
 CHUNK = 16 << 10  # bytes that come at a time
@@ -56,7 +56,7 @@ class Line:
 
 def measured(line: Line) -> Figure | None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "time", line)
+        patch.setattr(link_probes, "time", line)
         return receive(cast("socket.socket", line), LIMIT_S)
 
 

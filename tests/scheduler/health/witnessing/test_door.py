@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from longshore.scheduler.health.witnessing.door import Door, Knock, Sight, look_at
+from longshore.scheduler.health.liveness import Door, Knock, Sight, look_at
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
 
@@ -19,7 +19,7 @@ LOCAL = "127.0.0.1"
 PYTHON = {**os.environ, "PYTHONPATH": PYTHON_PATH}
 AGENT = """
 import sys
-from longshore.scheduler.health.witnessing.door import Door
+from longshore.scheduler.health.liveness import Door
 print(Door("n1", "b1").port, flush=True)
 sys.stdin.read()
 """
@@ -123,7 +123,7 @@ def test_without_a_network_there_is_no_route() -> None:
     if not shutil.which("unshare") or processes.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces are allowed here")
     script = (
-        "from longshore.scheduler.health.witnessing.door import Knock, look_at; "
+        "from longshore.scheduler.health.liveness import Knock, look_at; "
         "print(*look_at([Knock('n1', '10.77.0.2', 80)]))"
     )
     told = processes.run([*alone, sys.executable, "-c", script], env=PYTHON, capture_output=True, check=True)

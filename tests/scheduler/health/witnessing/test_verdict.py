@@ -2,8 +2,7 @@
 
 import itertools
 
-from longshore.scheduler.health.witnessing.door import Sight
-from longshore.scheduler.health.witnessing.verdict import Evidence, Found, verdict_of, words_of
+from longshore.scheduler.health.liveness import Evidence, Found, Sight, verdict_of, words_of
 from longshore.scheduler.model.states import Verdict
 
 OWN = [None, *(Found("", sight, known) for sight, known in itertools.product(Sight, (True, False)))]

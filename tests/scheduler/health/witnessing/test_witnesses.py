@@ -7,14 +7,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.health.liveness import at_once, judge
-from longshore.scheduler.health.reports import NodeReport, Report
-from longshore.scheduler.health.witnessing.door import Knock, Sight
-from longshore.scheduler.health.witnessing.verdict import verdict_of
-from longshore.scheduler.health.witnessing.witnesses import AGAIN_S, MOST_AGAIN_S, ORDER_S, VERIFY_S, Order, Witnesses
+from longshore.scheduler.health.liveness import Knock, NodeReport, Report, Sight, at_once, judge, verdict_of
+from longshore.scheduler.health.witnesses import AGAIN_S, MOST_AGAIN_S, ORDER_S, VERIFY_S, Order, Witnesses
 from longshore.scheduler.model.states import Verdict
-from longshore.scheduler.store.database.schema import Liveness
-from longshore.scheduler.store.rows.nodes import NodeRow
+from longshore.scheduler.store.nodes import NodeRow
+from longshore.scheduler.store.schema import Liveness
 
 POLL_S = 5.0
 FAILED = (Sight.REFUSED, Sight.NO_ROUTE, Sight.TIMED_OUT)

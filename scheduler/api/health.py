@@ -1,0 +1,70 @@
+"""Whether the process lives, and whether it does its work, both without a token; and its metrics."""
+
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict
+
+from ..store.engines import StoreLostError
+from ..store.leases import SCHEDULER, is_held
+from .auth import Scraping, Serving
+from .problems import CODES, ProblemError, problems
+
+router = APIRouter()
+
+
+class Health(BaseModel):
+    """A sign of life."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: str
+
+
+class Readiness(BaseModel):
+    """A sign of life, and what there is to work with."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: str
+    policy: str  # that decides
+    version: str  # of it; that of Longshore while the heuristic decides in its place
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """Say that the process answers; looks at nothing else."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses=problems("not-ready"))
+def readyz(service: Serving) -> Readiness:
+    """Say that the store answers, that a scheduler leads, and that the one here goes on; name the policy."""
+    try:
+        with service.store.read() as tx:
+            leads = is_held(tx, SCHEDULER)
+    except StoreLostError as error:
+        raise ProblemError("not-ready", str(error), Retry_After="5") from error
+    missing = service.failures.reason
+    if not missing and not leads:
+        missing = "no scheduler leads"
+    elif not missing and service.is_stalled:
+        missing = "the scheduler's loop does not come to an end"
+    if missing:
+        raise ProblemError("not-ready", missing, Retry_After="5")
+    policy = service.control.policy
+    return Readiness(status="ok", policy=policy.decides, version=policy.version)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def metrics(service: Serving, _: Scraping) -> Response:
+    """Return all metrics for Prometheus."""
+    return Response(service.metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/problems/{code}", response_class=PlainTextResponse, responses=problems("not-found"))
+async def problem(code: str) -> PlainTextResponse:
+    """Explain the code of an error."""
+    if code not in CODES:
+        raise ProblemError("not-found", f"no error has the code {code!r}")
+    return PlainTextResponse(f"{code}: status {CODES[code].status}. {CODES[code].meaning}\n")

@@ -1,1 +1,0 @@
-"""What all endpoints share: who asks, bounds, problems and streams."""

@@ -1,0 +1,438 @@
+"""Jobs: lists, one with all that is known of it, its history and checkpoints, and requests of its owner."""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Response
+from pydantic import ConfigDict, Field
+from sqlalchemy import Connection
+
+from ...cluster.files.exact_types import ExactTypes
+from ..access.tokens import Caller, Role
+from ..model.job import JobRow, is_job_id
+from ..model.job_spec import Priority, is_external, is_switching
+from ..model.states import FINAL, Desired, JobState
+from ..rules.jobs import Retry, retry_step
+from ..service.queue_now import Queue
+from ..service.service import Service
+from ..store.attempts import MOST_KEPT, AttemptRow, CheckpointRow, attempts_of, checkpoints_of, last_attempts, register
+from ..store.decisions import decisions_of
+from ..store.engines import OlderAttemptError, StaleWriteError
+from ..store.events import events_after
+from ..store.jobs import get_job, get_jobs, list_jobs, set_desired, set_priority, try_again
+from ..store.queries import listed_jobs, owners_of
+from ..store.rings import held_by_rings
+from .auth import Asking, Changing, Serving
+from .models import (
+    WAITS,
+    AttemptPage,
+    CheckpointPage,
+    DecisionPage,
+    EventPage,
+    JobDetailPage,
+    JobPage,
+    JobsPage,
+    ListedJobPage,
+    QueuePage,
+    TaskPage,
+    attempt_page,
+    checkpoint_page,
+    decision_page,
+    event_page,
+    job_detail_page,
+    job_page,
+    listed_job_page,
+    task_pages,
+    users_decision_page,
+    waiting_pages,
+)
+from .problems import ProblemError, problems
+from .submitting import WRITER, check_gpus, check_priority, check_room
+
+Number = Annotated[int, Path(ge=1, le=1_000_000)]
+NO_JOB = problems("no-such-job")
+
+
+def seen_owner(caller: Caller) -> str | None:
+    """Return whose jobs somebody sees, None for those of all."""
+    return None if caller.role is Role.OPERATOR else caller.owner
+
+
+def find_job(service: Service, caller: Caller, job: str) -> JobRow:
+    """Return a job that somebody may see.
+
+    Raises:
+        ProblemError: If there is none; somebody else's is as if it were not there.
+    """
+    row = None
+    if is_job_id(job):
+        with service.store.read() as tx:
+            row = get_job(tx, job)
+    if row is None or seen_owner(caller) not in (None, row.owner):
+        raise ProblemError("no-such-job", f"there is no job {job!r}")
+    return row
+
+
+def _found(job: Annotated[str, Path(max_length=100)], service: Serving, caller: Asking) -> JobRow:
+    return find_job(service, caller, job)
+
+
+Found = Annotated[JobRow, Depends(_found)]
+
+
+def find_attempt(service: Service, row: JobRow, number: int | None) -> AttemptRow:
+    """Return an attempt of a job, the last one if no number is given.
+
+    Raises:
+        ProblemError: If there is none.
+    """
+    with service.store.read() as tx:
+        mine = [it for it in attempts_of(tx, row.id) if number in (None, it.number)]
+    if not mine:
+        which = "no attempt yet" if number is None else f"no attempt {number}"
+        raise ProblemError("no-such-attempt", f"job {row.id} has {which}")
+    return mine[-1]
+
+
+HOLDS = (JobState.RUNNING, JobState.STARTING, JobState.STOPPING)
+OPEN = sorted(set(JobState) - FINAL)
+MOST = 1000  # jobs of one answer
+
+router = APIRouter()
+Name = Annotated[
+    str | None,
+    Query(
+        pattern=r"^[a-z0-9*-]{1,80}$", description="Only those of one name; `*` stands for any text: 1 to 80 small "
+        "letters, digits, - and *.",
+    ),
+]  # fmt: skip
+User = Annotated[str | None, Query(max_length=64, description="Only those of one owner.")]
+States = Annotated[list[JobState] | None, Query(description="Only those in one of these states.")]
+
+
+@router.get("/v1/queue")
+def queue(
+    service: Serving,
+    caller: Asking,
+    state: States = None,
+    user: User = None,
+    name: Name = None,
+    limit: Annotated[int, Query(ge=1, le=MOST)] = 200,
+    offset: Annotated[int, Query(ge=0, le=10**9, description="Jobs to pass over.")] = 0,
+) -> QueuePage:
+    """List the jobs that have not ended: those that hold GPUs, the queue in its order, and those outside of it."""
+    mine = seen_owner(caller)
+    if mine is not None and user not in (None, mine):
+        return QueuePage(jobs=(), total=0)
+    states = [it for it in OPEN if state is None or it in state]
+    with service.store.read() as tx:
+        stands = service.queue.read(tx, service.now_s())
+        ids = _in_order(tx, states, mine or user, name, stands)
+        rows = {row.id: row for row in get_jobs(tx, ids[offset : offset + limit])}
+        found = [rows[job] for job in ids[offset : offset + limit] if job in rows]
+        return QueuePage(jobs=listed(tx, found, service, stands), total=len(ids))
+
+
+def _in_order(
+    tx: Connection, states: Sequence[JobState], owner: str | None, name: str | None, stands: Queue
+) -> list[str]:
+    holding = listed_jobs(tx, [it for it in states if it in HOLDS], owner, name)
+    waiting = listed_jobs(tx, [it for it in states if it not in HOLDS], owner, name)
+    last = len(stands.places) + 1
+    return [*holding, *sorted(waiting, key=lambda job: stands.places.get(job, last))]
+
+
+def listed(
+    tx: Connection, rows: Sequence[JobRow], service: Service, stands: Queue | None = None
+) -> tuple[ListedJobPage, ...]:
+    """Return what a list says of jobs.
+
+    Args:
+        tx: Transaction.
+        rows: The jobs.
+        service: The scheduler.
+        stands: The queue; read if left out and one of the jobs waits.
+    """
+    attempts = last_attempts(tx, [row.id for row in rows])
+    if stands is None and any(row.state in WAITS for row in rows):
+        stands = service.queue.read(tx, service.now_s())
+    waiting = {} if stands is None else waiting_pages(tx, rows, stands)
+    return tuple(listed_job_page(row, attempts.get(row.id), waiting.get(row.id)) for row in rows)
+
+
+ETAG = re.compile(r'"(\d{1,18})(?:-[0-9a-f]{16})?"')
+
+
+class Change(ExactTypes):
+    """What is wanted of a job; what is left out stays."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    desired: Desired | None = None
+    priority: Priority | None = None
+
+
+@router.get("/v1/jobs", responses=problems("bad-cursor"))
+def jobs(
+    service: Serving,
+    caller: Asking,
+    state: States = None,
+    user: User = None,
+    name: Name = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=40, description="As the page before gave it.")] = None,
+) -> JobsPage:
+    """List jobs, the last submitted first."""
+    mine = seen_owner(caller)
+    if mine is not None and user not in (None, mine):
+        return JobsPage(jobs=(), cursor=None)
+    before = None if cursor is None else _seq_of(cursor)
+    with service.store.read() as tx:
+        states = None if state is None else sorted(set(state))  # each is a query of its own
+        rows = list_jobs(tx, limit=limit, states=states, owner=mine or user, name=name, before_seq=before)
+        pages = listed(tx, rows, service)
+    more = _cursor_of(rows[-1].submit_seq) if len(rows) == limit else None
+    return JobsPage(jobs=pages, cursor=more)
+
+
+@router.get(
+    "/v1/jobs/{job}",
+    response_model=JobDetailPage,
+    responses={**NO_JOB, 304: {"description": "It is as `If-None-Match` says."}},
+)
+def job(
+    row: Found,
+    service: Serving,
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+) -> Response:
+    """Show a job with its attempts, its place in the queue, and why it waits."""
+    return _shown(service, row, if_none_match)
+
+
+@router.patch(
+    "/v1/jobs/{job}",
+    response_model=JobDetailPage,
+    responses={
+        **NO_JOB,
+        **problems("ended", "stale", "unconditional", "bad-header", "bad-request", "too-much", "too-high"),
+    },
+)
+def change(
+    wanted: Change,
+    row: Found,
+    service: Serving,
+    caller: Changing,
+    if_match: Annotated[str | None, Header(max_length=100)] = None,
+) -> Response:
+    """Let a job run, hold it (it is stopped if it runs), cancel it, or give it another priority."""
+    if wanted.priority is not None:
+        check_priority(wanted.priority, caller, service)
+    version = _version_of(if_match)
+    if version not in (None, row.version):
+        raise ProblemError("stale", f"job {row.id} has version {row.version}, not {version}")
+    if row.state in FINAL or (row.desired is Desired.CANCEL and wanted.desired not in (None, Desired.CANCEL)):
+        what = row.state if row.state in FINAL else "being cancelled"
+        undone = "which only a retry undoes" if row.state is JobState.FAILED else "which nothing undoes"
+        raise ProblemError("ended", f"job {row.id} is {what}, {undone}")
+    try:
+        return _shown(service, _want(service, row, wanted, version))
+    except StaleWriteError as error:
+        raise ProblemError("stale", str(error)) from error
+
+
+@router.delete("/v1/jobs/{job}", status_code=202, responses=NO_JOB)
+def cancel(row: Found, service: Serving, caller: Changing) -> JobPage:
+    """Cancel a job; may be asked again, and changes nothing once it has ended."""
+    return job_page(_want(service, row, Change(desired=Desired.CANCEL), None))
+
+
+def _want(service: Service, row: JobRow, wanted: Change, version: int | None) -> JobRow:
+    at_s = service.now_s()
+
+    def write(tx: Connection) -> None:
+        if wanted.priority is not None:
+            set_priority(tx, row.id, wanted.priority, at_s=at_s, writer=WRITER, version=version)
+        if wanted.desired is not None:
+            seen = version if wanted.priority is None else None  # that was looked at just now
+            set_desired(tx, row.id, wanted.desired, at_s=at_s, writer=WRITER, version=seen)
+
+    service.store.write(write)
+    service.wake()
+    with service.store.read() as tx:
+        return get_job(tx, row.id) or row
+
+
+def _shown(service: Service, row: JobRow, known: str | None = None) -> Response:
+    """Return a job with its ETag: its version, and a digest, as its place in the queue moves without it."""
+    with service.store.read() as tx:
+        waits = row.state in WAITS
+        waiting = waiting_pages(tx, [row], service.queue.read(tx, service.now_s())) if waits else {}
+        attempts = attempts_of(tx, row.id)
+        held = held_by_rings(tx, row.id, attempts) if is_switching(row.spec) else {}
+        page = job_detail_page(row, attempts, waiting.get(row.id), held)
+    body = page.model_dump_json().encode()
+    etag = f'"{row.version}-{hashlib.sha256(body).hexdigest()[:16]}"'
+    if known is not None and (known.strip() == "*" or etag in known.replace("W/", "").replace(" ", "").split(",")):
+        return Response(status_code=304, headers={"ETag": etag})
+    return Response(body, media_type="application/json", headers={"ETag": etag})
+
+
+def _version_of(if_match: str | None) -> int | None:
+    """Return the version that a client has seen, None for any."""
+    if if_match is None:
+        raise ProblemError(
+            "unconditional", "send If-Match with the ETag of the job, or with * to change it in any case"
+        )
+    if if_match.strip() == "*":
+        return None
+    found = ETAG.fullmatch(if_match.strip())
+    if found is None:
+        raise ProblemError("bad-header", f"If-Match is {if_match!r}; send one ETag of the job, or *")
+    return int(found[1])
+
+
+def _cursor_of(seq: int) -> str:
+    return base64.urlsafe_b64encode(f"jobs:{seq}".encode()).decode().rstrip("=")
+
+
+def _seq_of(cursor: str) -> int:
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+    except (binascii.Error, ValueError):
+        text = ""
+    found = re.fullmatch(r"jobs:([0-9]{1,18})", text)
+    if found is None:
+        raise ProblemError("bad-cursor", f"{cursor!r} is no cursor that a list has given")
+    return int(found[1])
+
+
+AttemptNumber = Annotated[int | None, Query(ge=1, le=1_000_000, description="The last one if left out.")]
+
+
+@router.get("/v1/jobs/{job}/attempts", responses=NO_JOB)
+def attempts(row: Found, service: Serving) -> list[AttemptPage]:
+    """List all tries to run a job."""
+    with service.store.read() as tx:
+        found = attempts_of(tx, row.id)
+        held = held_by_rings(tx, row.id, found) if is_switching(row.spec) else {}
+        return [attempt_page(it, held) for it in found]
+
+
+@router.get("/v1/jobs/{job}/tasks", responses=problems("no-such-job", "no-such-attempt"))
+def tasks(row: Found, service: Serving, attempt: AttemptNumber = None) -> list[TaskPage]:
+    """List the ranks of an attempt, and how they ended."""
+    return task_pages(find_attempt(service, row, attempt))
+
+
+@router.get("/v1/jobs/{job}/events", responses=NO_JOB)
+def events(
+    row: Found,
+    service: Serving,
+    after: Annotated[int, Query(ge=0, le=2**62, description="`seq` of the last one that is known.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> list[EventPage]:
+    """List what happened to a job, in its order."""
+    with service.store.read() as tx:
+        return [event_page(it) for it in events_after(tx, after, limit, row.id)]
+
+
+@router.get("/v1/jobs/{job}/decisions", responses=NO_JOB)
+def decisions(row: Found, service: Serving, caller: Asking) -> list[DecisionPage]:
+    """Show which GPUs were chosen for a job, by whom, and what the heuristic would have chosen."""
+    with service.store.read() as tx:
+        rows = decisions_of(tx, row.id)
+        pages = [decision_page(it) for it in rows]
+        mine = seen_owner(caller)
+        if mine is None:
+            return pages
+        named = {it.fallback_job for it in pages} | {it.said.job for it in pages if it.said is not None}
+        owners = owners_of(tx, sorted(named))
+    own = {job for job, owner in owners.items() if owner == mine}
+    return [users_decision_page(it, own) for it in rows]
+
+
+class NewCheckpoint(ExactTypes):
+    """A checkpoint that is complete."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attempt: Annotated[int, Field(ge=1, le=1_000_000, description="That wrote it.")]
+    step: Annotated[int, Field(ge=0, lt=10**15, description="The last one that it holds.")]
+    path: Annotated[
+        str,
+        Field(
+            pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,1024}$",
+            description="An absolute path or a URL, 1024 characters at most.",
+        ),
+    ]
+    digest: Annotated[
+        str, Field(pattern=r"^([0-9a-f]{8,128})?$", description="8 to 128 digits in hexadecimal, or nothing.")
+    ] = ""
+
+
+@router.get("/v1/jobs/{job}/checkpoints", responses=NO_JOB)
+def checkpoints(
+    row: Found, service: Serving, limit: Annotated[int, Query(ge=1, le=MOST_KEPT)] = MOST_KEPT
+) -> list[CheckpointPage]:
+    """List the checkpoints of a job, the newest first; its next attempt begins with the first of them."""
+    with service.store.read() as tx:
+        return [checkpoint_page(it) for it in checkpoints_of(tx, row.id, limit)]
+
+
+@router.post(
+    "/v1/jobs/{job}/checkpoints",
+    status_code=201,
+    responses={**problems("no-such-job", "no-such-attempt", "older-attempt", "bad-request", "too-much")},
+)
+def register_checkpoint(new: NewCheckpoint, row: Found, service: Serving, _: Changing) -> CheckpointPage:
+    """Register a checkpoint; of an attempt behind which another one has begun, none counts."""
+    find_attempt(service, row, new.attempt)
+    made = CheckpointRow(row.id, new.attempt, new.step, new.path, new.digest, service.now_s())
+    try:
+        service.store.write(partial(register, row=made, writer=WRITER))
+    except OlderAttemptError as error:
+        raise ProblemError("older-attempt", str(error)) from error
+    return checkpoint_page(made)
+
+
+@router.post(
+    "/v1/jobs/{job}/retry",
+    status_code=202,
+    responses={**NO_JOB, **problems("ended", "too-large", "too-many-queued")},
+)
+def retry(row: Found, service: Serving, caller: Changing) -> JobPage:
+    """Put a job that failed back into the queue, or let one run that is held, with all its tries.
+
+    May be asked again: of a job that is to run, nothing changes.
+    """
+    _refuse_what_stays_ended(row)
+    check_gpus(row.gpus, service)
+    at_s = service.now_s()
+
+    def write(tx: Connection) -> None:
+        if row.state is JobState.FAILED:
+            check_room(tx, row.owner, service.settings.limits)
+        try_again(tx, row.id, at_s=at_s, writer=WRITER)
+
+    service.store.write(write)
+    service.wake()
+    return job_page(_now(service, row))
+
+
+def _refuse_what_stays_ended(row: JobRow) -> None:
+    if retry_step(row) is Retry.REFUSED:
+        what = row.state.value if row.state in FINAL - {JobState.FAILED} else "being cancelled or deleted"
+        raise ProblemError("ended", f"job {row.id} is {what}; only one that failed or is held is tried again")
+    if row.state is JobState.FAILED and is_external(row.spec):
+        owner = "came from another queue (Slurm's, by sbatch), which has ended it"
+        raise ProblemError("ended", f"job {row.id} {owner}; submit it there again")
+
+
+def _now(service: Service, row: JobRow) -> JobRow:
+    with service.store.read() as tx:
+        return get_job(tx, row.id) or row

@@ -1,0 +1,305 @@
+"""GET /v1/jobs/{id}/logs: what ranks wrote, from any offset on, the last lines of it, or as they write it."""
+
+import codecs
+import json
+import re
+from typing import Annotated, Literal, Protocol
+
+from fastapi import APIRouter, Header, Query, Response
+
+from ...cluster.files.errors import BackendError
+from ..backends.protocol import NoLogError
+from ..control.attempt_driver import attempt_name
+from ..logs import tail_offset
+from ..model.job import JobRow
+from ..model.states import FINAL, AttemptState
+from ..service.service import Service
+from ..store.attempts import AttemptRow, attempts_of, get_attempt
+from ..store.jobs import get_job
+from .auth import Serving
+from .jobs import AttemptNumber, Found, find_attempt
+from .problems import ProblemError, problems
+from .streaming import StreamEvent, Streaming
+
+ALL = "all"
+MOST_BYTES = 1 << 20  # in one answer
+MOST_FOLLOWED = 1 << 16  # of a rank in one event; all ranks share the bytes of one answer
+MOST_RANKS = 256  # that are followed at once: their offsets have to fit into the id of an event
+EVERY_LINE = 1 << 62
+
+
+class Source(Protocol):
+    """Output that is followed through the attempts of a job."""
+
+    def text(self, attempt: AttemptRow, *, is_over: bool) -> str:
+        """Return what is new of an attempt.
+
+        Args:
+            attempt: The same one as the last time, or the next one after a `restart`.
+            is_over: Nothing will follow, so that nothing is held back.
+
+        Raises:
+            BackendError: If that cannot be told at the moment.
+        """
+        ...
+
+    def restart(self) -> None:
+        """Begin anew, with the next attempt."""
+        ...
+
+    def event_of(self, number: int, text: str) -> StreamEvent:
+        """Return the event that tells of a text of an attempt; its id holds where to go on."""
+        ...
+
+
+class OneRank:
+    """The output of one rank.
+
+    Args:
+        service: The scheduler.
+        rank: The rank.
+        offset: Where to begin in the first attempt.
+        lines: Begin with so many lines before the end of it instead; None to go by the offset.
+    """
+
+    def __init__(self, service: Service, rank: int, offset: int, lines: int | None = None) -> None:
+        self._service, self._rank, self._offset, self._lines = service, rank, offset, lines
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def text(self, attempt: AttemptRow, *, is_over: bool) -> str:
+        """Return what is new of an attempt."""
+        if self._lines is not None:
+            self._offset = begin_of(self._service, attempt, self._rank, self._lines)
+            self._lines = None
+        data, self._offset = read_or_nothing(self._service, attempt, self._rank, self._offset, MOST_FOLLOWED)
+        return self._decoder.decode(data, final=is_over and not data)
+
+    def restart(self) -> None:
+        """Begin anew."""
+        self._offset, self._lines = 0, None
+        self._decoder.reset()
+
+    def event_of(self, number: int, text: str) -> StreamEvent:
+        """Return an event whose offset is that of the first byte that is not in it."""
+        offset = self._offset - len(self._decoder.getstate()[0])
+        return StreamEvent(json.dumps({"text": text}), f"{number}:{self._rank}:{offset}", "log")
+
+
+class AllRanks:
+    """The output of all ranks, in whole lines as they come.
+
+    Args:
+        service: The scheduler.
+        offsets: By rank, where to begin in the first attempt; none for its beginning.
+        lines: Begin with so many lines before the end of it instead; None to go by the offsets.
+        most_bytes: In one answer, of all ranks.
+    """
+
+    def __init__(
+        self, service: Service, offsets: list[int], lines: int | None = None, *, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._service, self._offsets, self._lines, self._most_bytes = service, offsets, lines, most_bytes
+
+    def text(self, attempt: AttemptRow, *, is_over: bool) -> str:
+        """Return what is new of an attempt."""
+        ranks = range(ranks_of(attempt))
+        share = self._most_bytes // len(ranks)
+        if self._lines is not None:
+            self._offsets = [begin_of(self._service, attempt, rank, self._lines, share) for rank in ranks]
+            self._lines = None
+        self._offsets = [self._offsets[rank] if rank < len(self._offsets) else 0 for rank in ranks]
+        event_of, most = [], min(MOST_FOLLOWED, share)
+        for rank in ranks:
+            data, end = read_or_nothing(self._service, attempt, rank, self._offsets[rank], most)
+            whole = _whole_lines(data, is_full=len(data) == most, is_over=is_over)
+            self._offsets[rank] = end - (len(data) - len(whole))
+            event_of.append(prefixed(rank, whole))
+        return "".join(event_of)
+
+    def restart(self) -> None:
+        """Begin anew."""
+        self._offsets, self._lines = [], None
+
+    def event_of(self, number: int, text: str) -> StreamEvent:
+        """Return an event."""
+        offsets = ",".join(map(str, self._offsets))
+        return StreamEvent(json.dumps({"text": text}), f"{number}:{ALL}:{offsets}", "log")
+
+
+def last_of_all(service: Service, attempt: AttemptRow, lines: int | None) -> str:
+    """Return the last output of all ranks, one rank after the other, as what they wrote bears no times.
+
+    Args:
+        service: The scheduler.
+        attempt: Whose.
+        lines: Of each rank; as many as an answer holds if left out.
+
+    Raises:
+        BackendError: If it cannot be read.
+    """
+    ranks = ranks_of(attempt)
+    most = MOST_BYTES // ranks
+    event_of = []
+    for rank in range(ranks):
+        offset = begin_of(service, attempt, rank, EVERY_LINE if lines is None else lines, most)
+        event_of.append(prefixed(rank, read_or_nothing(service, attempt, rank, offset, most)[0]))
+    return "".join(event_of)
+
+
+def begin_of(service: Service, attempt: AttemptRow, rank: int, lines: int, most: int = MOST_BYTES) -> int:
+    """Return the offset at which the last lines of a rank begin.
+
+    Raises:
+        BackendError: If its output cannot be read.
+    """
+    return tail_offset(lambda offset, size: read_or_nothing(service, attempt, rank, offset, size), lines, most)
+
+
+def ranks_of(attempt: AttemptRow) -> int:
+    """Return how many ranks an attempt has."""
+    return sum(len(share.gpus) for share in attempt.placement)
+
+
+def prefixed(rank: int, data: bytes) -> str:
+    """Return output with the number of its rank before each line, and an end of line after the last."""
+    text = data.decode("utf-8", "replace").removesuffix("\n")
+    return f"[{rank}] " + text.replace("\n", f"\n[{rank}] ") + "\n" if data else ""
+
+
+def _whole_lines(data: bytes, *, is_full: bool, is_over: bool) -> bytes:
+    """Return what ends with a line; a line that is too long is told in parts, and what has no end at the end of all."""
+    cut = data.rfind(b"\n") + 1
+    return data if (is_over and not is_full) or (is_full and not cut) else data[:cut]
+
+
+def read_or_nothing(service: Service, attempt: AttemptRow, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+    """Return output of a rank and the offset after it; nothing of one that has no log.
+
+    Raises:
+        BackendError: If it cannot be read at the moment.
+    """
+    try:
+        return service.backend.logs(attempt_name(attempt), rank, offset, most)
+    except NoLogError:
+        return b"", offset
+
+
+MOST_LINES = 100_000
+ID = re.compile(r"(\d{1,7}):(\d{1,7}):(\d{1,18})", re.ASCII)
+ID_OF_ALL = re.compile(r"(\d{1,7}):all:(\d{1,18}(?:,\d{1,18})*)", re.ASCII)
+Rank = Annotated[int, Query(ge=0, le=1_000_000)]
+
+router = APIRouter()
+
+
+@router.get(
+    "/v1/jobs/{job}/logs",
+    response_class=Response,
+    responses={
+        200: {"description": "What it wrote.", "content": {"text/plain": {}, "text/event-stream": {}}},
+        **problems(
+            "no-such-job",
+            "no-such-attempt",
+            "no-such-log",
+            "beyond-the-end",
+            "bad-header",
+            "too-many-followers",
+            "unavailable",
+        ),
+    },
+)
+def logs(
+    row: Found,
+    service: Serving,
+    streams: Streaming,
+    rank: Annotated[Rank | Literal["all"], Query(description="`all` writes `[RANK]` before each line.")] = 0,
+    attempt: AttemptNumber = None,
+    offset: Annotated[int, Query(ge=0, le=2**62, description="In bytes; not with `tail` or of all ranks.")] = 0,
+    tail: Annotated[int | None, Query(ge=0, le=MOST_LINES, description="Only the last lines of each rank.")] = None,
+    follow: Annotated[bool, Query(description="Go on until the job has ended, as server-sent events.")] = False,  # noqa: FBT002
+    last_event_id: Annotated[str | None, Header(max_length=8000)] = None,
+) -> Response:
+    """Return what a rank wrote, or all of them; of one rank, the header Next-Offset says where to go on."""
+    if offset and (tail is not None or rank == ALL):
+        raise ProblemError("invalid", "offset goes with one rank and without tail")
+    if follow:
+        if rank == ALL and row.gpus > MOST_RANKS:
+            raise ProblemError("invalid", f"{row.gpus} ranks cannot be followed at once, only {MOST_RANKS}; name one")
+        number, source = _begin(service, rank, offset, tail, last_event_id)
+        if number or attempt:
+            find_attempt(service, row, number or attempt)
+        return streams.stream(service, _Following(service, row, number or attempt or 0, source, attempt).look)
+    found = find_attempt(service, row, attempt)
+    try:
+        if rank == ALL:
+            return _answer(last_of_all(service, found, tail).encode(), None)
+        return _of_one(service, found, int(rank), offset, tail)
+    except NoLogError as error:
+        raise ProblemError("no-such-log", str(error)) from error
+    except BackendError as error:
+        raise ProblemError("unavailable", str(error)) from error
+
+
+def _of_one(service: Service, attempt: AttemptRow, rank: int, offset: int, tail: int | None) -> Response:
+    def read(begin: int, most: int) -> tuple[bytes, int]:
+        return service.backend.logs(attempt_name(attempt), rank, begin, most)
+
+    if tail is not None:
+        offset = begin_of(service, attempt, rank, tail)
+    data, after = read(offset, MOST_BYTES)
+    if not data and offset and not read(offset - 1, 1)[0]:
+        raise ProblemError("beyond-the-end", f"the log of rank {rank} does not reach to offset {offset}")
+    return _answer(data, after)
+
+
+def _answer(data: bytes, after: int | None) -> Response:
+    headers = {"X-Content-Type-Options": "nosniff"} | ({} if after is None else {"Next-Offset": str(after)})
+    return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _begin(
+    service: Service, rank: int | str, offset: int, tail: int | None, last_event_id: str | None
+) -> tuple[int, Source]:
+    """Return the attempt that a follower begins with, 0 for the last one, and what it follows."""
+    if last_event_id is None:
+        return 0, AllRanks(service, [], tail) if rank == ALL else OneRank(service, int(rank), offset, tail)
+    if rank == ALL:
+        if (found := ID_OF_ALL.fullmatch(last_event_id)) is not None:
+            return int(found[1]), AllRanks(service, [int(each) for each in found[2].split(",")])
+    elif (found := ID.fullmatch(last_event_id)) is not None and int(found[2]) == int(rank):
+        return int(found[1]), OneRank(service, int(rank), int(found[3]))
+    raise ProblemError("bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream")
+
+
+class _Following:
+    """Where a follower of a log is. It goes on with the next attempt, unless it asked for one only."""
+
+    def __init__(self, service: Service, row: JobRow, number: int, source: Source, only: int | None) -> None:
+        self._service, self._job, self._only = service, row.id, only
+        self._number, self._source = number, source
+
+    def look(self) -> list[StreamEvent] | None:
+        """Return what is new to it, None after the last."""
+        with self._service.store.read() as tx:
+            row = get_job(tx, self._job)
+            attempts = [it.number for it in attempts_of(tx, self._job)]
+            attempt = get_attempt(tx, self._job, self._number or (attempts or [0])[-1])
+        if row is None:
+            return None
+        if attempt is None:
+            return None if row.state in FINAL else []
+        self._number = attempt.number
+        # In this order: what was written before it was seen to be over is read after that.
+        is_over = attempt.state in (AttemptState.RELEASED, AttemptState.CLOSED)
+        try:
+            text = self._source.text(attempt, is_over=is_over)
+        except BackendError:
+            return []
+        if text or not is_over:
+            return [self._source.event_of(attempt.number, text)] if text else []
+        if self._only is not None or (row.state in FINAL and attempts[-1] == self._number):
+            return None
+        if attempts[-1] > self._number:
+            self._number += 1
+            self._source.restart()
+        return []

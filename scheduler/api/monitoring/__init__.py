@@ -1,1 +1,0 @@
-"""What the API has of the monitoring of nodes: quarantine."""

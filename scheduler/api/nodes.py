@@ -1,0 +1,547 @@
+"""Nodes, GPUs, faults and quarantine: how they stand, what is put into quarantine, and what is cleared.
+
+Source: SPEC P1.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Annotated, NamedTuple, Self
+
+import numpy as np
+from fastapi import APIRouter, Path, Query, Request, Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ...cluster.files.errors import InputError
+from ...cluster.files.exact_types import ExactTypes
+from ...cluster.files.input_problems import nearest
+from ...cluster.model.topology import Cluster
+from ..access.tokens import Caller, Role
+from ..control.steps import SLOW_NODE
+from ..health.liveness import GpuReport, NodeReport, Report, Sight
+from ..health.node_state import NodeState, state_of
+from ..health.quarantining import Acted, Outcome, by_hand
+from ..model.gpu_index import WHOLE, Clears, Entry, Finding, Place
+from ..rules.quarantine import BY_HAND, CLEARED_S
+from ..service.service import Service
+from ..store.attempts import held_gpus
+from ..store.nodes import (
+    NodeRow,
+    entries_since,
+    faulty_gpus,
+    gpus_in_service,
+    list_nodes,
+    open_entries,
+    quarantined,
+    set_out_of_service,
+)
+from ..store.queries import owners_of
+from ..store.schema import Liveness
+from .auth import Asking, Operating, Reporting, Serving
+from .jobs import seen_owner
+from .models import OTHERS, Page
+from .problems import ProblemError, problems
+
+SCHEDULER = "scheduler"  # among witnesses
+
+
+class QuarantinePage(Page):
+    """What stands or stood in quarantine."""
+
+    scope: str  # device, node or link
+    node: str
+    gpu: int | None  # index on the node; none for the node itself
+    other_node: str | None  # of the other end of a link
+    other_gpu: int | None
+    since_s: float
+    symptom_s: float  # when it was last seen
+    check: str
+    cause: str
+    evidence: str
+    action: str  # that mends it
+    clears: str  # what ends it: checks, reboot or operator
+    tries: int
+    boot_id: str
+    not_before_s: float  # checks alone do not end it earlier
+    checking: bool  # the checks that may end it are running
+    checked: str  # how they ended the last time
+    cleared_s: float | None
+    cleared_by: str
+
+
+class ReportPage(Page):
+    """What the agent of a node said last of its GPUs."""
+
+    gpus: tuple[GpuReport, ...]
+
+
+class NodePage(Page):
+    """A node and who holds its GPUs."""
+
+    name: str
+    kind: str  # node type
+    gpus: tuple[str | None, ...]  # job that holds each, `-` for somebody else's, none if it is free
+    slots: bool  # its GPUs are slots that only behave like GPUs
+    state: str  # alive, suspect, unreachable, dead, fenced or quarantined
+    evidence: str  # what that rests on
+    liveness: str  # up, suspect or down
+    verdict: str  # of those who knock at its agent's door while it is down: reached, stuck, fast, slow, or "" for none
+    since_s: float  # when it became so
+    seen_s: float  # last answer, 0 if none is known
+    out_of_service: str  # the reason, "" for a node in service
+    faulty: tuple[int, ...]  # GPUs, by their index
+    quarantined: tuple[int, ...]  # GPUs that take no job for that, by their index
+    quarantine: tuple[QuarantinePage, ...]  # of it, its GPUs and their links
+    peak_flops: float  # FLOP/s of each of its GPUs
+    address: str  # that its agent reports from; for operators, "" for others and without an agent
+    boot_id: str  # names the time since its last start, "" if unknown
+    agent_version: str
+    witnesses: tuple[str, ...]  # who was let in at its agent's door: `scheduler`, and nodes whose agents were
+    reported: ReportPage | None  # by its agent, none if it has none
+
+
+def quarantine_page(entry: Entry, running: Collection[Place]) -> QuarantinePage:
+    """Return what is said of a quarantine.
+
+    Args:
+        entry: The quarantine.
+        running: What is being checked.
+    """
+    place = entry.place
+    told = {name: getattr(entry, name) for name in QuarantinePage.model_fields if hasattr(entry, name)}
+    return QuarantinePage(
+        **told, scope=place.scope, node=place.node, gpu=None if place.gpu == WHOLE else place.gpu,
+        other_node=place.other_node or None, other_gpu=None if place.other_gpu == WHOLE else place.other_gpu,
+        checking=entry.cleared_s is None and any(it == place or it.covers(place) for it in running),
+    )  # fmt: skip
+
+
+class Shown(NamedTuple):
+    """All that is told of nodes beside their rows."""
+
+    sizes: Mapping[str, int]  # GPUs of each
+    peak_flops: Mapping[str, float]  # of each GPU of a node
+    held: Mapping[tuple[str, int], str]  # job that holds a GPU, by node and index
+    faulty: Collection[tuple[str, int]]  # node and index
+    reports: Mapping[str, Report]  # of agents
+    quarantines: Sequence[Entry]  # that stand
+    closed: Collection[tuple[str, int]]  # node and index of the GPUs that take no job for them
+    running: Collection[Place]  # what is being checked
+    let_in: Mapping[str, Sequence[str]]  # at the door of each agent; "" is the scheduler
+
+
+def node_page(row: NodeRow, shown: Shown, state: NodeState) -> NodePage:
+    """Return what is said of a node."""
+    name, report = row.name, shown.reports.get(row.name)
+    return NodePage(
+        name=name, kind=row.kind, gpus=tuple(shown.held.get((name, gpu)) for gpu in range(shown.sizes[name])),
+        slots=row.slots, state=state.state, evidence=state.evidence, liveness=row.liveness, verdict=row.verdict,
+        since_s=row.since_s, seen_s=row.seen_s, out_of_service=row.out_of_service, faulty=_of(name, shown.faulty),
+        quarantined=_of(name, shown.closed),
+        quarantine=tuple(
+            quarantine_page(it, shown.running)
+            for it in shown.quarantines
+            if name in (it.place.node, it.place.other_node)
+        ),
+        peak_flops=shown.peak_flops.get(name, 0.0), address=row.address, boot_id=row.boot_id,
+        agent_version=row.agent_version, witnesses=tuple(it or SCHEDULER for it in shown.let_in.get(name, ())),
+        reported=None if report is None else ReportPage(gpus=report.told.gpus),
+    )  # fmt: skip
+
+
+def _of(node: str, places: Collection[tuple[str, int]]) -> tuple[int, ...]:
+    return tuple(sorted(gpu for name, gpu in places if name == node))
+
+
+WRITER = "api"
+
+router = APIRouter()
+
+
+class DrainWish(ExactTypes):
+    """Why a node is taken out of service."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reason: Annotated[
+        str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$", description="One line of 1 to 200 characters.")
+    ] = "drained"
+
+
+Node = Annotated[str, Path(max_length=253)]
+OrderId = Annotated[str, Path(max_length=64)]
+LINE = r"^[^\x00-\x1f\x7f]*$"
+NO_NODE = problems("no-such-node", "bad-request", "too-much")
+
+
+@router.get("/v1/nodes")
+def nodes(service: Serving, caller: Asking) -> list[NodePage]:
+    """Show all nodes and who holds their GPUs."""
+    mine = seen_owner(caller)
+    with service.store.read() as tx:
+        held = {(row.node, row.gpu): row.job_id for row in held_gpus(tx)}
+        owners = {} if mine is None else owners_of(tx, sorted(set(held.values())))
+        rows, faulty = {row.name: row for row in list_nodes(tx)}, faulty_gpus(tx)
+        broken, closed = open_entries(tx), quarantined(tx, service.layout.nodes)
+    if mine is not None:
+        held = {gpu: job if owners.get(job) == mine else OTHERS for gpu, job in held.items()}
+        rows = {name: _for_users(row) for name, row in rows.items()}
+    control, now_s = service.control, service.now_s()
+    shown = Shown(
+        service.layout.nodes, service.peak_flops, held, faulty, control.last_reports(), broken, closed,
+        service.clearing.running, control.let_in(),
+    )  # fmt: skip
+    seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
+    fenced = control.fenced_nodes()
+    states = [state_of(row, broken, is_fenced=row.name in fenced, now_s=now_s) for row in seen]
+    return [node_page(row, shown, state) for row, state in zip(seen, states, strict=True)]
+
+
+def _for_users(row: NodeRow) -> NodeRow:
+    """Return a node without its address, and without the job that told that it is slow, which may be another's."""
+    is_slow = row.out_of_service.startswith(SLOW_NODE)
+    return row._replace(address="", out_of_service="slow, as a job told" if is_slow else row.out_of_service)
+
+
+@router.post("/v1/nodes/{node}/drain", status_code=204, responses=NO_NODE)
+def drain(node: Node, service: Serving, _: Operating, wish: DrainWish | None = None) -> Response:
+    """Take a node out of service: jobs on it run on, and none starts there."""
+    return _set(service, node, (wish or DrainWish()).reason)
+
+
+@router.post("/v1/nodes/{node}/resume", status_code=204, responses=NO_NODE)
+def resume(node: Node, service: Serving, _: Operating) -> Response:
+    """Put a node into service again; its agent, if it has one, is waited for no more until it reports again."""
+    _check_known(node, service)
+    service.control.dismiss_reports(node)
+    return _set(service, node, "")
+
+
+class OrderPage(BaseModel):
+    """Checks that an agent is to run."""
+
+    id: str
+    gpus: tuple[int, ...]
+    level: int
+
+
+class NewOutcome(ExactTypes):
+    """What an agent's checks found."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    passed: bool
+    evidence: Annotated[str, Field(max_length=2000, pattern=LINE, description="One line.")]
+
+
+class KnockPage(BaseModel):
+    """A door at which an agent is to knock."""
+
+    id: str
+    node: str  # whose agent should answer there
+    address: str
+    port: int
+
+
+class NewSights(ExactTypes):
+    """What an agent found at doors of others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sights: Annotated[dict[Annotated[str, Field(max_length=64)], Sight], Field(max_length=4096)]  # by id
+
+
+class LeasePage(BaseModel):
+    """What the agent of a node is answered."""
+
+    lease_s: float | None  # for which processes of attempts may live there; none where no leases are granted
+    token: int  # of who grants it: the agent heeds none of a lower one
+    kill: tuple[str, ...]  # attempts that must not live there
+    checks: tuple[OrderPage, ...]  # that the agent is to run, until it has told of their outcome
+    knocks: tuple[KnockPage, ...]  # doors of others at which it is to knock, until it has told what it found
+
+
+@router.post("/v1/nodes/{node}/report", responses=NO_NODE)
+def report(node: Node, told: NodeReport, service: Serving, caller: Reporting, request: Request) -> LeasePage:
+    """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
+    _check_own(node, service, caller)
+    granted = service.control.take_report(node, told, request.client.host if request.client else "")
+    orders = service.checks.orders.fetch(node, able=told.checks)
+    knocks = service.control.knocks_for(node) if told.door else ()
+    return LeasePage(
+        **granted._asdict(), checks=tuple(OrderPage(**it._asdict()) for it in orders),
+        knocks=tuple(KnockPage(id=it.id, **it.knock._asdict()) for it in knocks),
+    )  # fmt: skip
+
+
+@router.post("/v1/nodes/{node}/checks/{order}", status_code=204, responses=NO_NODE)
+def settle(node: Node, order: OrderId, told: NewOutcome, service: Serving, caller: Reporting) -> Response:
+    """Take what a node's agent has found; nothing happens if nobody waits for it any more."""
+    _check_own(node, service, caller)
+    service.checks.orders.settle(node, order, Outcome(told.passed, told.evidence))
+    return Response(status_code=204)
+
+
+@router.post("/v1/nodes/{node}/sights", status_code=204, responses=NO_NODE)
+def sights(node: Node, told: NewSights, service: Serving, caller: Reporting) -> Response:
+    """Take what a node's agent has found at the doors of others; what nobody waits for any more is left out."""
+    _check_own(node, service, caller)
+    service.control.take_sights(node, told.sights)
+    return Response(status_code=204)
+
+
+def _check_own(node: str, service: Service, caller: Caller) -> None:
+    """Refuse what is told of another node than the one that a token is for."""
+    if caller.role is Role.AGENT and caller.node != node:
+        its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
+        raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
+    _check_known(node, service)
+
+
+def _check_known(node: str, service: Service) -> None:
+    """Refuse a node that is not there.
+
+    No dependency, as its answer names nodes: whoever may not ask must be refused before.
+    """
+    if node not in service.layout.nodes:
+        raise ProblemError("no-such-node", f"there is no node {node!r}; {nearest(node, service.layout.nodes)}")
+
+
+def _set(service: Service, node: str, reason: str) -> Response:
+    _check_known(node, service)
+    row = _unseen(service, node)
+    service.store.write(
+        partial(set_out_of_service, row=row, reason=reason, at_s=service.now_s(), writer=WRITER)
+    )  # fmt: skip
+    service.wake()
+    return Response(status_code=204)
+
+
+def _unseen(service: Service, node: str) -> NodeRow:
+    """Return a node that no scheduler has looked at."""
+    now_s, backend = service.now_s(), service.settings.backend.name
+    return NodeRow(node, backend, service.node_types[node], service.slots, Liveness.UP, now_s, 0.0, 0)
+
+
+QUARANTINE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+
+
+QuarantinedNode = Annotated[str, Field(min_length=1, max_length=253, pattern=QUARANTINE_LINE)]
+Gpu = Annotated[int | None, Field(ge=0, le=1023, description="Index on the node; the whole node if left out.")]
+
+
+class _Asked(ExactTypes):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NewFinding(_Asked):
+    """What was found to be broken."""
+
+    node: QuarantinedNode
+    gpu: Gpu = None
+    other_node: Annotated[QuarantinedNode | None, Field(description="Of the other end, where it is a link.")] = None
+    other_gpu: Gpu = None
+    check: Annotated[str, Field(min_length=1, max_length=100, pattern=QUARANTINE_LINE)] = BY_HAND
+    cause: Annotated[
+        str, Field(min_length=1, max_length=200, pattern=QUARANTINE_LINE, description="The same words each time.")
+    ]
+    evidence: Annotated[str, Field(max_length=2000, pattern=QUARANTINE_LINE)] = ""
+    action: Annotated[str, Field(min_length=1, max_length=200, pattern=QUARANTINE_LINE)] = "look at it"
+    clears: Clears = Clears.OPERATOR
+    at_s: Annotated[float | None, Field(ge=0.0, le=1e12, description="When it was seen; now if left out.")] = None
+    boot_id: Annotated[str, Field(pattern=r"^[0-9a-f-]{0,64}$", description="Of the node then.")] = ""
+
+    @model_validator(mode="after")
+    def _link_has_two_ends(self) -> Self:
+        if self.other_node is None and self.other_gpu is not None:
+            raise ValueError("other_gpu needs other_node")
+        if (self.node, self.gpu) == (self.other_node, self.other_gpu):
+            raise ValueError("a link has two ends")
+        return self
+
+    @property
+    def place(self) -> Place:
+        """What it is about."""
+        gpus = (WHOLE if gpu is None else gpu for gpu in (self.gpu, self.other_gpu))
+        first, last = gpus
+        return Place(self.node, first, self.other_node or "", last)
+
+
+class ActedPage(BaseModel):
+    """What came of a finding."""
+
+    acted: Acted
+
+
+class ClearWish(_Asked):
+    """What is to be cleared."""
+
+    node: QuarantinedNode
+    gpu: Gpu = None
+    unchecked: Annotated[bool, Field(description="Whether no checks are run before.")] = False
+
+
+class ClearedPage(BaseModel):
+    """What came of a wish to clear."""
+
+    cleared: int  # quarantines that ended; 0 while they are checked
+    checking: bool
+
+
+@router.get("/v1/quarantine")
+def quarantines(
+    service: Serving,
+    _: Asking,
+    *,
+    cleared: Annotated[bool, Query(description="Those of the last 30 days, too, that are cleared.")] = False,
+) -> list[QuarantinePage]:
+    """List what stands in quarantine, the first first."""
+    with service.store.read() as tx:
+        found = entries_since(tx, service.now_s() - CLEARED_S) if cleared else open_entries(tx)
+    running = service.clearing.running
+    return [quarantine_page(it, running) for it in found]
+
+
+@router.post("/v1/quarantine", responses=problems("no-such-node", "bad-request", "too-much"))
+def put(found: NewFinding, service: Serving, caller: Reporting) -> ActedPage:
+    """Put what was found to be broken into quarantine, unless the rules are against it; safe to repeat."""
+    if caller.role is Role.AGENT and {found.node, found.other_node or found.node} != {caller.node}:
+        raise ProblemError("forbidden", f"the token is for node {caller.node}, its GPUs and the links between them")
+    if caller.role is Role.AGENT and found.check == BY_HAND:
+        raise ProblemError("forbidden", f"an agent names the check that found it, and not {BY_HAND!r}")
+    now_s = service.now_s()
+    finding = by_hand(found.place, found.cause, found.action, now_s)
+    if found.check != BY_HAND:
+        at_s = now_s if found.at_s is None else min(found.at_s, now_s)
+        finding = Finding(
+            found.place, found.check, found.cause, found.evidence, found.action, found.clears, at_s, found.boot_id
+        )
+    try:
+        acted = service.control.quarantine(finding, WRITER)
+    except InputError as error:
+        raise ProblemError("no-such-node", str(error)) from error
+    service.wake()
+    return ActedPage(acted=acted)
+
+
+@router.post(
+    "/v1/quarantine/clear",
+    responses=problems("no-such-node", "not-in-quarantine", "no-checks", "bad-request", "too-much"),
+)
+def clear(wish: ClearWish, service: Serving, caller: Operating) -> ClearedPage:
+    """Run the checks of what stands in quarantine and clear it if they pass, or clear it without any."""
+    place = Place(wish.node, WHOLE if wish.gpu is None else wish.gpu)
+    _check_there(place, service)
+    if not (wish.unchecked or service.clearing.can_check(place)):
+        raise ProblemError(
+            "no-checks",
+            f"nobody runs checks on {place.node}: start its agent by `longshore agent --node {place.node} --checks`; "
+            "`unchecked` clears it without any",
+        )
+    by = f"operator {caller.owner}"
+    try:
+        if not wish.unchecked:
+            service.clearing.ask(place, by)
+            return ClearedPage(cleared=0, checking=True)
+        ended = service.clearing.skip_checks(place, by)
+    except InputError as error:
+        raise ProblemError("not-in-quarantine", str(error)) from error
+    service.wake()
+    return ClearedPage(cleared=ended, checking=False)
+
+
+def _check_there(place: Place, service: Service) -> None:
+    if place.node not in service.layout.nodes:
+        raise ProblemError("no-such-node", f"there is no node {place.node!r}")
+
+
+class NodeTypePage(Page):
+    """Nodes of one type. Figures of GPUs are of one GPU."""
+
+    name: str
+    nodes: int
+    gpus: int  # of all these nodes
+    gpus_in_service: int  # of these, free or not
+    gpus_per_node: int  # of the smallest node
+    speed: float  # over that of the reference type
+    peak_flops: float
+    memory_bytes: float
+    intra_bytes_per_s: float  # between two GPUs of a node
+    nic_bytes_per_s: float  # between a node and others of its rack
+    uplink_bytes_per_s: float | None  # of the slowest rack with such nodes; none where they are in one rack
+
+
+class ClusterPage(Page):
+    """A cluster."""
+
+    backend: str
+    slots: bool  # its GPUs are slots that only behave like GPUs
+    node_types: tuple[NodeTypePage, ...]  # in the order of the cluster file's nodes
+
+
+@router.get("/v1/cluster")
+def cluster(service: Serving, _: Asking) -> ClusterPage:
+    """Show what GPUs there are."""
+    with service.store.read() as tx:
+        usable = gpus_in_service(tx, service.layout.nodes)
+    in_service = Counter(service.node_types[node] for node, _ in usable)
+    names = list(service.node_types.values())
+    here, found = service.control.cluster(), []
+    for name in dict.fromkeys(names):
+        nodes = np.array([number for number, it in enumerate(names) if it == name])
+        found.append(_node_type_page(here, name, nodes, in_service[name]))
+    return ClusterPage(backend=service.settings.backend.name, slots=service.slots, node_types=tuple(found))
+
+
+def _node_type_page(here: Cluster, name: str, nodes: NDArray[np.int64], in_service: int) -> NodeTypePage:
+    counts, first = np.diff(here.first_gpu)[nodes], nodes[0]
+    racks = np.unique(here.node_rack[nodes])
+    return NodeTypePage(
+        name=name, nodes=nodes.size, gpus=int(counts.sum()), gpus_in_service=in_service,
+        gpus_per_node=int(counts.min()), speed=float(here.speed[first]), peak_flops=float(here.peak_flops[first]),
+        memory_bytes=float(here.memory_bytes[first]), intra_bytes_per_s=float(here.intra_bytes_per_s[first]),
+        nic_bytes_per_s=float(here.nic_bytes_per_s[first]),
+        uplink_bytes_per_s=float(here.uplink_bytes_per_s[racks].min()) if racks.size > 1 else None,
+    )  # fmt: skip
+
+
+class NodeFaultsPage(BaseModel):
+    """What is known of the faults of a node."""
+
+    node: str
+    type: str
+    faults: int
+    per_day: float  # faults per node-day
+    repair_s: float | None  # mean time from a fault to its end
+    hazard_per_s: float | None  # rate that policies reckon with, for each GPU
+    is_lemon: bool
+
+
+class TypeFaultsPage(BaseModel):
+    """The same of all nodes of a type."""
+
+    type: str
+    nodes: int
+    faults: int
+    per_day: float
+    repair_s: float | None
+
+
+class FaultsPage(BaseModel):
+    """What is known of the faults of the cluster."""
+
+    since_s: float  # from when on it is known
+    nodes: tuple[NodeFaultsPage, ...]  # lemons first, then by rate
+    types: tuple[TypeFaultsPage, ...]
+
+
+@router.get("/v1/faults")
+def faults(service: Serving, _: Asking) -> FaultsPage:
+    """Show how often nodes failed, how long that lasted, and what policies make of it."""
+    report = service.control.fault_report()
+    return FaultsPage(
+        since_s=report.since_s,
+        nodes=tuple(NodeFaultsPage(**it._asdict()) for it in report.nodes),
+        types=tuple(TypeFaultsPage(**it._asdict()) for it in report.types),
+    )

@@ -1,0 +1,325 @@
+"""What runs inside a job: its ring, its planned sub-tasks, and its step times.
+
+Source: SPEC P1, P2, F2, F3.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from ..backends.protocol import MemberPlace, Seats, ask
+from ..control.attempt_driver import attempt_name
+from ..failover.wire import Recovery, Report
+from ..files.durable import from_json
+from ..model.job import JobRow
+from ..model.job_spec import stored_or_usual
+from ..service.queue_now import PlacedTask, Planned, Sitting, planned
+from ..service.service import Service
+from ..store.attempts import AttemptRow, attempts_of, held_gpus
+from ..store.nodes import records_of
+from ..store.rings import ENDED, ReplacementRow, replacements_of, ring_ends
+from .auth import Serving
+from .jobs import NO_JOB, Found
+from .models import Page, places_of
+
+router = APIRouter()
+
+OVER = ("done", "lost")
+
+
+class CandidatePage(Page):
+    """A GPU that could have taken a seat; times of an iteration in seconds, none where nobody can tell.
+
+    One that cannot exchange with the neighbours of the seat has none of these figures; `links` says why.
+    """
+
+    node: str
+    gpu: int
+    source_s: float | None  # by its own links and computing
+    ring_s: float | None  # of the whole ring with it
+    compute_s: float | None  # of its computing alone
+    from_previous_bytes_per_s: float | None = None  # bandwidth from the member before the seat
+    to_next_bytes_per_s: float | None = None  # and to the one behind it
+    from_previous_measured_s: float | None = None  # seconds before the choice; none if it is by the cluster file
+    to_next_measured_s: float | None = None
+    links: str = ""  # whether these bandwidths were measured, and when; in words
+
+
+class ReplacementPage(Page):
+    """A GPU that was given to the ring for an empty seat or as a backup, and why it was that one."""
+
+    rank: int  # of the process there, as its log has it
+    node: str
+    gpu: int
+    at_s: float  # Unix time
+    formula: str = ""  # that decided: ring or source; "" for a GPU that was found in use
+    average_s: float = 0.0  # of an iteration before
+    took_s: float = 0.0  # that the choice took
+    considered: int = 0  # candidates
+    candidates: tuple[CandidatePage, ...] = ()  # the chosen one first, then the best of the others
+    backup_for: int | None = None  # slow member in whose place it computes; none for an empty seat
+
+
+class PlacePage(Page):
+    """A GPU of the ring."""
+
+    node: str
+    gpu: int
+
+
+class MemberPage(Page):
+    """A member of the ring, or the last one that was on a GPU of it."""
+
+    member: int
+    seat: int | None  # none of a spare, and of one that is gone
+    node: str
+    gpu: int
+    rank: int  # by which `longshore logs` knows its GPU
+    pid: int | None  # on the node, by the node's numbers; none if it does not run
+
+
+class RingPage(Page):
+    """A ring at present, or as it stood last."""
+
+    phase: str  # stopping, forming, running, done or lost; ended if it was ended from outside
+    generation: int
+    seats: int
+    order: tuple[int, ...]  # member on each seat, -1 for none
+    spares: tuple[int, ...]
+    relieved: tuple[int, ...]  # slow members in whose place others compute
+    step: int
+    gone: dict[str, str]
+    recoveries: tuple[Recovery, ...]
+    hints: tuple[str, ...]  # what may be wrong with the script
+    members: tuple[MemberPage, ...]  # by rank; of GPUs that were left those alone that have a seat
+    gpus: tuple[PlacePage, ...]  # that it holds, or held last
+    replacements: tuple[ReplacementPage, ...]
+
+
+@router.get("/v1/jobs/{job}/ring", responses=NO_JOB)
+def ring(row: Found, service: Serving) -> RingPage | None:
+    """Show who sits on which seat, who is gone and why, the seconds of each recovery, and GPUs that came.
+
+    That is how the ring of the last attempt stands, or stood last; none where nobody knows. Source: SPEC F6, F7.
+    """
+    return ring_page(row.id, service)
+
+
+def ring_page(job: str, service: Service) -> RingPage | None:
+    """Return what is shown of the ring of a job."""
+    with service.store.read() as tx:
+        attempts = attempts_of(tx, job)
+        if not attempts:
+            return None
+        last = attempts[-1]
+        given = replacements_of(tx, job, last.number)
+        held = [(it.node, it.gpu) for it in held_gpus(tx) if it.job_id == job and it.number == last.number]
+        kept = ring_ends(tx, job).get(last.number)
+    if kept is not None:
+        return _kept_page(kept, given)
+    if not isinstance(service.backend, Seats):
+        return None
+    report = ask(partial(service.backend.ring, attempt_name(last)))
+    if report is None:
+        return None
+    places = ask(partial(service.backend.places, attempt_name(last))) or ()
+    return _page(report, places, held, given)
+
+
+def seats_of(job: str, service: Service) -> dict[int, Sitting]:
+    """Return who has which seat of the ring of a job; nobody where that is not known."""
+    page = ring_page(job, service)
+    members = () if page is None else page.members
+    return {it.seat: Sitting(it.node, it.gpu, it.rank) for it in members if it.seat is not None}
+
+
+def _kept_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> RingPage | None:
+    """Return the page of a ring whose attempt has ended; none of one of which another version kept something else."""
+    try:
+        report: Report = from_json(kept["report"], Report)
+        places = [MemberPlace(*it)._replace(pid=0) for it in kept["places"]]
+        gpus = [(node, gpu) for node, gpu in kept["gpus"]]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return _page(report if report.phase in OVER else replace(report, phase=ENDED), places, gpus, given)
+
+
+def _page(
+    report: Report, places: Sequence[MemberPlace], held: Sequence[tuple[str, int]], given: Sequence[ReplacementRow]
+) -> RingPage:
+    told = {field.name: getattr(report, field.name) for field in fields(report)}
+    gpus = tuple(PlacePage(node=node, gpu=gpu) for node, gpu in held)
+    seats = {member: seat for seat, member in enumerate(report.order) if member >= 0}
+    members = tuple(
+        MemberPage(member=it.member, seat=seats.get(it.member), node=it.node, gpu=it.gpu, rank=rank, pid=it.pid or None)
+        for rank, it in enumerate(places)
+        if it.member >= 0 and (it.member in seats or not it.is_left)  # at the end some have gone before others
+    )
+    return RingPage(**told, members=members, gpus=gpus, replacements=tuple(map(_replacement, given)))
+
+
+def _replacement(row: ReplacementRow) -> ReplacementPage:
+    why = {name: row.choice[name] for name in ReplacementPage.model_fields if name in row.choice}
+    return ReplacementPage(rank=row.rank, node=row.node, gpu=row.gpu, at_s=row.at_s, **why)
+
+
+class EdgePage(Page):
+    """What a rank sends in an iteration."""
+
+    kind: str  # tensor, ring (sum of gradients), next (activations) or back (their gradients)
+    to: int  # rank
+    sent_bytes: float
+
+
+class SubTaskPage(Page):
+    """What one rank does; figures are of an iteration."""
+
+    rank: int  # by the plan; in a ring, the seat
+    runs_as: int | None  # rank by which its log is known, in a ring another one; none before the first attempt
+    stage: int
+    replica: int
+    member: int  # of its tensor-parallel group
+    layers: tuple[str, ...]  # the first and the last; one if it has no more
+    node: str  # "" before the first attempt
+    gpu: int | None
+    flops: float
+    memory_bytes: float
+    predicted_s: float  # without what it waits for other stages
+    computed_s: float | None  # measured, without the sum of gradients; none before any was told
+    away_bytes: int | None  # of its state that is put away at present; none of one that tells of none
+    edges: tuple[EdgePage, ...]
+    waits_for: tuple[int, ...]  # ranks
+
+
+class SubTasksPage(Page):
+    """A job with a plan."""
+
+    data: int
+    pipeline: int
+    tensor: int
+    micro_batch: int
+    micro_batches: int  # of each replica, in an iteration
+    saving: str
+    model: str
+    hardware: str
+    iterations: int  # of all the training; 0 if nobody said
+    predicted_step_s: float
+    step: int | None  # that it is at; none of one that does not run or tell
+    step_s: float | None  # measured; none before any was told
+    predicted_total_s: float
+    bound_s: float  # upper bound of it
+    deadline_s: float | None  # that was asked for
+    ends_s: float | None  # Unix time; none of one that does not run
+    tasks: tuple[SubTaskPage, ...]  # by rank
+
+
+@router.get("/v1/jobs/{job}/sub-tasks", responses=NO_JOB)
+def sub_tasks(row: Found, service: Serving) -> SubTasksPage | None:
+    """Show the sub-tasks of a job; null for one without a plan. Of its steps the leading scheduler knows."""
+    with service.store.read() as tx:
+        attempts = attempts_of(tx, row.id)
+    found = planned_job(row, attempts, service)
+    return None if found is None else sub_tasks_page(found)
+
+
+def planned_job(row: JobRow, attempts: list[AttemptRow], service: Service) -> Planned | None:
+    """Return how a job with a plan stands, None for one without."""
+    spec = stored_or_usual(row.spec)
+    if spec.plan is None:
+        return None
+    figures = service.control.step_figures().get(row.id)
+    seats = seats_of(row.id, service) if spec.seats else {}
+    return planned(spec.plan, attempts, figures, service.now_s(), seats)
+
+
+def sub_tasks_page(it: Planned) -> SubTasksPage:
+    """Return what is said of a job with a plan."""
+    plan, total_s = it.plan, it.plan.step_s * it.plan.iterations
+    return SubTasksPage(
+        data=plan.data, pipeline=plan.pipeline, tensor=plan.tensor, micro_batch=plan.micro_batch,
+        micro_batches=plan.micro_batches, saving=plan.saving, model=plan.model, hardware=plan.hardware,
+        iterations=plan.iterations, predicted_step_s=plan.step_s, step=it.step, step_s=it.step_s,
+        predicted_total_s=total_s, bound_s=total_s * plan.bound_factor, deadline_s=plan.deadline_s or None,
+        ends_s=it.ends_s, tasks=tuple(map(_task_page, it.tasks)),
+    )  # fmt: skip
+
+
+def _task_page(it: PlacedTask) -> SubTaskPage:
+    task, layers = it.task, it.task.work.layers
+    return SubTaskPage(
+        rank=task.rank, runs_as=it.runs_as, stage=task.stage, replica=task.replica, member=task.member,
+        layers=(layers[0],) if len(layers) == 1 else (layers[0], layers[-1]), node=it.node, gpu=it.gpu,
+        flops=task.work.flops, memory_bytes=task.work.memory_bytes, predicted_s=task.work.busy_s,
+        computed_s=it.computed_s, away_bytes=it.away_bytes,
+        edges=tuple(EdgePage(**edge._asdict()) for edge in task.edges), waits_for=it.waits_for,
+    )  # fmt: skip
+
+
+class ComputedPage(BaseModel):
+    """How long iterations of a job computed on one type of node."""
+
+    type: str
+    iterations: int
+    mean_s: float
+    last_s: tuple[float, ...]  # the last 32, the newest last
+
+
+class SeatPage(BaseModel):
+    """A rank, in the order of the ring: the last one sends to the first."""
+
+    rank: int
+    node: str
+    gpu: int
+    type: str
+
+
+class TrainingPage(BaseModel):
+    """What is known of a job's iterations."""
+
+    model: str  # its name, by the job file
+    iteration_flops: float | None  # of one iteration on one GPU, by the job file
+    parameter_bytes: float  # volume of one all-reduce
+    ring: tuple[SeatPage, ...]  # of its last attempt
+    step: int | None  # that it is at; none of one that does not run or tell
+    loss: float | Literal["nan", "inf", "-inf"] | None  # of the last step that it was told of
+    average_iteration_s: float | None  # over the last steps of its slowest node
+    steps: int  # that this is the mean of
+    slowest: str | None  # that node
+    computed: tuple[ComputedPage, ...]
+
+
+@router.get("/v1/jobs/{job}/training", responses=NO_JOB)
+def training(row: Found, service: Serving) -> TrainingPage:
+    """Show what is known of a job's iterations; of the steps of one that runs the leading scheduler knows."""
+    with service.store.read() as tx:
+        records, attempts = records_of(tx, row.id), attempts_of(tx, row.id)
+    spec, figures = stored_or_usual(row.spec), service.control.step_figures().get(row.id)
+    average = None if figures is None else figures.average
+    ring = places_of(attempts[-1]) if attempts else []
+    return TrainingPage(
+        model=spec.model, iteration_flops=spec.iteration_flops, parameter_bytes=spec.parameter_bytes,
+        ring=tuple(
+            SeatPage(rank=rank, node=node, gpu=gpu, type=service.node_types.get(node, ""))
+            for rank, (node, gpu) in enumerate(ring)
+        ),
+        step=None if figures is None else figures.step,
+        loss=None if figures is None else in_json(figures.loss),
+        average_iteration_s=None if average is None else average.iteration_s,
+        steps=0 if average is None else average.steps,
+        slowest=None if figures is None or average is None else figures.slowest,
+        computed=tuple(
+            ComputedPage(type=it.kind, iterations=it.iterations, mean_s=it.mean_s, last_s=it.last_s) for it in records
+        ),
+    )  # fmt: skip
+
+
+def in_json(loss: float | None) -> float | Literal["nan", "inf", "-inf"] | None:
+    """Return a loss as JSON can say it: one that is not finite as a word."""
+    if loss is None or math.isfinite(loss):
+        return loss
+    return "nan" if math.isnan(loss) else "inf" if loss > 0.0 else "-inf"

@@ -1,0 +1,227 @@
+"""Server-sent events: bounded in number, with signs of life, and an end when serving ends; GET /v1/events."""
+
+import asyncio
+import logging
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from ...cluster.files.errors import LongshoreError
+from ..access.tokens import Caller
+from ..service.service import Service
+from ..store.events import EventRow, events_after, last_complete_seq, owners_events_after
+from .auth import Asking, Knowing, Serving, who_asks
+from .jobs import seen_owner
+from .models import event_page
+from .problems import ProblemError, problems
+
+MOST = 100  # streams at once, of all owners
+
+
+class StreamSlots:
+    """Places for streams. An owner has half of those that the others leave at most: one has 50, two together 75.
+
+    Any thread may use it.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._open = Counter[str]()
+        self._lock = threading.RLock()  # the garbage collector gives places back at any moment
+
+    def take(self, owner: str) -> Callable[[], None] | None:
+        """Take a place and return what gives it back, once however often it is called; None if there is none left."""
+        with self._lock:
+            mine, all_ = self._open[owner], self._open.total()
+            if mine >= (self._most - (all_ - mine)) / 2:
+                return None
+            self._open[owner] += 1
+        taken = [owner]
+
+        def give_back() -> None:
+            with self._lock:
+                for it in taken:
+                    self._open[it] -= 1
+                taken.clear()
+                self._open += Counter()  # owners without any are forgotten
+
+        return give_back
+
+    def open_of(self, owner: str | None = None) -> int:
+        """Return how many streams are open, of an owner or of all."""
+        with self._lock:
+            return self._open.total() if owner is None else self._open[owner]
+
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "text/event-stream"
+HEARTBEAT, HEARTBEAT_S = b": it goes on\n\n", 15.0
+LOOK_S = 0.2  # between two looks at what may have happened
+WHO_S = 5.0  # between two looks at whether a token is still valid
+END = "end"  # event by which a stream that is over differs from one that was cut off
+
+
+class StreamEvent(NamedTuple):
+    """A server-sent event."""
+
+    data: str  # JSON
+    id: str  # to go on from
+    event: str
+
+
+class Streams:
+    """Opens streams to whoever asks.
+
+    Args:
+        slots: Places for all streams of an application.
+        caller: Who asks.
+        who: Says who asks now; raises ProblemError if a token is not valid any more.
+        who_s: Between two looks at that.
+    """
+
+    def __init__(
+        self, slots: StreamSlots, caller: Caller, who: Callable[[], Awaitable[Caller]], *, who_s: float = WHO_S
+    ) -> None:
+        self._slots, self._caller, self._who, self._who_s = slots, caller, who, who_s
+
+    def stream(self, service: Service, look: Callable[[], list[StreamEvent] | None]) -> StreamingResponse:
+        """Return an answer that goes on until there is nothing more to tell, or its token is not valid any more.
+
+        Args:
+            service: When it ends, the answer ends.
+            look: Returns what is new, None after the last. Is called on a thread, one call after the other.
+
+        Raises:
+            ProblemError: If too many are open.
+        """
+        give_back = self._slots.take(self._caller.owner)
+        if give_back is None:
+            event = f"{self._slots.open_of()} streams are open, {self._slots.open_of(self._caller.owner)} of them yours"
+            raise ProblemError("too-many-followers", event, Retry_After="10")
+        return _Stream(self._event(service, look), give_back)
+
+    async def _event(self, service: Service, look: Callable[[], list[StreamEvent] | None]) -> AsyncIterator[bytes]:
+        yield HEARTBEAT  # the client knows at once that it is connected
+        said = asked = time.monotonic()
+        while not service.ends.is_set():
+            try:
+                if time.monotonic() - asked > self._who_s:
+                    asked = time.monotonic()
+                    if await self._who() != self._caller:
+                        return
+                new = await run_in_threadpool(look)
+            except (LongshoreError, ProblemError) as error:
+                log.warning("a stream of %s breaks off: %s", self._caller.owner, error)
+                return
+            if new is None:
+                yield _as_bytes(StreamEvent("{}", "", END))
+                return
+            if new:
+                yield b"".join(map(_as_bytes, new))
+            elif time.monotonic() - said > HEARTBEAT_S:
+                yield HEARTBEAT
+            else:
+                await asyncio.sleep(LOOK_S)
+                continue
+            said = time.monotonic()
+
+
+class _Stream(StreamingResponse):
+    """A stream that gives its place back when it ends, however it does, and when it never begins."""
+
+    def __init__(self, event: AsyncIterator[bytes], give_back: Callable[[], None]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(event, media_type=MEDIA_TYPE, headers=headers)
+        self._give_back = give_back
+        weakref.finalize(self, give_back)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._give_back()
+
+
+def _as_bytes(event: StreamEvent) -> bytes:
+    number = f"id: {event.id}\n" if event.id else ""
+    return f"{number}event: {event.event}\ndata: {event.data}\n\n".encode()
+
+
+async def streams_of(request: Request, service: Serving, known: Knowing, caller: Asking) -> Streams:
+    """Return what opens streams to whoever asks."""
+    slots: StreamSlots = request.app.state.streams
+    return Streams(slots, caller, lambda: who_asks(request, service, known))
+
+
+Streaming = Annotated[Streams, Depends(streams_of)]
+
+
+MOST_EVENTS = 500  # told at once
+STEP, MOST_STEPS = 20_000, 10  # numbers of others' events that are passed over in a statement, statements in a turn
+
+router = APIRouter()
+
+
+@router.get(
+    "/v1/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {"description": "Events, for as long as they are listened to.", "content": {MEDIA_TYPE: {}}},
+        **problems("bad-header", "too-many-followers"),
+    },
+)
+def events(
+    service: Serving,
+    caller: Asking,
+    streams: Streaming,
+    last_event_id: Annotated[str | None, Header(max_length=40)] = None,
+    after: Annotated[int | None, Query(ge=0, le=2**62, description="The same as `Last-Event-ID`.")] = None,
+) -> StreamingResponse:
+    """Tell what happens to the caller's jobs, from an event on, or from now on; operators are told of everything."""
+    if last_event_id is not None:
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19):
+            raise ProblemError(
+                "bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream"
+            )
+        after = int(last_event_id)
+    return streams.stream(service, _Following(service, seen_owner(caller), after).look)
+
+
+class _Following:
+    """Where a follower is."""
+
+    def __init__(self, service: Service, owner: str | None, after: int | None) -> None:
+        self._service, self._owner = service, owner
+        if after is None:
+            with service.store.read() as tx:
+                after = last_complete_seq(tx)
+        self._seq = after
+
+    def look(self) -> list[StreamEvent]:
+        """Return what is new to it; of others' events it passes over many at once."""
+        rows: list[EventRow] = []
+        with self._service.store.read() as tx:
+            if self._owner is None:
+                rows = events_after(tx, self._seq, MOST_EVENTS)
+                self._seq = rows[-1].seq if rows else self._seq
+                return [_event(row) for row in rows]
+            for _ in range(MOST_STEPS):
+                before = self._seq
+                rows, self._seq = owners_events_after(tx, before, MOST_EVENTS, self._owner, STEP)
+                if rows or self._seq - before < STEP:
+                    break
+        return [_event(row) for row in rows]
+
+
+def _event(row: EventRow) -> StreamEvent:
+    return StreamEvent(event_page(row).model_dump_json(), str(row.seq), row.kind)

@@ -1,0 +1,295 @@
+"""POST /v1/jobs: a job comes into the queue once, however often a client repeats it; attempts unknown to the store."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from sqlalchemy import Connection
+
+from ..access.tokens import Caller, Role
+from ..backends.protocol import Seats
+from ..model.job import new_job_id
+from ..model.job_spec import JobFile
+from ..service.queue_now import room_in
+from ..service.service import Service
+from ..settings import Limits
+from ..store.jobs import GIVEN, UNKNOWN, Answer, NewJob, insert_job, recall, remember
+from ..store.queries import estimated, queued_of
+from .auth import Changing, Operating, Serving
+from .models import JobPage, PlanPage, UnknownAttemptPage, job_page, shown_spec
+from .problems import ProblemError, problems
+
+WRITER = "api"
+RETRY_QUEUED_S, RETRY_FLIGHT_S, RETRY_ROOM_S = "60", "1", "60"
+
+router = APIRouter()
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="1 to 255 visible characters.",
+    ),
+]
+
+
+class InFlight:
+    """Keys of requests that are being worked on."""
+
+    def __init__(self) -> None:
+        self._keys: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def hold(self, owner: str, key: str | None) -> Iterator[None]:
+        """Work on a request alone.
+
+        Raises:
+            ProblemError: If a request of this key is being worked on.
+        """
+        if key is None:
+            yield
+            return
+        with self._lock:
+            if (owner, key) in self._keys:
+                text = f"a request with the key {key!r} is being worked on; ask again soon"
+                raise ProblemError("key-in-flight", text, Retry_After=RETRY_FLIGHT_S)
+            self._keys.add((owner, key))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._keys.discard((owner, key))
+
+
+async def in_flight_of(request: Request) -> InFlight:
+    """Return the keys that an application works on."""
+    keys: InFlight = request.app.state.in_flight
+    return keys
+
+
+@router.post(
+    "/v1/jobs",
+    status_code=201,
+    response_model=JobPage,
+    responses={
+        200: {"model": PlanPage, "description": "What would become of it (`dry_run`)."},
+        **problems(
+            "too-large", "too-high", "key-reused", "key-in-flight", "too-much", "bad-request", "too-many-queued"
+        ),
+    },
+)
+def submit(
+    spec: JobFile,
+    response: Response,
+    service: Serving,
+    caller: Changing,
+    in_flight: Annotated[InFlight, Depends(in_flight_of)],
+    key: Key = None,
+    dry_run: Annotated[bool, Query(description="Only say what would become of it.")] = False,  # noqa: FBT002
+) -> object:
+    """Put a job into the queue. With an `Idempotency-Key`, asking again gives the first answer again."""
+    check_gpus(spec.all_gpus, service, spec.spares)
+    check_failover(spec, service)
+    check_needs(spec, service)
+    check_shape(spec, service)
+    check_priority(spec.priority, caller, service)
+    if dry_run:
+        return JSONResponse(_plan(service, spec, caller.owner).model_dump())
+    with in_flight.hold(caller.owner, key):
+        answer = _submitted(service, spec, caller.owner, key)
+    response.headers["Location"] = f"/v1/jobs/{answer['id']}"
+    return answer
+
+
+def check_gpus(gpus: int, service: Service, spares: int = 0) -> None:
+    """Refuse more GPUs than a job can ever have.
+
+    Args:
+        gpus: In all.
+        service: Says how many there are.
+        spares: How many of them wait for seats of a ring, as far as that is known.
+
+    Raises:
+        ProblemError: Saying how many it can.
+    """
+    most, here = service.settings.limits.gpus, service.layout.gpus
+    asks = f"{gpus} GPUs{_parts(gpus, spares)}"
+    if gpus > here:
+        raise ProblemError("too-large", f"the job asks for {asks}, the cluster has {here}")
+    if most is not None and gpus > most:
+        raise ProblemError("too-large", f"the job asks for {asks}, and one user may have {most}")
+
+
+def _parts(gpus: int, spares: int) -> str:
+    """Return what GPUs are for, where some are spares."""
+    if not spares:
+        return ""
+    seats = gpus - spares
+    return f" ({seats} seat{'s' * (seats > 1)} and {spares} spare{'s' * (spares > 1)})"
+
+
+def check_failover(spec: JobFile, service: Service) -> None:
+    """Refuse a ring where the backend has none.
+
+    Raises:
+        ProblemError: Naming the backend.
+    """
+    if spec.seats and not isinstance(service.backend, Seats):
+        name = service.settings.backend.name
+        raise ProblemError("invalid", f"the backend {name} cannot switch members of a ring; use `failover: restart`")
+
+
+def check_needs(spec: JobFile, service: Service) -> None:
+    """Refuse more GPUs than the nodes that suit a job have.
+
+    Raises:
+        ProblemError: Saying how many they have.
+    """
+    here = service.layout.gpus_for(spec.wants)
+    gpus = spec.all_gpus
+    if gpus > here:
+        asks = f"{gpus} GPU{'s' if gpus > 1 else ''} {spec.wants.words}{_parts(gpus, spec.spares)}"
+        raise ProblemError("too-large", f"the job asks for {asks}, and the cluster has {here or 'none'} of these")
+
+
+def check_shape(spec: JobFile, service: Service) -> None:
+    """Refuse a shape that the nodes can never give.
+
+    Raises:
+        ProblemError: Saying what they can.
+    """
+    shape = spec.shape
+    if shape is None:
+        return
+    able = sum(gpus >= shape.gpus_per_node for gpus in service.layout.nodes_for(spec.wants).values())
+    if able < shape.nodes:
+        have = "1 node" if able == 1 else f"{able} nodes"
+        which = "that suits it has" if able == 1 else "that suit it have"
+        have += " " + (which if spec.needs else "has" if able == 1 else "have")
+        raise ProblemError("too-large", f"the job asks for {shape.words}, and {have} so many")
+
+
+def check_room(tx: Connection, owner: str, limits: Limits) -> None:
+    """Refuse one more queued job of an owner than are allowed.
+
+    Raises:
+        ProblemError: Saying how many are.
+    """
+    if queued_of(tx, owner) >= limits.queued_jobs:
+        text = f"{owner} has {limits.queued_jobs} queued jobs, and no more are allowed"
+        raise ProblemError("too-many-queued", text, Retry_After=RETRY_QUEUED_S)
+
+
+def check_priority(priority: int, caller: Caller, service: Service) -> None:
+    """Refuse a priority that only operators may give.
+
+    Raises:
+        ProblemError: Saying the highest that others may.
+    """
+    most = service.settings.limits.priority
+    if most is not None and priority > most and caller.role is not Role.OPERATOR:
+        raise ProblemError("too-high", f"only operators give priority {priority}; others give {most} at most")
+
+
+def _plan(service: Service, spec: JobFile, owner: str) -> PlanPage:
+    with service.store.read() as tx:
+        spec = spec.model_copy(update={"estimate_s": estimated(tx, _new(spec, owner, service.now_s())).estimate_s})
+        room = room_in(tx, service.layout).on(service.layout.nodes_for(spec.wants))
+        ahead = service.queue.ahead_of_new(tx, owner, spec.priority, service.now_s())
+    fits = spec.all_gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
+    return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=room.free, would_fit=fits)
+
+
+def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> Mapping[str, object]:
+    """Put a job into the queue, or return what was answered when its key was first used."""
+    new = _new(spec, owner, service.now_s())
+    request = hashlib.sha256(json.dumps(new.spec, sort_keys=True).encode()).hexdigest()
+    try:
+        _check_room(service)
+        page = service.store.write(partial(_put, new=new, key=key, request=request, limits=service.settings.limits))
+    except (_RepeatedError, ProblemError):
+        # Of the two, the repeat is rare: so it is looked for after the error, which has undone everything.
+        first = _first_answer(service, owner, key)
+        if first is None:
+            raise
+        if first.request != request:
+            raise ProblemError("key-reused", f"the key {key!r} was used for another job") from None
+        return first.response
+    service.wake()
+    return page
+
+
+def _new(spec: JobFile, owner: str, now_s: float) -> NewJob:
+    return NewJob(
+        new_job_id(now_s), spec.name, owner, spec.model_dump(mode="json"), spec.priority, spec.all_gpus,
+        spec.estimate_s, now_s, GIVEN if "estimate_s" in spec.model_fields_set else UNKNOWN,
+    )  # fmt: skip
+
+
+def _check_room(service: Service) -> None:
+    """Refuse a job while there is too little room for what jobs write.
+
+    Raises:
+        ProblemError: If so.
+    """
+    if service.room.is_low():
+        text = f"fewer than {service.room.least_free_bytes} bytes are left on the disk of the scheduler"
+        raise ProblemError("no-room", text, Retry_After=RETRY_ROOM_S)
+
+
+class _RepeatedError(Exception):
+    """A key was used before."""
+
+
+def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: Limits) -> Mapping[str, object]:
+    """Put a job into the queue with the answer to its key, both or none."""
+    check_room(tx, new.owner, limits)
+    page = job_page(insert_job(tx, estimated(tx, new), writer=WRITER)).model_dump(mode="json")
+    if key is not None and not remember(tx, new.owner, key, Answer(request, 201, page, new.submitted_s)):
+        raise _RepeatedError
+    return page
+
+
+def _first_answer(service: Service, owner: str, key: str | None) -> Answer | None:
+    if key is None:
+        return None
+    with service.store.read() as tx:
+        return recall(tx, owner, key)
+
+
+Name = Annotated[str, Path(max_length=100, description="Of the attempt, as the list has it.")]
+NO_SUCH = problems("no-such-attempt")
+
+
+@router.get("/v1/unknown-attempts")
+def unknown(service: Serving, _: Operating) -> list[UnknownAttemptPage]:
+    """List attempts that may run and are not in the store: no job starts on their GPUs. The leading scheduler knows."""
+    return [UnknownAttemptPage.of(it) for it in service.control.unknown_attempts()]
+
+
+@router.post("/v1/unknown-attempts/{attempt}/end", status_code=204, responses=NO_SUCH)
+def end(attempt: Name, service: Serving, _: Operating) -> Response:
+    """Ask an attempt to stop, and kill it after its grace; its GPUs are free once it is proven gone."""
+    return _done(service, attempt, known=service.control.end_unknown(attempt))
+
+
+@router.post("/v1/unknown-attempts/{attempt}/disregard", status_code=204, responses=NO_SUCH)
+def disregard(attempt: Name, service: Serving, _: Operating) -> Response:
+    """Let jobs start on the GPUs of an attempt that is not proven gone."""
+    return _done(service, attempt, known=service.control.disregard_unknown(attempt))
+
+
+def _done(service: Service, attempt: str, *, known: bool) -> Response:
+    if not known:
+        raise ProblemError("no-such-attempt", f"there is no unknown attempt {attempt!r} here")
+    service.wake()
+    return Response(status_code=204)

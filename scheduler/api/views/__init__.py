@@ -1,1 +1,0 @@
-"""What the API shows, and where it is looked up."""

@@ -1,0 +1,335 @@
+"""Objects of a Kubernetes cluster as far as they are read, and the device names of GPUs by index.
+
+Source: the field's shape of a claim for exact devices by CEL; NVIDIA's driver names a device by its UUID.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.alias_generators import to_camel
+
+ATTEMPT = "longshore.io/attempt"  # label of all that belongs to an attempt, and the finalizer that keeps its pods
+PODS = "longshore.io/pods"  # annotation: how many the attempt has
+SPEC = "longshore.io/spec"  # annotation: digest of what was to be run
+FIRST_RANK = "longshore.io/first-rank"  # annotation
+RANKS = "longshore.io/ranks"  # annotation: how many the pod has
+GPUS = "longshore.io/gpus"  # annotation: their indices on its node
+NODE = "longshore.io/node"  # annotation: the one that it is to run on
+DROPPED = "longshore.io/dropped"  # annotation: why it was deleted before it could run
+GATE = "longshore.io/placement"
+
+
+class Read(BaseModel):
+    """Part of an object; the server may tell more, and null for nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, value: Any) -> Any:
+        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
+
+class Metadata(Read):
+    """Who an object is."""
+
+    name: str
+    uid: str
+    resource_version: str
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    finalizers: tuple[str, ...] = ()
+    deletion_timestamp: str = ""
+
+
+class Condition(Read):
+    """What is the case, or not, or not known."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: datetime | None = None
+
+
+class Running(Read):
+    """A container that runs."""
+
+    started_at: datetime
+
+
+class Waiting(Read):
+    """A container that does not run yet."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class Terminated(Read):
+    """A container that has ended."""
+
+    exit_code: int
+    signal: int = 0
+    reason: str = ""
+    message: str = ""
+    finished_at: datetime | None = None
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether nothing is known of its end: a kubelet calls that an exit code of 137, and containerd one of 255."""
+        return self.reason in ("ContainerStatusUnknown", "Unknown")
+
+    @property
+    def never_began(self) -> bool:
+        """Whether the container runtime could not start its program; containerd and Docker have two names for it."""
+        return self.reason in ("StartError", "ContainerCannotRun")
+
+    @property
+    def lacks_program(self) -> bool:
+        """Whether the program is not in the image, or cannot be executed there."""
+        return self.never_began and 'exec: "' in self.message
+
+
+class ContainerState(Read):
+    """One of three."""
+
+    running: Running | None = None
+    waiting: Waiting | None = None
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(Read):
+    """What the node says of a container."""
+
+    state: ContainerState = ContainerState()
+
+
+class PodStatus(Read):
+    """What the node says of a pod."""
+
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    conditions: tuple[Condition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class SchedulingGate(Read):
+    """What keeps a pod from being placed."""
+
+    name: str
+
+
+class PodSpec(Read):
+    """Where a pod runs."""
+
+    node_name: str = ""
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
+
+
+class Pod(Read):
+    """A pod of ours, which has one container."""
+
+    metadata: Metadata
+    spec: PodSpec
+    status: PodStatus = PodStatus()
+
+    @property
+    def state(self) -> ContainerState:
+        """State of its container."""
+        statuses = self.status.container_statuses
+        return statuses[0].state if statuses else ContainerState()
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether it waits for its placement."""
+        return bool(self.spec.scheduling_gates)
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it is on its way out."""
+        return bool(self.metadata.deletion_timestamp)
+
+    @property
+    def never_ran(self) -> bool:
+        """Whether it can never run: no node is bound to a pod that is on its way out."""
+        return self.is_deleted and not self.spec.node_name
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its processes are proven gone: its node says so, it never had a node, or its node is gone."""
+        if self.status.phase not in ("Succeeded", "Failed"):
+            return self.never_ran
+        disrupted = self.condition("DisruptionTarget")
+        # What is collected had a node that was deleted, or that somebody marked as out of service; its last word stays.
+        collected = disrupted is not None and disrupted.reason == "DeletionByPodGC"
+        return collected or self.state.running is None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is over, and not well."""
+        return self.is_over and self.status.phase != "Succeeded"
+
+    def annotation(self, name: str) -> str:
+        """Return an annotation, "" if it has none of this name."""
+        return self.metadata.annotations.get(name, "")
+
+    def count(self, name: str) -> int:
+        """Return an annotation that is a count, 0 if it is none."""
+        text = self.annotation(name)
+        return int(text) if text.isdecimal() else 0
+
+    def condition(self, kind: str) -> Condition | None:
+        """Return its condition of a kind."""
+        return next((condition for condition in self.status.conditions if condition.type == kind), None)
+
+
+class Taint(Read):
+    """Why a node or a device should not be used."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class NodeStatus(Read):
+    """What is said of a node."""
+
+    conditions: tuple[Condition, ...] = ()
+
+
+class NodeSpec(Read):
+    """What an administrator wants of a node."""
+
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+
+
+class Node(Read):
+    """A node."""
+
+    metadata: Metadata
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def ready(self) -> Condition | None:
+        """What is known of its answering."""
+        return next((condition for condition in self.status.conditions if condition.type == "Ready"), None)
+
+
+class Attribute(Read):
+    """A value of one of four types, of which one is read."""
+
+    string: str = ""
+
+
+class Device(Read):
+    """A device that a driver offers."""
+
+    name: str
+    attributes: dict[str, Attribute] = {}
+    taints: tuple[Taint, ...] = ()
+
+
+class Pool(Read):
+    """Where a slice's devices belong."""
+
+    name: str
+    generation: int = 0
+    resource_slice_count: int = 1
+
+
+class SliceSpec(Read):
+    """What a slice offers."""
+
+    driver: str
+    pool: Pool
+    node_name: str = ""
+    devices: tuple[Device, ...] = ()
+
+
+class ResourceSlice(Read):
+    """Devices of a node, as their driver publishes them."""
+
+    metadata: Metadata
+    spec: SliceSpec
+
+
+_STOPS = frozenset({"NoSchedule", "NoExecute"})
+
+Order = Mapping[str, tuple[str, ...]]  # UUIDs of each node's GPUs in the order of their indices
+
+
+class Gpu(NamedTuple):
+    """A GPU of a node."""
+
+    uuid: str
+    usable: bool  # its driver offers it, and no taint forbids it
+
+
+Offers = Mapping[str, tuple[Gpu, ...]]  # GPUs of each node
+
+
+def published(slices: Iterable[ResourceSlice], driver: str) -> Offers:
+    """Return the GPUs of each node whose driver has published all of them, as CUDA counts them: by their PCI bus ids.
+
+    Args:
+        slices: All that the cluster has.
+        driver: Whose devices count.
+    """
+    ours = [each.spec for each in slices if each.spec.driver == driver and each.spec.node_name]
+    newest: dict[str, int] = {}
+    for spec in ours:
+        newest[spec.node_name] = max(newest.get(spec.node_name, 0), spec.pool.generation)
+    found: dict[str, list[SliceSpec]] = {}
+    for spec in ours:
+        if spec.pool.generation == newest[spec.node_name]:
+            found.setdefault(spec.node_name, []).append(spec)
+    return {
+        node: tuple(_gpu(device) for device in _in_order([device for spec in specs for device in spec.devices]))
+        for node, specs in found.items()
+        if len(specs) == specs[0].pool.resource_slice_count
+    }
+
+
+def learned(order: Order, now: Offers) -> Order:
+    """Return the order of GPUs with what nodes offer now taken in.
+
+    A GPU that is lost does not move the others up: a node keeps its order until it offers as many GPUs again.
+    """
+    uuids = {node: tuple(gpu.uuid for gpu in gpus) for node, gpus in now.items()}
+    return {**order, **{node: found for node, found in uuids.items() if len(found) >= len(order.get(node, ()))}}
+
+
+def by_index(order: Order, now: Offers) -> Offers:
+    """Return the GPUs of each node by index, with those that are not offered now."""
+    usable = {gpu.uuid for gpus in now.values() for gpu in gpus if gpu.usable}
+    return {node: tuple(Gpu(uuid, uuid in usable) for uuid in uuids) for node, uuids in order.items()}
+
+
+def _in_order(devices: list[Device]) -> list[Device]:
+    whole = [device for device in devices if _text(device, "uuid") and _text(device, "type") in ("", "gpu")]
+    return sorted(whole, key=lambda device: (_bus_id(device), _number(device.name), device.name))
+
+
+def _gpu(device: Device) -> Gpu:
+    return Gpu(_text(device, "uuid"), not any(taint.effect in _STOPS for taint in device.taints))
+
+
+def _bus_id(device: Device) -> str:
+    """Return where a device is on the bus: by the name that all drivers share, or by one that drivers made up."""
+    names = ("resource.kubernetes.io/pciBusID", "pcieBusID", "pciBusID")  # NVIDIA's says pcieBusID
+    return next((text for name in names if (text := _text(device, name))), "").lower()
+
+
+def _text(device: Device, name: str) -> str:
+    found = device.attributes.get(name)
+    return "" if found is None else found.string
+
+
+def _number(name: str) -> int:
+    digits = name[len(name.rstrip("0123456789")) :]
+    return int(digits) if digits else -1

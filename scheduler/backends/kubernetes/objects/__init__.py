@@ -1,1 +1,0 @@
-"""Objects of Kubernetes, as they are written and read."""

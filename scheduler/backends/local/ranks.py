@@ -1,0 +1,527 @@
+"""The ranks of an attempt: started, logged, limited and ended, with all their processes. Standard library only.
+
+The output of ranks: files that grow, hold back only their last part, and are read from an offset on.
+
+The supervisor uses it: standard library only.
+
+What to do about processes that lose their parent: they come to an ancestor that asks for them.
+
+The supervisor and its guard use it: standard library only.
+
+A control group (version 2) for the processes of an attempt, where this user may make one.
+
+Whatever a process does to its session, its parent or its environment, what it starts is born into its group.
+
+The supervisor uses it: standard library only.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import pwd
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from ...files.processes import children, find, memory_kills, read_file
+
+ALL_ON_NODE, OWN = "node", "rank"  # GPUs that a rank sees
+
+
+class Rank(NamedTuple):
+    """Where one rank runs."""
+
+    node: str
+    gpu: int  # index on the node
+
+
+class Part(NamedTuple):
+    """The ranks of an attempt that one supervisor runs, and where they meet those of others."""
+
+    visible: dict[int, str]  # what CUDA_VISIBLE_DEVICES calls the GPU of each rank
+    address: str
+    port: int
+
+
+class Spec(NamedTuple):
+    """An attempt, ready to be run."""
+
+    attempt: str
+    job: str
+    number: int
+    command: tuple[str, ...]
+    folder: str  # absolute
+    environment: dict[str, str]
+    grace_s: float
+    limit_s: float | None
+    ranks: tuple[Rank, ...]
+    seats: int = 0  # of its ring; 0 for ranks that stop together
+    backups: int = 0  # slow members of it in whose place others may compute
+    visible_gpus: str = ALL_ON_NODE  # that a rank sees: those of all ranks on its node, or its own
+
+
+def encode(spec: Spec) -> bytes:
+    """Return the spec as a file holds it; equal specs give equal bytes."""
+    fields = spec._asdict()
+    for name, default in Spec._field_defaults.items():
+        if fields[name] == default:
+            del fields[name]  # as before there was such a thing, so that attempts of older versions are recognised
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def decode(content: bytes) -> Spec:
+    """Return the spec that `encode` wrote.
+
+    Raises:
+        ValueError: If it makes no sense.
+    """
+    try:
+        fields = json.loads(content)
+        ranks = tuple(Rank(node, gpu) for node, gpu, *_ in fields.pop("ranks"))  # older versions wrote more of each
+        return Spec(command=tuple(fields.pop("command")), ranks=ranks, **fields)
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not what an attempt is: {type(error).__name__}: {error}") from error
+
+
+_PR_SET_PDEATHSIG = 1
+_NOT_STARTED = 127  # as shells say it
+_KILLED_BEFORE, _MOST_KILLED = 500, 1000  # thousandths of the memory that a process seems to have beside its own
+# Python ignores the first two, and whoever started the scheduler may have ignored others; an exec keeps that.
+_BACK_TO_DEFAULT = (
+    signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
+    signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
+)  # fmt: skip
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Start(NamedTuple):
+    """What a rank's start needs beside the spec."""
+
+    rank: int
+    path: str  # the attempt's folder
+    part: Part  # of the attempt that its supervisor runs
+    log: int  # descriptor for its output
+    gate: int  # descriptor that a byte comes through once the rank may begin
+    gate_in: int  # the gate's other end, which only the supervisor may hold
+
+
+def steps_name(rank: int) -> str:
+    """Return the name of the file in which a rank tells of its steps, in the folder of its attempt."""
+    return f"steps-{rank}"
+
+
+def saved_name(rank: int) -> str:
+    """Return the name of the file in which a rank tells of its checkpoints, in the folder of its attempt."""
+    return f"saved-{rank}"
+
+
+def environment_of(spec: Spec, start: Start) -> dict[str, str]:
+    """Return the environment of a rank: the attempt's, and over it what the placement fixes.
+
+    As under torchrun, a rank sees the GPUs of all ranks on its node, and its own is number LOCAL_RANK among them. One
+    that sees its own alone has the environment of the only rank on a node.
+    """
+    place, visible = spec.ranks[start.rank], start.part.visible
+    seen = [rank for rank in visible if spec.ranks[rank].node == place.node]
+    if spec.visible_gpus == OWN:
+        seen = [start.rank]
+    return {
+        **user_variables(start.path),
+        **spec.environment,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the indices count, and not CUDA's own order of speed
+        "CUDA_VISIBLE_DEVICES": ",".join(visible[rank] for rank in seen),
+        "RANK": str(start.rank),
+        "LOCAL_RANK": str(seen.index(start.rank)),
+        "WORLD_SIZE": str(len(spec.ranks)),
+        "LOCAL_WORLD_SIZE": str(len(seen)),
+        "MASTER_ADDR": start.part.address,
+        "MASTER_PORT": str(start.part.port),
+        "LONGSHORE_JOB": spec.job,
+        "LONGSHORE_ATTEMPT": spec.attempt,
+        "LONGSHORE_NODE": place.node,
+        "LONGSHORE_GPUS": ",".join(str(spec.ranks[rank].gpu) for rank in seen),
+        "LONGSHORE_PROGRESS": f"{start.path}/progress.json",
+        "LONGSHORE_STEPS": f"{start.path}/{steps_name(start.rank)}",
+        "LONGSHORE_SAVED": f"{start.path}/{saved_name(start.rank)}",
+    }
+
+
+def user_variables(path: str) -> dict[str, str]:
+    """Return HOME, USER and LOGNAME of the user that this process runs as, whom the machine need not know.
+
+    HOME is the user's home by passwd, or else that of this process, if it can be written to; else a folder in the
+    attempt's own. Without a name the user goes by the number, as programs that ask for a name fail without any.
+
+    Args:
+        path: The attempt's folder.
+    """
+    try:
+        user = pwd.getpwuid(os.getuid())
+        name, known = user.pw_name, user.pw_dir
+    except KeyError:
+        name, known = str(os.getuid()), ""
+    homes = (home for home in (known, os.environ.get("HOME", "")) if home.startswith("/"))
+    home = next((it for it in homes if os.path.isdir(it) and os.access(it, os.W_OK | os.X_OK)), "")  # noqa: PTH112
+    return {"HOME": home or _own_home(path), "USER": name, "LOGNAME": name}
+
+
+def _own_home(path: str) -> str:
+    home = f"{path}/home"
+    with suppress(OSError):  # the program says what it lacks, if it needs any
+        os.makedirs(home, 0o700, exist_ok=True)  # noqa: PTH103  # pathlib is slow to import
+    return home
+
+
+def fork_rank(spec: Spec, start: Start) -> int:
+    """Fork a rank, which waits at the gate in a process group of its own, and return its pid.
+
+    Call it in the main thread: the rank is killed when the thread that forked it ends.
+
+    Raises:
+        OSError: If there can be no further process.
+    """
+    supervisor = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run(spec, start, supervisor)
+    os.setpgid(pid, pid)  # The rank does the same: whoever comes first, no signal to the group misses it.
+    return pid
+
+
+def _run(spec: Spec, start: Start, supervisor: int) -> NoReturn:
+    try:
+        os.dup2(start.log, 1)
+        os.dup2(start.log, 2)
+        _wait_at_gate(start, supervisor)
+        _restore_signals()
+        _be_killed_first()
+        os.chdir(spec.folder)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.execvpe(spec.command[0], spec.command, environment_of(spec, start))
+    except BaseException as error:
+        problem = f"longshore: cannot start {spec.command[0]!r} in {spec.folder!r}: {error}\n"
+        os.write(2, problem.encode(errors="backslashreplace"))
+    finally:  # A copy of the supervisor must not live on.
+        os._exit(_NOT_STARTED)
+
+
+def _wait_at_gate(start: Start, supervisor: int) -> None:
+    os.setpgid(0, 0)
+    os.close(start.gate_in)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The supervisor may have died before that; if it did since, nothing comes through the gate.
+    if os.getppid() != supervisor or os.read(start.gate, 1) == b"":
+        raise ChildProcessError("its supervisor died")
+
+
+def _be_killed_first() -> None:
+    """Let memory be taken from ranks before it is taken from who watches over them."""
+    with suppress(OSError):
+        file = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        raised = min(int(os.read(file, 16)) + _KILLED_BEFORE, _MOST_KILLED)
+        os.pwrite(file, str(raised).encode(), 0)
+
+
+def _restore_signals() -> None:
+    for number in _BACK_TO_DEFAULT:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02  # linux/falloc.h
+
+
+def log_name(rank: int) -> str:
+    """Return the name of a rank's log in the folder of its attempt."""
+    return f"rank-{rank}.log"
+
+
+def is_log(name: str) -> bool:
+    """Say whether that is the name of a rank's log."""
+    return name.startswith("rank-") and name.endswith(".log")
+
+
+def open_log(folder: int, rank: int) -> int:
+    """Open a rank's log for writing at its end, and return its descriptor.
+
+    Raises:
+        OSError: If it cannot be made.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(log_name(rank), flags, 0o600, dir_fd=folder)
+
+
+def drop_beginning(log: int, keep_bytes: int) -> None:
+    """Give back the disk space of all but the last bytes of a log that holds over twice as much.
+
+    Offsets stay as they are: the beginning turns into a hole. A file system without holes keeps it all.
+
+    Args:
+        log: Descriptor of the log, open for writing.
+        keep_bytes: What to keep.
+    """
+    seen = os.fstat(log)
+    if seen.st_blocks * 512 <= 2 * keep_bytes:  # 512: the unit of st_blocks everywhere
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate64.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    libc.fallocate64(log, _KEEP_SIZE | _PUNCH_HOLE, 0, seen.st_size - keep_bytes)
+
+
+def read_log(log: int, offset: int, most_bytes: int) -> tuple[bytes, int]:
+    """Return output from an offset on, past what was given back, and the offset after it.
+
+    Args:
+        log: Descriptor of the log, open for reading.
+        offset: Where to begin; beyond the end there is nothing yet.
+        most_bytes: What to read at most.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    try:
+        begin = os.lseek(log, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return b"", offset
+        raise
+    content = os.pread(log, most_bytes, begin)
+    return content, begin + len(content) if content else offset
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LOOK_AGAIN_S = 0.5  # for what does not die at once
+
+
+def adopt_orphans() -> None:
+    """Let this process learn of the ends of its children and of all they leave behind, and of who asks it to end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ignored, it would hide how the ranks end.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_children() -> None:
+    """Kill all children, and theirs, which come to this process then; return when none is left.
+
+    A process that cannot die, as it waits for a disk or a GPU, is waited for: it may still hold the GPU.
+    """
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            return
+        for child in children(os.getpid()):
+            send(os.kill, child.pid, signal.SIGKILL)
+        signal.sigtimedwait({signal.SIGCHLD}, _LOOK_AGAIN_S)
+
+
+def send(call: Callable[[int, int], None], to: int, number: int) -> None:
+    """Send a signal with `os.kill` or `os.killpg`, if there is still something to send it to."""
+    with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: it is waited for.
+        call(to, number)
+
+
+_LOG_BYTES = 64 << 20  # of each rank's output, kept at least; twice as much at most
+_TOGETHER_S = 0.05  # between the signals to a rank and to this process of whoever ends both: a machine, or Slurm
+_DYING_S = 60.0  # that a process may take from its kill, which counts at once, to its end: it frees its memory first
+
+
+class Gang:
+    """Ranks of an attempt: they start together, and when one fails the others are stopped.
+
+    Args:
+        spec: The attempt.
+        part: Which of its ranks.
+        folder: Descriptor of the folder for their logs and what they tell.
+        path: The same folder.
+    """
+
+    def __init__(self, spec: Spec, part: Part, folder: int, path: str) -> None:
+        self.reason = ""  # why it is being stopped
+        self.ends: list[tuple[int, int, int, float]] = []  # rank, code, signal, Unix time: in the order of the ends
+        self._grace_s = spec.grace_s
+        self._kill_at_s = 0.0
+        self._killed = False
+        self._memory_kills = deque([(time.monotonic(), memory_kills())])  # time and count of the readings of late
+        self._logs = {rank: open_log(folder, rank) for rank in part.visible}
+        self._gate, self._gate_in = os.pipe()
+        self._ranks: dict[int, int] = {}  # living ranks by pid
+        for rank, log in self._logs.items():
+            self._ranks[fork_rank(spec, Start(rank, path, part, log, self._gate, self._gate_in))] = rank
+
+    @property
+    def running(self) -> bool:
+        """Whether a rank lives."""
+        return bool(self._ranks)
+
+    def pids(self) -> list[tuple[int, int]]:
+        """Return the pid and the start of each rank, in the order of ranks; none of them has been reaped."""
+        found = (find(pid) for pid in self._ranks)
+        return [(process.pid, process.start_ticks) for process in found if process is not None]
+
+    def begin(self) -> None:
+        """Let the ranks run their program."""
+        os.write(self._gate_in, bytes(len(self._ranks)))
+        os.close(self._gate)
+        os.close(self._gate_in)
+
+    def wait(self, most_s: float) -> bool:
+        """Wait until a process ended, this one is asked to end, or the grace is over.
+
+        Args:
+            most_s: How long to wait at most.
+
+        Returns:
+            Whether this process is asked to end.
+        """
+        if self.reason and not self._killed:
+            most_s = min(most_s, max(self._kill_at_s - time.monotonic(), 0.0))
+        woken = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, most_s)
+        if woken is not None and woken.si_signo == signal.SIGCHLD and not self.reason:
+            # A rank that was asked to end with this process may be the first to react; its end is not its own then.
+            woken = signal.sigtimedwait({signal.SIGTERM}, _TOGETHER_S)
+        return woken is not None and woken.si_signo == signal.SIGTERM
+
+    def stop(self, reason: str) -> None:
+        """Ask all processes to end; they are killed after the grace. The first reason stays."""
+        if not self.reason:
+            self.reason = reason
+            self._kill_at_s = time.monotonic() + self._grace_s
+            self._signal(signal.SIGTERM)
+
+    def tend(self) -> None:
+        """Take note of the ranks that ended, keep their logs small, and kill what was asked to end long enough ago."""
+        self._reap()
+        self._count_memory_kills()
+        for log in self._logs.values():
+            drop_beginning(log, _LOG_BYTES)
+        if self.reason and time.monotonic() >= self._kill_at_s:
+            self._signal(signal.SIGKILL)
+            self._killed = True
+
+    def _reap(self) -> None:
+        while self._ranks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            rank = self._ranks.pop(pid, -1)
+            if rank >= 0:
+                code = os.waitstatus_to_exitcode(status)
+                self.ends.append((rank, max(code, 0), max(-code, 0), time.time()))
+                if code != 0:
+                    self.stop(self._why(code))
+
+    def _count_memory_kills(self) -> None:
+        """Note how many processes have been killed for memory: what is counted now may be told to us much later."""
+        now_s, counts = time.monotonic(), self._memory_kills
+        counts.append((now_s, memory_kills()))
+        while len(counts) > 1 and counts[1][0] < now_s - _DYING_S:
+            counts.popleft()
+
+    def _why(self, code: int) -> str:
+        """Return why a rank that failed has failed: nobody else but a lack of memory kills at about that moment."""
+        was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # itself, or what a shell waited for
+        ran_out = was_killed and memory_kills() > self._memory_kills[0][1]
+        return "out of memory" if ran_out else "rank failed"
+
+    def _signal(self, number: int) -> None:
+        """Signal the groups of living ranks, and what has come to this process from those that ended.
+
+        Both are children that have not been reaped, so none of these numbers can be a stranger's.
+        """
+        for pid in self._ranks:
+            send(os.killpg, pid, number)
+        for child in children(os.getpid()):
+            if child.pid not in self._ranks:
+                send(os.kill, child.pid, number)
+
+
+_GONE = (errno.ENOENT, errno.ENODEV)  # the second: it went while its file was open
+
+
+def confine(attempt: str, pids: Iterable[int]) -> str:
+    """Move processes into a control group of their own, below that of this process.
+
+    Args:
+        attempt: Name that the group is known by.
+        pids: The processes, which have started none.
+
+    Returns:
+        Path of the group, "" where there can be none: then nothing has happened.
+    """
+    try:
+        path = Path(_own_group()) / f"longshore-{attempt}-{os.urandom(4).hex()}"
+        path.mkdir()
+    except OSError:
+        return ""
+    try:
+        (path / "cgroup.kill").stat()  # Linux 5.14 and later
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                (path / "cgroup.procs").write_text(str(pid))
+    except OSError:
+        remove(str(path))
+        return ""
+    return str(path)
+
+
+def kill_group(path: str) -> None:
+    """Kill all processes of a group at once, those of groups inside it too.
+
+    Raises:
+        OSError: If that is not allowed.
+    """
+    try:
+        file = os.open(f"{path}/cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)  # which makes no file where there is none
+        try:
+            os.write(file, b"1")
+        finally:
+            os.close(file)
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+
+
+def is_populated(path: str) -> bool:
+    """Say whether a process lives in a group, or in one inside it; a group that is gone had none.
+
+    Raises:
+        OSError: If that cannot be told.
+    """
+    try:
+        return b"populated 0" not in read_file(f"{path}/cgroup.events")[0].splitlines()
+    except OSError as error:
+        if error.errno in _GONE:
+            return False
+        raise
+
+
+def remove(path: str) -> None:
+    """Remove a group in which no process is left, with those that were made inside it."""
+    with suppress(OSError):  # It costs next to nothing where it stays.
+        for folder, _, _ in os.walk(path, topdown=False):
+            Path(folder).rmdir()
+
+
+def _own_group() -> str:
+    """Return the path of the group that this process is in.
+
+    Raises:
+        OSError: If it has none that can be seen.
+    """
+    lines = os.fsdecode(read_file("/proc/self/cgroup")[0]).splitlines()
+    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
+    for mount in os.fsdecode(read_file("/proc/self/mountinfo")[0]).splitlines():
+        fields, _, kind = mount.partition(" - ")
+        root, point = fields.split()[3:5]
+        root = root.rstrip("/")
+        if kind.startswith("cgroup2 ") and own.startswith(f"{root}/"):
+            return point + own.removeprefix(root).rstrip("/")
+    raise FileNotFoundError("no control group of version 2 is mounted")

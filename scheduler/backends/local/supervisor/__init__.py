@@ -1,1 +1,0 @@
-"""The process that runs an attempt on a machine. Standard library only."""

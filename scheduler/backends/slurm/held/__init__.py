@@ -1,1 +1,0 @@
-"""Jobs that users submit by sbatch, and that wait for us."""

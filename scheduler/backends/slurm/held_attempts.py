@@ -1,0 +1,336 @@
+"""Attempts of jobs that came by sbatch: Slurm runs the script of its user, and tells how that ended.
+
+In the attempt's folder:
+
+    taken.json   which Slurm job it is, and where it was to run; before it is released
+    cancel.json  the wish that it stops, or never starts
+    ended.json   how it ended, as Slurm told: after some minutes it forgets
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ....cluster.files.errors import BackendError
+from ...files.durable import is_there, write_first
+from ...model.job import Placement
+from ...model.states import EndedBy, Run, Status
+from ..local.folders import Folders, told_as_backend_error
+from ..local.reading import read_marker
+from ..protocol import Attempt, Held, RefusedError
+from ..shared_folder.node import MISPLACED
+from .commands import TIMES, Commands, Times
+from .held import (
+    DISABLED,
+    Ended,
+    HeldJob,
+    RunsOnError,
+    Taken,
+    end,
+    end_of,
+    ended_of,
+    granted,
+    put_back,
+    read_held,
+    refuse,
+    see_same,
+    status_of,
+    steer,
+    why_never,
+)
+from .snapshot import Node, View
+
+log = logging.getLogger(__name__)
+
+_DONE = frozenset(("COMPLETED", "CANCELLED"))  # and nothing is left to be tried again
+
+
+class HeldAttempts:
+    """Lets Slurm's held jobs run where they are to, and says what becomes of them.
+
+    Args:
+        folders: Of all attempts.
+        commands: Slurm's.
+        view: Of Slurm's nodes.
+        nodes: GPUs of each node.
+        times: How often Slurm is asked, and what a lost node has to be back for.
+    """
+
+    def __init__(
+        self, folders: Folders, commands: Commands, view: View, nodes: Mapping[str, int], times: Times = TIMES
+    ) -> None:
+        self._folders, self._commands, self._view, self._nodes, self._times = folders, commands, view, nodes, times
+        self._jobs: dict[str, HeldJob] = {}
+        self._read_s = float("-inf")  # when Slurm was asked last
+        self._told: tuple[Held, ...] = ()
+        self._again_s: dict[str, float] = {}  # before which a job is not ended once more
+        self._back_s: dict[str, float] = {}  # since when the nodes of an attempt answer again
+        self._away: set[str] = set()  # attempts one of whose nodes was seen not to answer before all of it was gone
+        self._checked: set[str] = set()  # attempts that have the GPUs that they were to have
+
+    def held(self) -> Sequence[Held]:
+        """Return all jobs that came by sbatch; the same object while Slurm is not asked again.
+
+        Raises:
+            BackendError: If Slurm does not answer.
+        """
+        self._look(self._times.old_s)
+        return self._told
+
+    def _look(self, old_s: float) -> None:
+        if time.monotonic() > self._read_s + old_s:
+            self._read()
+
+    def _read(self) -> None:
+        self._read_s, self._jobs = time.monotonic(), dict(read_held(self._commands))
+        never = {
+            job.id: why_never(job.told.nodes, job.told.gpus // job.told.nodes, self._nodes)
+            for job in self._jobs.values()
+        }
+        self._told = tuple(job.told for job in self._jobs.values() if not never[job.id] and not job.is_early)
+        for job in self._jobs.values():
+            if never[job.id] and job.is_held:  # nobody could be asked when it was submitted
+                log.warning("job %s is refused: %s", job.number, never[job.id])
+                self._now_and_then(job.id, partial(refuse, self._commands, job, never[job.id]))
+
+    def _forget(self) -> None:
+        self._read_s = float("-inf")
+
+    def discard(self, job: str) -> None:
+        """End a job for good.
+
+        Raises:
+            BackendError: If it is not known whether it ends.
+        """
+        if job in self._jobs and not self._jobs[job].is_over:
+            self._now_and_then(job, partial(end, self._commands, self._jobs[job]))
+
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        """Let a held job run on exactly these GPUs; again, or after its end, it does nothing.
+
+        Raises:
+            CannotHonourError: If Slurm cannot give these GPUs.
+            RefusedError: If Slurm has no such job any more, or it may not run again.
+            BackendError: If it is not known whether it starts.
+        """
+        self._look(self._times.old_s)
+        job = self._job(attempt)
+        with told_as_backend_error(attempt.name), self._folders.make(attempt.name) as folder:
+            if is_there(folder, "cancel.json"):
+                return
+            taken = read_marker(folder, attempt.name, Taken)
+            if taken is None:
+                taken = self._take(folder, attempt, job, placement)
+            elif taken.placement != _plain(placement):
+                raise BackendError(f"{attempt.name} was launched before with another placement")
+        if not job.is_held or job.restarts != taken.restarts:
+            return  # it was released before
+        try:
+            steer(self._commands, job, placement, self._view.look().nodes)
+        except BackendError:
+            self._forget()  # it may have been released
+            raise
+        self._jobs[job.id] = job._replace(is_held=False)
+
+    def _job(self, attempt: Attempt) -> HeldJob:
+        """Return the job of an attempt.
+
+        Raises:
+            RefusedError: If Slurm does not know it any more.
+            BackendError: If that cannot be told.
+        """
+        job = self._jobs.get(attempt.job)
+        if job is None:
+            self._view.look_complete()
+            raise RefusedError(f"{attempt.name}: Slurm does not know its job any more")
+        return job
+
+    def _take(self, folder: int, attempt: Attempt, job: HeldJob, placement: Placement) -> Taken:
+        """Note that an attempt is a Slurm job that is held.
+
+        Raises:
+            RefusedError: If the job is over, and may not run again.
+            BackendError: If it is not held yet.
+            OSError: If it cannot be written down.
+        """
+        if job.is_over:
+            self._revive(attempt, job)
+        if not job.is_held:
+            self._forget()
+            put_back(self._commands, job)
+            raise BackendError(f"{attempt.name}: job {job.number} is being put back into Slurm's queue")
+        taken = Taken(
+            attempt=attempt.name, stamp=job.stamp, number=job.number, restarts=job.restarts,
+            placement=_plain(placement),
+        )  # fmt: skip
+        write_first(folder, Taken.file_name, taken.model_dump_json().encode())
+        return taken
+
+    def _revive(self, attempt: Attempt, job: HeldJob) -> None:
+        """Let Slurm queue a job again that is over.
+
+        Raises:
+            RefusedError: If it may not run again.
+            BackendError: If it may, and is not held yet.
+        """
+        if job.state in _DONE:
+            raise RefusedError(f"{attempt.name}: Slurm says that job {job.number} is {job.state}")
+        self._forget()
+        see_same(self._commands, job)
+        try:
+            self._commands.call("scontrol", ("requeuehold", job.number))
+        except BackendError as error:
+            if DISABLED not in str(error):
+                raise
+            raise RefusedError(
+                f"{attempt.name}: job {job.number} ended as {job.state}, and may not be requeued (--no-requeue)"
+            ) from error
+        raise BackendError(f"{attempt.name}: job {job.number} is being put back into Slurm's queue")
+
+    def status(self, folder: int, name: str, taken: Taken) -> Status:
+        """Return what is known of an attempt that has a job.
+
+        Args:
+            folder: Descriptor of its folder.
+            name: Of the attempt.
+            taken: Its job.
+
+        Raises:
+            BackendError: If Slurm does not answer.
+            OSError: If its folder cannot be used.
+            ValueError: If a marker makes no sense.
+        """
+        ended = read_marker(folder, name, Ended)
+        if ended is not None:
+            return status_of(ended)
+        self._look(self._times.unasked_s)
+        status = self._by_slurm(folder, name, taken, self._jobs.get(job_of(name)))
+        if status.run in (Run.EXITED, Run.LOST):
+            write_first(folder, Ended.file_name, ended_of(name, status).model_dump_json().encode())
+        return status
+
+    def _by_slurm(self, folder: int, name: str, taken: Taken, job: HeldJob | None) -> Status:
+        is_cancelled = is_there(folder, "cancel.json")
+        if job is None:
+            return self._by_absence("Slurm does not know its job any more, nor how it ended")
+        if job.restarts > taken.restarts:
+            if is_cancelled:
+                return Status(Run.EXITED, by=EndedBy.CANCEL)
+            words = f"Slurm has put job {job.number} back into its queue"
+            return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words)
+        if job.is_over:
+            return end_of(job, is_cancelled=is_cancelled)
+        if job.is_held:
+            return Status(Run.ABSENT)
+        if job.state == "PENDING":
+            return Status(Run.PENDING)
+        return self._running(name, taken, job)
+
+    def _by_absence(self, words: str) -> Status:
+        snapshot = self._view.look()
+        if snapshot.read_s < self._read_s or not self._view.is_complete(snapshot):
+            return Status(Run.UNREACHABLE, words="Slurm does not know all its nodes yet")
+        return Status(Run.LOST, words=words)
+
+    def _running(self, name: str, taken: Taken, job: HeldJob) -> Status:
+        wanted = {node: list(gpus) for node, gpus in taken.placement}
+        if name not in self._checked and job.state == "RUNNING":
+            got = granted(self._commands, job.number)
+            if got not in (wanted, None):
+                words = f"{MISPLACED}Slurm gives {got}, not {wanted}"
+                return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words)
+            self._checked.add(name)
+        return Status(Run.RUNNING if name in self._checked else Run.PENDING)
+
+    def cancel(self, folder: int, name: str) -> None:
+        """Let an attempt stop, or never start; its job goes back into Slurm's queue, held.
+
+        Args:
+            folder: Descriptor of its folder.
+            name: Of the attempt.
+
+        Raises:
+            BackendError: If it is not known whether it stops.
+            OSError: If the wish cannot be written down.
+        """
+        write_first(folder, "cancel.json", json.dumps({"attempt": name}).encode())
+        is_misplaced = is_there(folder, Ended.file_name)  # Of what runs nothing else is known to have ended.
+        self._now_and_then(name, partial(self._stop, name, is_misplaced=is_misplaced))
+
+    def _stop(self, name: str, *, is_misplaced: bool) -> None:
+        self._read()
+        job = self._jobs.get(job_of(name))
+        if job is None or job.is_held or job.is_over:
+            return
+        self._forget()
+        try:
+            put_back(self._commands, job)
+        except RunsOnError:
+            if not is_misplaced:
+                raise
+            end(self._commands, job)  # The GPUs that it has are not its own.
+
+    def released(self, folder: int, name: str, taken: Taken) -> bool:
+        """Say whether all processes of an attempt are proven gone.
+
+        Args:
+            folder: Descriptor of its folder.
+            name: Of the attempt.
+            taken: Its job.
+
+        Raises:
+            OSError: If its folder cannot be used.
+            ValueError: If a marker makes no sense.
+        """
+        ended = read_marker(folder, name, Ended)
+        try:
+            self._look(self._times.unasked_s)
+            job, snapshot = self._jobs.get(job_of(name)), self._view.look()
+            if job is None and (snapshot.read_s < self._read_s or not self._view.is_complete(snapshot)):
+                return False
+        except BackendError:
+            return False
+        if job is not None and not (job.is_held or job.is_over):
+            return False
+        if job is not None and job.is_held and job.restarts == taken.restarts:
+            return True  # it never began
+        is_lost = ended is not None and ended.run == Run.LOST and MISPLACED not in ended.reason
+        is_lost = is_lost or name in self._away
+        return self._answer(name, [snapshot.nodes.get(node) for node, _ in taken.placement], is_lost=is_lost)
+
+    def _answer(self, name: str, nodes: Sequence[Node | None], *, is_lost: bool) -> bool:
+        """Say whether nothing can be left on nodes: where Slurm has lost none, a job ends after its processes."""
+        if all(node is not None and node.is_fenced for node in nodes):
+            return True
+        if not all(node is not None and (node.is_fenced or _is_back(node)) for node in nodes):
+            self._back_s.pop(name, None)
+            self._away.add(name)
+            return False
+        return not is_lost or time.monotonic() > self._back_s.setdefault(name, time.monotonic()) + self._times.stray_s
+
+    def forget(self, name: str) -> None:
+        """Forget what was tried for an attempt."""
+        self._again_s.pop(name, None)
+        self._back_s.pop(name, None)
+        self._away.discard(name)
+        self._checked.discard(name)
+
+    def _now_and_then(self, what: str, do: Callable[[], None]) -> None:
+        if time.monotonic() >= self._again_s.get(what, 0.0):
+            self._again_s[what] = time.monotonic() + self._times.again_s
+            do()
+
+
+def job_of(name: str) -> str:
+    """Return the id of the job of an attempt."""
+    return name.removeprefix("ls-").rpartition("-")[0]
+
+
+def _is_back(node: Node) -> bool:
+    return node.is_known and node.answers and not node.is_down
+
+
+def _plain(placement: Placement) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((share.node, share.gpus) for share in placement)

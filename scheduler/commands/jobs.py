@@ -1,0 +1,508 @@
+"""`longshore status`, `queue`, `jobs`, `logs` and `explain`, with rings and sub-tasks as people read them."""
+
+import re
+import shlex
+import time
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...cluster.files.durations import duration_text
+from ...cluster.files.errors import InputError
+from ...cluster.files.output_file import in_one_line
+from ..model.job import estimate_words
+from ..model.states import JobState
+from ..rules.attempts import UNFIT
+from .options import (
+    DEFAULT_URL,
+    CaOption,
+    Column,
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    client_of,
+    clock,
+    ended_s,
+    moment,
+    print_json,
+    print_table,
+    ran_s,
+)
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+ALL = "all"
+
+
+def logs(
+    job: JobArgument,
+    rank: Annotated[str, typer.Option(help="Rank whose output is shown, or `all`: each line behind its [RANK].")] = "0",
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt only; the last one if left out.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, max=100_000, help="Only the last lines of each rank.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
+) -> None:
+    """Show what ranks of a job wrote; of a failed attempt, say which rank to look at."""
+    if rank != ALL and not rank.isdecimal():
+        raise InputError(f"--rank is {rank!r}; write the number of a rank, or all")
+    client = client_of(url, ca)
+    if follow:
+        for text in client.follow_logs(job, rank, attempt, tail):
+            typer.echo(text, nl=False)
+    else:
+        _show_log(client, job, rank, attempt, tail)
+    _point_at_crash(client, job, rank, attempt)
+
+
+def _show_log(client: "Client", job: str, rank: str, attempt: int | None, tail: int | None) -> None:
+    data, after = client.logs(job, rank, 0, attempt, tail)
+    typer.echo(data, nl=False)
+    while after is not None and (part := client.logs(job, rank, after, attempt))[0]:
+        typer.echo(part[0], nl=False)
+        after = part[1]
+
+
+def _point_at_crash(client: "Client", job: str, rank: str, attempt: int | None) -> None:
+    """Name, beside the output, the rank that explains why the attempt failed, unless it is what is shown."""
+    attempts = [it for it in client.job(job)["attempts"] if attempt in (None, it["number"])]
+    crash = crash_line(job, attempts[-1]) if attempts else ""
+    if crash and rank not in (ALL, str(attempts[-1]["crash"]["rank"])):
+        typer.echo(crash, err=True)
+
+
+def crash_line(job: str, attempt: Mapping[str, Any]) -> str:
+    """Return which rank of an attempt failed, where, and how to see what it wrote; "" if none did.
+
+    Args:
+        job: Id of the job.
+        attempt: As the API tells of it.
+    """
+    crash = attempt["crash"]
+    if crash is None:
+        return ""
+    how = f"signal {crash['signal']}" if crash["signal"] else f"exit code {crash['code']}"
+    return (
+        f"rank {crash['rank']} on {crash['node']}, GPU {crash['gpu']}, failed first ({how}): "
+        f"longshore logs {job} --attempt {attempt['number']} --rank {crash['rank']}"
+    )
+
+
+PHASES = ("detect_s", "stop_s", "choose_s", "form_s", "copy_s", "first_step_s")
+RECOVERIES = (
+    Column("GENERATION", right=True), Column("MEMBERS", right=True),
+    *(Column(phase.removesuffix("_s").upper().replace("_", " "), right=True) for phase in PHASES),
+    Column("BECAUSE", gives=True),
+)  # fmt: skip
+MEMBERS = (
+    Column("SEAT"), Column("MEMBER", right=True), Column("GPU", gives=True), Column("RANK", right=True),
+    Column("PID", right=True),
+)  # fmt: skip
+CANDIDATES = (
+    Column("CANDIDATE"), Column("T", right=True), Column("T*", right=True), Column(""), Column("LINKS", gives=True),
+)  # fmt: skip
+MOST_MEMBERS_SHOWN = 8  # candidates of the last choice
+
+
+def print_ring(ring: Mapping[str, Any]) -> None:
+    """Print who sits where, and the recoveries so far with the seconds of their phases."""
+    filled = sum(member >= 0 for member in ring["order"])
+    spares = len(ring["spares"])
+    typer.echo(
+        f"{'ring':10s} {in_one_line(ring['phase'])}, {filled} of {ring['seats']} seats, "
+        f"{spares} spare{'s' * (spares != 1)}, generation {ring['generation']}, step {ring['step']}"
+    )
+    for words in ring["hints"]:
+        typer.echo(f"{'hint':10s} {in_one_line(words)}")
+    if ring["relieved"]:
+        typer.echo(f"{'slow':10s} {', '.join(map(str, ring['relieved']))}")
+    for reason in dict.fromkeys(ring["gone"].values()):
+        of = [member for member, its in ring["gone"].items() if its == reason]
+        words = f"member{'s' * (len(of) > 1)} {', '.join(of)}: {reason}"
+        typer.echo(f"{'gone':10s} {in_one_line(words)}")
+    for it in ring["replacements"]:
+        use = "for an empty seat" if it["backup_for"] is None else f"as the backup of member {it['backup_for']}"
+        words = f"GPU {it['gpu']} of {it['node']} as rank {it['rank']}, {use}"
+        typer.echo(f"{'came':10s} {in_one_line(words)}")
+    typer.echo()
+    print_table(MEMBERS, [_member(it, ring["spares"]) for it in _by_seat(ring)])
+    for it in ring["replacements"][-1:]:
+        average = f"{it['average_s']:.3g} s" if it["average_s"] > 0.0 else "not known"
+        typer.echo(f"\n{'before':10s} an iteration of the ring took {average}; with each candidate, in seconds:")
+        print_table(CANDIDATES, [_candidate(each, it) for each in it["candidates"][:MOST_MEMBERS_SHOWN]])
+    if len(ring["recoveries"]) > 1:
+        typer.echo()
+        print_table(RECOVERIES, [_recovery(it) for it in ring["recoveries"][1:]])
+
+
+def _by_seat(ring: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the members by seat, then the others; seats that nobody has among them."""
+    empty = [{"seat": seat, "member": None} for seat, member in enumerate(ring["order"]) if member < 0]
+    return sorted([*ring["members"], *empty], key=lambda it: (it["seat"] is None, it["seat"] or 0, it["member"] or 0))
+
+
+def _member(it: Mapping[str, Any], spares: Collection[int]) -> tuple[str, ...]:
+    if it["member"] is None:
+        return str(it["seat"]), "empty", "-", "-", "-"
+    seat = it["seat"] if it["seat"] is not None else "spare" if it["member"] in spares else "-"
+    pid = "-" if it["pid"] is None else str(it["pid"])
+    return str(seat), str(it["member"]), f"{it['node']}:{it['gpu']}", str(it["rank"]), pid
+
+
+def _candidate(it: Mapping[str, Any], of: Mapping[str, Any]) -> tuple[str, ...]:
+    seconds = ("-" if it[name] is None else f"{it[name]:.3g}" for name in ("source_s", "ring_s"))
+    is_chosen = (it["node"], it["gpu"]) == (of["node"], of["gpu"])
+    return f"GPU {it['gpu']} of {it['node']}", *seconds, "chosen" if is_chosen else "", it["links"]
+
+
+def _recovery(it: Mapping[str, Any]) -> tuple[str, ...]:
+    seconds = ("-" if it[phase] < 0 else f"{it[phase]:.3f}" for phase in PHASES)
+    return (str(it["generation"]), str(it["members"]), *seconds, it["reason"])
+
+
+COLUMNS = (
+    Column("RANK", right=True), Column("STAGE", right=True), Column("REPLICA", right=True), Column("GPU"),
+    Column("LAYERS", gives=True), Column("PREDICTED", right=True), Column("MEASURED", right=True),
+    Column("WAITS FOR", gives=True),
+)  # fmt: skip
+SEAT = Column("SEAT", right=True)  # in a ring, beside the rank of who has it
+AWAY = Column("AWAY", right=True)  # where state is put away
+MOST_TASKS_SHOWN = 64  # ranks; --json has all
+
+
+def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the plan of a job is, how its steps compare with it, and when it will be done.
+
+    Args:
+        found: As the API has it.
+    """
+    degrees = f"data {found['data']} x pipeline {found['pipeline']} x tensor {found['tensor']}"
+    predicted = f"predicted {_time(found['predicted_step_s'])}" if found["predicted_step_s"] else "not predicted"
+    measured = "" if found["step_s"] is None else f", measured {_time(found['step_s'])}"
+    facts = {
+        "plan": f"{degrees}, {found['micro_batches']} micro-batches of {found['micro_batch']}",
+        "step": f"{_at(found)}{predicted}{measured}",
+        "deadline": "" if found["deadline_s"] is None else f"{duration_text(found['deadline_s'])} of running",
+        "done": "" if found["ends_s"] is None else f"{clock(found['ends_s'])}, as it goes now",
+    }
+    if found["iterations"]:
+        bound = f"at most {duration_text(found['bound_s'])}"
+        facts["training"] = f"predicted {duration_text(found['predicted_total_s'])}, {bound}"
+    return {title: value for title, value in facts.items() if value}
+
+
+def print_sub_tasks(found: Mapping[str, Any], *, in_ring: bool) -> None:
+    """Print what each rank does, where, how long that takes, and for whom it waits.
+
+    Args:
+        found: As the API has it.
+        in_ring: Whether sub-tasks have seats of a ring, on ranks that change.
+    """
+    tasks, columns = found["tasks"][:MOST_TASKS_SHOWN], [*COLUMNS]
+    rows = [[*_row(it)] for it in tasks]
+    if in_ring:
+        columns.insert(0, SEAT)
+        for row, it in zip(rows, tasks, strict=True):
+            row.insert(1, "-" if it["runs_as"] is None else str(it["runs_as"]))
+    if any(it["away_bytes"] is not None for it in tasks):
+        columns.append(AWAY)
+        for row, it in zip(rows, tasks, strict=True):
+            row.append(_size(it["away_bytes"]))
+    left_out = len(found["tasks"]) - len(tasks)
+    if left_out:
+        words = f"{left_out} more ranks; --json has all"
+        rows.append([words if it.title == "LAYERS" else "..." if at == 0 else "" for at, it in enumerate(columns)])
+    print_table(tuple(columns), [tuple(row) for row in rows])
+
+
+def _row(it: Mapping[str, Any]) -> tuple[str, ...]:
+    place = "-" if it["gpu"] is None else f"{it['node']}:{it['gpu']}"
+    measured = "-" if it["computed_s"] is None else _time(it["computed_s"])
+    waits = " ".join(map(str, it["waits_for"])) or "-"
+    parts = (it["rank"], it["stage"], it["replica"], place, " ... ".join(it["layers"]))
+    return (*map(str, parts), _time(it["predicted_s"]) if it["predicted_s"] else "-", measured, waits)
+
+
+def _at(found: Mapping[str, Any]) -> str:
+    if found["step"] is None:
+        return ""
+    return f"{found['step']} of {found['iterations']}; " if found["iterations"] else f"{found['step']}; "
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else f"{size_bytes / 1e6:.1f} MB"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
+
+
+ATTEMPTS = (
+    Column("ATTEMPT", right=True), Column("STATE"), Column("STARTED"), Column("RAN", right=True),
+    Column("GPUS", gives=True), Column("CAUSE", gives=True),
+)  # fmt: skip
+
+
+def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
+    """Show a job with all its attempts, and why it waits."""
+    client = client_of(url, ca)
+    found, training = client.job(job), client.training(job)
+    plan = client.sub_tasks(job) if found["spec"].get("plan") else None
+    if json:
+        print_json({**found, "training": training, **({} if plan is None else {"sub_tasks": plan})})
+        return
+    facts = _facts(found) | _training(training) | ({} if plan is None else plan_facts(plan))
+    for title, value in facts.items():
+        typer.echo(f"{title:10s} {in_one_line(value)}")
+    in_ring = found["spec"].get("failover") == "switch"
+    if in_ring and (ring := client_of(url, ca).ring(found["id"])):
+        print_ring(ring)
+    if plan is not None:
+        typer.echo()
+        print_sub_tasks(plan, in_ring=in_ring)
+    if found["attempts"]:
+        typer.echo()
+        print_table(ATTEMPTS, [_attempt(it) for it in found["attempts"]])
+        if crash := crash_line(found["id"], found["attempts"][-1]):
+            typer.echo(f"\n{crash}")
+
+
+def _facts(found: dict[str, Any]) -> dict[str, str]:
+    spec, waiting = found["spec"], found["waiting"]
+    facts = {
+        "job": found["id"], "name": found["name"], "user": found["owner"], "state": found["state"],
+        "cause": found["cause"], "waiting": "" if waiting is None else waiting["reason"],
+        "place": "" if waiting is None or waiting["position"] is None else f"{waiting['position']} in the queue",
+        "GPUs": str(found["gpus"]), "priority": str(found["priority"]), "submitted": clock(found["submitted_s"]),
+        "ended": "" if found["ended_s"] is None else clock(found["ended_s"]),
+        "estimate": estimate_text(found),
+        "limit": "" if spec["limit_s"] is None else duration_text(spec["limit_s"]),
+        "command": shlex.join(spec["command"]), "folder": spec["folder"],
+    }  # fmt: skip
+    return {title: value for title, value in facts.items() if value}
+
+
+def _training(training: dict[str, Any]) -> dict[str, str]:
+    """Return how long iterations take, and how long they computed on each type of node; nothing without any."""
+    facts = {"model": training["model"]} if training["model"] else {}
+    if (loss := training["loss"]) is not None:
+        facts["loss"] = f"{float(loss):.6g}"
+    if (mean_s := training["average_iteration_s"]) is not None:
+        last = f"the last {training['steps']} steps of {training['slowest']}, its slowest node"
+        facts["iteration"] = f"{mean_s:.3g} s, by {last}"
+    if training["computed"]:
+        each = (f"{it['mean_s']:.3g} s on {it['type']} ({it['iterations']})" for it in training["computed"])
+        facts["computing"] = ", ".join(each)
+    return facts
+
+
+def estimate_text(found: dict[str, Any]) -> str:
+    """Return how long a job is expected to run, and where that is from."""
+    words = estimate_words(found["estimate_from"], found["estimate_jobs"])
+    return f"{duration_text(found['estimate_s'])}, {words}"
+
+
+def _attempt(it: dict[str, Any]) -> tuple[str, ...]:
+    ended_s = time.time() if it["ended_s"] is None else it["ended_s"]
+    ran = "-" if it["started_s"] is None else duration_text(ended_s - it["started_s"])
+    contact = "" if it["contact"] == "ok" else ", no answer from it"
+    return (
+        str(it["number"]), it["state"] + contact, moment(it["started_s"]), ran, _shares(it["held"]), it["cause"],
+    )  # fmt: skip
+
+
+def _shares(placement: list[dict[str, Any]] | None) -> str:
+    if placement is None:
+        return "wait"
+    return " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in placement)
+
+
+StateOption = Annotated[list[JobState] | None, typer.Option(help="Only jobs in this state; several times if need be.")]
+UserOption = Annotated[str | None, typer.Option(help="Only jobs of this user.")]
+NameOption = Annotated[str | None, typer.Option(help="Only jobs of this name; * stands for any text.")]
+
+JOB, NAME, USER = Column("JOB"), Column("NAME", gives=True), Column("USER", gives=True)
+STATE, GPUS = Column("STATE"), Column("GPUS", right=True)
+SUBMITTED, STARTED, RAN = Column("SUBMITTED"), Column("STARTED"), Column("RAN", right=True)
+
+
+def queue(
+    state: StateOption = None,
+    user: UserOption = None,
+    name: NameOption = None,
+    json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
+) -> None:
+    """List the jobs that have not ended: those with GPUs, then the queue in its order, then those outside of it."""
+    found = client_of(url, ca).queue(_asked(state, user, name))
+    if json:
+        print_json(list(found))
+        return
+    place, why = Column("PLACE", right=True), Column("NODES OR REASON", gives=True)
+    columns = (place, JOB, NAME, USER, STATE, GPUS, SUBMITTED, STARTED, RAN, why)
+    _show_list(
+        columns, [(_place(job), *_cells(job), _where_or_why(job)) for job in found], "no jobs are running or waiting"
+    )
+
+
+def jobs(
+    state: StateOption = None,
+    user: UserOption = None,
+    name: NameOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
+    json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
+) -> None:
+    """List the last jobs, the newest first, those that have ended too."""
+    found = client_of(url, ca).jobs(_asked(state, user, name), limit)
+    if json:
+        print_json(list(found))
+        return
+    ended, why = Column("ENDED"), Column("CAUSE, NODES OR REASON", gives=True)
+    columns = (JOB, NAME, USER, STATE, GPUS, SUBMITTED, STARTED, RAN, ended, why)
+    _show_list(columns, [(*_cells(job), moment(ended_s(job)), _where_or_why(job)) for job in found], "no jobs")
+
+
+def _asked(state: list[JobState] | None, user: str | None, name: str | None) -> dict[str, object]:
+    asked = {"state": [it.value for it in state] if state else None, "user": user, "name": name}
+    return {key: value for key, value in asked.items() if value is not None}
+
+
+def _show_list(columns: tuple[Column, ...], rows: Iterable[tuple[str, ...]], none: str) -> None:
+    found = list(rows)
+    if found:
+        print_table(columns, found)
+    else:
+        typer.echo(none)
+
+
+def _cells(job: dict[str, Any]) -> tuple[str, ...]:
+    run_s = ran_s(job, time.time())
+    times = (moment(job["submitted_s"]), moment(job["started_s"]), "-" if run_s is None else duration_text(run_s))
+    return (job["id"], job["name"], job["owner"], job["state"], str(job["gpus"]), *times)
+
+
+def _place(job: dict[str, Any]) -> str:
+    position = job["waiting"] and job["waiting"]["position"]
+    return "-" if position is None else str(position)
+
+
+def _where_or_why(job: dict[str, Any]) -> str:
+    """Return the cause of an end, why a job waits, or where it runs."""
+    if job["ended_s"] is not None:
+        return str(job["cause"])
+    if job["waiting"]:
+        return str(job["waiting"]["reason"])
+    return " ".join(str(share["node"]) for share in job["placement"])
+
+
+INDENT = " " * 10
+
+
+def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
+    """Show which GPUs a job was given, by whom and why, and what policy and heuristic would have chosen."""
+    found = client_of(url, ca).decisions(job)
+    if json:
+        print_json(found)
+        return
+    asked = client_of(url, ca).job(job)
+    typer.echo(f"{'estimate':{len(INDENT)}}{estimate_text(asked)}")
+    for it in found:
+        typer.echo("\n".join(lines_of(it, job)))
+    if not found:
+        waiting = asked["waiting"]
+        why = "it has ended" if waiting is None else waiting["reason"]
+        typer.echo(f"nothing was decided on it: {in_one_line(why)}")
+    if asked["waiting"] is not None and (before := asked["waiting"]["turn"]) is not None:
+        typer.echo(f"{'turn':{len(INDENT)}}{_turn(before)}")
+    for line in checks_lines(asked):
+        typer.echo(line)
+
+
+def _turn(before: int) -> str:
+    """Return whose turn it is in the queue, by how many users come before a job's owner."""
+    if before == 0:
+        return "its owner's is next"
+    return "of 1 other user before its owner's" if before == 1 else f"of {before} other users before its owner's"
+
+
+def checks_lines(job: dict[str, Any]) -> list[str]:
+    """Return what checks of its nodes have to do with a job that does not run: what they found, and that they go on.
+
+    Args:
+        job: As the API has it.
+    """
+    unfit = [(it["number"], it["cause"]) for it in job["attempts"] if it["cause"].startswith(UNFIT)]
+    lines = [f"attempt {number}: {cause}" for number, cause in unfit]
+    if job["waiting"] is not None and job["attempts"]:
+        lines.append(f"{'waiting':{len(INDENT)}}{job['waiting']['reason']}")
+    return lines
+
+
+def lines_of(decision: dict[str, Any], job: str) -> list[str]:
+    """Return a decision in words: what was done, by whom, and what each of both would have done.
+
+    Args:
+        decision: As the API has it.
+        job: The job whose decisions are shown; a policy may have wanted to start another one.
+    """
+    took = f"{1e3 * decision['took_s']:.1f} ms"
+    done = _outlook(decision["placement"], decision["expected"])
+    lines = [f"{_clock(decision['at_s'])}  {done}", f"{INDENT}chosen by {decision['obeyed']} in {took}"]
+    is_alone = decision["said"] is None and not decision["missed"]
+    if is_alone:
+        return [*lines, f"{INDENT}policy {_policy(decision)}"]
+    lines.append(f"{INDENT}the policy {_policy(decision)}: {_word(decision, job)}")
+    return [*lines, f"{INDENT}the heuristic {decision['heuristic']}: {_instead(decision, job)}"]
+
+
+def _policy(decision: dict[str, Any]) -> str:
+    return f"{decision['policy']} ({decision['mode']} mode, version {_version(decision['version'])})"
+
+
+def _word(decision: dict[str, Any], job: str) -> str:
+    """Return what the policy said, and how sure it was, or why it was not heard."""
+    said = decision["said"]
+    if said is None:
+        return f"was not heard: {decision['missed']}"
+    sure = "" if said["probability"] is None else f", {said['probability']:.0%} sure among {said['options']} moves"
+    if said["job"] == "-":
+        return f"would have started somebody else's job{sure}"
+    if said["job"] != job:
+        return f"would have started job {said['job']} on {_outlook(said['placement'], said['expected'])}{sure}"
+    if said["placement"] == decision["placement"]:
+        return f"what was done{sure}"
+    return f"{_outlook(said['placement'], said['expected'])}{sure}"
+
+
+def _instead(decision: dict[str, Any], job: str) -> str:
+    """Return what the heuristic would have done with the job that was due."""
+    due, other = decision["fallback_job"], _outlook(decision["fallback"], decision["fallback_expected"])
+    if due == "-":
+        return "would have decided about somebody else's job"
+    if due not in ("", job):
+        return f"job {due}: {other}"
+    return "what was done" if decision["placement"] == decision["fallback"] else other
+
+
+def _clock(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s).astimezone().strftime("%H:%M:%S")
+
+
+def _outlook(placement: list[dict[str, Any]] | None, expected: dict[str, float] | None) -> str:
+    """Return GPUs and what is expected of them."""
+    if placement is None:
+        return "wait"
+    shares = " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in placement)
+    if expected is None:
+        return shares
+    return f"{shares}, {expected['slowdown']:.2f} x its estimate, to end at {_clock(expected['end_s'])}"
+
+
+def _version(version: str) -> str:
+    return version[:12] if re.fullmatch("[0-9a-f]{64}", version) else version

@@ -1,1 +1,0 @@
-"""Commands of operators who look after broken hardware."""

@@ -1,0 +1,218 @@
+"""`longshore preflight`. Heavy modules are imported when it runs."""
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ...cluster.files.errors import InputError
+from ...cluster.files.input_problems import nearest, shortened
+from ...cluster.files.output_file import check_outputs, make_folder
+from .options import Column, print_json, print_table
+from .store import FolderOption
+
+if TYPE_CHECKING:
+    from ..model.job import Placement
+    from ..preflight.check import Outcome
+    from ..preflight.context import NodeSetup
+    from ..preflight.report import Report
+    from ..preflight.warm.process import Node
+    from ..preflight.wiring.blueprint import Blueprint
+    from ..preflight.workload import Workload
+
+MOST_NODES = 64  # each is a process of this machine
+_COLUMNS = (
+    Column("node"), Column("device"), Column("check"), Column("outcome"),
+    Column("got", gives=True), Column("wanted", gives=True), Column("do", gives=True),
+)  # fmt: skip
+
+
+def preflight(
+    nodes: Annotated[str | None, typer.Option(help="Names of nodes, with commas; all if left out.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; the folder's, or else this machine.")] = None,
+    folder: FolderOption = None,
+    level: Annotated[int, typer.Option(min=0, max=3, help="0 state, 1 seconds, 2 minutes, 3 half an hour.")] = 1,
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="That jobs compute in.")] = "fp32",
+    sample: Annotated[
+        str | None, typer.Option(help="A program that takes two steps of yours, as in a job file; ours if left out.")
+    ] = None,
+    sample_limit: Annotated[float, typer.Option(min=1.0, max=600.0, help="Seconds for it on a node.")] = 60.0,
+    link_bytes_per_s: Annotated[
+        float, typer.Option(min=0.0, help="Bandwidth promised between nodes: 0.8 of it passes. 0: it is only shown.")
+    ] = 0.0,
+    wiring: Annotated[Path | None, typer.Option(help="File of expected wiring.")] = None,
+    learn_wiring: Annotated[Path | None, typer.Option(help="Write what is plugged in where to this file.")] = None,
+    port_facts: Annotated[
+        Path | None, typer.Option(help="File in which a tool of yours tells of transceivers and neighbours.")
+    ] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="There are real GPUs: it is a failure if their driver is silent.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of docs/preflight.md.")] = False,
+) -> None:
+    """Check nodes of this machine, as before a job starts on them; exit status 1 if one is not fit."""
+    from ..preflight.context import NodeSetup
+    from ..preflight.round import preflight as check_all
+    from ..preflight.workload import Workload
+
+    check_outputs({"--learn-wiring": learn_wiring}, {"--cluster": cluster, "--port-facts": port_facts})
+    folder = folder or Path(".longshore")
+    home, gpus = folder / "preflight", _gpus()
+    _check_files(wiring, port_facts)
+    known_wiring = _learned_before(learn_wiring)
+    program = _words(sample) if sample else ()
+    placement = _placement(nodes, cluster, folder, gpus)
+    make_folder(home, "--folder")
+    slots = not real and not gpus
+    if slots:
+        typer.echo("no GPU answers here: checks of GPUs are skipped; --real lets them fail", err=True)
+    places = [
+        NodeSetup(share.node, home.absolute(), slots, dtype, wiring=_whole(wiring), port_facts=_whole(port_facts))
+        for share in placement
+    ]
+    workload = Workload(
+        dtype=dtype, link_bytes_per_s=link_bytes_per_s, sample_limit_s=sample_limit,
+        sample=program, sample_folder=str(Path.cwd()) if sample else "",
+    )  # fmt: skip
+    with _warm(places) as warm:
+        if learn_wiring is not None:
+            _learn(learn_wiring, known_wiring, placement, workload, warm)
+            return
+        report = check_all(placement, workload, warm, level=level, progress=None if json else _tell)
+    print_json(report.as_json()) if json else _show(report)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise InputError(f"it cannot be taken apart: {error}", "close its quotes", field="--sample") from error
+
+
+def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int) -> "Placement":
+    """Return all GPUs of the nodes that are named; where no file tells of nodes, of this machine if it has GPUs.
+
+    Raises:
+        InputError: If there are no such nodes.
+    """
+    from ...cluster.presets.cluster_file import read_cluster
+    from ..files.paths import exists
+    from ..model.job import Share
+    from ..service.service import default_cluster, layout_of
+    from ..settings import cluster_of
+
+    if cluster is None and gpus and not exists(cluster_of(folder)):
+        known = {os.uname().nodename: gpus}
+    else:
+        if cluster is None:
+            make_folder(folder, "--folder")
+        known = layout_of(read_cluster(cluster or default_cluster(folder))).nodes
+    chosen = list(known) if nodes is None else [name.strip() for name in nodes.split(",")]
+    for name, times in Counter(chosen).items():
+        if name not in known:
+            raise InputError(f"there is no node {shortened(name)}", nearest(name, known), field="--nodes")
+        if times > 1:
+            raise InputError(f"{shortened(name)} stands there {times} times", "name each once", field="--nodes")
+    if len(chosen) > MOST_NODES:
+        fix = "name some of them; each is a process of this machine"
+        raise InputError(f"these are {len(chosen)} nodes, of {MOST_NODES} at most", fix, field="--nodes")
+    return tuple(Share(name, tuple(range(known[name]))) for name in chosen)
+
+
+def _gpus() -> int:
+    """Return how many GPUs the driver of this machine tells of."""
+    from ...cluster.files.errors import BackendError
+    from ..preflight.readers.gpu_reader import GpuLostError
+    from ..preflight.readers.nvml import open_nvml
+
+    try:
+        return open_nvml().count()
+    except (BackendError, GpuLostError):
+        return 0
+
+
+def _check_files(wiring: Path | None, port_facts: Path | None) -> None:
+    """Read the files that nodes are going to read.
+
+    Raises:
+        InputError: If one cannot be used.
+    """
+    from ..preflight.wiring.blueprint import read_blueprint
+    from ..preflight.wiring.facts import read_facts
+
+    if wiring is not None:
+        read_blueprint(wiring)
+    read_facts(port_facts)
+
+
+def _learned_before(path: Path | None) -> "Blueprint":
+    """Return the wiring that a file of it holds, which is to be learned anew; none if there is no file."""
+    from ..preflight.wiring.blueprint import Blueprint, read_blueprint
+
+    return Blueprint() if path is None or not path.exists() else read_blueprint(path)
+
+
+def _whole(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()
+
+
+@contextmanager
+def _warm(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, Node]]":
+    """Give a process for each node, and end them all."""
+    from ..preflight.warm.process import LocalNode
+
+    count = "1 process" if len(places) == 1 else f"{len(places)} processes"
+    typer.echo(f"starting {count} with PyTorch, which takes some seconds ...", err=True)
+    started = [LocalNode(place) for place in places]
+    try:
+        yield {node.name: node for node in started}
+    finally:
+        for node in started:
+            node.close()
+
+
+def _learn(
+    path: Path, before: "Blueprint", placement: "Placement", workload: "Workload", nodes: "dict[str, Node]"
+) -> None:
+    """Write what is plugged in where, and tell what is new."""
+    from ..preflight.catalogue import find_check
+    from ..preflight.link_checks.wiring import plan_of
+    from ..preflight.round import ask_all
+    from ..preflight.wiring.blueprint import write_blueprint
+    from ..preflight.wiring.learning import learn
+
+    found = ask_all(find_check("wiring.seen"), placement, workload, nodes)
+    findings = {node: [finding for _, finding, _ in told] for node, told in found.items()}
+    for node, told in findings.items():
+        if bad := [it for it in told if it.outcome in ("fail", "incomplete")]:
+            raise InputError(f"{node} does not tell how it is wired: {bad[0].got or bad[0].reason}", bad[0].action)
+    blueprint, changes = learn(before, {node: plan_of(told) for node, told in findings.items()})
+    write_blueprint(path, blueprint)
+    for change in changes:
+        typer.echo(change.words)
+    typer.echo(f"{path}: nodes: {len(findings)}, parts added, removed or changed: {len(changes)}")
+
+
+def _tell(node: str, check: str, outcome: "Outcome") -> None:
+    """Say what did not pass as soon as that is known."""
+    if outcome not in ("pass", "skipped"):
+        typer.echo(f"{node}: {check}: {outcome}", err=True)
+
+
+def _show(report: "Report") -> None:
+    rows = [*report.bad, *report.warnings]
+    if rows:
+        print_table(
+            _COLUMNS,
+            ([it.node, it.device, it.check, it.outcome, it.got or it.reason, it.wanted, it.action] for it in rows),
+        )
+    counts = Counter(str(it.outcome) for it in report.results)
+    words = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    fit = len(report.nodes) - len(report.bad_nodes)
+    typer.echo(f"{fit} of {len(report.nodes)} nodes are fit; checks: {words}; {report.seconds:.2f} s")

@@ -1,0 +1,264 @@
+"""`longshore serve`, `extender`, `config` and `dashboard`."""
+
+import gc
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...cluster.files.errors import InputError, LongshoreError, PluginError
+from ...cluster.files.output_file import in_one_line
+from ..access.browsers import link_path
+from ..access.token_file import FILE, link_token
+from ..files.paths import check_present_folder
+from ..logs import LogFormat, count_repeats, log_as_json
+from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_between
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ..access.browsers import Browsers
+    from ..extender.watching import Api
+    from ..service.service import Service
+    from ..settings import Chosen
+
+AGAIN_S = 1.5  # of silence, after which what is being done is said again
+COMPILING = "compiling, once after an install or upgrade"
+
+
+@contextmanager
+def saying(text: str) -> Iterator[Callable[[str], None]]:
+    """Say what is being done, and again every so often; yields what changes the words for that."""
+    ended, last, began_s = threading.Event(), [text], time.monotonic()
+
+    def say_again() -> None:
+        while not ended.wait(AGAIN_S):
+            typer.echo(f"{in_one_line(last[-1])} ..., {time.monotonic() - began_s:.0f} s so far", err=True)
+
+    typer.echo(f"{in_one_line(text)} ...", err=True)
+    thread = threading.Thread(target=say_again, name="saying", daemon=True)
+    thread.start()
+    try:
+        yield last.append
+    finally:
+        ended.set()
+        thread.join()
+
+
+def compile_first(*policies: str | None) -> None:
+    """Compile what decisions by these policies need, unless that was done: a live decision has no time for it.
+
+    What others have made compiles what it needs in its own process, before it is asked anything.
+    """
+    from ...cluster.kernels.ahead import compile_ahead, missing
+    from ...cluster.kernels.kept import can_be_kept
+    from ..mirror.rehearsal import is_known, rehearsals_of
+
+    names = missing(rehearsals_of(*(name for name in policies if name is not None and is_known(name))))
+    if not names or not can_be_kept():
+        return
+    with saying(COMPILING) as say, suppress(PluginError):  # who uses it tells why it cannot be compiled
+        compile_ahead(names, lambda stand: say(f"{COMPILING}: {stand.done} of {stand.all} kernels"))
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option(help="Configuration file (docs/configuration.md).")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; 4 nodes of 4 slots if left out.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the store, the jobs and their logs are; .longshore if left out.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="URL of the store; SQLite in the folder if left out.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy that decides; patient alone if left out.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to serve at; 127.0.0.1 if left out.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; 8765 if left out.")] = None,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Take anybody on this machine for the operator, without a token.")
+    ] = False,
+    as_root: Annotated[
+        bool, typer.Option("--as-root", help="Run as root, and so every job that it starts itself.")
+    ] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="Of the log: text for people, json for programs.")] = (
+        LogFormat.TEXT
+    ),
+) -> None:
+    """Run a scheduler with its API, on http://127.0.0.1:8765 unless told otherwise. Options go before the file."""
+    from ..settings import Chosen, read_settings
+
+    if log_format is LogFormat.JSON:
+        log_as_json()
+    count_repeats()
+    chosen = Chosen() if config is None else read_settings(config)
+    given = {"cluster": cluster, "folder": folder, "store": store, "host": host, "port": port}
+    changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    changes |= {name: True for name, is_set in (("open", open_), ("as_root", as_root)) if is_set}
+    if policy is not None:
+        changes["policy"] = chosen.settings.policy.model_copy(update={"name": policy})
+    run_service(chosen._replace(settings=chosen.settings.model_copy(update=changes)))
+
+
+def run_service(chosen: "Chosen") -> None:
+    """Serve until a signal comes.
+
+    Raises:
+        LongshoreError: If something that was chosen cannot be used.
+    """
+    from ..serve.app import leave_first_place
+
+    check_present_folder()
+    leave_first_place()
+    from ..serve.app import create_app
+    from ..service.service import Service
+
+    settings = chosen.settings
+    if os.geteuid() == 0 and not settings.as_root:
+        raise InputError(
+            "serve would run as root, and so would every job that it starts on this machine",
+            "start it as another user, or with --as-root",
+        )
+    with _listening(settings.host, settings.port) as listener:
+        service = Service(chosen)
+        try:
+            policy, fallback = settings.policy.name, settings.policy.fallback
+            compile_first(fallback, policy)
+            with saying(f"loading {policy or fallback}"):
+                service.take_up()
+        except LongshoreError:
+            service.close()
+            raise
+        if service.first_token is not None:
+            link_token(settings.folder / FILE, settings.port)
+        app = create_app(service)
+        _welcome(service, app.state.browsers)
+        _answer_requests(service, app, listener)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+        )
+    except OSError as error:
+        raise InputError(
+            f"{host}:{port} cannot be served at: {(error.strerror or str(error)).partition(' (')[0]}",
+            "is a scheduler running? else choose --port",
+        ) from error
+
+
+def _welcome(service: "Service", browsers: "Browsers") -> None:
+    settings, kind = service.settings, "slots" if service.slots else "GPUs"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    gpus, nodes = service.layout.gpus, len(service.layout.nodes)
+    typer.echo(f"Longshore serves {gpus} {kind} on {nodes} nodes at http://{host}:{settings.port}")
+    if service.first_token is not None and sys.stdout.isatty():  # a log may be read by others
+        path = link_path(browsers.code_for(service.first_token, service.now_s()))
+        typer.echo(f"Dashboard, by a link that works once: http://{host}:{settings.port}{path}")
+    if service.is_open:
+        typer.echo("It is open: whoever can log in on this machine may do everything with it.")
+    if service.slots:
+        typer.echo("Its slots behave like GPUs, but no GPU is behind them. Ctrl-C stops it; jobs run on.")
+
+
+def _answer_requests(service: "Service", app: "FastAPI", listener: socket.socket) -> None:
+    from ..serve.server import ApiServer, raise_files
+
+    # What is loaded by now stays: looking through it for garbage takes 100 ms, in the midst of an answer.
+    gc.collect()
+    gc.freeze()
+    ApiServer(app, service, raise_files(), log_level="warning").run(sockets=[listener])
+
+
+DEFAULT_PORT = 8888
+LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
+IN_CLUSTER = "in-cluster"
+
+
+def extender(
+    cluster: Annotated[
+        Path | None, typer.Option(help="Cluster file with the nodes by name; learned from requests if left out.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy that ranks; the heuristic alone if left out.")] = None,
+    fallback: Annotated[str, typer.Option(help="Heuristic that ranks when the policy does not.")] = "eft-hazard",
+    api: Annotated[
+        str | None,
+        typer.Option(help="Kubernetes API that tells of pods and nodes: in-cluster, or the URL of `kubectl proxy`."),
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(parser=duration_between("1ms", "60s"), metavar=DURATION, help="Time for one answer.")
+    ] = 1.0,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on the loopback interface.")] = DEFAULT_PORT,
+) -> None:
+    """Rank nodes for kube-scheduler, as its HTTP extender on http://127.0.0.1:8888."""
+    import uvicorn
+
+    from ...agents.registry import find_policy
+    from ...cluster.presets.cluster_file import read_cluster
+    from ..extender.app import create_app
+    from ..extender.inventory import Inventory
+    from ..extender.ranking import Ranker
+    from ..extender.watching import Watch
+    from ..placement.placer import Placer
+
+    reached = None if api is None else _api(api)
+    inventory = Inventory(None if cluster is None else read_cluster(cluster))
+    deadline_s = deadline
+    ranker = Ranker(inventory, Placer(find_policy(fallback), policy, deadline_s / 2.0), deadline_s)
+    compile_first(fallback, policy)
+    with saying(f"loading {policy or fallback}"):
+        ranker.warm_up(LOADED_S)
+    # What is loaded by now stays: looking through it for garbage takes 100 ms, in the midst of an answer.
+    gc.collect()
+    gc.freeze()
+    watch = None if reached is None else Watch(reached, ranker)
+    typer.echo(f"Longshore ranks nodes at http://127.0.0.1:{port}; Ctrl-C stops it")
+    uvicorn.run(create_app(ranker, watch), host="127.0.0.1", port=port, log_level="warning")
+
+
+def _api(said: str) -> "Api":
+    from ..extender.watching import ACCOUNT, Api
+
+    if said.startswith(("http://", "https://")):
+        return Api(said)
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if said != IN_CLUSTER or host is None:
+        problem = f"{said!r} is no address" if said != IN_CLUSTER else "this is no pod of a Kubernetes cluster"
+        raise InputError(problem, "start `kubectl proxy` and write --api http://127.0.0.1:8001", field="--api")
+    return Api(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", ACCOUNT)
+
+
+WRONG = 2  # exit status
+
+app = typer.Typer(no_args_is_help=True, help="Look through the configuration of a scheduler.")
+
+
+@app.callback()
+def config() -> None:
+    """Look through the configuration of a scheduler."""
+
+
+@app.command(epilog="Example: longshore config check longshore.yaml")
+def check(
+    file: Annotated[Path | None, typer.Argument(help="Configuration file; the defaults if left out.")] = None,
+) -> None:
+    """Say all that is wrong with a configuration, its cluster file and its policy; exit status 2 if anything is."""
+    from ..serve.config_check import check as checked
+    from ..serve.config_check import summary
+
+    found = checked(file)
+    for problem in found.problems:
+        typer.echo(f"longshore: {in_one_line(str(problem))}", err=True)
+    if found.problems:
+        raise typer.Exit(WRONG)
+    for line in summary(found):
+        typer.echo(line)
+
+
+def dashboard(url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
+    """Print a link that lets one browser into the dashboard, once and within an hour."""
+    typer.echo(f"{url.rstrip('/')}{client_of(url, ca).browser_path()}")

@@ -1,0 +1,385 @@
+"""`longshore submit`: from options and a job file to a submitted job."""
+
+import difflib
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
+
+import typer
+from typer.core import TyperCommand
+
+from ...cluster.files.errors import InputError, raise_all
+from ..files.paths import exists, is_file, is_folder
+from .options import DEFAULT_URL, DURATION, CaOption, JsonOption, UrlOption, client_of, print_json, run_time
+
+if TYPE_CHECKING:
+    from ...cluster.files.yaml_file import YamlFile
+    from ..model.job_spec import JobFile
+
+SCRIPTS = {".py": "python", ".sh": "sh", ".bash": "bash", ".slurm": "sh", ".sbatch": "sh"}
+BATCH = "docs/migrate.md says how a batch script becomes a job file"
+SHAPE = re.compile(r"([1-9][0-9]{0,6})[xX]([1-9][0-9]{0,6})")
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+OPTIONS = {
+    "gpus": "--gpus", "shape": "--shape", "name": "--name", "priority": "--priority", "estimate_s": "--estimate",
+    "limit_s": "--limit", "folder": "--folder", "environment": "--env", "command": "the command behind --",
+    "needs": "--gpu-type", "gpu_memory_bytes": "--gpu-memory", "visible_gpus": "--visible-gpus",
+}  # fmt: skip
+
+
+def file_of(words: Sequence[str]) -> Path | None:
+    """Return the job file that is meant by what stands before `--`, None if nothing does.
+
+    Raises:
+        InputError: If it is none, saying what may have been meant.
+    """
+    if not words:
+        return None
+    first = words[0]
+    if len(words) > 1:
+        raise _too_many(words)
+    if first == "-":
+        raise InputError("- is no job file", "name /dev/stdin to read one from standard input")
+    file = Path(first)
+    if not first or is_folder(file):
+        what = f"{first!r} is a folder" if first else "the name of the job file is empty"
+        raise InputError(what, f"name a job file{_in_there(file) if first else ''}")
+    if not exists(file):
+        raise _absent(file)
+    _refuse_script(file)
+    return file
+
+
+def shape_of(text: str) -> dict[str, int]:
+    """Return what `--shape 2x4` asks for: nodes, and GPUs of each.
+
+    Raises:
+        InputError: If it cannot be read.
+    """
+    found = SHAPE.fullmatch(text)
+    if found is None:
+        raise InputError(f"{text!r} is no shape", "write NODESxGPUS, as in --shape 2x4", field="--shape")
+    return {"nodes": int(found[1]), "gpus_per_node": int(found[2])}
+
+
+def needs_of(types: Sequence[str], memory_gb: float | None) -> dict[str, object] | None:
+    """Return what `--gpu-type` and `--gpu-memory` ask of nodes, None if neither is given."""
+    told: dict[str, object] = {}
+    if types:
+        told["gpu_types"] = list(types)
+    if memory_gb is not None:
+        from ...cluster.model.needs import GB
+
+        told["gpu_memory_bytes"] = memory_gb * GB
+    return told or None
+
+
+def command_of(words: Sequence[str] | None) -> list[str] | None:
+    """Return the command that stands behind `--`, None if there is no `--`.
+
+    Raises:
+        InputError: If it cannot be a command.
+    """
+    if words is None:
+        return None
+    if not words or not words[0].strip():
+        raise InputError("there is no command behind --", "write one, as in: longshore submit -- python train.py")
+    program = words[0]
+    if program.startswith("-"):
+        raise InputError(f"a command begins with a program, not with {program!r}", "write the whole command behind --")
+    if ASSIGNMENT.fullmatch(program):
+        raise InputError(f"{program!r} is no program", f"write --env {shlex.quote(program)} before --")
+    if len(words) == 1 and re.search(r"\s", program) and not _sees(exists, program):
+        raise InputError(
+            f"{program!r} is one word, and no program has this name",
+            f"leave the quotes out, or let a shell take it apart: -- sh -c {shlex.quote(program)}",
+        )
+    return list(words)
+
+
+def environment_of(wishes: Iterable[str], present: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the variables that NAME=VALUE sets and that NAME takes over, None if there is no wish.
+
+    Args:
+        wishes: As they were typed.
+        present: Environment of whoever types.
+
+    Raises:
+        InputError: If a variable is to be taken over that there is not.
+    """
+    found = {}
+    for wish in wishes:
+        name, is_set, value = wish.partition("=")
+        if not is_set and name not in present:
+            raise InputError(f"{name!r} is not set here", f"write {name}=VALUE", field="--env")
+        found[name] = value if is_set else present[name]
+    return found or None
+
+
+def job_with(given: Mapping[str, Any]) -> "JobFile":
+    """Return the job that options alone describe.
+
+    Raises:
+        InputError: Naming each option that cannot be used.
+    """
+    from pydantic import ValidationError
+
+    from ...cluster.files.input_problems import input_problems
+    from ..model.job_spec import JobFile
+
+    try:
+        return JobFile.model_validate(given)
+    except ValidationError as error:
+        found = input_problems(error.errors(include_url=False), JobFile.model_json_schema(), given)
+        raise_all(InputError(it.problem, it.fix, field=_option(it.place)) for it in found)
+        raise AssertionError("an error has a cause") from error
+
+
+def _option(place: Sequence[str | int]) -> str:
+    # Of needs each part has an option of its own; names of variables may be those of options.
+    parts = (*reversed(place[:2]), place[0]) if place[0] == "needs" else place[:1]
+    option = next(OPTIONS[str(part)] for part in parts if part in OPTIONS)
+    return f"{option} {place[1]}" if option == "--env" and len(place) > 1 else option
+
+
+def _too_many(words: Sequence[str]) -> InputError:
+    files = [word for word in words if _sees(is_file, word) and not _runs(Path(word))]
+    if len(files) == len(words):
+        return InputError(f"{len(words)} job files are named", "submit one after the other")
+    if files[:1] == list(words[:1]):
+        fix = f"options come before it, a command behind --: longshore submit {words[0]} -- {shlex.join(words[1:])}"
+        return InputError(f"{words[1]!r} behind the job file is not understood", fix)
+    return InputError(
+        f"{shlex.join(words)!r} is no job file", f"if it is a command: longshore submit -- {shlex.join(words)}"
+    )
+
+
+def _sees(look: Callable[[Path], bool], word: str) -> bool:
+    """Look whether a word is a path; one that is too long for a name is none."""
+    try:
+        return look(Path(word))
+    except InputError:
+        return False
+
+
+def _absent(file: Path) -> InputError:
+    text = str(file)
+    close = difflib.get_close_matches(file.name, [it.name for it in _siblings(file)], n=1)
+    if close:
+        return InputError(f"there is no file {text!r}", f"did you mean {str(file.with_name(close[0]))!r}?")
+    if shutil.which(text):
+        return InputError(f"{text!r} is a program, no job file", f"to run it: longshore submit -- {shlex.quote(text)}")
+    fix = "name a job file, or write a command behind --: longshore submit -- python train.py"
+    return InputError(f"there is no file {text!r}", fix)
+
+
+def _siblings(file: Path) -> list[Path]:
+    try:
+        return [it for it in file.parent.iterdir() if it.is_file()]
+    except OSError:
+        return []
+
+
+def _in_there(folder: Path) -> str:
+    found = sorted(it.name for it in _siblings(folder / "x") if it.suffix in (".yaml", ".yml", ".json"))
+    return f", such as {folder / found[0]}" if found else ""
+
+
+def _refuse_script(file: Path) -> None:
+    """Refuse what is run, not read.
+
+    Raises:
+        InputError: Saying how it is run.
+    """
+    runs = _runs(file)
+    if runs:
+        how = "" if not _is_batch(file) else f"; {BATCH}"
+        raise InputError(f"{str(file)!r} is a program, no job file", f"to run it: longshore submit -- {runs}{how}")
+
+
+def _runs(file: Path) -> str:
+    """Return the command that runs a script or a program, nothing for other files."""
+    if file.suffix in SCRIPTS:
+        return f"{SCRIPTS[file.suffix]} {shlex.quote(str(file))}"
+    head = _head(file)
+    return shlex.quote(str(file.absolute())) if head.startswith((b"#!", b"\x7fELF")) else ""
+
+
+def _is_batch(file: Path) -> bool:
+    return b"#SBATCH" in _head(file)
+
+
+def _head(file: Path) -> bytes:
+    if not file.is_file():  # reading a pipe would take away what is to be read
+        return b""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(4096)
+    except OSError:
+        return b""
+
+
+COMMAND = "longshore.command"  # what stands behind -- in the context of a call
+BEHIND = "; options of a command go behind --, as in: longshore submit -- python train.py --lr 0.1"
+PAGE = "docs/scheduler.md#job-files"
+
+
+class PlansJobs(Protocol):
+    """What plans the model of a job file. It is no part of the scheduler, so the command line hands it in."""
+
+    def __call__(
+        self,
+        file: "YamlFile",
+        data: Mapping[str, Any],
+        folder: Path,
+        cluster: Callable[[], Mapping[str, Any]],
+        tell: Callable[[str], None],
+    ) -> dict[str, Any]:
+        """Return the fields of a job with a plan in place of the wish for one."""
+        ...
+
+
+class Planner(NamedTuple):
+    """What plans jobs, and for which cluster."""
+
+    plans: PlansJobs
+    cluster: Callable[[], Mapping[str, Any]]
+
+    def plan(self, file: "YamlFile", data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a job file with a plan; say on standard error what was chosen."""
+        folder = file.path.absolute().parent / str(data.get("folder") or "")
+        return self.plans(file, data, folder, self.cluster, lambda line: typer.echo(f"longshore: {line}", err=True))
+
+
+class SubmitCommand(TyperCommand):
+    """Keeps what stands behind `--` apart from what stands before it."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return what stands behind the name of the command in a line on its use."""
+        return ["[OPTIONS]", "[FILE]", "[-- COMMAND ...]"]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options and the file."""
+        at = args.index("--") if "--" in args else None
+        ctx.meta[COMMAND] = None if at is None else args[at + 1 :]
+        try:
+            return super().parse_args(ctx, args[:at])
+        except typer.TyperException as error:
+            if at is None and "No such option" in error.message:
+                error.message = error.message.rstrip(".") + BEHIND
+            raise
+
+
+EstimateOption = Annotated[
+    float | None, typer.Option(parser=run_time, metavar=DURATION, help="How long it is expected to run; 1h if unsaid.")
+]
+LimitOption = Annotated[
+    float | None, typer.Option(parser=run_time, metavar=DURATION, help="Running time after which it is stopped.")
+]
+GpuTypeOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TYPE", help="Node type that it accepts, by its name; several times for one of several."),
+]
+GpuMemoryOption = Annotated[
+    float | None, typer.Option(metavar="GB", help="Least memory of each GPU, in GB of 1e9 bytes.")
+]
+
+ShapeOption = Annotated[
+    str | None, typer.Option(metavar="NODESxGPUS", help="N nodes with the same number of GPUs each, as in 2x4.")
+]
+VisibleGpusOption = Annotated[
+    Literal["node", "rank"] | None,
+    typer.Option(
+        help="GPUs that each process sees: all of the job on its node, and LOCAL_RANK is its own (node, the default); "
+        "or its own alone, with LOCAL_RANK 0 (rank).",
+    ),
+]
+
+
+def submit(
+    context: typer.Context,
+    file: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Job file (YAML).")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs; 1 if neither file nor option says.")] = None,
+    shape: ShapeOption = None,
+    gpu_type: GpuTypeOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    visible_gpus: VisibleGpusOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Higher goes first, -1000 to 1000.")] = None,
+    estimate: EstimateOption = None,
+    limit: LimitOption = None,
+    folder: Annotated[
+        str | None, typer.Option(help="Working directory; that of the file, or the present one, if unsaid.")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="Sets a variable, or takes it from here; several times if need be."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would become of it.")] = False,
+    json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
+) -> None:
+    """Submit a job: a job file, or a command behind --, which runs once for each GPU. Prints the job's id.
+
+    Options go before what the file says, and so does a command behind --.
+    """
+    given = {
+        "gpus": gpus, "shape": None if shape is None else shape_of(shape), "name": name, "priority": priority,
+        "needs": needs_of(gpu_type or (), gpu_memory),
+        "visible_gpus": visible_gpus, "estimate_s": estimate, "limit_s": limit,
+        "folder": None if folder is None else str(Path.cwd() / folder),
+        "command": command_of(context.meta[COMMAND]), "environment": environment_of(env or (), os.environ),
+    }  # fmt: skip
+    planner = Planner(context.obj, lambda: client_of(url, ca).cluster())
+    spec = _spec(file_of(file or []), {key: value for key, value in given.items() if value is not None}, planner)
+    if not dry_run:
+        job = client_of(url, ca).submit(spec)
+        print_json(job) if json else typer.echo(job["id"])
+        return
+    plan = client_of(url, ca).plan(spec)
+    if json:
+        print_json(plan)
+        return
+    fits = "they would do" if plan["would_fit"] else "too few"
+    typer.echo(f"it can be submitted: {plan['jobs_ahead']} jobs before it, {plan['free_gpus']} GPUs free ({fits})")
+
+
+def _spec(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> dict[str, object]:
+    if file is None and "command" not in given:
+        raise InputError(
+            "there is nothing to submit", "write `longshore submit job.yaml`, or a command behind --: "
+            "longshore submit -- python train.py",
+        )  # fmt: skip
+    job = _job(file, given, planner)
+    home = Path.cwd() if file is None else file.absolute().parent
+    # As the user's own shell would find them: relative folders, and programs.
+    folder = str(home / job.folder)
+    environment = {"PATH": os.environ.get("PATH", os.defpath), **job.environment}
+    unsaid = {"estimate_s"} - job.model_fields_set  # the scheduler has one by the jobs that have ended
+    return job.model_copy(update={"folder": folder, "environment": environment}).model_dump(mode="json", exclude=unsaid)
+
+
+def _job(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> "JobFile":
+
+    if file is None:
+        return job_with(given)
+    from ...cluster.files.yaml_file import read_yaml, validated
+
+    content = read_yaml(file, PAGE)
+    data = dict(content.data) if isinstance(content.data, dict) else {}
+    job_with({"command": ["x"], **given})  # an option is blamed as one, not as a line of the file
+    for section in ("environment", "needs"):
+        if section in given and isinstance(data.get(section, {}), dict):
+            given = {**given, section: {**data.get(section, {}), **given[section]}}
+    for one, other in (("gpus", "shape"), ("shape", "gpus")):  # each says how many GPUs, so one replaces both
+        if one in given and other not in given:
+            data.pop(other, None)
+    data = {**data, **given}
+    if "plan" in data or "deadline" in data:
+        data = planner.plan(content, data)
+    return validated(content, JobFile, data)

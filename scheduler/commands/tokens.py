@@ -1,0 +1,170 @@
+"""`longshore token`: by the API, or straight in the store of a folder, which the first token needs."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...cluster.files.errors import InputError
+from .options import (
+    DEFAULT_URL,
+    DURATION,
+    CaOption,
+    Column,
+    JsonOption,
+    UrlOption,
+    client_of,
+    duration_between,
+    print_json,
+    print_table,
+)
+
+if TYPE_CHECKING:
+    from ..store.opening import Store
+
+DAY_S = 86400.0
+COLUMNS = (Column("OWNER", gives=True), Column("NAME", gives=True), Column("ROLE"), Column("NODE", gives=True),
+           Column("EXPIRES"), Column("LAST USED"))  # fmt: skip
+OWNER = "local"  # whose jobs are those from before the first token
+
+app = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens by which users are known.")
+FolderOption = Annotated[
+    Path | None, typer.Option(help="Folder of a scheduler, whose store is changed without asking it.")
+]
+StoreOption = Annotated[str | None, typer.Option(help="URL of a store that is in no folder.")]
+OwnerOption = Annotated[str | None, typer.Option(help="Whose token it is; yours if left out.")]
+NameArgument = Annotated[str, typer.Argument(help="Of the token, such as laptop.")]
+
+
+class RoleName(StrEnum):
+    """Roles, as `tokens.Role`."""
+
+    user = "user"
+    operator = "operator"
+    read_only = "read-only"
+    agent = "agent"
+    scrape = "scrape"
+
+
+@app.command(epilog="Example: longshore token create ci --owner ada --lifetime 90d")
+def create(
+    name: NameArgument,
+    owner: OwnerOption = None,
+    role: Annotated[RoleName, typer.Option(help="What its owner may do.")] = RoleName.user,
+    node: Annotated[str | None, typer.Option(help="That the token of an agent is for.")] = None,
+    lifetime: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration_between("1m", "36500d"),
+            metavar=DURATION,
+            help="Until it expires; as long as yours if left out.",
+        ),
+    ] = None,
+    folder: FolderOption = None,
+    store: StoreOption = None,
+    url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
+) -> None:
+    """Make a token and print it: it is never shown again."""
+    if folder is None and store is None:
+        days = None if lifetime is None else lifetime / DAY_S
+        wish = {"name": name, "owner": owner, "role": role.value, "days": days, "node": node}
+        typer.echo(client_of(url, ca).create_token(wish))
+        return
+    from ..access.tokens import Role, check_name, check_node, new_token
+    from ..store.tokens import add_token
+
+    now_s = time.time()
+    expires_s = None if lifetime is None else now_s + lifetime
+    check_node(Role(role.value), node)
+    made = new_token(check_name(name), check_name(owner or OWNER), Role(role.value), now_s, expires_s, node)
+    with _store(folder, store) as opened:
+        opened.write(lambda tx: add_token(tx, made.row))
+    typer.echo(made.secret)
+
+
+@app.command("list", epilog="Example: longshore token list")
+def show(
+    owner: OwnerOption = None,
+    folder: FolderOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
+) -> None:
+    """List tokens, those that have expired too; with --folder those of all owners."""
+    found = client_of(url, ca).tokens(owner) if folder is None and store is None else _stored(folder, store, owner)
+    if json:
+        print_json(found)
+    elif found:
+        print_table(COLUMNS, [_row(it) for it in found])
+    else:
+        typer.echo("no tokens")
+
+
+@app.command(epilog="Example: longshore token revoke ci --owner ada")
+def revoke(
+    name: NameArgument,
+    owner: OwnerOption = None,
+    folder: FolderOption = None,
+    store: StoreOption = None,
+    url: UrlOption = DEFAULT_URL,
+    ca: CaOption = None,
+) -> None:
+    """Let a token expire at once."""
+    if folder is None and store is None:
+        client_of(url, ca).revoke_token(name, owner)
+    else:
+        from ..store.tokens import revoke_token
+
+        with _store(folder, store) as opened:
+            if not opened.write(lambda tx: revoke_token(tx, owner or OWNER, name, time.time())):
+                raise InputError(f"{owner or OWNER} has no valid token {name!r}", "`longshore token list` shows them")
+    typer.echo("revoked")
+
+
+def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[dict[str, Any]]:
+    from ..store.tokens import tokens_of
+
+    with _store(folder, store) as opened, opened.read() as tx:
+        rows = [row._asdict() for row in tokens_of(tx, owner)]
+    return [{name: value for name, value in row.items() if name != "digest"} for row in rows]  # as the API tells it
+
+
+@contextmanager
+def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
+    """Open a store that is there: a folder or file that is not is a slip of the pen."""
+    from ..files.paths import is_file
+    from ..settings import store_url_of
+    from ..store.engines import file_of
+    from ..store.opening import open_store
+
+    address = url or store_url_of(folder or Path(".longshore"))
+    file = file_of(address)
+    if file is not None and not is_file(file):
+        raise InputError(
+            f"there is no store at {file}", "look at the name; `longshore serve` makes the store at its first start"
+        )
+    opened = open_store(address)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _row(token: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a token; times are UTC."""
+    expires_s = token["expires_s"]
+    expires = _day(expires_s, "never")
+    if expires_s is not None and expires_s <= time.time():
+        expires += ", expired"
+    return token["owner"], token["name"], token["role"], token["node"] or "-", expires, _day(token["used_s"], "never")
+
+
+def _day(at_s: float | None, none: str) -> str:
+    return none if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

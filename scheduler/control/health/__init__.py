@@ -1,1 +1,0 @@
-"""What is done about running jobs by what their steps and their GPUs tell."""

@@ -1,0 +1,426 @@
+"""Checks of the nodes of attempts, before they start and after they end, and what the scheduler does about findings.
+
+Checks of the nodes of attempts, before they start and after they end, and of GPUs that their rings are to have.
+
+All of this is forgotten with the scheduler: the next one begins the checks anew. What was found broken is in the store.
+
+Source: SPEC C1, C4 to C7, C4; docs/preflight.md.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from ...cluster.files.errors import BackendError
+from ...cluster.files.output_file import in_one_line
+from ..health.monitor import Health
+from ..health.quarantining import Acted, quarantine
+from ..model.gpu_index import WHOLE, Clears, Finding, Place
+from ..model.job import JobRow, NewEvent, Placement, Share, name_of
+from ..model.job_spec import StoredJob, stored_or_usual
+from ..model.states import AttemptState, JobState, Run
+from ..preflight.catalogue import SAMPLE
+from ..preflight.check import Outcome, Result
+from ..preflight.replacing import MOST_TRIES, Start, Tried, TryOthers, next_step
+from ..preflight.report import Report
+from ..preflight.round import clean_up, preflight
+from ..preflight.rounds import Ended, Rounds, Work
+from ..preflight.travelling import SCRATCH, wrapped
+from ..preflight.workload import workload_of
+from ..rules.attempts import ENDED, UNFIT, Checks
+from ..rules.quarantine import Fleet, closed_gpus
+from ..store.attempts import AttemptRow
+from ..store.events import append_all
+from ..store.jobs import bring_forward
+from ..store.leases import check_fence
+from ..store.opening import Store
+
+MOST_TOLD, MOST_TEXT = 20, 300  # results of a round in an event, and characters of one
+_GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", is blamed on the node
+
+
+def findings_of(report: Report, placement: Placement, at_s: float, of_job: Container[str] = ()) -> list[Finding]:
+    """Return what comes into quarantine: GPUs of which a check tells, else nodes; each place once for each check.
+
+    Args:
+        report: Of a round.
+        placement: That it checked. A check that blames a GPU beside it says that the node is not fit.
+        at_s: Unix time of its end.
+        of_job: Checks that run a program of the job's owner. What they find may be that program's doing: the job does
+            not start, and nothing comes into quarantine.
+    """
+    chosen = {(share.node, gpu) for share in placement for gpu in share.gpus}
+    found = dict[tuple[Place, str], Finding]()
+    for it in (it for it in report.bad if it.check not in of_job):
+        place = _place_of(it, chosen)
+        how = "did not pass" if it.outcome is Outcome.FAIL else "did not come to an end"
+        finding = Finding(
+            place, it.check, f"{it.check} {how}", _evidence(it), short(it.action), Clears.CHECKS, at_s
+        )  # fmt: skip
+        found.setdefault((place, it.check), finding)
+    return list(found.values())
+
+
+def lines_of(report: Report) -> tuple[str, ...]:
+    """Return a line for each thing that is wrong: where, evidence, and what to do."""
+    return tuple(map(short, report.diagnostics()))
+
+
+def told_of(results: Iterable[Result]) -> list[Mapping[str, object]]:
+    """Return results as an event holds them, the first ones only."""
+    cut = [asdict(it) for it in list(results)[:MOST_TOLD]]
+    return [{name: short(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut]
+
+
+def _place_of(result: Result, chosen: Container[tuple[str, int]]) -> Place:
+    found = _GPU.fullmatch(result.device)
+    gpu = WHOLE if found is None else int(found[1])
+    return Place(result.node, gpu if (result.node, gpu) in chosen else WHOLE)
+
+
+def _evidence(result: Result) -> str:
+    where = f"{result.device}: " if result.device else ""
+    wanted = f", wanted {result.wanted}" if result.wanted else ""
+    is_told = result.got or result.wanted
+    return short(where + (f"got {result.got or 'nothing'}{wanted}" if is_told else result.reason))
+
+
+def short(text: str) -> str:
+    """Return a text in one line that is not too long: a check of strangers may say anything."""
+    return in_one_line(text)[:MOST_TEXT]
+
+
+log = logging.getLogger(__name__)
+
+WRITER, PREFLIGHT = "scheduler", "preflight"  # role, and kind of events
+PASSED, FAILED, NOT_RUN, NOT_CLEAN = "passed", "failed", "not run", "not put in order"
+REST_S = 120.0  # no job starts where a check failed and too much is in quarantine for more to come into it
+FIRST_S, LONGEST_S = 60.0, 600.0  # until a job is tried again whose tries are over, doubled with each time
+
+
+class When(Enum):
+    """When nodes are checked."""
+
+    START = "start"  # before an attempt
+    SEAT = "seat"  # before a GPU goes to the ring of one
+    END = "end"  # after an attempt
+
+
+class Standing(NamedTuple):
+    """How the checks of an attempt stand, or those of a GPU that its ring is to have."""
+
+    checks: Checks = Checks.NONE
+    found: str = ""  # if they failed
+    passed_s: float = 0.0  # Unix time; 0 if they have not passed
+
+
+_NOT_PASSED = {When.START: UNFIT, When.SEAT: "the checks before its seat did not pass"}
+_ELSEWHERE = {When.START: "it is tried elsewhere", When.SEAT: "another one is tried"}
+
+
+class _Round(NamedTuple):
+    """A round that was begun."""
+
+    job: str
+    number: int
+    attempt: str
+    when: When
+    placement: Placement  # that it checks
+    of_job: frozenset[str] = frozenset()  # checks that run a program of the job
+
+
+class _Unfit(NamedTuple):
+    """An attempt whose nodes are not fit."""
+
+    found: str
+    wait_s: float  # before the job is tried again
+
+
+class NodeChecks:
+    """The checks of a scheduler. One thread uses it.
+
+    Args:
+        rounds: Runs them beside the scheduler; None where it cannot, and they travel with jobs.
+        jobs: "auto" to check jobs that do not say, else "off".
+        slots: Whether slots stand for GPUs.
+        link_bytes_per_s: That is promised between nodes, 0 for nothing.
+        scratch: Folder on each node in which a job that is checked has one of its own; None for none.
+
+    Attributes:
+        checked: Jobs whose nodes are being checked before they start, or will be next. Any thread may read it.
+    """
+
+    def __init__(
+        self, rounds: Rounds | None = None, jobs: str = "off", *, slots: bool = False, link_bytes_per_s: float = 0.0,
+        scratch: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._rounds, self._jobs, self._slots = rounds, jobs, slots
+        self._link_bytes_per_s, self._scratch = link_bytes_per_s, scratch
+        self.checked: frozenset[str] = frozenset()
+        self._fence: int | None = None
+        self._begun: dict[str, _Round] = {}  # by the name of the round
+        self._passed: dict[str, float] = {}  # when, by the name of the attempt
+        self._unfit: dict[str, _Unfit] = {}  # likewise
+        self._newcomers: dict[tuple[str, str], Standing] = {}  # by job, and name of the round
+        self._rests_until_s: dict[str, float] = {}  # jobs whose rings get nobody, by `time.monotonic`
+        self._clean: set[str] = set()  # names of attempts that have been cleaned up after
+        self._tried: dict[str, Tried] = {}  # by job
+        self._waited: dict[str, int] = {}  # how often the tries of a job were over
+        self._resting: dict[Place, float] = {}  # until when
+        self._closed: frozenset[int] = frozenset()  # GPUs that took no jobs at the last look
+
+    def are_wanted(self, spec: StoredJob) -> bool:
+        """Say whether the nodes of a job are to be checked. One that another queue holds runs its own command."""
+        return (spec.preflight or self._jobs) == "auto" and spec.external is None
+
+    def command_of(self, spec: StoredJob) -> tuple[str, ...]:
+        """Return what a job runs: its command, behind the checks if they travel with it."""
+        if self._rounds is None and self.are_wanted(spec):
+            workload = workload_of(spec, link_bytes_per_s=self._link_bytes_per_s)
+            return wrapped(spec.command, workload, slots=self._slots, scratch=self._scratch)
+        return spec.command
+
+    def environment_of(self, spec: StoredJob, attempt: str) -> dict[str, str]:
+        """Return what the environment of an attempt has for its checks: the name of its scratch folder, which is made.
+
+        Where checks travel with jobs the folder is made by them.
+
+        Raises:
+            BackendError: If it cannot be made.
+        """
+        if self._rounds is None or self._scratch is None or not self.are_wanted(spec):
+            return {}
+        folder = self._scratch / attempt
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise BackendError(f"scratch folder {folder} cannot be made: {error.strerror}") from error
+        return {SCRATCH: str(folder)}
+
+    def standing(self, row: AttemptRow, job: JobRow | None, run: Run) -> Standing:
+        """Return how the checks of an attempt stand.
+
+        Args:
+            row: The attempt.
+            job: Its job; None if that has ended.
+            run: How the backend sees it.
+        """
+        name = name_of(row.job_id, row.number)
+        if self._rounds is None or job is None or row.state not in (AttemptState.RESERVED, AttemptState.DRAINING):
+            return Standing()
+        if not row.placement or not self.are_wanted(stored_or_usual(job.spec)):  # where a torn one lies is not known
+            return Standing()
+        if row.state is AttemptState.RESERVED:
+            if name in self._unfit:
+                return Standing(Checks.FAILED, self._unfit[name].found)
+            passed_s = self._passed.get(name)
+            return Standing(Checks.RUN) if passed_s is None else Standing(passed_s=passed_s)
+        # One that never ran may have had its GPUs set for it, and its scratch folder made.
+        is_dirty = (run in ENDED or name in self._passed) and name not in self._clean
+        return Standing(Checks.RUN if is_dirty or self._is_checked(name) else Checks.NONE)
+
+    def _is_checked(self, attempt: str) -> bool:
+        """Say whether checks run that began before the end of an attempt."""
+        return any(it.attempt == attempt and it.when is not When.END for it in self._begun.values())
+
+    def begin(self, row: AttemptRow, job: JobRow) -> None:
+        """Begin the checks that an attempt waits for, unless they run; where there is no room for them, do nothing."""
+        name, is_start = name_of(row.job_id, row.number), row.state is AttemptState.RESERVED
+        if not is_start and self._is_checked(name):
+            return
+        if is_start:
+            self._tried.setdefault(row.job_id, Tried(time.monotonic()))
+            self.checked |= {row.job_id}
+        of_job = frozenset({SAMPLE}) if stored_or_usual(job.spec).sample is not None else frozenset[str]()
+        begun = _Round(row.job_id, row.number, name, When.START if is_start else When.END, row.placement, of_job)
+        self._begin(_round_name(name, begun.when.value), begun, job)
+
+    def newcomer(self, row: AttemptRow, job: JobRow, share: Share) -> Standing:
+        """Return how the checks of a GPU stand that a ring is to have; begin them unless they run.
+
+        Args:
+            row: The attempt of the ring, which runs.
+            job: Its job.
+            share: The GPU. Its result is told once.
+        """
+        name = name_of(row.job_id, row.number)
+        round_name = _round_name(name, f"{share.node}:{share.gpus[0]}")
+        if (found := self._newcomers.pop((row.job_id, round_name), None)) is not None:
+            return found
+        self._tried.setdefault(row.job_id, Tried(time.monotonic()))
+        if round_name not in self._begun:
+            self._begin(round_name, _Round(row.job_id, row.number, name, When.SEAT, (share,)), job)
+        return Standing(Checks.RUN)
+
+    def against_newcomers(self, job: str) -> str:
+        """Return why no GPU is checked for the ring of a job at the moment, "" if one may be."""
+        left_s = self._rests_until_s.get(job, 0.0) - time.monotonic()
+        return f"too many did not pass their checks, and others are tried in {left_s:.0f} s" if left_s > 0.0 else ""
+
+    def _begin(self, round_name: str, begun: _Round, job: JobRow) -> None:
+        """Begin a round, if there is room for it."""
+        if self._rounds is not None:
+            nodes = (share.node for share in begun.placement)
+            if self._rounds.begin(round_name, nodes, self._work(begun, stored_or_usual(job.spec))):
+                self._begun[round_name] = begun
+
+    def _work(self, begun: _Round, spec: StoredJob) -> Work:
+        """Return what a round does."""
+        workload = workload_of(spec, link_bytes_per_s=self._link_bytes_per_s).model_copy(update={"job": begun.job})
+        scratch = "" if self._scratch is None else str(self._scratch / begun.attempt)
+        if begun.when is When.END:
+            return lambda nodes: clean_up(begun.placement, workload, nodes, attempt=begun.attempt, scratch=scratch)
+        if begun.when is When.SEAT:  # its sample runs before the job starts
+            workload = workload.model_copy(update={"sample": ()})
+        return lambda nodes: preflight(begun.placement, workload, nodes)
+
+    def wait_s(self, row: AttemptRow) -> float:
+        """Return how long the job of an attempt is to wait before it is tried again, as its nodes were not fit."""
+        unfit = self._unfit.get(name_of(row.job_id, row.number))
+        return 0.0 if unfit is None else unfit.wait_s
+
+    def end(self, row: AttemptRow) -> None:
+        """Forget an attempt: it has been released."""
+        name = name_of(row.job_id, row.number)
+        self._passed.pop(name, None)
+        self._unfit.pop(name, None)
+        self._clean.discard(name)
+        self.checked -= {row.job_id}
+
+    def take_in(self, store: Store, fleet: Fleet, fence: int, now_s: float) -> None:
+        """Act on the rounds that have ended: put what is broken into quarantine, and note what follows for jobs.
+
+        Raises:
+            FencedError: If another scheduler has taken over.
+        """
+        if self._rounds is None:
+            return
+        if fence != self._fence:
+            self._begin_anew(fence)
+        for name, ended in self._rounds.ended().items():
+            begun = self._begun.get(name)
+            if begun is not None:
+                found = (
+                    []
+                    if ended.report is None
+                    else findings_of(ended.report, begun.placement, ended.ended_s, begun.of_job)
+                )
+                event = self._event(begun, ended, now_s)
+                put = partial(_put, fleet=fleet, fence=fence, found=found, event=event)
+                self._resting |= dict.fromkeys(store.write(put), now_s + REST_S)
+                self._note(name, begun, ended)
+                del self._begun[name]
+            self._rounds.forget(name)
+
+    def _begin_anew(self, fence: int) -> None:
+        """Forget what was known under another lease: others may have handled the jobs meanwhile."""
+        self._fence, self.checked, self._begun, self._tried = fence, frozenset(), {}, {}
+        for known in (self._passed, self._unfit, self._clean, self._newcomers, self._rests_until_s):
+            known.clear()
+
+    def resting(self, sizes: Mapping[str, int], now_s: float) -> set[tuple[str, int]]:
+        """Return node and index of the GPUs on which no job starts for a while, as checks failed there."""
+        # A clock that was set back must not make it longer.
+        self._resting = {it: until_s for it, until_s in self._resting.items() if 0.0 < until_s - now_s <= REST_S}
+        return closed_gpus(self._resting, sizes) if self._resting else set()
+
+    def hurry(self, store: Store, jobs: dict[str, JobRow], health: Health, fence: int, now_s: float) -> None:
+        """Let jobs be tried again at once that wait as nodes were not fit, if GPUs came back into service."""
+        self._tried = {job: it for job, it in self._tried.items() if job in jobs}
+        self._waited = {job: it for job, it in self._waited.items() if job in jobs}
+        self._newcomers = {name: it for name, it in self._newcomers.items() if name[0] in jobs}
+        before, self._closed = self._closed, frozenset(health.closed)
+        if not before - self._closed:
+            return
+        self._rests_until_s.clear()
+        waiting = [it for it in jobs.values() if it.not_before_s > now_s and it.cause.startswith(UNFIT)]
+        rows = {it.id: it for it in waiting if it.state is JobState.QUEUED}
+
+        def write(tx: Connection) -> None:
+            check_fence(tx, fence)
+            bring_forward(tx, sorted(rows), now_s)
+
+        if rows:
+            store.write(write)
+            jobs |= {job: row._replace(not_before_s=now_s) for job, row in rows.items()}
+
+    def _event(self, begun: _Round, ended: Ended, now_s: float) -> NewEvent | None:
+        """Return what is told of a round; nothing of one that has put a node in order."""
+        report = ended.report
+        is_end = begun.when is When.END
+        if report is not None and report.passed and is_end:
+            return None
+        now = NOT_RUN if report is None else PASSED if report.passed else NOT_CLEAN if is_end else FAILED
+        data: dict[str, object] = {"ended_s": ended.ended_s}
+        if report is not None:
+            data |= {"seconds": report.seconds, "results": told_of([*report.bad, *report.warnings])}
+        lines = (ended.problem,) if report is None else lines_of(report)
+        cause = "; ".join(lines) or f"all checks passed on {', '.join(report.nodes if report else ())}"
+        return NewEvent(
+            PREFLIGHT, WRITER, now_s, begun.job, begun.number, now=now, fence=self._fence, cause=cause, data=data
+        )  # fmt: skip
+
+    def _note(self, name: str, begun: _Round, ended: Ended) -> None:
+        """Note what follows from a round for its attempt."""
+        if begun.when is When.END:
+            self._clean.add(begun.attempt)
+            return
+        unfit = self._judge(begun, ended)
+        if unfit is not None:
+            log.warning("attempt %s: %s", begun.attempt, unfit.found)
+        if begun.when is When.SEAT:
+            self._newcomers[begun.job, name] = (
+                Standing(passed_s=ended.ended_s) if unfit is None else Standing(Checks.FAILED, unfit.found)
+            )
+            self._rests_until_s[begun.job] = time.monotonic() + (0.0 if unfit is None else unfit.wait_s)
+            return
+        self.checked -= {begun.job}
+        if unfit is None:
+            self._passed[begun.attempt] = ended.ended_s
+        else:
+            self._unfit[begun.attempt] = unfit
+
+    def _judge(self, begun: _Round, ended: Ended) -> _Unfit | None:
+        """Return why what a round checked is not fit, and for how long its job waits then; None if it is."""
+        if ended.report is None:
+            return self._give_up(begun, (ended.problem,))
+        tried = self._tried.get(begun.job, Tried(time.monotonic()))
+        step = next_step(tried, ended.report, time.monotonic())
+        if isinstance(step, Start):
+            self._tried.pop(begun.job, None)
+            self._waited.pop(begun.job, None)
+            return None
+        if isinstance(step, TryOthers):
+            self._tried[begun.job] = step.tried
+            told = f"{_NOT_PASSED[begun.when]} ({step.tried.tries} of {MOST_TRIES}), so {_ELSEWHERE[begun.when]}: "
+            return _Unfit(told + "; ".join(lines_of(ended.report)), 0.0)
+        return self._give_up(begun, step.diagnostics)
+
+    def _give_up(self, begun: _Round, diagnostics: Sequence[str]) -> _Unfit:
+        """Let a job wait, with all that was found."""
+        self._tried.pop(begun.job, None)
+        times = self._waited[begun.job] = self._waited.get(begun.job, 0) + 1
+        wait_s = min(LONGEST_S, FIRST_S * 2.0 ** min(times - 1, 10))
+        return _Unfit(f"{_NOT_PASSED[begun.when]}: {'; '.join(map(short, diagnostics))}", wait_s)
+
+
+def _round_name(attempt: str, when: str) -> str:
+    return f"{attempt}/{when}"
+
+
+def _put(
+    tx: Connection, *, fleet: Fleet, fence: int, found: Sequence[Finding], event: NewEvent | None
+) -> list[Place]:  # fmt: skip
+    """Put what was found into quarantine, and return what the limit keeps out of it."""
+    check_fence(tx, fence)
+    refused = [it.place for it in found if quarantine(tx, fleet, it, it.at_s, writer=WRITER) is Acted.REFUSED]
+    append_all(tx, [] if event is None else [event])
+    return refused

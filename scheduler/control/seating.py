@@ -1,0 +1,402 @@
+"""Empty seats of rings are filled from the GPUs that are free, and GPUs that rings have left are given to others.
+
+The leader is the desk of each ring that runs. A ring that is short of members gets a free GPU before any job that
+waits. What it is given is reserved before the backend hears of it, and what it has left is freed after the backend has
+proven it: wherever a scheduler is killed, the next one finds which GPUs a ring holds.
+
+If the nodes of its job are checked before they are used, a GPU is reserved, then checked, and only then given. What is
+reserved and neither given nor checked any more is freed. Source: SPEC F5 to F10; docs/decisions/0015.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from ...cluster.files.errors import BackendError
+from ..backends.protocol import MemberPlace, Seats, ask
+from ..failover.wire import Coming, NoneComing, Want
+from ..mirror.vacant_seats import warm_up
+from ..model.job import NewEvent, ReservationRow, Share, name_of
+from ..model.job_spec import StoredJob, is_switching, stored_or_usual
+from ..model.states import AttemptState
+from ..rules.attempts import Checks
+from ..store.attempts import AttemptRow
+from ..store.engines import TakenError
+from ..store.rings import (
+    BACKUP,
+    CHECKED,
+    EMPTY,
+    FOUND,
+    HINT,
+    LEFT,
+    RING,
+    SEAT,
+    SLOW,
+    STRUCK_OFF,
+    TAKEN,
+    ReplacementRow,
+    give,
+    hold,
+    note,
+    replacements_of,
+    take_back,
+)
+from . import seat_choice
+from .rings import BANDWIDTHS, Checked, Chosen, LiveRing, chosen_of
+from .seat_choice import LEAST_IN_AN_HOUR, choose_gpu, formula_of
+from .state_cache import WRITER, Parts, StateCache
+
+log = logging.getLogger(__name__)
+
+ANOTHERS = "its GPU is another job's"
+CHECKED_S = 1.0  # that a ring waits for its links to be measured and a GPU to be checked, before it goes on without
+UNCHECKED = "its checks were not brought to an end"
+
+
+class Seating:
+    """Keeps a desk for each ring, as long as this scheduler leads.
+
+    Args:
+        parts: What the scheduler works with.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._backend = parts.backend if isinstance(parts.backend, Seats) else None
+        self._rings: dict[str, LiveRing] = {}  # by job
+        self._cache: StateCache | None = None
+        self.measures = False  # at the last look the links of a ring were being measured, and GPUs wait for that
+
+    def warm_up(self) -> None:
+        """Let what a choice needs be compiled before there is a fault: a ring waits for it."""
+        if self._backend is not None:
+            warm_up(self._parts.site.cluster)
+
+    def look(self, cache: StateCache, against: str, now_s: float) -> None:
+        """Free what rings have left, and fill their empty seats.
+
+        Args:
+            cache: What the scheduler knows.
+            against: Why no GPU may be given away at the moment, "" if they may.
+            now_s: The present.
+
+        Raises:
+            FencedError: If another scheduler has taken over.
+            StaleWriteError: If the copy of the store is old; so is it with a TakenError.
+        """
+        if self._backend is None:
+            return
+        if cache is not self._cache:  # what was noted here may not have been stored
+            self._cache = cache
+            for ring in self._rings.values():
+                ring.given = None
+        self._keep_desks(cache, self._backend)
+        self.measures = False
+        in_turn = sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq))
+        # Rings that stand still come before those that go on, and these before those that have all their members.
+        for step in (self._look_at, self._let_grow, self._back_up):
+            for job in in_turn:
+                if cache.errors.rests(job, now_s):
+                    continue
+                with cache.about(job, now_s, spoils=True, what="seating"):
+                    try:
+                        step(cache, self._rings[job], self._backend, against, now_s)
+                    except BackendError as error:
+                        log.warning("ring of job %s: %s", job, error)
+
+    def close(self) -> None:
+        """Let the rings do without a desk."""
+        for ring in self._rings.values():
+            ring.desk.close()
+        self._rings.clear()
+
+    def _keep_desks(self, cache: StateCache, backend: Seats) -> None:
+        """Have a desk for each ring that runs, and for no other."""
+        running = {job: row for job, row in cache.attempts.items() if self._is_ring(cache, row)}
+        for job, ring in list(self._rings.items()):
+            if job not in running or running[job].number != ring.row.number:
+                self._rings.pop(job).desk.close()
+        for job, row in running.items():
+            if job not in self._rings:
+                name = name_of(row.job_id, row.number)
+                try:
+                    self._rings[job] = LiveRing(row, ask(partial(backend.desk, name, self._parts.wake)))
+                except BackendError as error:
+                    log.warning("ring of job %s: %s", job, error)
+
+    def _is_ring(self, cache: StateCache, row: AttemptRow) -> bool:
+        job = cache.jobs.get(row.job_id)
+        runs = row.state is AttemptState.RUNNING and row.backend == self._parts.backend_name
+        return runs and job is not None and cache.mirror.has(job.id) and is_switching(job.spec)
+
+    def _look_at(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
+        places = ask(partial(backend.places, ring.name))
+        if places is None:
+            return
+        is_new = ring.given is None
+        if ring.given is None:
+            with self._parts.store.read() as tx:
+                ring.given = replacements_of(tx, ring.row.job_id, ring.row.number)
+        self._remind(ring, backend, places)
+        self._free_left(cache, ring, places, now_s)
+        for words in ring.desk.hints():
+            event = self._event(cache, ring, HINT, words, now_s)._replace(kind=RING)
+            log.warning("ring of job %s: %s", ring.row.job_id, words)
+            self._parts.store.write(partial(note, event=event))
+        if is_new:
+            self._adopt(cache, ring, backend, places, now_s)
+        if against:
+            return
+        for gpu in list(ring.checked):
+            self._ask_checks(cache, ring, backend, places, gpu, now_s)
+        self._fill(cache, ring, backend, now_s, grows=False)
+
+    def _remind(self, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace]) -> None:
+        """Say again who is on the way: who reserved it, or who heard of it, may be gone since."""
+        want = ring.desk.want
+        for row in self._unseen(ring, places):
+            if want is not ring.reminded:
+                ring.desk.say(Coming(-1, row.node, row.gpu))
+            ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
+        ring.reminded = want
+
+    def _let_grow(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
+        """Give a ring members that goes on without some, where they make it faster."""
+        if ring.short and ring.given is not None and not against and not self.measures:
+            self._fill(cache, ring, backend, now_s, grows=True)
+
+    def _unseen(self, ring: LiveRing, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
+        """Return what is reserved for a ring and not yet seen there."""
+        return [row for row in ring.given or () if row.rank >= len(places)]
+
+    def _free_left(self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], now_s: float) -> None:
+        """Give GPUs to others where no process of a ring is left, and none will be."""
+        job, layout = ring.row.job_id, self._parts.layout
+        held = cache.mirror.picks(job)
+        # The ring may be given a GPU again that it left before: of its ranks there the last one counts.
+        is_left = {(it.node, it.gpu): it.is_left for it in places}
+        is_left |= {(row.node, row.gpu): False for row in self._unseen(ring, places)}
+        is_left |= {layout.place(gpu): False for gpu in ring.checked}
+        gone = [it for it in sorted(is_left) if is_left[it] and layout.has(*it) and layout.number(*it) in held]
+        if gone:
+            words = ", ".join(f"GPU {gpu} of {node}" for node, gpu in gone)
+            event = self._event(cache, ring, LEFT, f"left {words}: no process of it is there any more", now_s)
+            self._free(cache, ring, gone, event, now_s)
+        for gpu in held:  # what another scheduler had reserved to be checked
+            if layout.place(gpu) not in is_left:
+                self._strike_off(cache, ring, gpu, UNCHECKED, now_s)
+
+    def _free(
+        self, cache: StateCache, ring: LiveRing, places: Sequence[tuple[str, int]], event: NewEvent, now_s: float
+    ) -> None:
+        """Let others have GPUs that were reserved for a ring."""
+        job = ring.row.job_id
+        event = event._replace(data={"gpus": [[node, gpu] for node, gpu in places]})
+        self._parts.store.write(lambda tx: take_back(tx, job, ring.row.number, places, event))
+        cache.happens(now_s)
+        for place in places:
+            cache.mirror.give_up(job, self._parts.layout.number(*place))
+
+    def _strike_off(self, cache: StateCache, ring: LiveRing, gpu: int, why: str, now_s: float) -> None:
+        """Give up a GPU that was to be the ring's: no process of it ever was there."""
+        place = self._parts.layout.place(gpu)
+        cause = f"GPU {place[1]} of {place[0]} takes no seat: {why}"
+        log.warning("ring of job %s: %s", ring.row.job_id, cause)
+        self._free(cache, ring, [place], self._event(cache, ring, STRUCK_OFF, cause, now_s), now_s)
+
+    def _adopt(
+        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], now_s: float
+    ) -> None:
+        """Reserve GPUs that a ring has and the store does not know of, as after the restore of an older store.
+
+        The ring's word is its job's word too. So it gets no more than a ring can have, and none for a rank that the
+        store knows to be elsewhere.
+        """
+        layout, held = self._parts.layout, cache.mirror.picks(ring.row.job_id)
+        spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
+        left = spec.all_gpus + max(spec.seats, LEAST_IN_AN_HOUR) - len(held)
+        known = {row.rank for row in ring.given or ()}
+        for rank, it in enumerate(places):
+            if it.is_left or not layout.has(it.node, it.gpu) or layout.number(it.node, it.gpu) in held:
+                continue
+            if rank in known or left <= 0:
+                log.error("ring of job %s: rank %d cannot be on GPU %d of %s", ring.row.job_id, rank, it.gpu, it.node)
+                continue
+            left -= 1
+            row = ReplacementRow(ring.row.job_id, ring.row.number, rank, it.node, it.gpu, now_s, {})
+            event = self._event(cache, ring, FOUND, f"runs on GPU {it.gpu} of {it.node} too", now_s)
+            try:
+                self._parts.store.write(partial(give, row=row, event=event))
+            except TakenError:
+                log.error("ring of job %s: GPU %d of %s is another job's", ring.row.job_id, it.gpu, it.node)
+                ask(partial(backend.retire, ring.name, [(it.node, it.gpu)], ANOTHERS))
+            else:
+                cache.is_torn = True  # the store is read anew
+
+    def _ask_checks(
+        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], gpu: int, now_s: float
+    ) -> None:
+        """Give a ring a GPU that has passed its checks, and strike one off that has not."""
+        job, (node, index) = cache.jobs[ring.row.job_id], self._parts.layout.place(gpu)
+        found = self._parts.checks.newcomer(ring.row, job, Share(node, (index,)))
+        if found.checks is Checks.RUN:
+            return
+        chosen, why = ring.checked.pop(gpu).chosen, found.found
+        if gpu in {*cache.health.faulty, *cache.health.closed}:
+            why = why or "it went out of service"
+        spec, want = stored_or_usual(job.spec), ring.desk.want
+        if self._missing(ring, want, spec, places) + len(seat_choice.wanted(want, spec)) <= len(ring.checked):
+            why = why or "the seat is filled"
+        if why:
+            self._strike_off(cache, ring, gpu, why, now_s)
+        else:
+            self._give(cache, ring, backend, places, chosen, now_s, is_held=True)
+
+    def _missing(
+        self, ring: LiveRing, want: Want | None, spec: StoredJob, places: Sequence[MemberPlace]
+    ) -> int:  # fmt: skip
+        """Return how many GPUs a ring lacks for its seats; what is checked for it may never be its.
+
+        What is compared with this comes of the same wish: the desk hears another one at any moment.
+        """
+        has = sum(it.is_used for it in places) + len(self._unseen(ring, places))
+        return spec.seats + seat_choice.relieved(want, spec) - has
+
+    def _fill(self, cache: StateCache, ring: LiveRing, backend: Seats, now_s: float, *, grows: bool) -> None:
+        """Give a ring free GPUs, one after the other, or say that there are none.
+
+        Args:
+            cache: What the scheduler knows.
+            ring: The ring.
+            backend: Of it.
+            now_s: The present.
+            grows: Whether for the seats that it goes on without; else for those that have become empty since.
+        """
+        want = ring.desk.want
+        if want is None or not want.empty:
+            ring.short = ring.short if want is None else 0  # a ring that says nothing is as short as it was
+            return
+        places = ask(partial(backend.places, ring.name))
+        if places is None:
+            return
+        spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
+        missing = self._missing(ring, want, spec, places) - len(ring.checked)
+        missing = min(max(missing, 0), len(want.empty))
+        ring.short = min(ring.short, missing)
+        most = ring.short if grows else missing - ring.short
+        for left in range(most, 0, -1):
+            if want is None or len(want.empty) < missing:
+                return
+            at = len(want.empty) - missing  # somebody comes for those before
+            seats = len(want.order) + at + (1 if grows else left)
+            began_s = time.monotonic()
+            seat = want, want.empty[at], seats
+            found = choose_gpu(self._parts, cache, ring, places, seat, now_s, grows=grows)
+            if found is None or self.measures:  # what comes before is first, and nobody else may take its GPU
+                self.measures, ring.waits_since_s = True, ring.waits_since_s or began_s
+                break
+            began_s, ring.waits_since_s = ring.waits_since_s or began_s, 0.0
+            if found.why:
+                ring.short = missing
+                self._refuse(cache, ring, want, found.why, now_s)
+                return
+            took_s = time.monotonic() - began_s
+            chosen = chosen_of(found.choice, found.links, want, formula_of(cache), self._parts.layout, took_s)
+            self._give_or_check(cache, ring, backend, places, chosen, now_s)
+            missing, want = missing - 1, ring.desk.want
+            ring.short = min(ring.short, missing)
+        if any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values()) and want and ring.desk.want:
+            self._refuse(cache, ring, want, "a GPU is checked first", now_s)
+
+    def _back_up(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
+        """Give a ring a GPU for a member that computes in place of a slow one, or tell people why there is none."""
+        want, spec = ring.desk.want, stored_or_usual(cache.jobs[ring.row.job_id].spec)
+        slow = seat_choice.wanted(want, spec)
+        if against or want is None or want.empty or not slow or ring.given is None:
+            return
+        places = ask(partial(backend.places, ring.name))
+        if places is None:
+            return
+        if not 0 < (lacking := self._missing(ring, want, spec, places) + len(slow) - len(ring.checked)) <= len(slow):
+            return
+        found = seat_choice.choose(self._parts, cache, ring, want, places, slow, len(slow) - lacking, now_s)
+        if found is None or self.measures:
+            self.measures = True
+        elif isinstance(found, Chosen):
+            self._give_or_check(cache, ring, backend, places, found, now_s)
+        elif ring.told_slow != (told := tuple(it.member for it in slow)):
+            ring.told_slow, member = told, slow[-lacking].member
+            node = want.nodes.get(str(member), "?")
+            cause = f"all wait for member {member} on {node}, and it gets no backup: {found}"
+            event = self._event(cache, ring, SLOW, cause, now_s)._replace(data={"member": member})
+            self._parts.store.write(partial(note, event=event))
+
+    def _give_or_check(
+        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], chosen: Chosen,
+        now_s: float,
+    ) -> None:  # fmt: skip
+        if self._parts.checks.are_wanted(stored_or_usual(cache.jobs[ring.row.job_id].spec)):
+            self._check(cache, ring, chosen, now_s)
+        else:
+            self._give(cache, ring, backend, places, chosen, now_s)
+
+    def _check(self, cache: StateCache, ring: LiveRing, chosen: Chosen, now_s: float) -> None:
+        """Reserve a GPU that is to be checked before the ring gets it."""
+        job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
+        row = ReservationRow(node, gpu, job, ring.row.number, now_s)
+        cause = f"GPU {gpu} of {node} is checked before it {_use(chosen)}"
+        event = self._event(cache, ring, CHECKED, cause, now_s)
+        event = event._replace(data={"node": node, "gpu": gpu})
+        self._parts.store.write(lambda tx: hold(tx, row, event))
+        cache.happens(now_s)
+        cache.mirror.claim(job, chosen.gpu)
+        ring.checked[chosen.gpu] = Checked(chosen, time.monotonic() - chosen.took_s)
+        self._parts.checks.newcomer(ring.row, cache.jobs[job], Share(node, (gpu,)))
+
+    def _give(
+        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], chosen: Chosen,
+        now_s: float, *, is_held: bool = False,
+    ) -> None:  # fmt: skip
+        """Reserve a GPU for a ring, and let the backend start a member there."""
+        assert ring.given is not None
+        job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
+        rank = len(places) + len(self._unseen(ring, places))
+        row = ReplacementRow(job, ring.row.number, rank, node, gpu, now_s, chosen.choice)
+        cause = f"GPU {gpu} of {node} {_use(chosen)}: {chosen.words}"
+        data = {"rank": rank, "node": node, "gpu": gpu, **{it: chosen.choice[it] for it in ("formula", "average_s")}}
+        data |= {name: chosen.choice["candidates"][0][name] for name in BANDWIDTHS}
+        now = BACKUP if "backup_for" in chosen.choice else TAKEN
+        event = self._event(cache, ring, now, cause, now_s)._replace(data=data)
+        self._parts.store.write(lambda tx: give(tx, row, event, is_held=is_held))
+        if not is_held:
+            cache.happens(now_s)
+            cache.mirror.claim(job, chosen.gpu)
+        ring.given.append(row)
+        log.info("ring of job %s: %s", job, cause)
+        ring.desk.say(Coming(-1, node, gpu))
+        ask(partial(backend.add, ring.name, rank, node, gpu))
+
+    def _refuse(self, cache: StateCache, ring: LiveRing, want: Want, why: str, now_s: float) -> None:
+        """Let a ring shrink at once, and tell people."""
+        if ring.refused != want.generation and ring.desk.say(NoneComing(why)):
+            ring.refused = want.generation
+        if ring.told == want.generation:
+            return
+        ring.told = want.generation
+        empty, seats = len(want.empty), len(want.empty) + len(want.order)
+        cause = f"{empty} of {seats} seats stay empty, as {why}: the ring goes on without, and grows once a GPU is free"
+        event = self._event(cache, ring, EMPTY, cause, now_s)._replace(data={"empty": empty, "seats": seats})
+        log.warning("ring of job %s: %s", ring.row.job_id, cause)
+        self._parts.store.write(partial(note, event=event))
+
+    def _event(self, cache: StateCache, ring: LiveRing, now: str, cause: str, now_s: float) -> NewEvent:
+        return NewEvent(
+            SEAT, WRITER, now_s, ring.row.job_id, ring.row.number, now=now, fence=cache.fence, cause=cause
+        )  # fmt: skip
+
+
+def _use(chosen: Chosen) -> str:
+    """Return what a GPU is for, for people."""
+    member = chosen.choice.get("backup_for")
+    return "takes an empty seat" if member is None else f"is the backup of member {member}, which all others wait for"

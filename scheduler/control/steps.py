@@ -1,0 +1,300 @@
+"""What is done about jobs by the steps that they tell of: a hung one is tried again, a slow one moves.
+
+Source: SPEC K2, K4, K5; docs/steps.md.
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+
+from sqlalchemy import Connection
+
+from ..health.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord, Straggling
+from ..health.step_watch import CHECK_S, NOTHING, Computed, Hang, Saved
+from ..mirror.vacant_seats import GAIN, best_step_s
+from ..model.job import NewEvent
+from ..model.job_spec import Watching, stored_or_usual
+from ..model.states import AfterStop, AttemptState, Contact, JobState, Run, Status
+from ..rules.attempts import LastLook, Verdict
+from ..store.attempts import AttemptRow, CheckpointRow, checkpoints_of, register
+from ..store.events import append_all, last_such_s
+from ..store.leases import check_fence
+from ..store.nodes import list_nodes, put_records, records_of
+from .job_errors import OF_NO_JOB, SpoiledError
+from .rehydrate import goes_first
+from .rings import later_nodes
+from .state_cache import WRITER, StateCache
+
+log = logging.getLogger(__name__)
+
+IN_CONTACT_S = 60.0  # that a job must have been reached without a break before it is moved
+BETWEEN_MOVES_S = 3600.0  # of one job
+TRIED_FOR_S = 1800.0  # to move a job that is slow
+SET_ASIDE = 0.1  # share of the nodes that may be out of service as slow before no more are, and one in any case
+SLOW_NODE = "slow: "  # begins the reason why such a node is out of service
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What is to be written of one look."""
+
+    events: list[NewEvent] = field(default_factory=list)
+    saved: list[CheckpointRow] = field(default_factory=list)
+
+    def by_job(self) -> dict[str | None, "_Notes"]:
+        """Return what concerns each job; under None what concerns none."""
+        parts: dict[str | None, _Notes] = {}
+        for event in self.events:
+            parts.setdefault(event.job_id, _Notes()).events.append(event)
+        for row in self.saved:
+            parts.setdefault(row.job_id, _Notes()).saved.append(row)
+        return parts
+
+
+def judge_steps(
+    cache: StateCache,
+    names: Mapping[str, str],
+    statuses: Mapping[str, Status],
+    cut_off: Collection[str | None],
+    now_s: float,
+) -> dict[str, Verdict]:
+    """Take in what running jobs have told, write down what follows, and return those that are not to run on.
+
+    Args:
+        cache: What the scheduler knows.
+        names: What the backend knows each job's attempt by.
+        statuses: What it says of them.
+        cut_off: Jobs with a node that is down.
+        now_s: The present.
+
+    Raises:
+        StoreError: If it cannot be written down.
+    """
+    steps = cache.parts.monitor.steps
+    if not steps.can_tell:
+        return {}
+    running = [
+        _as_running(cache, cache.attempts[job], name, frozenset(end.rank for end in statuses[name].ends))
+        for job, name in names.items()
+        if job not in cut_off and _runs(cache, cache.attempts[job], statuses.get(name))
+    ]
+    going = {name for job, name in names.items() if cache.attempts[job].state is AttemptState.RUNNING}
+    found = steps.look(running, going, partial(_watching_of, cache), now_s, partial(cache.about, now_s=now_s))
+    _record(cache, now_s)
+    if not any(found):
+        return {}
+    notes, verdicts = _Notes(), dict[str, Verdict]()
+    for job, name in names.items():  # one that has ended meanwhile had a last look
+        with cache.about(job, now_s):
+            notes.saved += _rows(cache.attempts[job], found.saved.get(name, ()), now_s)
+    for job, hang in found.hangs.items():
+        with cache.about(job, now_s):
+            cause = _words_on_hang(hang)
+            event = _event(cache.attempts[job], SlowWord.HUNG, cause, now_s)
+            verdicts[job] = Verdict(cause, AfterStop.HUNG, event)
+    for job, stragglers in found.stragglers.items():
+        notes.events += [_on_straggler(cache.attempts[job], it, now_s) for it in stragglers]
+    _judge_slow(cache, found, notes, verdicts, now_s)
+    _write(cache, notes, now_s)
+    steps.written()
+    return verdicts
+
+
+def _record(cache: StateCache, now_s: float) -> None:
+    """Record how long iterations computed on each type of node, once in a minute and at the end of an attempt."""
+    steps = cache.parts.monitor.steps
+    news = steps.news(now_s)
+    if not news:
+        return
+
+    def put(tx: Connection) -> None:
+        check_fence(tx, cache.fence)
+        for job, by_type in news.items():
+            known = {it.kind: Computed(it.iterations, it.mean_s, it.last_s) for it in records_of(tx, job)}
+            put_records(tx, job, {kind: known.get(kind, NOTHING).with_more(it) for kind, it in by_type.items()})
+
+    cache.parts.store.write(put)
+    steps.recorded()
+
+
+def take_last_look(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> LastLook:
+    """Take in what an attempt that has ended told at last, and return how far it came by what it told.
+
+    Raises:
+        StoreError: If it cannot be written down.
+    """
+    end = cache.parts.monitor.steps.end(_as_running(cache, row, name, frozenset()))
+    _write(cache, _Notes(saved=_rows(row, end.saved, now_s)), now_s)
+    with cache.parts.store.read() as tx:
+        kept = checkpoints_of(tx, row.job_id)
+    mine = max((it.step for it in kept if it.number == row.number), default=-1)
+    before = [it.step for it in kept if it.number < row.number]  # the first is what it began with
+    return LastLook(
+        came_further=end.came_further or mine > max(before[:1], default=-1),
+        saved_more=mine > max(before, default=-1),
+        tells=end.step is not None or mine >= 0,
+        step=end.step,
+    )
+
+
+def _runs(cache: StateCache, row: AttemptRow, status: Status | None) -> bool:
+    reached = row.state is AttemptState.RUNNING and row.contact is Contact.OK
+    is_told = status is not None and status.run is Run.RUNNING and row.backend == cache.parts.backend_name
+    return reached and is_told and not cache.errors.is_failing(row.job_id)
+
+
+def _as_running(cache: StateCache, row: AttemptRow, name: str, ended: frozenset[int]) -> Running:
+    return Running(row.job_id, name, row.placement, ended, later_nodes(cache, row, name))
+
+
+def _watching_of(cache: StateCache, job: str) -> Watching:
+    return stored_or_usual(cache.jobs[job].spec).health.watching()
+
+
+def _rows(row: AttemptRow, saved: Sequence[Saved], now_s: float) -> list[CheckpointRow]:
+    return [CheckpointRow(row.job_id, row.number, it.step, it.path, it.digest, now_s) for it in saved]
+
+
+def _judge_slow(
+    cache: StateCache, found: Findings, notes: _Notes, verdicts: dict[str, Verdict], now_s: float
+) -> None:  # fmt: skip
+    if found.shared:
+        text = (
+            f"{len(found.shared)} jobs became slow within a minute: none of them is moved; look at what they share, "
+            "such as storage and switches"
+        )
+        notes.events.append(
+            NewEvent(HEALTH, WRITER, now_s, now=SlowWord.ALARM, cause=text, data={"jobs": sorted(found.shared)})
+        )
+    for job in found.steady:
+        notes.events.append(_event(cache.attempts[job], SlowWord.STEADY, "steps take as long as they did", now_s))
+    for job, slow in found.slow.items():
+        with cache.about(job, now_s):
+            _judge_one(cache, job, slow, notes, verdicts, now_s)
+
+
+def _judge_one(
+    cache: StateCache, job: str, slow: Slow, notes: _Notes, verdicts: dict[str, Verdict], now_s: float
+) -> None:  # fmt: skip
+    row = cache.attempts[job]
+    against = _against_moving(cache, row, slow, verdicts, now_s)
+    if slow.slowness.checks == CHECKS:
+        notes.events.append(_event(row, SlowWord.SLOW, _words_on(slow, against), now_s, slow))
+    if not against and job not in verdicts:
+        cause = f"slow on {', '.join(sorted(slow.nodes))}, moved"
+        event = _event(row, SlowWord.MOVED, cause, now_s, slow)
+        nodes = dict.fromkeys(slow.nodes, f"{SLOW_NODE}job {job} told so")
+        verdicts[job] = Verdict(cause, AfterStop.RELOCATE, event, nodes)
+
+
+def _against_moving(
+    cache: StateCache, row: AttemptRow, slow: Slow, verdicts: Mapping[str, Verdict], now_s: float
+) -> str:  # fmt: skip
+    """Return why a slow job is not moved, "" if it is."""
+    job, told = cache.jobs[row.job_id], slow.slowness
+    if slow.is_shared:
+        return "many became slow with it"
+    if not slow.nodes:
+        return "no node of it is known to be slow"
+    if told.checks > CHECKS + TRIED_FOR_S / CHECK_S:
+        return "nothing better came in time"
+    if now_s - row.contact_since_s < IN_CONTACT_S:
+        return "it was out of reach a short while ago"
+    waiting = (it for it in cache.jobs.values() if it.state is JobState.QUEUED and it.id not in cache.outside)
+    if any((it.priority, goes_first(it)) >= (job.priority, True) for it in waiting):
+        return "a job that goes before it waits"
+    if any(it.after is AfterStop.RELOCATE for it in verdicts.values()):
+        return "another job moves"
+    return _against_leaving(cache, row, slow, now_s) or _against_setting_aside(cache, row, slow, now_s)
+
+
+def _against_leaving(cache: StateCache, row: AttemptRow, slow: Slow, now_s: float) -> str:
+    """Return why a slow job would not gain by other GPUs, "" if it would."""
+    mirror, layout, told = cache.mirror, cache.parts.layout, slow.slowness
+    slow_gpus = [layout.number(node, gpu) for node in slow.nodes for gpu in range(layout.nodes[node])]
+    step_s = best_step_s(mirror, layout.numbers(row.placement), slow_gpus, told.usual_s, cache.form_of(row.job_id))
+    if step_s > GAIN * told.present_s:
+        return "no other GPUs would do better"
+    with cache.parts.store.read() as tx:
+        kept_s = [it.at_s for it in checkpoints_of(tx, row.job_id, 1) if it.number == row.number]
+    standing = mirror.standing(row.job_id)
+    ran_s = now_s - standing.start_s
+    # Whoever has outlived its estimate is expected to run for as long again.
+    left_s = max(standing.guess_s * standing.slowdown - ran_s, 0.0) or ran_s
+    lost_s = now_s - max([standing.start_s, *kept_s])
+    return "it would lose more than it gains" if lost_s >= (1.0 - step_s / told.present_s) * left_s else ""
+
+
+def _against_setting_aside(cache: StateCache, row: AttemptRow, slow: Slow, now_s: float) -> str:
+    """Return why a job is not moved again, or its slow nodes not taken out of service, "" if they are."""
+    with cache.parts.store.read() as tx:
+        moved_s = last_such_s(tx, row.job_id, HEALTH, SlowWord.MOVED)
+        out = {it.name for it in list_nodes(tx) if it.out_of_service.startswith(SLOW_NODE)}
+    if moved_s is not None and now_s - moved_s < BETWEEN_MOVES_S:
+        return "it was moved within the last hour"
+    if len(out | slow.nodes) > max(1.0, SET_ASIDE * len(cache.parts.layout.nodes)):
+        return "too many nodes are out of service as slow"
+    return ""
+
+
+def _write(cache: StateCache, notes: _Notes, now_s: float) -> None:
+    """Write down what was found; what comes of a verdict is written with the stop, if it is taken."""
+    if not (notes.events or notes.saved):
+        return
+    for event in notes.events:
+        log.log(logging.ERROR if event.now == SlowWord.ALARM else logging.WARNING, "%s", event.cause)
+
+    def put(tx: Connection, part: _Notes) -> None:
+        check_fence(tx, cache.fence)
+        for row in part.saved:
+            register(tx, row, writer=WRITER, fence=cache.fence)
+        append_all(tx, [it._replace(fence=cache.fence) for it in part.events])
+
+    try:
+        cache.parts.store.write(lambda tx: put(tx, notes))
+    except OF_NO_JOB:
+        raise
+    except Exception as error:
+        cache.write_apart(notes.by_job(), put, error, now_s)
+        cache.parts.monitor.steps.written()
+        raise SpoiledError from error
+
+
+def _event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slow | None = None) -> NewEvent:
+    data = None
+    if slow is not None:
+        told = slow.slowness
+        data = {
+            "since_s": told.since_s, "usual_s": told.usual_s, "present_s": told.present_s, "nodes": sorted(slow.nodes)
+        }  # fmt: skip
+    return NewEvent(HEALTH, WRITER, now_s, row.job_id, row.number, now=word.value, cause=cause, data=data)
+
+
+def _on_straggler(row: AttemptRow, it: Straggling, now_s: float) -> NewEvent:
+    told = it.straggler
+    cause = (
+        f"rank {told.rank} on {it.node} computes for {told.compute_s:.3g} s in each step, and half of the others for "
+        f"{told.others_s:.3g} s or less: all wait for it"
+    )
+    data = {"node": it.node, **told._asdict()}
+    return _event(row, SlowWord.STRAGGLER, cause, now_s)._replace(data=data)
+
+
+def _words_on_hang(hang: Hang) -> str:
+    return (
+        f"rank {hang.rank} hangs in {hang.kind} step {hang.step} since {_clock(hang.since_s)}, "
+        f"longer than {hang.limit_s:.0f} s"
+    )
+
+
+def _words_on(slow: Slow, against: str) -> str:
+    told = slow.slowness
+    where = f" on {', '.join(sorted(slow.nodes))}" if slow.nodes else ""
+    what = f"steps take {told.present_s:.3g} s instead of {told.usual_s:.3g} s since {_clock(told.since_s)}{where}"
+    return f"{what}; not moved: {against}" if against else what
+
+
+def _clock(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,272 @@
+"""Charts of the dashboard as elements: attempts along time, GPUs of nodes, step times, and use. No script."""
+
+import statistics
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from ..health.node_state import EVERY_S, Sample
+from ..model.states import FINAL, AttemptState, JobState
+from ..store.attempts import CHANGE as ATTEMPT_CHANGE
+from ..store.events import EventRow
+from ..store.jobs import CHANGE as JOB_CHANGE
+from .views import LETTERS, STYLES, Block, NodeView, duration_text
+
+MOST_LINES = 20  # attempts that are drawn, the last ones
+STEPS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 6 * 3600, 12 * 3600, 86_400, 7 * 86_400)
+MOST_TIME_TICKS = 6
+_PHASES = {
+    AttemptState.RESERVED: "starting", AttemptState.LAUNCHED: "starting", AttemptState.RUNNING: "running",
+    AttemptState.DRAINING: "draining",
+}  # fmt: skip
+
+
+class Bar(NamedTuple):
+    """A phase."""
+
+    phase: str  # waiting, starting, running or draining
+    x: float  # left end, percent of the width
+    width: float  # percent
+    took_s: float
+
+
+class Line(NamedTuple):
+    """A row of the picture: the queue, or an attempt."""
+
+    label: str
+    bars: Sequence[Bar]
+
+
+class Tick(NamedTuple):
+    """A mark of the time axis."""
+
+    x: float  # percent
+    label: str
+
+
+class Gantt(NamedTuple):
+    """The picture."""
+
+    lines: Sequence[Line]
+    ticks: Sequence[Tick]
+    left_out: int  # earlier attempts
+
+
+class _Span(NamedTuple):
+    line: int  # 0: the queue; else the number of an attempt
+    phase: str
+    from_s: float
+    to_s: float
+
+
+def gantt(events: Sequence[EventRow], now_s: float) -> Gantt:
+    """Return the picture of a job.
+
+    Args:
+        events: Of the job, in their order.
+        now_s: The right end, unless the job ended before; Unix time.
+    """
+    spans = list(_spans(events, now_s))
+    if not spans:
+        return Gantt((), (), 0)
+    numbers = sorted({span.line for span in spans} - {0})
+    shown = numbers[-MOST_LINES:]
+    spans = [span for span in spans if span.line in (0, *shown)]
+    first_s, last_s = min(span.from_s for span in spans), max(span.to_s for span in spans)
+    length_s = max(last_s - first_s, 1e-3)
+    lines = [
+        Line(
+            "queue" if number == 0 else f"attempt {number}",
+            [_bar(it, first_s, length_s) for it in spans if it.line == number],
+        )
+        for number in (0, *shown)
+    ]
+    return Gantt(lines, _ticks(length_s), len(numbers) - len(shown))
+
+
+def _spans(events: Sequence[EventRow], now_s: float) -> list[_Span]:
+    """Return the phases; each ends where the next of its kind begins."""
+    spans: list[_Span] = []
+    waits_since: float | None = None
+    phase: tuple[int, str, float] | None = None
+    over = False
+    for event in events:
+        if event.kind == JOB_CHANGE:
+            if waits_since is not None and event.now != event.was:
+                spans.append(_Span(0, "waiting", waits_since, event.at_s))
+            waits_since = event.at_s if event.now in (JobState.QUEUED.value, JobState.HELD.value) else None
+            over = event.now in FINAL
+        elif event.kind == ATTEMPT_CHANGE and event.number is not None:
+            if phase is not None:
+                spans.append(_Span(*phase, event.at_s))
+            name = _PHASES.get(AttemptState(event.now))
+            phase = None if name is None else (event.number, name, event.at_s)
+    if not over and waits_since is not None:
+        spans.append(_Span(0, "waiting", waits_since, now_s))
+    if not over and phase is not None:
+        spans.append(_Span(*phase, now_s))
+    return spans
+
+
+def _bar(span: _Span, first_s: float, length_s: float) -> Bar:
+    took_s = max(0.0, span.to_s - span.from_s)
+    return Bar(span.phase, 100.0 * (span.from_s - first_s) / length_s, 100.0 * took_s / length_s, took_s)
+
+
+def _ticks(length_s: float) -> list[Tick]:
+    step_s = next((step for step in STEPS_S if length_s / step <= MOST_TIME_TICKS), STEPS_S[-1])
+    count = min(int(length_s / step_s), 10 * MOST_TIME_TICKS)
+    return [
+        Tick(100.0 * index * step_s / length_s, duration_text(index * step_s, exact=False))
+        for index in range(count + 1)
+    ]
+
+
+@cache
+def cells(letter: str, gpus: int) -> Markup:
+    """Return so many GPUs with a letter each."""
+    return Markup("<i>{}</i>").format(letter) * gpus
+
+
+def blocks(node: NodeView, *, named: bool) -> Markup:
+    """Return the GPUs of a node; those that a job holds lead to it.
+
+    Args:
+        node: The node.
+        named: Whether the name of the job stands on them.
+    """
+    name = escape(node.name)
+    return Markup("".join(_block(name, block, named=named) for block in node.blocks))  # all parts are escaped
+
+
+def _block(node: str, it: Block, *, named: bool) -> str:
+    inside = cells(LETTERS[it.state], it.gpus)
+    style = f"block {STYLES[it.state]} s{it.gpus}"
+    if not it.job_id:
+        return f'<span class="{style}" title="{escape(it.said)}">{inside}</span>'
+    of = f'<span class="of">{escape(it.job)}</span>' if named else ""
+    address, said = escape(it.job_id), escape(it.said)
+    return f'<a id="g{node}-{it.first}" class="{style}" href="/jobs/{address}" aria-label="{said}">{inside}{of}</a>'
+
+
+STEP_WIDTH, STEP_HEIGHT = 1000.0, 60.0  # of the box, which is stretched to its place
+MOST_STEPS = 240
+
+
+class StepChart(NamedTuple):
+    """The picture."""
+
+    points: str  # of the line, x,y in the box; the upper edge is the longest step, the lower one is 0
+    steps: int
+    median_s: float
+    longest_s: float
+
+
+def step_chart(took_s: Sequence[float]) -> StepChart | None:
+    """Return the picture of step times in seconds, in their order; None of fewer than two."""
+    last_s = took_s[-MOST_STEPS:]
+    if len(last_s) < 2:
+        return None
+    longest_s = max(last_s)
+    apart = STEP_WIDTH / (len(last_s) - 1)
+    points = (f"{at * apart:.1f},{STEP_HEIGHT * (1.0 - each / longest_s):.1f}" for at, each in enumerate(last_s))
+    return StepChart(" ".join(points), len(last_s), statistics.median(last_s), longest_s)
+
+
+USE_WIDTH, USE_HEIGHT = 1000.0, 100.0  # of the box, which is stretched to its place
+MOST_POINTS = 240
+GAP_S = 4 * EVERY_S  # without samples: nothing is drawn between two points that are so far apart, and wider ones
+MOST_USE_TICKS = 4
+
+
+class Mark(NamedTuple):
+    """A mark of the time axis."""
+
+    x: float  # percent
+    label: str
+
+
+class UseChart(NamedTuple):
+    """The picture. Points are x,y in the box, with all GPUs at the upper edge."""
+
+    held: Sequence[str]  # areas
+    busy: Sequence[str]  # lines; none if no agent reports
+    marks: Sequence[Mark]
+    length_s: float
+    held_now: float  # share, 0 to 1
+    held_mean: float
+    busy_now: float | None
+    busy_mean: float | None
+
+
+def use_chart(samples: Sequence[Sample]) -> UseChart | None:
+    """Return the picture of samples in their order; None of fewer than two."""
+    if len(samples) < 2:
+        return None
+    first_s, length_s = samples[0].at_s, samples[-1].at_s - samples[0].at_s
+    gap_s = max(GAP_S, 2.0 * length_s / MOST_POINTS)
+    points = _thinned(samples)
+    scale = USE_WIDTH / length_s
+    told = [(it.at_s, it.busy) for it in points if it.busy is not None]
+    busy = [it.busy for it in samples if it.busy is not None]
+    return UseChart(
+        [_area(each) for each in _pieces([(it.at_s, it.held) for it in points], first_s, scale, gap_s)],
+        [_line(each) for each in _pieces(told, first_s, scale, gap_s)],
+        _marks(length_s),
+        length_s,
+        samples[-1].held,
+        sum(it.held for it in samples) / len(samples),
+        samples[-1].busy,
+        sum(busy) / len(busy) if busy else None,
+    )
+
+
+def _thinned(samples: Sequence[Sample]) -> list[Sample]:
+    """Return at most so many samples as are seen: means of neighbours."""
+    size = -(-len(samples) // MOST_POINTS)
+    return [_mean(samples[first : first + size]) for first in range(0, len(samples), size)]
+
+
+def _mean(samples: Sequence[Sample]) -> Sample:
+    busy = [it.busy for it in samples if it.busy is not None]
+    return Sample(
+        samples[-1].at_s,
+        sum(it.held for it in samples) / len(samples),
+        sum(busy) / len(busy) if busy else None,
+    )
+
+
+_Point = tuple[float, float]
+
+
+def _pieces(told: Sequence[_Point], first_s: float, scale: float, gap_s: float) -> list[list[_Point]]:
+    """Return places in the box, cut where nothing was told for long; each piece has two at least."""
+    pieces: list[list[_Point]] = []
+    last_s = float("-inf")
+    for at_s, share in told:
+        if at_s - last_s > gap_s:
+            pieces.append([])
+        pieces[-1].append(((at_s - first_s) * scale, USE_HEIGHT * (1.0 - share)))
+        last_s = at_s
+    return [piece for piece in pieces if len(piece) > 1]
+
+
+def _line(points: Sequence[_Point]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _area(points: Sequence[_Point]) -> str:
+    """Return a line with the ground below it."""
+    return _line([(points[0][0], USE_HEIGHT), *points, (points[-1][0], USE_HEIGHT)])
+
+
+def _marks(length_s: float) -> list[Mark]:
+    """Return times before the last sample, which is at the right end."""
+    step_s = next((step for step in STEPS_S if length_s / step <= MOST_USE_TICKS), STEPS_S[-1])
+    ago = [step_s * index for index in range(1, int(length_s / step_s) + 1)]
+    return [
+        Mark(100.0 * (1.0 - it / length_s), f"{duration_text(it, exact=False)} ago") for it in reversed(ago)
+    ]  # fmt: skip

@@ -1,1 +1,0 @@
-"""Pages of the dashboard, each in a file of its own."""

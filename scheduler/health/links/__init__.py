@@ -1,1 +1,0 @@
-"""Bandwidths between nodes, measured by their agents when a ring has an empty seat."""

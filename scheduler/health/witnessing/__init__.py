@@ -1,1 +1,0 @@
-"""Who looks at a node that has gone silent, and what they see."""

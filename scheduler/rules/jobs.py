@@ -1,0 +1,307 @@
+"""What is to be done next about a job: the order of the queue, and how many GPUs one user may have.
+
+What is to be done next about a job, by what is wanted of it and what is known. Reads no clock, network or store.
+
+What is done about its attempts stands in attempt_step.py. Source: SPEC K1, K5, K7.
+
+The order in which waiting jobs are offered GPUs, as the store knows them.
+
+The scheduler itself goes by `cluster/dispatch/order.py`. A job that does not fit is passed over by those that delay
+nobody.
+
+Source: SPEC K1.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from itertools import groupby
+from typing import NamedTuple
+
+from ...cluster.dispatch.orders.order import Order
+from ..model.job import JobRow
+from ..model.states import FINAL, AfterStop, AttemptState, Desired, JobState
+from .attempts import WISHED
+from .retry import Outcome
+
+AFTER: dict[AfterStop, JobState] = {
+    AfterStop.RETRY: JobState.QUEUED,
+    AfterStop.HOLD: JobState.HELD,
+    AfterStop.SUCCEED: JobState.SUCCEEDED,
+    AfterStop.FAIL: JobState.FAILED,
+    AfterStop.CANCEL: JobState.CANCELLED,
+}
+
+
+class JobDo(StrEnum):
+    """Kinds of steps of a job that holds no GPUs."""
+
+    NOTHING = "nothing"
+    CHANGE = "change"  # it comes into another state
+    ENTER = "enter"  # it comes into the queue of the cluster, if its owner may have the GPUs
+    LEAVE = "leave"  # it leaves the queue of the cluster
+
+
+class JobStep(NamedTuple):
+    """What is to be done next."""
+
+    do: JobDo
+    now: JobState | None = None  # of a change: the state that it comes into
+    cause: str = ""
+    is_released: bool = False  # it was held: what it waited before does not count
+
+
+class Around(NamedTuple):
+    """What a step depends on beside the job itself."""
+
+    is_in_queue: bool  # of the cluster
+    cluster_gpus: int  # of the nodes that suit the job
+    is_kept_out: bool = False  # no GPUs in service could hold it, or it rests after an error
+    needs: str = ""  # what it needs of them, in words
+
+
+def next_job_step(job: JobRow, around: Around, now_s: float) -> JobStep:
+    """Return the next step of a job that is queued or held."""
+    if around.is_in_queue:
+        is_unwanted = job.state is JobState.QUEUED and job.desired is not Desired.RUN
+        return JobStep(JobDo.LEAVE if is_unwanted else JobDo.NOTHING)
+    change = _change_outside(job, around)
+    if change is not None:
+        return change
+    return JobStep(JobDo.ENTER if may_enter(job, now_s) and not around.is_kept_out else JobDo.NOTHING)
+
+
+def may_enter(job: JobRow, now_s: float) -> bool:
+    """Say whether a job may stand in the queue of the cluster: after a fault it waits outside for its time to come."""
+    return job.state is JobState.QUEUED and job.desired is Desired.RUN and job.not_before_s <= now_s
+
+
+def _change_outside(job: JobRow, around: Around) -> JobStep | None:
+    """Return how a job outside of the queue comes into the state that is wanted of it, None if it is in that state."""
+    if job.desired is Desired.CANCEL:
+        return JobStep(JobDo.CHANGE, JobState.CANCELLED, WISHED[Desired.CANCEL])
+    if job.state is JobState.HELD:
+        is_wanted = job.desired is Desired.RUN
+        return JobStep(JobDo.CHANGE, JobState.QUEUED, WISHED[Desired.RUN], is_released=True) if is_wanted else None
+    if job.desired is Desired.HOLD:
+        return JobStep(JobDo.CHANGE, JobState.HELD, WISHED[Desired.HOLD])
+    if not 1 <= job.gpus <= around.cluster_gpus:
+        asks, such = (f" {around.needs}", " of these") if around.needs else ("", "")
+        cause = f"it asks for {job.gpus} GPUs{asks}, and the cluster has {around.cluster_gpus}{such}"
+        return JobStep(JobDo.CHANGE, JobState.FAILED, cause)
+    return None
+
+
+class Release(NamedTuple):
+    """What becomes of a job whose attempt has been released."""
+
+    now: JobState
+    desired: Desired | None  # what is wanted of it from now on, None for what was
+    stays: bool  # in the queue of the cluster
+
+
+def release_step(job: JobRow, outcome: Outcome) -> Release:
+    """Return what becomes of a job after an attempt."""
+    now = AFTER[outcome.after]
+    is_wanted = job.desired is Desired.RUN  # it may be wanted otherwise since it was being stopped
+    by_rule = outcome.after is AfterStop.HOLD and job.after_stop is not AfterStop.HOLD
+    # Nobody asked for a hold by rule: the job stays held until its owner wants it to run, once more.
+    desired = Desired.HOLD if by_rule and is_wanted else None
+    return Release(now, desired, stays=now is JobState.QUEUED and outcome.wait_s <= 0.0 and is_wanted)
+
+
+class Retry(StrEnum):
+    """What it means to try a job again."""
+
+    REQUEUE = "requeue"  # it has failed, and comes back into the queue
+    RELEASE = "release"  # it is held, and is wanted to run
+    NOTHING = "nothing"  # it is to run as it is
+    REFUSED = "refused"  # it stays ended
+
+
+def retry_step(job: JobRow) -> Retry:
+    """Return what it means to try a job again, as its owner wants."""
+    if job.desired is Desired.CANCEL or job.state in FINAL - {JobState.FAILED}:
+        return Retry.REFUSED
+    if job.state is JobState.FAILED:
+        return Retry.REQUEUE
+    return Retry.RELEASE if job.desired is Desired.HOLD else Retry.NOTHING
+
+
+class Hold(StrEnum):
+    """How a job that cannot be handled is held."""
+
+    NOW = "now"  # it waits, and is held at once
+    DRAIN = "drain"  # it is about to start: its attempt drains, and it is held then
+    NOTHING = "nothing"  # it runs, and has lost nothing yet; or it is on its way out
+
+
+def hold_step(job: JobRow, attempt: AttemptState | None) -> Hold:
+    """Return how a job is held that cannot be handled.
+
+    Args:
+        job: The job.
+        attempt: State of its attempt, None without one.
+    """
+    if job.state is JobState.QUEUED:
+        return Hold.NOW
+    return Hold.DRAIN if attempt in (AttemptState.RESERVED, AttemptState.LAUNCHED) else Hold.NOTHING
+
+
+class Waiting(NamedTuple):
+    """A job in the queue."""
+
+    id: str
+    owner: str
+    priority: int
+    gpus: int
+    submit_seq: int
+    entered_s: float
+    not_before_s: float
+    wait_s: float
+    guess_s: float
+    saved_s: float
+
+
+class Led(NamedTuple):
+    """When a user last had their turn to lead, and the number of that turn; 0 for none."""
+
+    at_s: float
+    number: int
+
+
+Turns = Mapping[tuple[str, int], Led]  # by owner and priority
+
+
+def in_order(
+    waiting: Iterable[Waiting], order: Order, ageing_s: float, now_s: float, in_service: int,
+    turns: Turns | None = None,
+) -> list[Waiting]:  # fmt: skip
+    """Return waiting jobs as they are offered GPUs, the first one first.
+
+    Args:
+        waiting: The jobs.
+        order: Order regime of docs/simulator.md.
+        ageing_s: Time after which a job is overtaken by nobody.
+        now_s: Unix time.
+        in_service: GPUs that are not out of service; a job that asks for more does not age.
+        turns: That users have had to lead; None where they take no turns. Each is then shown to lead in turn, one job
+            of each user in a round.
+    """
+    line = sorted(waiting, key=_place)
+    ages = order.passes  # else the first one is the oldest that counts
+    aged = [it for it in line if ages and now_s >= _since_s(it) + ageing_s and it.gpus <= in_service]
+    aged.sort(key=lambda it: (_since_s(it), _place(it)))
+    old = {it.id for it in aged}
+    if turns is not None:
+        line = [it for it in line if it.id not in old]
+        turns = _after(aged, turns, order, now_s)
+        groups = [list(jobs) for _, jobs in groupby(line, lambda it: it.priority)]
+        line = [it for place, jobs in enumerate(groups) for it in _in_rounds(jobs, order, turns, leads=place == 0)]
+    elif order.key is not None:
+        first = 0 if order.goes_first else 1
+        line[first:] = _by_key(line[first:], order)
+    return [*aged, *(it for it in line if it.id not in old)]
+
+
+def _after(started: Iterable[Waiting], turns: Turns, order: Order, now_s: float) -> Turns:
+    """Return the turns that users have had once some jobs, which have aged, have started."""
+    last = max((turn.number for turn in turns.values()), default=0)
+    taking = (it for it in started if order.goes_first or it.not_before_s == 0.0)
+    return {**turns, **{(it.owner, it.priority): Led(now_s, last + at) for at, it in enumerate(taking, 1)}}
+
+
+def _by_key(jobs: Iterable[Waiting], order: Order) -> list[Waiting]:
+    key = order.key
+    return list(jobs) if key is None else sorted(jobs, key=lambda it: (-it.priority, key(it.gpus, _left_s(it))))
+
+
+def _in_rounds(jobs: Sequence[Waiting], order: Order, turns: Turns, *, leads: bool) -> list[Waiting]:
+    """Return jobs of one priority, in the order of the queue, as their users take turns.
+
+    Args:
+        jobs: The jobs.
+        order: Order regime. By a key jobs go behind the one that leads, or all, if the job of smallest key does.
+        turns: That users have had.
+        leads: Whether one of these jobs leads: there are none of a higher priority.
+    """
+    back = [it for it in jobs if it.not_before_s > 0.0]
+    if order.key is not None:
+        back = back[:1] if leads and not order.goes_first else []
+    ahead = {it.id for it in back}
+    lines: dict[str, list[Waiting]] = {}
+    for it in jobs:
+        if it.id not in ahead:
+            lines.setdefault(it.owner, []).append(it)
+    if not lines:
+        return back
+    users = in_turn((it for it in jobs if it.id not in ahead), turns)
+    for place, user in enumerate(users):
+        first = 1 if leads and place == 0 and not back and not order.goes_first else 0
+        lines[user][first:] = _by_key(lines[user][first:], order)
+    rounds = range(max(map(len, lines.values())))
+    return back + [lines[user][at] for at in rounds for user in users if at < len(lines[user])]
+
+
+def in_turn(jobs: Iterable[Waiting], turns: Turns) -> list[str]:
+    """Return the users of waiting jobs of one priority, the one first whose turn it is to lead."""
+    oldest: dict[str, Waiting] = {}
+    for it in sorted(jobs, key=lambda it: (it.not_before_s > 0.0, it.entered_s, it.submit_seq)):
+        oldest.setdefault(it.owner, it)
+
+    def since(it: Waiting) -> tuple[float, int, int]:
+        led = turns.get((it.owner, it.priority), Led(0.0, 0))
+        at_s, number = max((it.entered_s, 0), (led.at_s, led.number)) if led.number else (it.entered_s, 0)
+        return at_s, number, it.submit_seq
+
+    return [it.owner for it in sorted(oldest.values(), key=since)]
+
+
+def places(line: Sequence[Waiting]) -> dict[str, int]:
+    """Return the place of each job in the queue, from 1."""
+    return {it.id: place for place, it in enumerate(line, 1)}
+
+
+def _place(it: Waiting) -> tuple[int, int, float, int]:
+    """Return what puts jobs into the order of the queue: as `recall.queue_key`."""
+    if it.not_before_s > 0.0:
+        return -it.priority, 0, -max(it.entered_s, it.not_before_s), -it.submit_seq
+    return -it.priority, 1, it.entered_s, it.submit_seq
+
+
+def _since_s(it: Waiting) -> float:
+    return it.entered_s - it.wait_s
+
+
+def _left_s(it: Waiting) -> float:
+    """Return the estimated work that a job has left; the estimate doubles until it exceeds what is saved."""
+    guess_s = it.guess_s
+    while 0.0 < guess_s <= it.saved_s:
+        guess_s *= 2.0
+    return guess_s - it.saved_s
+
+
+class Quota:
+    """What users may still have. In their own order: a job that does not fit lets no later one of its owner pass.
+
+    Args:
+        gpus: Of one user, held and in the queue together; None for any number.
+        inside: Jobs that hold GPUs or are in the queue.
+    """
+
+    def __init__(self, gpus: int | None, inside: Iterable[JobRow]) -> None:
+        self.gpus = gpus
+        self._has: Counter[str] = Counter()
+        self._full: set[str] = set()
+        for row in inside if gpus is not None else ():
+            self._has[row.owner] += row.gpus
+
+    def take(self, row: JobRow) -> bool:
+        """Count a job as one of its owner's if they may have its GPUs, and say whether they may."""
+        if self.gpus is None:
+            return True
+        if row.owner in self._full or self._has[row.owner] + row.gpus > self.gpus:
+            self._full.add(row.owner)
+            return False
+        self._has[row.owner] += row.gpus
+        return True

@@ -1,0 +1,137 @@
+"""When something goes into quarantine, what that closes, and when checks alone end it. Reads no clock or store.
+
+Source: SPEC C4; docs/nodes.md, Quarantine.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ..model.gpu_index import WHOLE, Clears, Entry, Finding, Place, Scope
+
+BACK_OFF_S = (600.0, 3600.0, 21600.0)  # before checks alone may end it: the first time, the second, and from then on
+QUIET_S = 600.0  # that must have passed without the symptom
+CLEARED_MOST, CLEARED_S = 2, 30 * 86400.0  # so often in so long checks alone end it, for one place and cause
+TOGETHER_S = 3600.0  # two GPUs of a node within it make it the node
+BUDGET, BUDGET_S = 0.1, 3600.0  # share of the GPUs of a type in so long; one node in any case
+FRESH_S = 60.0  # what is no older is taken for new where a clock that was set back leaves no other way to tell
+BY_CHECKS, BY_HAND = "checks", "operator"  # who cleared it; the check of what an operator put into quarantine
+
+
+class Fleet(NamedTuple):
+    """The nodes of a cluster."""
+
+    sizes: Mapping[str, int]  # GPUs of each
+    types: Mapping[str, str]  # node type of each
+
+
+def is_old(finding: Finding, entries: Iterable[Entry], now_s: float) -> bool:
+    """Say whether something was cleared since it was found, so that it must not act again."""
+    cleared_s = [it.cleared_s for it in entries if it.cleared_s is not None and _is_about(it.place, finding.place)]
+    for at_s in cleared_s:
+        was_set_back = now_s < at_s  # then a new finding has an earlier time as well
+        if finding.at_s <= at_s and not (was_set_back and finding.at_s > now_s - FRESH_S):
+            return True
+    return False
+
+
+def _is_about(cleared: Place, found: Place) -> bool:
+    """Say whether the clearance of a place is one of what was found, too."""
+    return cleared == found or cleared.covers(found)
+
+
+def tries_of(place: Place, cause: str, entries: Iterable[Entry], now_s: float) -> int:
+    """Return how often a place comes into quarantine for a cause of late, with this time."""
+    return 1 + sum(it.place == place and it.cause == cause and is_near(it.since_s, now_s, CLEARED_S) for it in entries)
+
+
+def back_off_s(tries: int) -> float:
+    """Return how long checks alone do not end a quarantine."""
+    return BACK_OFF_S[min(max(tries, 1), len(BACK_OFF_S)) - 1]
+
+
+def who_clears(place: Place, cause: str, wanted: Clears, entries: Iterable[Entry], now_s: float) -> Clears:
+    """Return what ends a quarantine: an operator, where checks have ended the same one often enough."""
+    before = sum(
+        it.place == place and it.cause == cause and it.cleared_by == BY_CHECKS
+        and is_near(it.cleared_s or 0.0, now_s, CLEARED_S)
+        for it in entries
+    )  # fmt: skip
+    return Clears.OPERATOR if before >= CLEARED_MOST else wanted
+
+
+def makes_it_the_node(place: Place, entries: Iterable[Entry], now_s: float) -> bool:
+    """Say whether another GPU of the same node came into quarantine within the last hour."""
+    return place.scope is Scope.DEVICE and any(
+        it.place.scope is Scope.DEVICE and it.place.node == place.node and it.place.gpu != place.gpu
+        and is_near(it.since_s, now_s, TOGETHER_S) and it.check != BY_HAND
+        for it in entries
+    )  # fmt: skip
+
+
+def is_over_budget(place: Place, entries: Iterable[Entry], fleet: Fleet, now_s: float) -> bool:
+    """Say whether so much of a node type would have come into quarantine within the last hour that it is not to blame.
+
+    A check, a driver or a switch is the likelier cause then.
+    """
+    kind = fleet.types[place.node]
+    lately = [it.place for it in entries if it.check != BY_HAND and is_near(it.since_s, now_s, BUDGET_S)]
+    gpus = {gpu for it in (*lately, place) for gpu in _counted(it, fleet) if fleet.types[gpu[0]] == kind}
+    total = sum(size for node, size in fleet.sizes.items() if fleet.types[node] == kind)
+    return len(gpus) > max(BUDGET * total, float(fleet.sizes[place.node]))
+
+
+def _counted(place: Place, fleet: Fleet) -> set[tuple[str, int]]:
+    """Return the GPUs that the budget counts: one of a link."""
+    if place.node not in fleet.sizes:
+        return set()
+    if place.gpu == WHOLE:
+        return {(place.node, gpu) for gpu in range(fleet.sizes[place.node])}
+    return {(place.node, place.gpu)}
+
+
+def closed_gpus(places: Iterable[Place], sizes: Mapping[str, int]) -> set[tuple[str, int]]:
+    """Return node and index of the GPUs that no job may have.
+
+    Of a link one end is closed, so that no job gets both. That end is the one with most bad links; of equal ones the
+    last, since the first GPUs of a node are those that are asked for first.
+    """
+    places = list(places)
+    closed = {it for it in places if it.scope is not Scope.LINK}
+    links = [it for it in places if it.scope is Scope.LINK and not any(one.covers(it) for one in closed)]
+    while links:
+        count = Counter(end for it in links for end in it.ends)
+        worst = max(count, key=lambda end: (count[end], end))
+        closed.add(worst)
+        links = [it for it in links if not worst.covers(it)]
+    return {gpu for it in closed for gpu in _gpus_of(it, sizes)}
+
+
+def _gpus_of(place: Place, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    gpus = range(sizes.get(place.node, 0))
+    return [(place.node, gpu) for gpu in gpus if place.gpu in (WHOLE, gpu)]
+
+
+def is_due(entry: Entry, boot_id: str, now_s: float) -> bool:
+    """Say whether checks may be run that end a quarantine by themselves.
+
+    Args:
+        entry: The quarantine.
+        boot_id: Of its node now, "" if nobody knows.
+        now_s: The present.
+    """
+    if entry.cleared_s is not None or entry.clears is Clears.OPERATOR:
+        return False
+    is_done = entry.clears is Clears.CHECKS or bool(entry.boot_id and boot_id and boot_id != entry.boot_id)
+    return is_done and now_s >= entry.not_before_s and now_s - entry.symptom_s >= QUIET_S
+
+
+def stricter(clears: Sequence[Clears]) -> Clears:
+    """Return what ends all of several quarantines."""
+    order = (Clears.CHECKS, Clears.REBOOT, Clears.OPERATOR)
+    return max(clears, key=order.index)
+
+
+def is_near(at_s: float, now_s: float, span_s: float) -> bool:
+    """Say whether a time is within some span of the present; a clock that was set back must not hide it."""
+    return abs(now_s - at_s) <= span_s

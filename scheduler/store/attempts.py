@@ -1,0 +1,250 @@
+"""Attempts, the GPUs that they hold, and their checkpoints. A GPU has one reservation at most.
+
+Source: SPEC K4; docs/steps.md.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypedDict
+
+from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from ..model.job import NewEvent, Placement, ReservationRow
+from ..model.states import AttemptState, Contact, RankEnd
+from .engines import OlderAttemptError, TakenError
+from .events import append
+from .schema import attempt, checkpoint, job, put_all, reservation
+
+CHANGE, CONTACT, CLEANUP, LAUNCH = "attempt", "contact", "cleanup", "launch"  # kinds of events
+
+
+class Opening(NamedTuple):
+    """What an attempt begins with."""
+
+    backend: str
+    placement: Placement
+    slowdown: float  # run time over work on the placement
+    overhead_s: float  # restart cost at its begin
+
+
+class AttemptRow(NamedTuple):
+    """An attempt as the store holds it; the columns of the table say what each field is."""
+
+    job_id: str
+    number: int
+    state: AttemptState
+    version: int
+    backend: str
+    placement: Placement
+    slowdown: float
+    overhead_s: float
+    opened_s: float
+    started_s: float | None
+    ended_s: float | None
+    contact: Contact
+    contact_since_s: float
+    outcome: str
+    cause: str
+    ends: tuple[RankEnd, ...]
+    cleanup_error: str
+
+
+class AttemptColumns(TypedDict, total=False):
+    """What can change with an attempt's state."""
+
+    started_s: float | None
+    ended_s: float
+    outcome: str
+    ends: tuple[RankEnd, ...]
+    cleanup_error: str
+
+
+_ATTEMPTS = select(*(attempt.c[name] for name in AttemptRow._fields)).order_by(attempt.c.job_id, attempt.c.number)
+_OF_JOB = _ATTEMPTS.where(attempt.c.job_id == bindparam("of_job"))
+_ONE_ATTEMPT = _OF_JOB.where(attempt.c.number == bindparam("at_number"))
+_LAST = _ATTEMPTS.join(job, and_(job.c.id == attempt.c.job_id, job.c.attempt == attempt.c.number)).where(
+    job.c.id.in_(bindparam("of_jobs", expanding=True))
+)
+_UNCLOSED = _ATTEMPTS.where(attempt.c.state.in_(sorted(set(AttemptState) - {AttemptState.CLOSED})))
+
+
+def get_attempt(tx: Connection, job_id: str, number: int) -> AttemptRow | None:
+    """Return an attempt, None if there is none."""
+    row = tx.execute(_ONE_ATTEMPT, {"of_job": job_id, "at_number": number}).first()
+    return None if row is None else AttemptRow._make(row)
+
+
+def attempts_of(tx: Connection, job_id: str) -> list[AttemptRow]:
+    """Return all attempts of a job in their order."""
+    return [AttemptRow._make(row) for row in tx.execute(_OF_JOB, {"of_job": job_id})]
+
+
+def last_attempts(tx: Connection, job_ids: Sequence[str]) -> dict[str, AttemptRow]:
+    """Return the last attempt of each of some jobs that have one."""
+    return {row.job_id: AttemptRow._make(row) for row in tx.execute(_LAST, {"of_jobs": list(job_ids)})}
+
+
+def unclosed_attempts(tx: Connection) -> list[AttemptRow]:
+    """Return all attempts that still hold something: GPUs, or what they left at the backend."""
+    return [AttemptRow._make(row) for row in tx.execute(_UNCLOSED)]
+
+
+_INSERT = insert(reservation)
+_RESERVATIONS = select(*(reservation.c[name] for name in ReservationRow._fields)).order_by(
+    reservation.c.node, reservation.c.gpu
+)
+_OF_ATTEMPT = (reservation.c.job_id == bindparam("of_job"), reservation.c.number == bindparam("at_number"))
+_FREE = delete(reservation).where(*_OF_ATTEMPT)
+_PLACE = (reservation.c.node == bindparam("at_node"), reservation.c.gpu == bindparam("at_gpu"))
+_IS_RESERVED = select(reservation.c.node).where(*_OF_ATTEMPT, *_PLACE)
+_FREE_ONE = _FREE.where(*_PLACE)
+
+
+def held_gpus(tx: Connection) -> list[ReservationRow]:
+    """Return all GPUs that are not free, by node and index."""
+    return [ReservationRow._make(row) for row in tx.execute(_RESERVATIONS)]
+
+
+def reserve(tx: Connection, attempts: Sequence[AttemptRow]) -> None:
+    """Reserve all GPUs of attempts.
+
+    Raises:
+        TakenError: If one of them is reserved; the caller has to undo the rest.
+    """
+    rows = [
+        ReservationRow(share.node, gpu, row.job_id, row.number, row.opened_s)._asdict()
+        for row in attempts
+        for share in row.placement
+        for gpu in share.gpus
+    ]
+    try:
+        tx.execute(_INSERT, rows)
+    except IntegrityError as error:
+        raise TakenError("a GPU of a placement is reserved for another attempt") from error
+
+
+def reserve_gpu(tx: Connection, row: ReservationRow) -> None:
+    """Reserve one GPU more for an attempt.
+
+    Raises:
+        TakenError: If it is reserved.
+    """
+    try:
+        tx.execute(_INSERT, row._asdict())
+    except IntegrityError as error:
+        raise TakenError(f"GPU {row.gpu} of {row.node} is reserved for another attempt") from error
+
+
+def is_reserved(tx: Connection, job_id: str, number: int, place: tuple[str, int]) -> bool:
+    """Say whether an attempt holds a GPU."""
+    of = {"of_job": job_id, "at_number": number, "at_node": place[0], "at_gpu": place[1]}
+    return tx.execute(_IS_RESERVED, of).first() is not None
+
+
+def free_gpus(tx: Connection, job_id: str, number: int, places: Sequence[tuple[str, int]]) -> None:
+    """Free some GPUs of an attempt."""
+    if places:
+        of = {"of_job": job_id, "at_number": number}
+        tx.execute(_FREE_ONE, [{**of, "at_node": node, "at_gpu": gpu} for node, gpu in places])
+
+
+def free(tx: Connection, attempts: Sequence[AttemptRow]) -> None:
+    """Free all GPUs of attempts."""
+    if attempts:
+        tx.execute(_FREE, [{"of_job": row.job_id, "at_number": row.number} for row in attempts])
+
+
+SAVED = "checkpoint"  # kind of events
+MOST_KEPT = 100  # of one job, the newest
+MOST_TOLD = 10_000  # events of the checkpoints of one job
+LAST_WORDS = "; further checkpoints of this job are kept without an event"
+
+
+class CheckpointRow(NamedTuple):
+    """A checkpoint."""
+
+    job_id: str
+    number: int  # of the attempt that wrote it
+    step: int  # the last one that it holds
+    path: str  # or URL
+    digest: str  # in hexadecimal, "" for none
+    at_s: float  # Unix time at which it was registered
+
+
+_CHECKPOINTS = (
+    select(*(checkpoint.c[name] for name in CheckpointRow._fields))
+    .where(checkpoint.c.job_id == bindparam("of_job"))
+    .order_by(checkpoint.c.number.desc(), checkpoint.c.step.desc())
+    .limit(bindparam("most"))
+)
+_ROWS_BEFORE = _CHECKPOINTS.where(checkpoint.c.number < bindparam("before"))
+# FOR NO KEY UPDATE: on PostgreSQL no attempt begins until the transaction ends.
+_JOB = (
+    select(job.c.attempt, job.c.checkpoints_told).where(job.c.id == bindparam("of_job")).with_for_update(key_share=True)
+)
+# Counted here and not among the events: there, each registration would read as many as there are.
+_TELL = update(job).where(job.c.id == bindparam("of_job")).values(checkpoints_told=job.c.checkpoints_told + 1)
+_AT = (
+    checkpoint.c.job_id == bindparam("of_job"),
+    checkpoint.c.number == bindparam("at_number"),
+    checkpoint.c.step == bindparam("at_step"),
+)
+_ONE_CHECKPOINT = select(*(checkpoint.c[name] for name in CheckpointRow._fields)).where(*_AT)
+_DELETE = delete(checkpoint).where(*_AT)
+
+
+def register(
+    tx: Connection, row: CheckpointRow, *, writer: str, fence: int | None = None, most_told: int = MOST_TOLD
+) -> bool:
+    """Write down a checkpoint, in place of one that the same attempt has of the same step.
+
+    An event tells of it, unless there are as many of the job as are kept: what a job says must not fill the disk.
+
+    Args:
+        tx: Transaction.
+        row: The checkpoint.
+        writer: Role that writes it.
+        fence: Token of its lease.
+        most_told: Events of the checkpoints of one job.
+
+    Returns:
+        Whether it was not known.
+
+    Raises:
+        OlderAttemptError: If a later attempt of the job has begun.
+        ValueError: If the job has no such attempt.
+    """
+    last, told = tx.execute(_JOB, {"of_job": row.job_id}).one_or_none() or (0, 0)
+    if not 0 < row.number <= last:
+        raise ValueError(f"job {row.job_id} has no attempt {row.number}")
+    if row.number < last:
+        raise OlderAttemptError(f"attempt {last} of job {row.job_id} has begun; attempt {row.number} does not count")
+    known = tx.execute(_ONE_CHECKPOINT, {"of_job": row.job_id, "at_number": row.number, "at_step": row.step}).first()
+    if known is not None and (known.path, known.digest) == (row.path, row.digest):
+        return False
+    put_all(tx, checkpoint, [row._asdict()])
+    if told < most_told:
+        tx.execute(_TELL, {"of_job": row.job_id})
+        data = {"step": row.step, "path": row.path, "digest": row.digest}
+        cause = f"step {row.step} is saved at {row.path}" + (LAST_WORDS if told == most_told - 1 else "")
+        append(tx, NewEvent(SAVED, writer, row.at_s, row.job_id, row.number, fence=fence, cause=cause, data=data))
+    for old in checkpoints_of(tx, row.job_id, MOST_KEPT + 10)[MOST_KEPT:]:
+        tx.execute(_DELETE, {"of_job": old.job_id, "at_number": old.number, "at_step": old.step})
+    return True
+
+
+def checkpoints_of(tx: Connection, job_id: str, most: int = MOST_KEPT) -> list[CheckpointRow]:
+    """Return the checkpoints of a job, the newest first."""
+    return [CheckpointRow._make(row) for row in tx.execute(_CHECKPOINTS, {"of_job": job_id, "most": most})]
+
+
+def latest_before(tx: Connection, job_id: str, number: int) -> CheckpointRow | None:
+    """Return the checkpoint that an attempt begins with: the newest of those before it, which nobody changes any more.
+
+    Args:
+        tx: Transaction.
+        job_id: The job.
+        number: Of the attempt.
+    """
+    row = tx.execute(_ROWS_BEFORE, {"of_job": job_id, "before": number, "most": 1}).first()
+    return None if row is None else CheckpointRow._make(row)

@@ -1,1 +1,0 @@
-"""Connections, tables and migrations of the store, and its one writer."""

@@ -1,0 +1,367 @@
+"""Connections to the databases that can hold a store, their errors, and the one thread that writes.
+
+Connections to the databases that can hold a store, set up so that both keep the same promises.
+
+SQLite: one writer at a time, which takes the lock when its transaction begins; a read that turns into a write could
+not wait for it. Readers see the state at their first statement and take no lock that stops the writer.
+PostgreSQL: READ COMMITTED, with writes that repeat what they had read as their condition. Each transaction that may
+write holds a shared lock, which a follower of events asks for alone: then all events with a smaller number than those
+it can see are committed or will never be.
+
+Errors of the store.
+
+LongshoreError
+└── StoreError               a store that cannot be used as it is
+    ├── StoreUnreachableError   it does not answer; nothing was changed, or it is not known whether it was
+    │   ├── StoreFullError         its disk is full
+    │   └── StoreLostError         its file was deleted or replaced under it
+    ├── StoreRefusesError       it takes no change, whichever job it is of
+    ├── FencedError             another scheduler has taken over, and the writer has to stop
+    ├── StaleWriteError         the row is not what the writer had read; read again and decide again
+    ├── TakenError              another attempt holds a GPU
+    ├── OlderAttemptError       a later attempt of the job has begun, and what an older one says no longer counts
+    ├── TakenNameError          there is one of that name already
+    └── TooManyTokensError      an owner has as many tokens as are allowed
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread, current_thread
+from typing import Generic, Protocol, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from ...cluster.files.errors import LongshoreError
+from ..files.paths import exists, is_folder
+
+
+class StoreError(LongshoreError):
+    """A store that cannot be used as it is."""
+
+
+class StoreUnreachableError(StoreError):
+    """The store does not answer.
+
+    A read or write that raises it can be repeated. If the answer to a commit was lost, a write that is guarded by a
+    version raises StaleWriteError when it is repeated.
+    """
+
+
+class StoreFullError(StoreUnreachableError):
+    """The disk of the store is full; nothing was changed, and what is stored can be read."""
+
+
+class StoreLostError(StoreUnreachableError):
+    """The file of the store is not the one that was opened; nothing is read or written until it is there again."""
+
+
+class StoreRefusesError(StoreError):
+    """The store answers, and refuses what any change writes; nothing was changed, and no job is to blame."""
+
+
+class FencedError(StoreError):
+    """Another scheduler has taken the lease over; the one that gets this has to stop at once."""
+
+
+class StaleWriteError(StoreError):
+    """A row is not, or no longer, what the writer had read of it; nothing was changed."""
+
+
+class TakenError(StoreError):
+    """A GPU of a placement is reserved for another attempt; nothing was changed."""
+
+
+class OlderAttemptError(StoreError):
+    """A later attempt of the job has begun, so what an older one says no longer counts; nothing was changed."""
+
+
+class TakenNameError(StoreError):
+    """There is one of that name already; nothing was changed."""
+
+
+class TooManyTokensError(StoreError):
+    """An owner has as many tokens as are allowed; nothing was changed."""
+
+
+EVENTS_LOCK = 0x6C6F6E6773686F72  # "longshor", the number of PostgreSQL's advisory lock
+DURABILITIES = {"normal": "NORMAL", "full": "FULL"}
+
+PATIENCE_S = 30  # with a transaction that does nothing, or holds a lock that others wait for
+_ALIVE = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+_PRAGMAS = (
+    "journal_mode = WAL", "busy_timeout = 30000", "foreign_keys = ON", "wal_autocheckpoint = 1000",
+    "temp_store = MEMORY",  # reads go on where the disk is full
+)  # fmt: skip
+
+
+def connect(url: str) -> Engine:
+    """Return an engine for a store; no connection is made yet.
+
+    Args:
+        url: `sqlite:///FILE`, with `?durability=full` for transactions that survive a loss of power, or
+            `postgresql://USER@HOST/DATABASE`.
+
+    Raises:
+        StoreError: If the URL is not one of these, the folder of the file does not exist, or it cannot be made there.
+        InputError: If that cannot be seen.
+    """
+    parsed = check_url(url)
+    return _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgresql(parsed)
+
+
+def check_url(url: str) -> URL:
+    """Return the parts of a URL that a store can have; nothing is opened.
+
+    Raises:
+        StoreError: If it can have none such.
+    """
+    parsed = _parsed(url)
+    kind = parsed.get_backend_name()
+    if kind not in ("sqlite", "postgresql"):
+        raise StoreError(f"a store cannot be in {kind!r}; write sqlite:///FILE or postgresql://...")
+    if kind == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise StoreError("a store needs a file; write sqlite:///FILE")
+    durability = parsed.query.get("durability", "normal")
+    if kind == "sqlite" and durability not in DURABILITIES:
+        raise StoreError(f"durability is {durability!r}; write normal or full")
+    return parsed
+
+
+def file_of(url: str) -> Path | None:
+    """Return the file of a store, None if it is in no file.
+
+    Raises:
+        StoreError: If that is no URL of a store.
+    """
+    parsed = _parsed(url)
+    is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:")
+    return Path(str(parsed.database)) if is_file else None
+
+
+def check_folder_of(file: Path) -> None:
+    """Refuse a file of a store whose folder is not there.
+
+    Raises:
+        StoreError: If it is not.
+        InputError: If that cannot be seen.
+    """
+    if not is_folder(file.parent):
+        raise StoreError(f"{file}: the folder does not exist; create it first")
+
+
+def restore_mark(file: Path) -> Path:
+    """Return the file that is there while another one takes the place of a store's."""
+    return file.with_name(f"{file.name}.restoring")
+
+
+def _parsed(url: str) -> URL:
+    try:
+        return make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"{url!r} is no URL of a store; write sqlite:///FILE or postgresql://...") from error
+
+
+def lock_for_writing(tx: Connection) -> None:
+    """Begin a transaction that may write; not in SQLAlchemy's event, which slows down all statements by a fifth."""
+    sqlite = tx.dialect.name == "sqlite"
+    tx.exec_driver_sql("BEGIN IMMEDIATE" if sqlite else f"SELECT pg_advisory_xact_lock_shared({EVENTS_LOCK})")
+
+
+def lock_for_reading(tx: Connection) -> None:
+    """Begin a transaction that only reads."""
+    if tx.dialect.name == "sqlite":
+        tx.exec_driver_sql("BEGIN")
+
+
+def _json(text: str) -> object:
+    """Return what JSON says, nothing if it is none: PostgreSQL refuses that, SQLite does not."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _sqlite(url: URL) -> Engine:
+    file = url.database or ""
+    check_folder_of(Path(file))
+    durability = url.query.get("durability", "normal")
+    if exists(restore_mark(Path(file))):
+        raise StoreError(f"{file}: a restore of it was cut off; call `longshore restore` again")
+    if not exists(Path(file)):
+        try:
+            Path(file).touch(mode=0o600)  # whatever may be read in its folder: it holds what everybody runs
+        except OSError as error:
+            raise StoreError(f"{file}: cannot be made: {error.strerror}") from error
+    # isolation_level None: the driver would begin transactions by its own rules.
+    engine = create_engine(
+        url.difference_update_query(["durability"]), connect_args={"isolation_level": None}, json_deserializer=_json
+    )
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        for pragma in (*_PRAGMAS, f"synchronous = {DURABILITIES[str(durability)]}"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    # A host that is lost or a process that is paused in a transaction must not hold all others up.
+    engine = create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=_ALIVE)
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{PATIENCE_S}s'")
+        cursor.execute(f"SET lock_timeout = '{PATIENCE_S}s'")
+        cursor.close()
+        connection.commit()
+
+    return engine
+
+
+T = TypeVar("T")
+
+GROUP = 64  # most requests in one transaction
+
+
+class _Waiting(Protocol):
+    """A request, whatever its result is."""
+
+    def run(self, tx: Connection) -> None: ...
+
+    def settle(self, error: BaseException | None = None) -> None: ...
+
+
+class _Request(Generic[T]):
+    """Work that waits for its transaction. A bare lock tells that it is over; a Future takes several times as long."""
+
+    def __init__(self, work: Callable[[Connection], T]) -> None:
+        self._work = work
+        self._result: T
+        self._error: BaseException | None = None
+        self._open = Lock()
+        self._open.acquire()
+
+    def run(self, tx: Connection) -> None:
+        """Do the work, or leave no trace of it in the transaction."""
+        mark(tx, "SAVEPOINT request")
+        try:
+            self._result = self._work(tx)
+        except BaseException as error:  # whatever it is, it goes to the one who asked
+            self._error = error
+            mark(tx, "ROLLBACK TO SAVEPOINT request")
+        mark(tx, "RELEASE SAVEPOINT request")
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Tell that the transaction is over, and how it failed; an error of the work itself goes before."""
+        self._error = self._error or error
+        self._open.release()
+
+    def outcome(self) -> T:
+        """Wait until the transaction is over; return what the work returned, or raise what went wrong."""
+        self._open.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Writer:
+    """The thread and its queue.
+
+    Args:
+        engine: Of the store.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.observe_s: Callable[[float], object] = lambda _took_s: None  # told how long each transaction took
+        self._engine = engine
+        self._waiting: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._closing = Lock()
+        self._closed = False
+        self._thread = Thread(target=self._serve, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Return what the work returns, after its transaction is committed.
+
+        Raises:
+            ValueError: If the writer is closed, or if the work itself asks for a write.
+            Exception: What the work or the commit raises; then nothing of the work was written.
+        """
+        if current_thread() is self._thread:
+            raise ValueError("a write inside a write would wait for itself; pass the connection on")
+        request = _Request(work)
+        with self._closing:
+            if self._closed:
+                raise ValueError("the store is closed")
+            self._waiting.put(request)
+        return request.outcome()
+
+    def close(self) -> None:
+        """Finish what waits, then end the thread."""
+        with self._closing:
+            self._closed = True
+            self._waiting.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            group, last = self._next_group()
+            if group:
+                self._commit(group)
+            if last:
+                return
+
+    def _next_group(self) -> tuple[list[_Waiting], bool]:
+        """Wait for a request and return it with those behind it, and whether they are the last."""
+        group: list[_Waiting] = []
+        request = self._waiting.get()
+        while request is not None:
+            group.append(request)
+            if len(group) == GROUP:
+                return group, False
+            try:
+                request = self._waiting.get_nowait()
+            except Empty:
+                return group, False
+        return group, True
+
+    def _commit(self, group: list[_Waiting]) -> None:
+        failure: Exception | None = None
+        began = time.perf_counter()
+        try:
+            with self._engine.begin() as tx:
+                lock_for_writing(tx)
+                for request in group:
+                    request.run(tx)
+        except Exception as error:
+            failure = error
+        self.observe_s(time.perf_counter() - began)
+        for request in group:
+            request.settle(failure)
+
+
+def mark(tx: Connection, statement: str) -> None:
+    """Set or leave a savepoint through the driver: SQLAlchemy's take longer than the writes between them."""
+    try:
+        cursor = tx.connection.cursor()
+        cursor.execute(statement)
+        cursor.close()
+    except Exception as error:  # each driver has its own; whichever it is, the transaction is gone
+        raise StoreUnreachableError(f"a transaction was lost: {error}") from error

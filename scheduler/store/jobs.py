@@ -1,0 +1,350 @@
+"""Jobs: one row each, changed only by whoever has read its last version; retries, and requests that come again."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, TypedDict
+
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Select,
+    bindparam,
+    case,
+    delete,
+    false,
+    func,
+    insert,
+    select,
+    union_all,
+    update,
+)
+
+from ..model.job import JobRow, NewEvent
+from ..model.states import FINAL, AfterStop, Desired, JobState
+from ..rules.jobs import Retry, retry_step
+from .engines import StaleWriteError
+from .events import append
+from .schema import idempotency, insert_if_absent, job, pruned
+
+CHANGE, WISH, PRIORITY = "job", "desired", "priority"  # kinds of events
+
+
+GIVEN, UNKNOWN = "given", "unknown"  # by its owner; by nobody
+MANY = 500  # ids in one statement
+MOST_ESTIMATE_S = 1e12
+
+
+class NewJob(NamedTuple):
+    """A job as it is submitted."""
+
+    id: str  # ULID in lower case
+    name: str
+    owner: str
+    spec: Mapping[str, object]
+    priority: int  # higher goes first
+    gpus: int
+    estimate_s: float  # run time, as its owner estimates it, or ended jobs let expect
+    submitted_s: float
+    estimate_from: str = GIVEN  # UNKNOWN, or what the ended jobs have in common with it that the estimate is from
+    estimate_jobs: int = 0  # how many these are
+
+
+class JobColumns(TypedDict, total=False):
+    """What can change with a job's state."""
+
+    desired: Desired  # HOLD in place of RUN, never in place of CANCEL
+    not_before_s: float
+    stops_infra: int
+    stops_resource: int
+    stops_user: int
+    stops_asked: int
+    stops_ambiguous: int
+    no_progress: int
+    saved_s: float
+    guess_s: float
+    wait_s: float
+    entered_s: float
+    after_stop: AfterStop | None
+    cause_class: str
+    reached_step: float | None
+
+
+_AT_FIRST = {
+    **dict.fromkeys(("attempt", "stops_infra", "stops_resource", "stops_user", "stops_asked", "stops_ambiguous"), 0),
+    **dict.fromkeys(("no_progress", "saved_s", "wait_s", "not_before_s"), 0),
+    "cause_class": "",
+    "cause": "",
+    "version": 1,
+    "desired": Desired.RUN,
+    "state": JobState.QUEUED,
+}
+_COLUMNS = tuple(job.c[name] for name in JobRow._fields)
+_INSERT = insert(job).returning(*_COLUMNS)
+_ROWS = select(*_COLUMNS)
+_ONE = _ROWS.where(job.c.id == bindparam("wanted"))
+_ONE_LOCKED = _ONE.with_for_update(key_share=True)
+_MANY = _ROWS.where(job.c.id.in_(bindparam("wanted", expanding=True)))
+_WISH = update(job).where(job.c.id == bindparam("at_id")).values(desired=bindparam("wanted"), version=job.c.version + 1)
+# One that nobody could mean, which an older version let pass, must not be the mean of all.
+ESTIMATE_S = case((job.c.estimate_s.between(0.0, MOST_ESTIMATE_S), job.c.estimate_s), else_=0.0)
+_ESTIMATES = select(func.count(), func.coalesce(func.sum(ESTIMATE_S), 0.0))
+_PRUNED = select(pruned.c.jobs, pruned.c.estimates_s)
+_PRIORITY = (
+    update(job).where(job.c.id == bindparam("at_id")).values(priority=bindparam("wanted"), version=job.c.version + 1)
+)
+_OPEN = _ROWS.where(job.c.state.in_(sorted(set(JobState) - FINAL))).order_by(job.c.submit_seq)
+
+
+def insert_job(tx: Connection, new: NewJob, *, writer: str) -> JobRow:
+    """Put a job into the queue.
+
+    Raises:
+        sqlalchemy.exc.IntegrityError: If there is a job with its id.
+    """
+    values = {**_AT_FIRST, **new._asdict(), "guess_s": new.estimate_s, "entered_s": new.submitted_s}
+    row = JobRow._make(tx.execute(_INSERT, values).one())
+    append(tx, NewEvent(CHANGE, writer, new.submitted_s, new.id, version=row.version, now=row.state.value))
+    return row
+
+
+def get_job(tx: Connection, job_id: str) -> JobRow | None:
+    """Return a job, None if there is none with this id."""
+    row = tx.execute(_ONE, {"wanted": job_id}).first()
+    return None if row is None else JobRow._make(row)
+
+
+def get_jobs(tx: Connection, job_ids: Sequence[str]) -> list[JobRow]:
+    """Return those of some jobs that there are, in the order of submission."""
+    parts = [job_ids[at : at + MANY] for at in range(0, len(job_ids), MANY)]
+    rows = [JobRow._make(row) for part in parts for row in tx.execute(_MANY, {"wanted": part})]
+    return sorted(rows, key=lambda row: row.submit_seq)
+
+
+def list_jobs(
+    tx: Connection,
+    *,
+    limit: int,
+    states: Collection[JobState] | None = None,
+    owner: str | None = None,
+    name: str | None = None,
+    before_seq: int | None = None,
+) -> list[JobRow]:
+    """Return jobs, the last submitted first.
+
+    Args:
+        tx: Transaction.
+        limit: Most jobs to return.
+        states: Only those in one of these.
+        owner: Only those of one owner.
+        name: Only those of this name; `*` stands for any text.
+        before_seq: Only those submitted before the job with this submit_seq: the last one of the page before.
+    """
+    wanted = [] if owner is None else [job.c.owner == owner]
+    if name is not None:
+        wanted.append(is_named(name))
+    if before_seq is not None:
+        wanted.append(job.c.submit_seq < before_seq)
+    if states is not None:
+        wanted.append(job.c.submit_seq.in_(_newest_of_each(sorted(states), wanted, limit)))
+    statement = _ROWS.where(*wanted).order_by(job.c.submit_seq.desc()).limit(limit)
+    return [JobRow._make(row) for row in tx.execute(statement)]
+
+
+def _newest_of_each(
+    states: Sequence[JobState], wanted: Sequence[ColumnElement[bool]], limit: int
+) -> CompoundSelect[tuple[int]] | Select[tuple[int]]:
+    """Select the last jobs in each state: of one state an index has them in order, of several it has not."""
+    newest = select(job.c.submit_seq).where(*wanted).order_by(job.c.submit_seq.desc()).limit(limit)
+    parts = [select(newest.where(job.c.state == state).subquery().c.submit_seq) for state in states]
+    return union_all(*parts) if parts else newest.where(false())
+
+
+def is_named(name: str) -> ColumnElement[bool]:
+    """Return what holds for jobs of a name, in which `*` stands for any text."""
+    return job.c.name.like(name.replace("*", "%")) if "*" in name else job.c.name == name
+
+
+def open_jobs(tx: Connection) -> list[JobRow]:
+    """Return all jobs that are in no final state, in the order of submission."""
+    return [JobRow._make(row) for row in tx.execute(_OPEN)]
+
+
+def sum_of_estimates(tx: Connection) -> tuple[int, float]:
+    """Return how many jobs there have been, and the sum of their estimates; deleted ones count as well."""
+    count, sum_s = tx.execute(_ESTIMATES).one()
+    gone, gone_s = tx.execute(_PRUNED).first() or (0, 0.0)
+    return int(count + gone), float(sum_s + gone_s)
+
+
+def set_desired(
+    tx: Connection, job_id: str, desired: Desired, *, at_s: float, writer: str, version: int | None = None
+) -> bool:
+    """Write down what a user wants of a job. A cancel is never taken back.
+
+    Args:
+        tx: Transaction.
+        job_id: The job.
+        desired: What is wanted.
+        at_s: Unix time.
+        writer: Role that writes it.
+        version: Of the job as the user saw it; any if left out.
+
+    Returns:
+        Whether anything was written: not if it was wanted already, or if the job is cancelled or has ended.
+
+    Raises:
+        ValueError: If there is no such job.
+        StaleWriteError: If the job has changed since the user saw it.
+    """
+    standing = locked_job(tx, job_id, version)
+    if standing.state in FINAL or standing.desired in (desired, Desired.CANCEL):
+        return False
+    tx.execute(_WISH, {"at_id": job_id, "wanted": desired})
+    change = (standing.version + 1, standing.desired.value, desired.value)
+    append(tx, NewEvent(WISH, writer, at_s, job_id, None, *change))
+    return True
+
+
+def set_priority(
+    tx: Connection, job_id: str, priority: int, *, at_s: float, writer: str, version: int | None = None
+) -> bool:
+    """Give a job another priority.
+
+    Args:
+        tx: Transaction.
+        job_id: The job.
+        priority: Higher goes first.
+        at_s: Unix time.
+        writer: Role that writes it.
+        version: Of the job as the user saw it; any if left out.
+
+    Returns:
+        Whether anything was written: not if it has it already, or if the job has ended.
+
+    Raises:
+        ValueError: If there is no such job.
+        StaleWriteError: If the job has changed since the user saw it.
+    """
+    standing = locked_job(tx, job_id, version)
+    if standing.state in FINAL or standing.priority == priority:
+        return False
+    tx.execute(_PRIORITY, {"at_id": job_id, "wanted": priority})
+    change = (standing.version + 1, str(standing.priority), str(priority))
+    append(tx, NewEvent(PRIORITY, writer, at_s, job_id, None, *change))
+    return True
+
+
+def locked_job(tx: Connection, job_id: str, version: int | None = None) -> JobRow:
+    """Return a job that a user wants to change, locked.
+
+    Raises:
+        ValueError: If there is no such job.
+        StaleWriteError: If it has another version than the user saw.
+    """
+    row = tx.execute(_ONE_LOCKED, {"wanted": job_id}).first()
+    if row is None:
+        raise ValueError(f"no job has the id {job_id!r}")
+    standing = JobRow._make(row)
+    if version not in (None, standing.version):
+        raise StaleWriteError(f"job {job_id} has version {standing.version}, not {version}")
+    return standing
+
+
+CAUSE = "to be tried again, as its owner wants"
+
+_FRESH = {
+    **dict.fromkeys(("stops_infra", "stops_resource", "stops_user", "stops_asked", "stops_ambiguous"), 0),
+    "no_progress": 0,
+    "desired": Desired.RUN,
+    "version": job.c.version + 1,
+}
+_AGAIN = (
+    update(job)
+    .where(job.c.id == bindparam("at_id"))
+    .values(
+        **_FRESH, state=JobState.QUEUED, cause=CAUSE, after_stop=None, ended_s=None, not_before_s=0.0,
+        entered_s=bindparam("at_s"), wait_s=0.0,  # what it waited before its last run, that run was for
+    )
+)  # fmt: skip
+_FORWARD = (
+    update(job)
+    .where(job.c.id.in_(bindparam("ids", expanding=True)), job.c.state == JobState.QUEUED)
+    .values(not_before_s=bindparam("at_s"))
+)
+_RELEASE = update(job).where(job.c.id == bindparam("at_id")).values(**_FRESH)
+
+
+def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
+    """Put a failed job back into the queue, or let one run that is held; with all its tries, as if it had used none.
+
+    No scheduler knows a job that has ended: so this is the one change of a state that is not the scheduler's, and it
+    takes the job up as it takes up one that is new. One that is held it lets into the queue itself.
+
+    Args:
+        tx: Transaction.
+        job_id: The job.
+        at_s: Unix time.
+        writer: Role that writes it.
+
+    Returns:
+        Whether anything was written: not of a job that is to run, or is about to, or ended in another way.
+
+    Raises:
+        ValueError: If there is no such job.
+    """
+    row = locked_job(tx, job_id)
+    step, version = retry_step(row), row.version + 1
+    if step is Retry.REQUEUE:
+        tx.execute(_AGAIN, {"at_id": job_id, "at_s": at_s})
+        change = (version, row.state.value, JobState.QUEUED.value)
+        append(tx, NewEvent(CHANGE, writer, at_s, job_id, None, *change, cause=CAUSE))
+    elif step is Retry.RELEASE:
+        tx.execute(_RELEASE, {"at_id": job_id})
+        change = (version, row.desired.value, Desired.RUN.value)
+        append(tx, NewEvent(WISH, writer, at_s, job_id, None, *change, cause=CAUSE))
+    else:
+        return False
+    return True
+
+
+def bring_forward(tx: Connection, job_ids: Sequence[str], at_s: float) -> None:
+    """Let jobs that wait for a later time be started from now on.
+
+    Args:
+        tx: Transaction.
+        job_ids: The jobs; those that do not wait stay as they are.
+        at_s: Unix time.
+    """
+    for at in range(0, len(job_ids), MANY):
+        tx.execute(_FORWARD, {"ids": job_ids[at : at + MANY], "at_s": at_s})
+
+
+class Answer(NamedTuple):
+    """What was answered to a request."""
+
+    request: str  # SHA-256 of the canonical request in hexadecimal
+    status: int
+    response: Mapping[str, object]
+    at_s: float  # Unix time
+
+
+_ONE_ANSWER = select(*(idempotency.c[name] for name in Answer._fields)).where(
+    idempotency.c.owner == bindparam("of_owner"), idempotency.c.key == bindparam("of_key")
+)
+_FORGET = delete(idempotency).where(idempotency.c.at_s < bindparam("before_s"))
+
+
+def recall(tx: Connection, owner: str, key: str) -> Answer | None:
+    """Return what was answered to an owner's request with a key, None if there was none."""
+    row = tx.execute(_ONE_ANSWER, {"of_owner": owner, "of_key": key}).first()
+    return None if row is None else Answer._make(row)
+
+
+def remember(tx: Connection, owner: str, key: str, answer: Answer) -> bool:
+    """Keep an answer in the transaction of what it tells; return False if there is one, and undo that then."""
+    return insert_if_absent(tx, idempotency, {"owner": owner, "key": key, **answer._asdict()})
+
+
+def forget_before(tx: Connection, before_s: float) -> int:
+    """Delete the answers given before a Unix time, and return how many they were."""
+    return tx.execute(_FORGET, {"before_s": before_s}).rowcount

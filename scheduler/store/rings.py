@@ -1,0 +1,163 @@
+"""What is kept of rings: GPUs that they were given beside those of their start, and how each stood last.
+
+Which GPUs rings were given beside those that they began with, and why; what they gave back is free.
+
+A GPU that a ring holds is reserved as any other. Source: SPEC F7, F8; docs/decisions/0015.
+
+Source: docs/failover.md.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, select
+
+from ..model.job import NewEvent, Placement, ReservationRow, Share
+from ..model.states import AttemptState
+from .attempts import AttemptRow, free_gpus, held_gpus, is_reserved, reserve_gpu
+from .engines import StaleWriteError
+from .events import append, such_events
+from .leases import check_fence
+from .schema import attempt, replacement
+
+SEAT = "seat"  # kind of events
+TAKEN, EMPTY, LEFT, FOUND = "taken", "empty", "left", "found"
+CHECKED, STRUCK_OFF = "checked", "struck off"
+BACKUP, SLOW = "backup", "slow"
+
+
+class ReplacementRow(NamedTuple):
+    """A GPU that a ring was given while it ran."""
+
+    job_id: str
+    number: int  # of the attempt
+    rank: int  # of the process there, behind those that the attempt began with
+    node: str
+    gpu: int  # index on the node
+    at_s: float  # Unix time
+    choice: Mapping[str, Any]  # among whom it was chosen, and by what; docs/failover.md
+
+
+_ROWS = select(*(replacement.c[name] for name in ReplacementRow._fields)).order_by(
+    replacement.c.job_id, replacement.c.number, replacement.c.rank
+)
+_OF_JOB = _ROWS.where(replacement.c.job_id == bindparam("of_job"))
+_STATE = (
+    select(attempt.c.state)
+    .where(attempt.c.job_id == bindparam("of_job"), attempt.c.number == bindparam("at_number"))
+    .with_for_update(key_share=True)
+)
+
+
+def replacements_of(tx: Connection, job_id: str, number: int | None = None) -> list[ReplacementRow]:
+    """Return what the rings of a job were given, by attempt and rank; of one attempt alone if that is named."""
+    rows = [ReplacementRow._make(row) for row in tx.execute(_OF_JOB, {"of_job": job_id})]
+    return rows if number is None else [row for row in rows if row.number == number]
+
+
+def hold(tx: Connection, row: ReservationRow, event: NewEvent) -> None:
+    """Reserve a GPU that is checked before a ring gets it, if it gets it at all.
+
+    Raises:
+        FencedError: If another scheduler has taken over.
+        StaleWriteError: If the attempt does not run any more.
+        TakenError: If the GPU is reserved.
+    """
+    _check(tx, row.job_id, row.number, event)
+    reserve_gpu(tx, row)
+    append(tx, event)
+
+
+def give(tx: Connection, row: ReplacementRow, event: NewEvent, *, is_held: bool = False) -> None:
+    """Reserve a GPU for a ring that runs, and write down why.
+
+    Args:
+        tx: Transaction.
+        row: What it is given.
+        event: What is told of it, with the token of the scheduler's lease.
+        is_held: Whether it was reserved for the ring before.
+
+    Raises:
+        FencedError: If another scheduler has taken over.
+        StaleWriteError: If the attempt does not run any more, or does not hold what it should.
+        TakenError: If the GPU is reserved.
+    """
+    _check(tx, row.job_id, row.number, event)
+    if not is_held:
+        reserve_gpu(tx, ReservationRow(row.node, row.gpu, row.job_id, row.number, row.at_s))
+    elif not is_reserved(tx, row.job_id, row.number, (row.node, row.gpu)):
+        raise StaleWriteError(f"GPU {row.gpu} of {row.node} is not held by attempt {row.number} of job {row.job_id}")
+    tx.execute(replacement.insert(), row._asdict())
+    append(tx, event)
+
+
+def take_back(tx: Connection, job_id: str, number: int, places: Sequence[tuple[str, int]], event: NewEvent) -> None:
+    """Free GPUs of a ring: all its processes there are proven gone, or there were none, and none will be started.
+
+    Args:
+        tx: Transaction.
+        job_id: The job.
+        number: Of the attempt.
+        places: Node and index of each.
+        event: What is told of it, with the token of the scheduler's lease.
+
+    Raises:
+        FencedError: If another scheduler has taken over.
+        StaleWriteError: If the attempt does not run any more.
+    """
+    _check(tx, job_id, number, event)
+    free_gpus(tx, job_id, number, places)
+    append(tx, event)
+
+
+def note(tx: Connection, event: NewEvent) -> None:
+    """Write down an event about a ring.
+
+    Raises:
+        FencedError: If another scheduler has taken over.
+        StaleWriteError: If the attempt does not run any more.
+    """
+    _check(tx, event.job_id or "", event.number or 0, event)
+    append(tx, event)
+
+
+def _check(tx: Connection, job_id: str, number: int, event: NewEvent) -> None:
+    if event.fence is None:
+        raise ValueError("only the scheduler that leads gives GPUs away")
+    check_fence(tx, event.fence)
+    if tx.execute(_STATE, {"of_job": job_id, "at_number": number}).scalar() is not AttemptState.RUNNING:
+        raise StaleWriteError(f"attempt {number} of job {job_id} does not run any more")
+
+
+RING = "ring"  # kind of events
+HINT, ENDED = "hint", "ended"
+
+
+def ring_ends(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]]:
+    """Return what is kept of the rings of a job that ended, by the number of their attempts.
+
+    Each has `report` (failover/wire.py), `places` (backends/protocol.py) and `gpus`: node and index of each.
+    """
+    events = such_events(tx, job_id, RING, ENDED)
+    return {it.number: it.data for it in events if it.number is not None and it.data is not None}
+
+
+def held_by_rings(tx: Connection, job_id: str, attempts: Iterable[AttemptRow]) -> dict[int, Placement]:
+    """Return the GPUs that attempts with rings hold, or held last; others are left out.
+
+    Args:
+        tx: Transaction.
+        job_id: Of a job with rings.
+        attempts: Of that job.
+    """
+    held = {number: _placement(it["gpus"]) for number, it in ring_ends(tx, job_id).items()}
+    living = {row.number for row in attempts if row.ended_s is None}
+    now = [it for it in held_gpus(tx) if it.job_id == job_id and it.number in living]
+    return held | {number: _placement((it.node, it.gpu) for it in now if it.number == number) for number in living}
+
+
+def _placement(gpus: Iterable[tuple[str, int]]) -> Placement:
+    nodes: dict[str, list[int]] = {}
+    for node, gpu in gpus:
+        nodes.setdefault(node, []).append(gpu)
+    return tuple(Share(node, tuple(sorted(its))) for node, its in nodes.items())

@@ -1,1 +1,0 @@
-"""Rows of the store, one module a table."""
