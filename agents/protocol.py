@@ -1,6 +1,7 @@
-"""The one interface of all policies, heuristic or learned."""
+"""The one interface of all policies, heuristic or learned, and runs played in parts."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,3 +60,21 @@ class Policy(Protocol):
             ValueError: If there are more scenarios than rows, or one does not exist.
         """
         ...
+
+
+Look: TypeAlias = Callable[[], None]  # may raise, which ends the run where it stands
+ALL = 1 << 62  # decisions
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """A policy that can be watched while it runs on."""
+
+    def watched(self, look: Look) -> Self:
+        """Return the same policy, which calls `look` every few decisions while it runs on."""
+        ...
+
+
+def decisions_of_a_part(sim: Simulation, nodes: int) -> int:
+    """Return after how many decisions somebody looks: so many that they look at that many nodes, at least one."""
+    return max(1, nodes // int(sim.cluster.speed.size))

@@ -19,7 +19,7 @@ def policy_names() -> list[str]:
 
 
 def _rollout(name: str) -> Policy:
-    from .rollouts.rollout import rollout_of
+    from .rollouts import rollout_of
 
     base, at, text = name.removeprefix(ROLLOUT).partition("@")
     if not at:
@@ -35,15 +35,17 @@ def _rollout(name: str) -> Policy:
 
 
 def _heuristic(name: str) -> Policy:
-    from .heuristics.heuristics import HEURISTICS  # kernels, which those who only ask for names need not import
-    from .heuristics.run import rule_of
+    from .heuristics import (
+        HEURISTICS,  # kernels, which those who only ask for names need not import
+        rule_of,
+    )
 
     rule_of(name)  # tells why, if a stranger's cannot be used
     return HEURISTICS[name]
 
 
 def _patient(name: str) -> Policy:
-    from .heuristics.heuristics import patient_of
+    from .heuristics import patient_of
 
     text = name.removeprefix(PATIENT)
     if FACTOR.fullmatch(text) is None or float(text) == 0.0:

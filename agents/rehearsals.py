@@ -16,8 +16,7 @@ from ..cluster.presets.hetero64 import hetero64
 from ..cluster.simulator.engine import advance, reset
 from ..cluster.simulator.simulation import simulation_of
 from ..cluster.state.state import Simulation
-from .heuristics import run
-from .heuristics.heuristics import PATIENT, Heuristic
+from .heuristics import PATIENT, Heuristic, run, run_on
 from .learned.schema import network_in
 from .protocol import Policy
 from .registry import ROLLOUT, checkpoint_in
@@ -46,7 +45,7 @@ def _rehearsals_by(policy: Policy) -> list[str]:
     """Return what a policy that is no heuristic needs, nothing for a kind that is not ours."""
     from .learned.step_policy import LearnedPolicy  # with PyTorch, which such a policy has imported
     from .networks.candidates import CandidatePolicy
-    from .rollouts.rollout import Rollout
+    from .rollouts import Rollout
 
     if isinstance(policy, Rollout):
         return [f"{_HERE}:rollouts:{HEURISTICS if isinstance(policy.base, Heuristic) else CANDIDATES}"]
@@ -80,7 +79,7 @@ def _is_ours(group: str, name: str) -> bool:
 def heuristics() -> Rehearsal:
     """Whole runs by heuristics, all of which are one program."""
     sim = _small()
-    return Rehearsal([run.run], [sim], lambda: PATIENT.run(sim, np.array([0])))
+    return Rehearsal([run], [sim], lambda: PATIENT.run(sim, np.array([0])))
 
 
 def environments() -> Rehearsal:
@@ -129,12 +128,12 @@ def candidates() -> Rehearsal:
 def rollouts(kind: str) -> Rehearsal:
     """Runs and decisions by rollouts of heuristics or of the network `candidates`."""
     from .networks import candidate_run
-    from .rollouts.rollout import Rollout, Search
+    from .rollouts import Rollout, Search
 
     sim, search = _small(), Search(futures=1, width=2)
     kernels, samples = list[object](), list[object]([sim])
     if kind == HEURISTICS:
-        found, kernels = [Rollout(PATIENT, search)], [run.run_on]
+        found, kernels = [Rollout(PATIENT, search)], [run_on]
     else:  # what a base foresees is used where it tells of the objective of the run
         bases = [_untrained(CANDIDATES, "candidate", objective) for objective in get_args(Objective)]
         found = [Rollout(base, it) for base in bases for it in (search, replace(search, horizon=1))]

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.learned.objective import objective_unit_s
+from longshore.agents.learned.network import objective_unit_s
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollouts.rollout import Rollout, Search
+from longshore.agents.rollouts import Rollout, Search
 from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.kernels.counter_random import uniform
 from longshore.cluster.model.problem import Problem

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollouts.rollout import Rollout, Search, rollout_of
+from longshore.agents.rollouts import Rollout, Search, rollout_of
 from longshore.cluster.dispatch.expected import sort_expected_ends
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import DEFAULT_HAZARD_PER_S, EVERY_JOB, ORDERS, stack

@@ -6,7 +6,7 @@ The windows are those of benchmarks/real_windows.py.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import PATIENT
+from longshore.agents.heuristics import PATIENT
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollouts.rollout import rollout_of
+from longshore.agents.rollouts import rollout_of
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.named import STREAM_JOBS, STREAM_LOAD
 from longshore.cluster.presets.problems import Regime, hetero64_problem

@@ -17,10 +17,10 @@ import numpy as np
 import yaml
 from pydantic import ValidationError
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollouts.rollout import Base, Rollout, Search
+from longshore.agents.rollouts import Base, Rollout, Search
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.input_problems import input_problems
 from longshore.cluster.files.yaml_file import read_yaml, validated

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS, Heuristic
+from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollouts.rollout import Rollout, Search, rollout_of
+from longshore.agents.rollouts import Rollout, Search, rollout_of
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.named import NAMED
 from longshore.cluster.presets.problems import Regime, hetero64_problem

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
+from longshore.agents.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
 from longshore.training.config import REPLAYS
 from longshore.training.presets import PRESETS
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import EFT
+from longshore.agents.heuristics import EFT
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, hetero64_problem

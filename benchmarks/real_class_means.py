@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longshore.agents.heuristics import heuristics
+from longshore.agents import heuristics
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime

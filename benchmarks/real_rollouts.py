@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollouts.rollout import rollout_of
+from longshore.agents.rollouts import rollout_of
 from longshore.cluster.presets.problems import LOAD, Regime
 from longshore.eval.setting import TESTED_PART
 from longshore.training.asked import TRAINED_PART

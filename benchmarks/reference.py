@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longshore.agents.heuristics.heuristics import HEURISTICS, Heuristic
+from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.cluster.model.outcome import Metrics, metrics
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.hetero64 import HOUR_S, hetero64

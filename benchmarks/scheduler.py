@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, stack
 from longshore.cluster.model.workload import workload_of

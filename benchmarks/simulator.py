@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from longshore.agents.heuristics.heuristics import PACK
+from longshore.agents.heuristics import PACK
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, stack
 from longshore.cluster.presets.hetero64 import hetero64

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.faults.recorded import FaultTrace, read_fault_trace
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.problem import Problem

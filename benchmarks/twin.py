@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS

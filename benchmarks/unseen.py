@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import PATIENT
+from longshore.agents.heuristics import PATIENT
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.cluster.model.outcome import metrics

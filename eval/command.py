@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..agents.heuristics.heuristics import HEURISTICS, PACK, rivals
-from ..agents.learned.trained import Use, remark_on, use_of
+from ..agents.heuristics import HEURISTICS, PACK, rivals
+from ..agents.learned.schema import Use, remark_on, use_of
 from ..agents.protocol import Policy
 from ..agents.registry import checkpoint_in, find_policy
 from ..agents.rehearsals import rehearsals_of

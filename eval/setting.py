@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..agents.heuristics.heuristics import HEURISTICS, Heuristic, patient_of, tuned_patient
+from ..agents.heuristics import HEURISTICS, Heuristic, patient_of, tuned_patient
 from ..agents.protocol import Policy
 from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.files.errors import InputError

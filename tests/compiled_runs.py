@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.cluster.dispatch.order import may_wait
 from longshore.cluster.dispatch.placing import take_gpu

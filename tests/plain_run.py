@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of

@@ -5,13 +5,13 @@ from typing import get_args
 
 import torch
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy, network_of, policy_of, schema_of
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Policy
 from longshore.agents.registry import find_policy, policy_names
-from longshore.agents.rollouts.rollout import Rollout, Search
+from longshore.agents.rollouts import Rollout, Search
 from longshore.cluster.model.objective import Objective
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)

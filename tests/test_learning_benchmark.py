@@ -33,7 +33,7 @@ from benchmarks.learning_ways import (
     trainings,
     write_runs,
 )
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cli import app
 from longshore.training.config import config_of
 

@@ -7,7 +7,7 @@ from tests.checkout import ROOT
 
 PART_OF_KERNELS = (
     "cluster/kernels/heap.py:push", "cluster/simulator/signals.py:_compiled", "cluster/kernels/pointer_table.py:_read",
-    "cluster/kernels/one_of.py:_leaf", "cluster/dispatch/orders/table.py:_loaded", "agents/heuristics/run.py:_usable",
+    "cluster/kernels/one_of.py:_leaf", "cluster/dispatch/orders/table.py:_loaded", "agents/heuristics.py:_usable",
     "cluster/simulator/engine.py:advance",
 )  # fmt: skip
 PLAIN = ("agents/learned/archive.py:_is_stored", "cluster/traces/detect.py:format_words")

@@ -34,7 +34,7 @@ from benchmarks.real_stored import (
 )
 from benchmarks.real_tables import compared, over_traces, table
 from benchmarks.real_windows import DRAWS, TIMES, Figures, check_later, differences, problem_of, workload_of
-from longshore.agents.heuristics.heuristics import FACTORS, HEURISTICS
+from longshore.agents.heuristics import FACTORS, HEURISTICS
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART

@@ -72,7 +72,7 @@ def test_a_broken_package_stops_nobody_who_does_not_use_it(tmp_path: Path) -> No
 
 def test_a_kernel_of_a_package_that_cannot_be_called_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:
     text = (
-        "from longshore.agents.heuristics.rule import Rule\n"
+        "from longshore.agents.rules import Rule\n"
         "from longshore.cluster.kernels.compiled import kernel\n"
         "@kernel\ndef pick(sim):\n    return True\n"
         "RULE = Rule(pick, 'takes too little')\n"

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from ..agents.learned.checkpoint import load_policy, save_policy, schema_of
-from ..agents.learned.schema import Schema
-from ..agents.learned.trained import USERS, Trained, use_of
+from ..agents.learned.schema import USERS, Schema, Trained, use_of
 from ..agents.networks.candidates import CandidatePolicy
 from ..agents.rehearsals import GROUPS as OF_POLICIES
 from ..cluster.files.errors import InputError
@@ -143,7 +142,7 @@ def learn(run: Run, tell: Tell = _silent, *, compares: bool = True) -> Result:
         CheckpointError: If the folder's snapshot is of another run.
     """
     config, sizes, folder, schema, problems, validated_on = run
-    torch.set_num_threads(1)  # learning has its own (agents/networks/chunks.py)
+    torch.set_num_threads(1)  # learning has its own (agents/networks/sb3_policy.py)
     run_folder = RunFolder(
         folder, schema, Validation(*validated_on, weighting=config.weighting), config, tell,
         validations=sizes.validations,

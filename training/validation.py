@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.heuristics.heuristics import FACTORS, Heuristic, own_rivals, patient_of
-from ..agents.heuristics.heuristics import tuned_patient as best_patient
+from ..agents.heuristics import FACTORS, Heuristic, own_rivals, patient_of
+from ..agents.heuristics import tuned_patient as best_patient
 from ..agents.protocol import Policy
 from ..cluster.files.output_file import replacing
 from ..cluster.files.plugins import is_ours, registered

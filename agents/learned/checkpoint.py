@@ -24,13 +24,13 @@ from .schema import (
     UNREADABLE,
     WEIGHTS,
     Schema,
+    Trained,
     check_features,
     feature_names,
     item_count,
     with_todays_features,
 )
 from .step_policy import LearnedPolicy
-from .trained import Trained
 
 MOST_KEYS, MOST_KEY = 100, 100  # of a schema, and letters of each
 MOST_WORDS = 1000  # letters on what is wrong with a file

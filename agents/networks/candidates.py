@@ -18,23 +18,22 @@ from ...cluster.model.objective import Objective
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
-from ..learned.decision_record import DecisionRecord, log_softmax
-from ..learned.network import Arrays, Layout, Network
-from ..learned.open_actions import listed_in
+from ..learned.network import Arrays, DecisionRecord, Layout, Network, listed_in, log_softmax
 from ..learned.schema import Schema
 from ..learned.step_policy import LearnedPolicy, drawn_action
-from ..parts import ALL, Look, decisions_of_a_part
-from .candidate_forward import CandidateWeights, score_rows
+from ..protocol import ALL, Look, decisions_of_a_part
 from .candidate_run import (
     BEGINNING,
     GOES_ON,
     IS_DUE,
+    CandidateWeights,
     decide_by_network,
     first_of_largest,
     run_by_network,
     run_for_by_network,
     run_on_by_network,
     score_by_network,
+    score_rows,
     value_by_network,
 )
 

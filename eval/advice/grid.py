@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...agents.heuristics.heuristics import PACK
+from ...agents.heuristics import PACK
 from ...agents.protocol import Policy
 from ...cluster.dispatch.orders.table import order_of
 from ...cluster.files.errors import InputError, PluginError

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from ...agents.heuristics.heuristics import Heuristic
-from ...agents.heuristics.run import PICKS
+from ...agents.heuristics import PICKS, Heuristic
 from ...agents.registry import PATIENT, find_policy
 from ...agents.rehearsals import decisions_by
 from ...cluster.dispatch.order import may_wait

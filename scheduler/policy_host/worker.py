@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from ...agents.learned.decision_record import Observing
-from ...agents.learned.trained import USERS, remark_on, use_of
+from ...agents.learned.network import Observing
+from ...agents.learned.schema import USERS, remark_on, use_of
 from ...agents.protocol import Policy
 from ...agents.registry import ROLLOUT, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
@@ -160,7 +160,7 @@ def sampling(policy: Policy, temperature: float | None) -> Policy:
 
 def limit(policy: Policy, deadline_s: float) -> None:
     """Let rollouts stop trying in time; a try that has begun runs to its end."""
-    from ...agents.rollouts.rollout import Rollout  # it imports PyTorch, which takes seconds
+    from ...agents.rollouts import Rollout  # it imports PyTorch, which takes seconds
 
     assert isinstance(policy, Rollout)
     policy.search = replace(policy.search, budget_s=min(policy.search.budget_s, ROLLOUT_SHARE * deadline_s))

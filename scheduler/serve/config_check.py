@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from ...agents.learned.trained import USERS, Use, remark_on
+from ...agents.learned.schema import USERS, Use, remark_on
 from ...agents.registry import find_policy
 from ...cluster.files.errors import InputError, LongshoreError, ManyProblemsError
 from ...cluster.files.input_problems import Place

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...agents.learned.trained import USERS, remark_on, use_of
+from ...agents.learned.schema import USERS, remark_on, use_of
 from ...agents.protocol import Policy
 from ...agents.registry import check_registered, find_policy
 from ...cluster.files.errors import BackendError, InputError, LongshoreError

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import network_of, schema_of
-from longshore.agents.learned.objective import objective_unit_s, spent_s
+from longshore.agents.learned.network import objective_unit_s, spent_s
 from longshore.agents.learned.step_policy import LearnedPolicy
-from longshore.agents.networks.candidate_forward import network_value, score_candidates
+from longshore.agents.networks.candidate_run import network_value, score_candidates
 from longshore.agents.networks.candidates import (
     CandidateNetwork,
     CandidatePolicy,
@@ -20,7 +20,7 @@ from longshore.agents.networks.candidates import (
     mean_of,
     member_of,
 )
-from longshore.agents.rollouts.rollout import NEVER
+from longshore.agents.rollouts import NEVER
 from longshore.cluster.candidates.candidates import pick_candidate
 from longshore.cluster.dispatch.order import may_wait
 from longshore.cluster.dispatch.placing import undo_picks

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.consolidate import fewest_nodes
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.rules import fewest_nodes
 from longshore.cluster.dispatch.placing import picked_slowdown
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from tests import reference_policies

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stable_baselines3 import PPO
 
-from longshore.agents.sb3.models import Asked, read_model
+from longshore.agents.sb3 import Asked, read_model
 from longshore.cluster.files.errors import CheckpointError
 from longshore.envs.placement import PlacementEnv
 from tests.envs.random_run import small_problem

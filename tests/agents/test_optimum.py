@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import network_of, schema_of
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.cluster.model.problem import Problem

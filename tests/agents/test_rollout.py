@@ -12,13 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS, PART_NODES
+from longshore.agents.heuristics import HEURISTICS, PART_NODES
 from longshore.agents.learned.checkpoint import network_of
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
-from longshore.agents.parts import decisions_of_a_part
-from longshore.agents.rollouts.imagining import IMAGINING, Imagining
-from longshore.agents.rollouts.posterior import Posterior, blend, posterior_of, value_of_information
-from longshore.agents.rollouts.rollout import Base, Ranking, Rollout, Search, rollout_of
+from longshore.agents.protocol import decisions_of_a_part
+from longshore.agents.rollouts import (
+    IMAGINING,
+    Base,
+    Imagining,
+    Posterior,
+    Ranking,
+    Rollout,
+    Search,
+    blend,
+    posterior_of,
+    rollout_of,
+    value_of_information,
+)
 from longshore.cluster.candidates.futures import PRESENT, TRIAL, draw_future
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, Scenarios

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import save_policy
-from longshore.agents.learned.objective import objective_unit_s, spent_s
+from longshore.agents.learned.network import objective_unit_s, spent_s
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.registry import find_policy
-from longshore.agents.rollouts.rollout import FORESEE_FROM, Rollout, Search
+from longshore.agents.rollouts import FORESEE_FROM, Rollout, Search
 from longshore.cluster.candidates.candidates import is_wait, list_candidates
 from longshore.cluster.candidates.futures import PRESENT
 from longshore.cluster.files.errors import PluginError

@@ -19,8 +19,7 @@ from longshore.agents.learned.checkpoint import layout_of, load_policy, save_pol
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.agents.registry import find_policy
-from longshore.agents.sb3.models import Asked, read_model
-from longshore.agents.sb3.policy import SB3Policy
+from longshore.agents.sb3 import Asked, SB3Policy, read_model
 from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import fault_sources, stack

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.learned.decision_record import Observing
+from longshore.agents.learned.network import Observing
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollouts.rollout import Rollout, Search
+from longshore.agents.rollouts import Rollout, Search
 from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation

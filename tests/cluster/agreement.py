@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.simulation import outcome_of

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Outcome
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.simulation import outcome_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
 from longshore.cluster.kernels.selection import kth_smallest
 from longshore.cluster.model.outcome import Event

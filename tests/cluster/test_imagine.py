@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.integrate import quad
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.agents.rollouts.rollout import Base, Rollout, Search
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.rollouts import Base, Rollout, Search
 from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
 from longshore.cluster.model.scenarios import fault_sources
 from longshore.cluster.model.topology import grid_cluster

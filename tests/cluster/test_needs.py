@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.dispatch.placing import take_gpu, take_node, undo_picks
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.problem import Problem

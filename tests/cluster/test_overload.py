@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import overloaded
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import fault_sources, stack

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.agents.heuristics.run import decide
+from longshore.agents.heuristics import HEURISTICS, decide
 from longshore.agents.registry import find_policy
 from longshore.cli import app
 from longshore.cluster.files.errors import EndlessError, InputError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.dispatch.expected import estimated_work_s, expected_run_s, revise_end_s, sort_expected_ends
 from longshore.cluster.dispatch.order import may_wait, next_ageing_s, next_job
 from longshore.cluster.dispatch.placing import least_slowdown, undo_picks

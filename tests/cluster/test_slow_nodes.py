@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event
 from tests.cluster.agreement import check_every_state
 from tests.compiled_runs import run_heuristic

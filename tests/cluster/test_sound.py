@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
 from longshore.cluster.candidates.futures import imagination_of
 from longshore.cluster.model.problem import Problem

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.dispatch.turns import line_up
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, fault_sources, joined, stack

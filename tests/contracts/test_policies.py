@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.dispatch.placing import take_gpu
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.hetero64 import hetero64

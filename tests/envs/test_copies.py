@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.outcome import Outcome
 from longshore.cluster.model.problem import Problem

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.random_rule import pick_at_random
+from longshore.agents.rules import pick_at_random
 from longshore.cluster.candidates.random_placement import DRAWS
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem

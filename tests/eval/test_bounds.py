@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import EndlessError
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import Rules, Scenarios, fault_sources, stack

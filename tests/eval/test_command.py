@@ -70,7 +70,7 @@ def test_a_policy_of_another_package_is_a_challenger_and_never_the_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (
-        "from dataclasses import replace\nfrom longshore.agents.heuristics.heuristics import EFT\n"
+        "from dataclasses import replace\nfrom longshore.agents.heuristics import EFT\n"
         "POLICY = replace(EFT, name='theirs')\n"
     )
     install(tmp_path / "a", monkeypatch, "policies", {"theirs": "their_policies:POLICY"}, their_policies=text)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.dispatch.orders import table
 from longshore.cluster.files.errors import InputError, PluginError
 from longshore.cluster.files.plugins import registered

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import export, read_decisions, replay, stored_in

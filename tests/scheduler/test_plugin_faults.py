@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rogues import LEAVES, VERSION, install
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import PluginError
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Asked, Known

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy, policy_names
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.twin import starts_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from longshore.agents.registry import find_policy
-from longshore.agents.rollouts.rollout import Rollout
+from longshore.agents.rollouts import Rollout
 from longshore.cluster.files.errors import PluginError
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.policy_host.answer import read_edition

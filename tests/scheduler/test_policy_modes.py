@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait

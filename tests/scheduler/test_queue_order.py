@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.dispatch.orders.easy import ORDER as EASY
 from longshore.cluster.dispatch.orders.table import order_of
 from longshore.cluster.model.scenarios import ORDERS

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import JobState

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Asked, Known
 from longshore.scheduler.placement.placer import Decision, Placer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.commands.store import decisions

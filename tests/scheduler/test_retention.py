@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from sqlalchemy import insert, text
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.dispatch.order import may_wait
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.state.state import Simulation

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.cluster.dispatch.placing import undo_picks

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, Scenarios
 from longshore.cluster.model.topology import Cluster
 from longshore.cluster.presets.hetero64 import hetero64

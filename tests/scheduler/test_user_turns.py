@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror

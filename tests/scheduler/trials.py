@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.api.models import waiting_pages

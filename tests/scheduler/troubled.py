@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
 from longshore.scheduler.backends.simulated import SimulatedBackend

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.scheduler.backends.simulated import SimulatedBackend

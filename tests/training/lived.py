@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import save_policy
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import export

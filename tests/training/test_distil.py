@@ -12,12 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import HEURISTICS, Heuristic
+from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
-from longshore.agents.learned.objective import objective_unit_s, spent_s
+from longshore.agents.learned.network import objective_unit_s, spent_s
 from longshore.agents.learned.schema import Schema
 from longshore.agents.networks.candidates import TEMPERATURE, CandidateNetwork, CandidatePolicy
-from longshore.agents.rollouts.rollout import NEVER, Rollout, Search
+from longshore.agents.rollouts import NEVER, Rollout, Search
 from longshore.cluster.candidates.candidates import list_candidates
 from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
 from longshore.cluster.files.errors import CheckpointError, InputError

@@ -7,12 +7,12 @@ import pytest
 import torch
 from sb3_contrib import MaskablePPO
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import layout_of, schema_of
 from longshore.agents.learned.schema import Schema
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.sb3_policy import MaskedPolicy
-from longshore.agents.networks.set import SetNetwork
+from longshore.agents.networks.torch_networks import SetNetwork
 from longshore.cluster.model.problem import Problem
 from longshore.envs.batch import View
 from longshore.envs.sb3 import PlacementVecEnv

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import CheckpointError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.weighting import weighting_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.agents.heuristics.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of
+from longshore.agents.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.plugins import registered

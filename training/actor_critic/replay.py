@@ -21,7 +21,7 @@ from torch import Tensor
 from ...cluster.files.errors import CheckpointError
 from ..snapshot import Arrays, finite, longer, within
 
-JUDGED_ROWS = 1024  # at once on a thread; agents/networks/chunks.py has the same
+JUDGED_ROWS = 1024  # at once on a thread; agents/networks/sb3_policy.py has the same
 Floats = NDArray[np.float32]
 
 

@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...agents.heuristics.heuristics import HEURISTICS
+from ...agents.heuristics import HEURISTICS
 from ...agents.learned.checkpoint import layout_of
-from ...agents.learned.objective import objective_unit_s, spent_s
+from ...agents.learned.network import objective_unit_s, spent_s
 from ...agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
-from ...agents.rollouts.rollout import Base, Ranking, Rollout, Search
+from ...agents.rollouts import Base, Ranking, Rollout, Search
 from ...cluster.dispatch.placing import undo_picks
 from ...cluster.files.errors import CheckpointError, InputError
 from ...cluster.kernels.counter_random import uniform

@@ -1,7 +1,7 @@
 """Group-relative policy gradient: runs of one scenario, on the same faults, measured against each other.
 
 No critic: what a run does better than the others of its group is the advantage of every decision in it. The value only
-looks on, and learns what was still to come, for rollouts that are cut off (agents/rollouts/rollout.py).
+looks on, and learns what was still to come, for rollouts that are cut off (agents/rollouts.py).
 
 What runs and their jobs are worth by an objective that a user asks for, each figure relative to its group's mean.
 

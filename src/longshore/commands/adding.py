@@ -133,7 +133,7 @@ def import_model(
     """
     with progress("reading the model"):
         from ..agents.learned.checkpoint import save_policy
-        from ..agents.sb3.models import Asked, read_model
+        from ..agents.sb3 import Asked, read_model
         from ..cluster.files.output_file import check_outputs
 
         _check_observation(observation)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.heuristics.heuristics import PACK
+from ..agents.heuristics import PACK
 from ..cluster.model.outcome import Outcome
 from ..cluster.model.scenarios import Scenarios
 from ..cluster.presets.hetero64 import hetero64

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..agents.heuristics.heuristics import PACK
+from ..agents.heuristics import PACK
 from ..cluster.dispatch.orders.table import order_of
 from ..cluster.files.plugins import load
 from ..cluster.model.outcome import Outcome

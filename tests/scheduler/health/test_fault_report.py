@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.scheduler.health.fault_report import FaultHistory, FaultReport, fault_report, learned_from
 from longshore.scheduler.health.liveness import GpuReport, NodeReport
 from longshore.scheduler.placement.placer import Placer

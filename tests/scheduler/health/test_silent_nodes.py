@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.scenarios import stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of

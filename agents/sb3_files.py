@@ -1,21 +1,28 @@
-"""Reading weights that `torch.save` wrote, without unpickling: a file can say numbers and their shapes, and no more.
+"""Reads what Stable-Baselines3 has saved without unpickling anything: the file may be hostile.
+
+Reading weights that `torch.save` wrote, without unpickling: a file can say numbers and their shapes, and no more.
 
 Of pickle only what a dict of tensors takes is understood. Names of functions are compared and never looked up.
 """
 
 import io
+import json
 import math
 import pickletools
 import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..learned.archive import stored_entries
+from ..cluster.files.errors import CheckpointError
+from .learned.archive import read_file, stored_entries
 
 MOST_PICKLE_BYTES = 1 << 18  # of names and shapes; a tensor takes 160
-MOST_ENTRIES = 5000
+MOST_TENSOR_ENTRIES = 5000
 MOST_AXES = 4
 STORAGES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2"}
 DICT, TENSOR = "collections OrderedDict", "torch._utils _rebuild_tensor_v2"
@@ -46,7 +53,7 @@ def weights_in(content: bytes) -> dict[str, NDArray[np.float32]]:
         ValueError: If it is anything else. Together they take no more memory than twice the file.
         zipfile.BadZipFile: If it is damaged.
     """
-    entries = stored_entries(content, MOST_ENTRIES)
+    entries = stored_entries(content, MOST_TENSOR_ENTRIES)
     roots = [name.removesuffix("/data.pkl") for name in entries if name.endswith("/data.pkl")]
     if len(roots) != 1 or entries.get(f"{roots[0]}/byteorder", b"little") != b"little":
         raise ValueError("it holds no weights as PyTorch saves them")
@@ -195,3 +202,51 @@ def _extents(values: object) -> tuple[int, ...]:
     ):
         raise ValueError("a tensor is without a shape")
     return values
+
+
+DATA, WEIGHTS = "data", "policy.pth"
+MOST_SAVED_ENTRIES = 16
+MOST_TEXT = 1000  # letters of what is compared
+MOST_DATA_BYTES = 1 << 26  # it holds the last observations of all environments, in base64
+
+Weights = Mapping[str, NDArray[np.float32]]
+
+
+class Saved(NamedTuple):
+    """What a model was saved with, as far as it is plain text and numbers."""
+
+    data: Mapping[str, Any]
+    weights: Weights
+
+    def text(self, *names: str) -> str:
+        """Return what stands under a name of the data, and below it, as text in one line; "" if nothing does."""
+        found: Any = self.data
+        for name in names:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return "" if found is None else " ".join(str(found)[:MOST_TEXT].split())
+
+
+def read_saved(path: Path) -> Saved:
+    """Return what a file holds that `save` of a model of Stable-Baselines3 wrote.
+
+    Raises:
+        CheckpointError: If it is missing, damaged or no such file, in one line.
+    """
+    try:
+        entries = stored_entries(read_file(path), MOST_SAVED_ENTRIES)
+        if not {DATA, WEIGHTS} <= entries.keys():
+            raise CheckpointError(f"{path} is no model of Stable-Baselines3: it has no {DATA} and {WEIGHTS}")
+        if len(entries[DATA]) > MOST_DATA_BYTES:
+            raise ValueError(f"{DATA} has {len(entries[DATA])} bytes, expected at most {MOST_DATA_BYTES}")
+        data = json.loads(entries[DATA])
+        if not isinstance(data, dict):
+            raise ValueError(f"{DATA} is no object of JSON")
+        weights = weights_in(entries[WEIGHTS])
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: there is no such file") from error
+    except (OSError, ValueError, RecursionError, zipfile.BadZipFile, EOFError, RuntimeError) as error:
+        message = " ".join(str(error).split())[:500]
+        raise CheckpointError(f"{path} is no model of Stable-Baselines3 or is damaged: {message}") from error
+    if not all(np.isfinite(array).all() for array in weights.values()):
+        raise CheckpointError(f"{path}: some weights are not finite; train it again")
+    return Saved(data, weights)

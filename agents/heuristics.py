@@ -1,4 +1,4 @@
-"""The heuristics as policies, by name (docs/policies.md)."""
+"""Heuristic policies, and compiled runs of whole scenarios by them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,13 +6,72 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster.dispatch.placing import undo_picks
-from ...cluster.files.plugins import is_ours, registered
-from ...cluster.model.scenarios import Rules
-from ...cluster.state.border import rows_to_run
-from ...cluster.state.state import Simulation
-from ..parts import ALL, Look, decisions_of_a_part
-from . import run
+from ..cluster.dispatch.placing import undo_picks
+from ..cluster.files.errors import PluginError
+from ..cluster.files.plugins import is_ours, load_as, registered
+from ..cluster.kernels.compiled import kernel
+from ..cluster.kernels.one_of import check_kernel, one_of
+from ..cluster.model.scenarios import Rules
+from ..cluster.simulator.engine import advance, reset, start, wait
+from ..cluster.state.border import rows_to_run
+from ..cluster.state.state import Simulation
+from .protocol import ALL, Look, decisions_of_a_part
+from .rules import Rule
+
+
+def rule_of(name: str) -> Rule:
+    """Return a heuristic's rule.
+
+    Raises:
+        PluginError: If nothing of that name is registered, or what is registered is no rule.
+    """
+    rule = load_as("heuristics", name, Rule)
+    check_kernel(f"the rule of heuristic {name!r}", rule.pick, 3)
+    return rule
+
+
+def _usable() -> dict[str, Rule]:
+    """Return all rules but those that a stranger's package breaks: who uses one of these is told."""
+    found = {}
+    for name in registered("heuristics"):
+        try:
+            found[name] = rule_of(name)
+        except PluginError:
+            continue
+    return found
+
+
+RULES = _usable()
+PICKS = [rule.pick for rule in RULES.values()]
+_pick = one_of("heuristic", PICKS)
+
+
+@kernel
+def decide(sim: Simulation, row: int, rule: int, patience: float) -> bool:
+    """Pick the GPUs of the current job by a rule; False if the rule would rather wait."""
+    return bool(_pick(rule, sim, row, patience) != 0.0)
+
+
+@kernel
+def run_on(sim: Simulation, row: int, rule: int, patience: float, decisions: int) -> bool:
+    """Run a row on for so many decisions by a rule; False if it has come to its end before."""
+    for _ in range(decisions):
+        if not advance(sim, row):
+            return False
+        if decide(sim, row, rule, patience):
+            start(sim, row)
+        else:
+            wait(sim, row)
+    return True
+
+
+@kernel
+def run(sim: Simulation, scenarios: NDArray[np.int64], rule: int, patience: float) -> None:
+    """Run one scenario in each row, from its beginning to its end."""
+    for row in range(scenarios.size):
+        reset(sim, row, scenarios[row])
+        run_on(sim, row, rule, patience, ALL)
+
 
 PART_NODES = 512  # looked at by heuristics in some milliseconds
 
@@ -23,7 +82,7 @@ class Heuristic:
 
     Args:
         name: Its name in tables.
-        rule: Its number in RULES of agents/heuristics/run.py.
+        rule: Its number in RULES of agents/heuristics.py.
         patience: How much waiting a second of saved run time is worth; 0 never waits.
         waits: Whether it differs where waiting is allowed.
         about: One line for `longshore policies`.
@@ -39,7 +98,7 @@ class Heuristic:
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
-        if run.PICKS[self.rule](sim, row, self.patience):  # without all other rules, so that less is compiled
+        if PICKS[self.rule](sim, row, self.patience):  # without all other rules, so that less is compiled
             return True
         undo_picks(sim, row)
         return False
@@ -47,7 +106,7 @@ class Heuristic:
     def run_on(self, sim: Simulation, row: int) -> None:
         """Run a row from where it stands to its end."""
         decisions = ALL if self.look is None else decisions_of_a_part(sim, PART_NODES)
-        while run.run_on(sim, row, self.rule, self.patience, decisions):
+        while run_on(sim, row, self.rule, self.patience, decisions):
             if self.look is not None:
                 self.look()
 
@@ -57,12 +116,12 @@ class Heuristic:
 
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Run one scenario in each row, from its beginning to its end."""
-        run.run(sim, rows_to_run(sim, scenarios), self.rule, self.patience)
+        run(sim, rows_to_run(sim, scenarios), self.rule, self.patience)
 
 
 HEURISTICS = {
     name: Heuristic(name, number, rule.about, rule.patience, rule.waits)
-    for number, (name, rule) in enumerate(run.RULES.items())
+    for number, (name, rule) in enumerate(RULES.items())
 }
 PACK, EFT, EFT_HAZARD, PATIENT = (HEURISTICS[name] for name in ("pack", "eft", "eft-hazard", "patient"))
 # Factors that `patient` is tried with on the past of a workload, to be as good as it can there. No other has a number.

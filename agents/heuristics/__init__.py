@@ -1,1 +1,0 @@
-"""Heuristics: rules that need no training."""

@@ -1,1 +1,0 @@
-"""Policies improved at decision time: alternatives are tried out in sampled futures."""
