@@ -86,7 +86,7 @@ def environments() -> Rehearsal:
     """Steps of environments, of which all actions and observations are one program, and what a reward compares with."""
     from ..cluster.candidates.random_placement import least_random_makespans_s
     from ..envs.batch import Batch, View
-    from ..envs.rewards.best_of_random import random_makespan_s
+    from ..envs.rewards import random_makespan_s
     from ..envs.stepping import begin_rows, step_rows
 
     batch = Batch(_problem(), View("node", "full", "dt"), 1)

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from ..cluster.files.errors import CheckpointError
 from ..cluster.files.output_file import in_one_line
-from ..envs.border.spaces import MARK, mark_of
 from ..envs.layout import action_count, bounds, observation_size
+from ..envs.spaces import MARK, mark_of
 from .learned.checkpoint import layout_of, network_of, schema_of
 from .learned.network import Layout, Network
 from .learned.schema import MOST_LAYERS, MOST_UNITS, Layers, NodeGpus, Schema

@@ -29,7 +29,7 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.named import NAMED
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.envs.rewards.best_of_random import random_makespan_s
+from longshore.envs.rewards import random_makespan_s
 from longshore.eval.comparison import run_all
 from longshore.training.asked import Asked
 from longshore.training.presets import PRESETS

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from longshore.envs.rewards.best_of_random import RANDOM_RUNS
+from longshore.envs.rewards import RANDOM_RUNS
 
 from .harness import ROOT
 

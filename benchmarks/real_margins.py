@@ -16,7 +16,7 @@ from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.protocol import Policy
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime
-from longshore.envs.candidate_layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS
+from longshore.envs.layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from longshore.eval.setting import TESTED_PART
 from longshore.training.asked import TRAINED_PART
 from longshore.training.validation import tuned_patient

@@ -1,19 +1,21 @@
-"""Many placement environments run side by side by one compiled step; what all environment classes stand on."""
+"""Many placement environments stepped by one compiled call; all environment classes stand on it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..cluster.model.outcome import metrics
 from ..cluster.model.problem import Problem
 from ..cluster.presets.hetero64 import hetero64
 from ..cluster.presets.streams import own_key
-from ..cluster.simulator.simulation import simulation_of
-from .border.given import whole_number, whole_numbers
+from ..cluster.simulator.simulation import outcome_of, simulation_of
 from .features import NODE_COUNT
 from .layout import action_count, bounds, observation_size
-from .rewards.best_of_random import MOST_RANDOM_RUNS, RANDOM_RUNS, random_makespan_s
-from .rewards.table import REWARDS, reward_of
+from .reward_table import REWARDS, reward_of
+from .rewards import MOST_RANDOM_RUNS, RANDOM_RUNS, random_makespan_s
+from .spaces import whole_number, whole_numbers
 from .stepping import (
     CANDIDATE_ACTION,
     FULL,
@@ -54,8 +56,8 @@ class View:
         action: `gpu` (one GPU a step, SPEC R4), `node` (one node a step, which gives as many free GPUs as needed) or
             `candidate` (a whole placement or wait out of a short list, cluster/candidates/candidates.py).
         observation: `patent-literal` (SPEC R2 to the letter), `patent` (the same of what is left of the job) or `full`
-            (envs/layout.py); `candidate` has its own, envs/candidate_layout.py.
-        reward: `dt`, `potential`, `jct`, `best_of_random`, or another that is registered (envs/rewards/).
+            (envs/layout.py); `candidate` has its own, envs/layout.py.
+        reward: `dt`, `potential`, `jct`, `best_of_random`, or another that is registered (envs/rewards.py).
         random_runs: Of each scenario, whose best `best_of_random` compares with (SPEC R5); other rewards have none.
 
     Raises:
@@ -275,3 +277,37 @@ class Batch:
             self.rewards,
             self.ended,
         )
+
+
+def episode_summaries(batch: Batch, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Return the metrics of rows that have just ended, in the form that Stable-Baselines3's monitors use.
+
+    `r` is the return (the sum of the rewards, in units of the scenario's ideal time), `l` the steps, `decisions` the
+    placements and waits; the others are in seconds, GPU-seconds and counts. Where the episode was cut off, `finished`
+    is less than the jobs, `makespan_s` the time of the last event, and figures of completion times are not a number.
+
+    Args:
+        batch: The environments.
+        rows: Those that ended, shape (some,).
+    """
+    run = batch.sim.state.scenario[rows]
+    scenarios, gpus = batch.problem.scenarios, batch.problem.cluster.gpu_node.size
+    outcome = outcome_of(batch.sim, rows)
+    figures = metrics(
+        outcome, scenarios.jobs[run], scenarios.gpus[run], scenarios.submit_s[run], gpus, scenarios.work_s[run]
+    )
+    unfinished = batch.cut_off()[rows]
+    for jct_s in (figures.mean_jct_s, figures.p99_jct_s):
+        jct_s[unfinished] = np.nan
+    columns = {
+        "r": batch.returns(rows),
+        "l": batch.steps[rows],
+        "scenario": run,
+        "decisions": outcome.decisions,
+        "finished": outcome.finished,
+        **figures._asdict(),
+    }
+    return [
+        dict(zip(columns, row, strict=True))
+        for row in zip(*(column.tolist() for column in columns.values()), strict=True)
+    ]

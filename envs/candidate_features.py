@@ -1,4 +1,4 @@
-"""The observation with `candidate` actions, compiled. What is written, and in which order: envs/candidate_layout.py."""
+"""The observation with `candidate` actions, compiled. What is written, and in which order: envs/layout.py."""
 
 import math
 
@@ -15,8 +15,8 @@ from ..cluster.dispatch.turns import has_turns, line_up
 from ..cluster.kernels.compiled import kernel
 from ..cluster.kernels.selection import kth_smallest
 from ..cluster.state.state import AHEAD, CANDIDATES, SHOWN, Simulation
-from .candidate_layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS, DECISION, QUANTILES, SIZES
-from .common_features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
+from .features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
+from .layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS, DECISION, QUANTILES, SIZES
 
 Rows = NDArray[np.float32]
 CANDIDATE_GLOBAL_COUNT, CANDIDATE_FEATURE_COUNT = len(CANDIDATE_GLOBALS), len(CANDIDATE_FEATURES)

@@ -15,6 +15,16 @@ with most usable GPUs first (ties: lowest index), until the job has all. The oth
 speed of the cluster is tried that is not above the slowest of the picks and the node, fastest first, and the one with
 the shortest expected run time is taken, the first of equals; so it is with the best of all nodes, which are looked at
 most usable GPUs first. A node without usable GPUs has no completion, and its features of one are 0.
+
+What an observation with `candidate` actions holds, in order: global features, then those of each candidate.
+
+Times are from the decision on, divided by the mean estimate of the jobs submitted so far (the unit), and everything is
+clipped to [-CLIP, CLIP]. A candidate is a job and a set of nodes, now or after a wait for an expected end; its finish
+is delay + run time, expected faults included. The jobs ahead are those that cluster/candidates/lookahead.py imagines
+after it. Candidates that the list does not have are zero.
+
+Jobs of real traces differ by factors of a thousand, so that a share of their mean says little of most: the features
+that follow `candidates` and `refused` are ratios.
 """
 
 from typing import NamedTuple
@@ -23,7 +33,127 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.state.state import CANDIDATES
-from .candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
+
+SIZES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
+QUANTILES = 5  # of the nodes' drain times: least, quarters, most
+
+
+class CandidateGlobals(NamedTuple):
+    """Features of the decision as a whole: each field is a column."""
+
+    gpus_per_node_size: int  # GPUs of the job that is due, over the size of the largest node
+    log2_gpus: int  # its base 2 logarithm of GPUs, over 5
+    estimate: int  # estimated work that it has left
+    restarted: int  # 1 if it was stopped before
+    usable: int  # share of all GPUs
+    busy: int  # share that runs jobs
+    down: int  # share out of service
+    usable_fastest: int  # usable GPUs on nodes of the highest speed, as a share of theirs
+    usable_slowest: int  # the same for the lowest speed
+    empty_fastest: int  # wholly free nodes of the highest speed, as a share of theirs
+    empty_slowest: int  # the same for the lowest speed
+    largest_free: int  # most usable GPUs of a node, over the size of the largest
+    queued: int  # natural logarithm of 1 + the jobs that wait, over 4
+    queued_gpu_time: int  # their estimated work x GPUs, over GPUs of the cluster x unit x 4
+    queued_gpu_time_0: int  # the same by GPUs of the job
+    queued_gpu_time_1: int
+    queued_gpu_time_2: int
+    queued_gpu_time_3: int
+    queued_gpu_time_4: int
+    queued_gpu_time_5: int
+    next_end: int  # time until the next expected end of a running job, 0 if none runs
+    last_end: int  # time until the last expected end, 0 if none runs
+    running_gpu_time: int  # GPU-time that running jobs are expected to take still, over GPUs of the cluster x unit
+    drain_0: int  # time until a node's last job is expected to end
+    drain_1: int
+    drain_2: int
+    drain_3: int
+    drain_4: int
+    next_large: int  # jobs of the queue before the next that fills the largest node, logarithm as above
+    next_large_gpus: int  # its GPUs, over those of the cluster
+    longest: int  # longest estimated work in the queue, the job that is due left out
+    longest_gpus: int  # its GPUs, over those of the cluster
+    may_wait: int  # 1 if waiting is allowed
+    base_waits: int  # 1 if the base heuristic waits
+    candidates: int  # candidates in the list, over 16
+    passes: (
+        int  # 1 if the order regime lets jobs pass the one that goes first; older checkpoints lack this and the rest
+    )
+    by_key: int  # 1 if it orders jobs by a key, such as their estimates
+    smallest_first: int  # 1 if the job of the smallest key goes first
+    log_estimate: int  # natural logarithm, over 4, of the estimated work of the job that is due over the unit
+    log_fault_loss: int  # the same of 1 + what a fault is reckoned to cost it over that work; so are the next
+    log_waited: int  # 1 + the time that it has waited over its work
+    log_running: int  # 1 + the jobs that run
+    log_backlog: int  # 1 + the queue's work x GPUs over GPUs of the cluster x its work: its wait, about
+    log_drain: int  # 1 + the GPU-time that running jobs still take, over the same
+    shorter: int  # share of the queue with less work than it
+
+
+class CandidateFeatures(NamedTuple):
+    """Features of a candidate: each field is a column, counted from the candidate's first."""
+
+    exists: int  # 1 where the list has a candidate
+    base: int  # 1 for the base heuristic's
+    waits: int  # 1 if it waits first
+    delay: int  # how long
+    run: int  # run time
+    finish: int  # delay + run time
+    finish_over_base: int  # that, less the base's
+    finish_over_last: int  # that, less the last expected end of a running job
+    finish_over_drain: int  # that, less the last expected end on its nodes
+    faults: int  # expected faults of its GPUs in that time
+    nodes: int  # over 8
+    excess_nodes: int  # nodes beyond those that its GPUs fill, over 8
+    speed: int  # slowest speed, over the fastest of the cluster
+    wasted_speed: int  # speed of its GPUs beyond the slowest, over GPUs x the fastest
+    hole: int  # GPUs that its last node has left, over the size of the largest node
+    committed: int  # GPU-time, over GPUs of the cluster x unit
+    committed_over_base: int  # that, less the base's
+    left_fastest: int  # usable GPUs then left on nodes of the highest speed, over those of the cluster
+    left_others: int  # and on others
+    left_largest: int  # most usable GPUs then left on a node, over the size of the largest
+    left_empty: int  # wholly free nodes then left, as a share of all
+    takes_lemon: int  # share of its GPUs on lemons
+    ahead_start_1: int  # CLIP if never, 0 if none
+    ahead_end_1: int
+    ahead_start_2: int
+    ahead_end_2: int
+    ahead_start_3: int
+    ahead_end_3: int
+    ahead_start_4: int
+    ahead_end_4: int
+    ahead_start_5: int
+    ahead_end_5: int
+    ahead_start_6: int
+    ahead_end_6: int
+    ahead_sum: int  # sum of the ends of all jobs ahead, its own finish included, over AHEAD
+    ahead_last: int  # last of all ends, those of running jobs included
+    ahead_sum_over_base: int
+    ahead_last_over_base: int
+    due: int  # 1 if its job is the one that is due
+    job_log2_gpus: int  # base 2 logarithm of its job's GPUs, over 5
+    job_estimate: int  # estimated work that its job has left
+    job_waited: int  # natural logarithm of 1 + the time that its job has been in the queue
+    rests: int  # 1 if it lets all jobs wait until the next event, and not only the one that is due
+    refused: int  # 1 if it breaks the reservation, so that it only passes its job over
+    log_run: int  # run time over the unit; checkpoints before this lack the rest
+    log_finish: int  # finish over the unit
+    run_over_least: int  # logarithm of the run time over that of its job on the fastest GPUs
+    delay_over_least: int  # logarithm of 1 + the delay over that
+    finish_ratio: int  # logarithm of the finish over the base's
+    ahead_ratio: int  # 8 x the logarithm of the sum of the ends of all jobs ahead over the base's
+    ahead_gain: int  # what that sum is below the base's, over its job's run time on the fastest GPUs
+    ahead_now: int  # jobs ahead that start at once, over 8
+    job_log_estimate: int  # estimated work that its job has left over the unit
+    job_log_waited: int  # 1 + the time that its job has waited over that work
+
+
+# Kernels write by these columns, so that the order stands in the classes above and nowhere else.
+DECISION = CandidateGlobals(*range(len(CandidateGlobals._fields)))
+CANDIDATE = CandidateFeatures(*range(len(CandidateFeatures._fields)))
+CANDIDATE_GLOBALS, CANDIDATE_FEATURES = CandidateGlobals._fields, CandidateFeatures._fields
+
 
 CLIP = 8.0
 LOOK_AHEAD = 6  # jobs of the queue that are described one by one

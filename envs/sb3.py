@@ -8,10 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from ..cluster.model.problem import Problem
-from .batch import Batch, View
-from .border.given import drawn_scenario, scenario_option, seed_given, whole_number
-from .border.spaces import spaces_of
-from .episodes import episode_summaries
+from .batch import Batch, View, episode_summaries
+from .spaces import drawn_scenario, scenario_option, seed_given, spaces_of, whole_number
 
 
 class PlacementVecEnv(VecEnv):

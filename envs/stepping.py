@@ -12,7 +12,7 @@ from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
 from ..cluster.state.state import CANDIDATES, Simulation
 from .candidate_features import write_candidates
 from .features import GLOBAL_COUNT, write_full, write_gpus, write_literal_patent, write_patent
-from .rewards.table import cost_so_far_s, is_at_end
+from .reward_table import cost_so_far_s, is_at_end
 
 GPU_ACTION, NODE_ACTION, CANDIDATE_ACTION = 0, 1, 2
 PATENT, FULL, PATENT_LITERAL = 0, 1, 2

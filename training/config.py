@@ -22,7 +22,7 @@ from ..cluster.files.registered_name import RegisteredName
 from ..cluster.files.yaml_file import read_yaml
 from ..cluster.model.weighting import Weighting, weighting_of
 from ..cluster.presets.problems import Regime
-from ..envs.rewards.best_of_random import MOST_RANDOM_RUNS, RANDOM_RUNS
+from ..envs.rewards import MOST_RANDOM_RUNS, RANDOM_RUNS
 from .asked import LOADS, Asked, KnownEstimates, Sizes
 from .presets import HISTORY, PRESETS, TAUGHT, TRACES, DistilParameters, GroupParameters, Hyperparameters
 

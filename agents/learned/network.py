@@ -11,8 +11,8 @@ from ...cluster.files.plugins import load, registered
 from ...cluster.kernels.compiled import kernel
 from ...cluster.model.objective import Objective
 from ...cluster.state.state import Simulation
-from ...envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
-from ...envs.common_features import time_unit_s
+from ...envs.features import time_unit_s
+from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from ..protocol import Policy
 from .schema import Schema
 

@@ -14,8 +14,7 @@ from ...cluster.files.errors import CheckpointError
 from ...cluster.model.objective import Objective
 from ...cluster.model.scenarios import ORDERS, Rules
 from ...cluster.state.state import CANDIDATES
-from ...envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
-from ...envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
+from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, GLOBALS, GPU_FEATURES, NODE_FEATURES
 from ..protocol import Policy
 from .archive import open_archive, read_entry, read_file
 from .old_names import with_todays_names

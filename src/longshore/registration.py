@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 GYMNASIUM = "gymnasium"
-SINGLE, BATCHED = "longshore.envs.placement:PlacementEnv", "longshore.envs.vector:PlacementVectorEnv"
-PRESET, PRESETS = "longshore.envs.border.named:PresetEnv", "longshore.envs.border.named:PresetVectorEnv"
-TRACE, TRACES = "longshore.envs.border.named:TraceEnv", "longshore.envs.border.named:TraceVectorEnv"
+SINGLE, BATCHED = "longshore.envs.gymnasium_envs:PlacementEnv", "longshore.envs.gymnasium_envs:PlacementVectorEnv"
+PRESET, PRESETS = "longshore.envs.gymnasium_envs:PresetEnv", "longshore.envs.gymnasium_envs:PresetVectorEnv"
+TRACE, TRACES = "longshore.envs.gymnasium_envs:TraceEnv", "longshore.envs.gymnasium_envs:TraceVectorEnv"
 # SPEC R2, R4 and R5 to the letter
 PATENT: dict[str, Any] = {"action": "gpu", "observation": "patent-literal", "reward": "best_of_random"}
 

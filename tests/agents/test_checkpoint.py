@@ -17,7 +17,7 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
-from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
+from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from tests.agents.untrained import untrained
 
 

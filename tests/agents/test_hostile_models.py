@@ -19,7 +19,7 @@ from stable_baselines3 import PPO
 
 from longshore.agents.sb3 import Asked, read_model
 from longshore.cluster.files.errors import CheckpointError
-from longshore.envs.placement import PlacementEnv
+from longshore.envs.gymnasium_envs import PlacementEnv
 from tests.envs.random_run import small_problem
 
 MARKER = Path("executed")  # in the folder of a test, which is the working one

@@ -18,7 +18,7 @@ from longshore.cluster.model.outcome import Outcome
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.envs.batch import Batch, View, ideal_time_s
-from longshore.envs.placement import PlacementEnv
+from longshore.envs.gymnasium_envs import PlacementEnv
 from longshore.envs.sb3 import PlacementVecEnv
 from tests.agents.untrained import untrained
 from tests.envs.random_run import small_problem

@@ -28,9 +28,9 @@ from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.own import preset_problem
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.envs.batch import Batch, View
-from longshore.envs.border.spaces import MARK
-from longshore.envs.placement import PlacementEnv
+from longshore.envs.gymnasium_envs import PlacementEnv
 from longshore.envs.sb3 import PlacementVecEnv
+from longshore.envs.spaces import MARK
 from longshore.testing import check_policy
 from tests.command_line import Command
 from tests.envs.random_run import open_actions, small_problem

@@ -2,7 +2,7 @@
 
 import pytest
 
-from longshore.envs.rewards.table import REWARDS
+from longshore.envs.reward_table import REWARDS
 from longshore.testing import check_reward
 
 

@@ -1,4 +1,4 @@
-"""The observation with `candidate` actions once more, from what envs/candidate_layout.py says of each feature."""
+"""The observation with `candidate` actions once more, from what envs/layout.py says of each feature."""
 
 import math
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.state.state import CANDIDATES, State
 from longshore.envs.batch import Batch
-from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
+from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from tests.envs.plain_features import Decision, clipped, plain_globals
 from tests.plain_candidates import (
     AHEAD,

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.batch import Batch, View
-from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
-from longshore.envs.layout import CLIP
+from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, CLIP
 from tests.deep_cases import wide_case
 from tests.envs.plain_candidate_features import plain_candidate_features
 from tests.envs.random_run import open_actions, problem_of, small_problem

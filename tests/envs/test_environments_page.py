@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.state.state import CANDIDATES
-from longshore.envs.batch import Batch, View
-from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
-from longshore.envs.episodes import episode_summaries
-from longshore.envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
-from longshore.envs.rewards.table import REWARDS
+from longshore.envs.batch import Batch, View, episode_summaries
+from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, GLOBALS, GPU_FEATURES, NODE_FEATURES
+from longshore.envs.reward_table import REWARDS
 from tests.envs.random_run import small_problem, trace_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from longshore.cluster.model.problem import Problem
 from longshore.envs.batch import Batch, View
-from longshore.envs.placement import PlacementEnv
+from longshore.envs.gymnasium_envs import PlacementEnv, PlacementVectorEnv
 from longshore.envs.sb3 import PlacementVecEnv
-from longshore.envs.vector import PlacementVectorEnv
 from tests.envs.random_run import small_problem
 
 SCENARIOS, ROWS = 8, 2

@@ -13,8 +13,15 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
-from longshore.envs.picture import DOWN_COLOUR, FREE_COLOUR, GAP, JOB_COLOURS, PICKED_COLOUR, PIXELS
-from longshore.envs.placement import PlacementEnv
+from longshore.envs.gymnasium_envs import (
+    DOWN_COLOUR,
+    FREE_COLOUR,
+    GAP,
+    JOB_COLOURS,
+    PICKED_COLOUR,
+    PIXELS,
+    PlacementEnv,
+)
 from tests.envs.random_run import small_problem
 
 OUTAGE_END_S = 1e9

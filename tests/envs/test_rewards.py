@@ -11,8 +11,7 @@ from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
-from longshore.envs.batch import Batch, View
-from longshore.envs.episodes import episode_summaries
+from longshore.envs.batch import Batch, View, episode_summaries
 from tests.envs.random_run import problem_of, steps_of_episode
 from tests.strategies import Case, cases
 from tests.support.budgets import examples

@@ -9,7 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
 from longshore.envs.batch import View
-from longshore.envs.placement import PlacementEnv
+from longshore.envs.gymnasium_envs import PlacementEnv
 from longshore.envs.sb3 import PlacementVecEnv
 from tests.envs.random_run import open_actions, small_problem
 

@@ -10,9 +10,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.envs.batch import View
-from longshore.envs.placement import PlacementEnv
+from longshore.envs.gymnasium_envs import PlacementEnv, PlacementVectorEnv
 from longshore.envs.sb3 import PlacementVecEnv
-from longshore.envs.vector import PlacementVectorEnv
 
 MANY = 1024
 

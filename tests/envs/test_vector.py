@@ -8,8 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from longshore.envs.placement import PlacementEnv
-from longshore.envs.vector import PlacementVectorEnv
+from longshore.envs.gymnasium_envs import PlacementEnv, PlacementVectorEnv
 from tests.envs.random_run import SEEN, open_actions, small_problem
 
 ROWS = 6

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.envs.common_features import time_unit_s
+from longshore.envs.features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import ROW, Asked, Known, Standing
 from tests.compiled_runs import compiled

@@ -20,7 +20,7 @@ from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.border import sound_scenarios
-from longshore.envs.common_features import time_unit_s
+from longshore.envs.features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode
 from longshore.scheduler.mirror.standing import ROW

@@ -19,7 +19,7 @@ from ..cluster.presets.hetero64 import hetero64
 from ..cluster.state.border import sound_process
 from ..cluster.traces.detect import TraceFormat
 from ..envs.batch import Batch, View, ideal_time_s
-from ..envs.rewards.table import REWARDS, cost_so_far_s, reward_of
+from ..envs.reward_table import REWARDS, cost_so_far_s, reward_of
 
 CLUSTERS = (grid_cluster(1, 1), grid_cluster(6, 4, nodes_per_rack=4))  # one GPU; two racks, of 4 and of 2 nodes
 SEEDS = (0, 5, 2**31 - 1)

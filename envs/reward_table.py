@@ -1,11 +1,10 @@
 """The registered rewards as compiled code sees them: by their numbers in REWARDS."""
 
-from ...cluster.files.errors import PluginError
-from ...cluster.files.plugins import load_as, registered
-from ...cluster.kernels.compiled import kernel
-from ...cluster.kernels.one_of import check_kernel, one_of
-from .dt import time_s
-from .reward import Reward
+from ..cluster.files.errors import PluginError
+from ..cluster.files.plugins import load_as, registered
+from ..cluster.kernels.compiled import kernel
+from ..cluster.kernels.one_of import check_kernel, one_of
+from .rewards import Reward, time_s
 
 REWARDS = {name: number for number, name in enumerate(registered("rewards"))}
 

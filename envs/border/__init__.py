@@ -1,1 +1,0 @@
-"""What comes into environments from outside, and environments by name."""

@@ -1,0 +1,455 @@
+"""Gymnasium environments: one cluster, a vector of clusters, their pictures, and all of them by name.
+
+Environments by name: those of presets, and of a trace and a cluster that users bring.
+
+src/longshore/registration.py registers them with Gymnasium.
+"""
+
+import string
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from ..cluster.dispatch.turns import has_turns, line_up
+from ..cluster.model.problem import Problem
+from ..cluster.presets.own import preset_problem, problem_of
+from ..cluster.presets.problems import LOAD
+from .batch import POOL, Batch, View, chosen_problem, episode_summaries
+from .rewards import RANDOM_RUNS
+from .spaces import drawn_scenario, scenario_option, seed_given, spaces_of, whole_number
+
+MARKS = string.ascii_lowercase + string.ascii_uppercase  # of jobs, by index, over and over
+FREE, DOWN, PICKED = ".", "#", "+"
+LISTED = 12  # jobs of the queue that are named
+PIXELS, GAP = 12, 2  # side of a GPU's square, and what lies between two
+BACKGROUND, FREE_COLOUR, DOWN_COLOUR, PICKED_COLOUR = (24, 24, 24), (70, 70, 70), (200, 30, 30), (255, 255, 255)
+# Paul Tol's bright and muted schemes, which colour-blind readers can tell apart; red stands for GPUs out of service.
+JOB_COLOURS = np.array(
+    [
+        (68, 119, 170), (34, 136, 51), (204, 187, 68), (102, 204, 238), (170, 51, 119), (51, 34, 136),
+        (17, 119, 51), (68, 170, 153), (136, 204, 238), (221, 204, 119), (136, 34, 85), (170, 68, 153),
+    ],
+    dtype=np.uint8,
+)  # fmt: skip
+
+
+def text_picture(batch: Batch, row: int) -> str:
+    """Return the state of a row as lines of text: time, nodes with their GPUs, and the queue.
+
+    A letter is the job that holds the GPU, `.` a usable one, `#` one out of service, and `+` one that is picked for
+    the job that is due. Nodes have their speed, and an exclamation mark if they are lemons.
+    """
+    sim, cluster = batch.sim, batch.sim.cluster
+    state, scenario = sim.state, int(sim.state.scenario[row])
+    speed, lemon = sim.scenarios.speed[scenario], sim.state.lemon[row]
+    marks = "".join(_mark(batch, row, gpu) for gpu in range(cluster.gpu_node.size))
+    lines = [
+        f"{state.now_s[row] / 3600.0:.2f} h: {state.finished[row]} of {sim.scenarios.jobs[scenario]} jobs finished, "
+        f"{state.running[row]} running, {state.queued[row]} waiting"
+    ]
+    for node in range(speed.size):
+        gpus = marks[cluster.first_gpu[node] : cluster.first_gpu[node + 1]]
+        lines.append(f"{node:4d} x{speed[node]:<5.3g}{'!' if lemon[node] else ' '} {gpus}")
+    return "\n".join([*lines, _due(batch, row), f"queue (GPUs): {_queue(batch, row)}"]) + "\n"
+
+
+def image(batch: Batch, row: int) -> NDArray[np.uint8]:
+    """Return the state of a row as an image, shape (height, width, 3): a line of squares for each node.
+
+    A colour is a job; usable GPUs are grey, picked ones white, and those out of service red.
+    """
+    cluster, state = batch.sim.cluster, batch.sim.state
+    held, down = state.gpu_job[row], state.gpu_down[row] > 0
+    colours = JOB_COLOURS[held % len(JOB_COLOURS)]
+    colours[held < 0] = FREE_COLOUR
+    colours[down] = DOWN_COLOUR
+    colours[(held >= 0) & (held == state.current[row])] = PICKED_COLOUR
+    sizes = np.diff(cluster.first_gpu)
+    side = PIXELS + GAP
+    picture = np.empty((GAP + sizes.size * side, GAP + int(sizes.max()) * side, 3), dtype=np.uint8)
+    picture[:] = BACKGROUND
+    for gpu, node in enumerate(cluster.gpu_node):
+        top, left = GAP + node * side, GAP + (gpu - cluster.first_gpu[node]) * side
+        picture[top : top + PIXELS, left : left + PIXELS] = colours[gpu]
+    return picture
+
+
+PICTURES: dict[str, Callable[[Batch, int], str | NDArray[np.uint8]]] = {"ansi": text_picture, "rgb_array": image}
+
+
+def _mark(batch: Batch, row: int, gpu: int) -> str:
+    state = batch.sim.state
+    job = int(state.gpu_job[row, gpu])
+    if job < 0:
+        return DOWN if state.gpu_down[row, gpu] else FREE
+    return PICKED if job == state.current[row] else MARKS[job % len(MARKS)]
+
+
+def _due(batch: Batch, row: int) -> str:
+    state = batch.sim.state
+    job = int(state.current[row])
+    if job < 0:
+        return "due: none"
+    gpus = int(batch.sim.scenarios.gpus[state.scenario[row], job])
+    return f"due: job {job}, {gpus} GPUs, {gpus - state.need[row]} picked"
+
+
+def _queue(batch: Batch, row: int) -> str:
+    state = batch.sim.state
+    gpus = batch.sim.scenarios.gpus[state.scenario[row]]
+    jobs: list[int] = []
+    if has_turns(batch.sim):
+        jobs += batch.sim.scratch.lined_up[row, : line_up(batch.sim, row, LISTED)].tolist()
+    else:
+        job = int(state.head[row])
+        while job >= 0 and len(jobs) < LISTED:
+            jobs.append(job)
+            job = int(state.next_job[row, job])
+    return " ".join(f"{job} ({gpus[job]})" for job in jobs) + (" ..." if state.queued[row] > len(jobs) else "")
+
+
+class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """Places jobs on one cluster, a GPU, node or candidate a step; `longshore/Placement-v0` (docs/environments.md).
+
+    Observation: Box of shape (size,), see envs/layout.py. Action: Discrete, a GPU or a node, and waiting as the last
+    one where the rules allow it; or a candidate of the list (docs/policies.md, Candidates). Reward: see
+    envs/rewards.py; the best gamma is 1. An episode is one scenario: it terminates when all jobs have ended and is
+    truncated at the rules' time limit.
+
+    `info["action_mask"]` (int8, 1 is open) says which actions can be taken, and so does `action_masks()` for
+    sb3-contrib. A closed action stands for the nearest open one above it, the first after the last, and
+    `info["masked_action"]` is then True: agents that know no masks meet a well-defined problem, and whoever uses masks
+    can see that none was passed by. `info["metrics"]` of the last step has what envs/batch.py tells.
+
+    A seed draws the scenario of an episode. `options={"scenario": i}` names it, and goes before the seed. Without
+    either, the first reset of an environment begins with any, and after that the next scenario follows.
+
+    Args:
+        problem: What is run; the preset `hetero64` if left out.
+        action: `node`, `gpu` or `candidate`.
+        observation: `full`; or `patent` or `patent-literal`, but for candidates.
+        reward: `potential`, `dt`, `jct` or `best_of_random`.
+        waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
+            out.
+        random_runs: With the best of how many random runs of a scenario `best_of_random` compares (SPEC R5).
+        render_mode: `ansi` (text), `rgb_array` (image) or none.
+
+    Raises:
+        ValueError: If an option is not known, or `random_runs` is out of range or given for another reward.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": list(PICTURES), "render_fps": 4}  # noqa: RUF012 (as the base class)
+
+    def __init__(
+        self,
+        problem: Problem | None = None,
+        *,
+        action: str = "node",
+        observation: str = "full",
+        reward: str = "potential",
+        waiting: str | None = None,
+        random_runs: int = RANDOM_RUNS,
+        render_mode: str | None = None,
+    ) -> None:
+        if render_mode is not None and render_mode not in PICTURES:
+            raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
+        self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward, random_runs), 1)
+        self.observation_space, self.action_space = spaces_of(self.batch)
+        self.render_mode = render_mode
+        self._is_begun = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin an episode: the scenario of the option or the seed, or else the next one.
+
+        Raises:
+            ValueError: If an option is not known, there is no such scenario, or the seed is no whole number of at
+                least 0; nothing has changed then.
+        """
+        seed, scenario = seed_given(seed), scenario_option(options, self.batch.scenarios)
+        super().reset(seed=seed)
+        if scenario is None and (seed is not None or not self._is_begun):
+            scenario = drawn_scenario(self.np_random, self.batch.scenarios)
+        if scenario is None:
+            self.batch.go_on()
+        else:
+            self.batch.reset(scenario)
+        self._is_begun = True
+        return self.batch.observations[0].copy(), {"action_mask": self._mask()}
+
+    def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Take a GPU, a node or a whole candidate for the job that is due, or wait.
+
+        Raises:
+            ValueError: If it is no action; nothing has changed then.
+            ResetNeeded: If no episode is going on.
+        """
+        self._check_begun()
+        chosen = self.batch.actions_in([whole_number(action, "action")])
+        taken = self.batch.nearest_open(chosen)
+        self.batch.step(taken)
+        ended, cut_off = bool(self.batch.ended[0]), bool(self.batch.cut_off()[0])
+        info = {"action_mask": self._mask(), "masked_action": bool(taken[0] != chosen[0])}
+        if ended:
+            info["metrics"] = episode_summaries(self.batch, np.zeros(1, dtype=np.int64))[0]
+        return self.batch.observations[0].copy(), float(self.batch.rewards[0]), ended and not cut_off, cut_off, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return the open actions, shape (actions,)."""
+        masks: NDArray[np.bool_] = self.batch.masks[0].copy()
+        return masks
+
+    def render(self) -> str | NDArray[np.uint8] | None:
+        """Return a picture of the cluster in the mode that was chosen at the beginning."""
+        if self.render_mode is None:
+            gymnasium.logger.warn("render() shows nothing without a render_mode, such as 'ansi' or 'rgb_array'")
+            return None
+        return PICTURES[self.render_mode](self.batch, 0)
+
+    def _mask(self) -> NDArray[np.int8]:
+        mask: NDArray[np.int8] = self.batch.masks[0].astype(np.int8)
+        return mask
+
+    def _check_begun(self) -> None:
+        if not self.batch.masks[0].any():
+            raise ResetNeeded("no episode is going on; call reset() first")
+
+
+Step = tuple[
+    NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
+]  # observations, rewards, terminations, truncations, infos
+
+
+class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]]):
+    """PlacementEnv many times over in one compiled step; `gymnasium.make_vec("longshore/Placement-v0", num_envs=n)`.
+
+    Spaces, rewards, masks and closed actions are as in PlacementEnv. `infos["action_mask"]` has shape (num_envs,
+    actions). Environments that end begin anew in the same step (AutoresetMode.SAME_STEP): their last observation and
+    info, with the metrics, are in `infos["final_obs"]` and `infos["final_info"]`.
+
+    Environment r begins with the scenario of the seed or option plus r and runs every num_envs-th from there on. With a
+    list of seeds, one for each environment, each begins with the scenario of its own.
+
+    Args:
+        num_envs: Environments.
+        problem: What is run; the preset `hetero64` if left out.
+        action: `node`, `gpu` or `candidate`.
+        observation: `full`; or `patent` or `patent-literal`, but for candidates.
+        reward: `potential`, `dt`, `jct` or `best_of_random`.
+        waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
+            out.
+        random_runs: With the best of how many random runs of a scenario `best_of_random` compares (SPEC R5).
+        render_mode: `ansi` (text), `rgb_array` (image) or none.
+
+    Raises:
+        ValueError: If an option is not known, or `random_runs` is out of range or given for another reward.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012 (as the base class)
+        "render_modes": list(PICTURES),
+        "render_fps": 4,
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+    }
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        problem: Problem | None = None,
+        *,
+        action: str = "node",
+        observation: str = "full",
+        reward: str = "potential",
+        waiting: str | None = None,
+        random_runs: int = RANDOM_RUNS,
+        render_mode: str | None = None,
+    ) -> None:
+        if render_mode is not None and render_mode not in PICTURES:
+            raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
+        self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward, random_runs), num_envs)
+        self.num_envs, self.render_mode = self.batch.rows, render_mode
+        self.single_observation_space, self.single_action_space = spaces_of(self.batch)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._everyone = np.ones(self.num_envs, dtype=np.bool_)
+        self._is_begun = False
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin an episode in every environment.
+
+        Args:
+            seed: Of all environments together, or one for each.
+            options: `{"scenario": i}` or none.
+
+        Raises:
+            ValueError: If an option is not known, there is no such scenario, or a seed is no whole number of at least
+                0; nothing has changed then.
+        """
+        scenario, starts = scenario_option(options, self.batch.scenarios), None
+        if isinstance(seed, list | tuple | np.ndarray):
+            starts = self._starts(seed)
+        else:
+            seed = seed_given(seed)
+            super().reset(seed=seed)
+            if scenario is None and (seed is not None or not self._is_begun):
+                scenario = drawn_scenario(self.np_random, self.batch.scenarios)
+        if scenario is not None:
+            self.batch.reset(scenario)
+        elif starts is not None:
+            self.batch.reset_at(starts)
+        else:
+            self.batch.go_on()
+        self._is_begun = True
+        return self.batch.observations.copy(), self._masks()
+
+    def _starts(self, seeds: Sequence[int | None]) -> NDArray[np.int64]:
+        """Return the scenario that each environment begins with by a seed of its own, shape (num_envs,)."""
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"there are {len(seeds)} seeds, expected one or {self.num_envs}")
+        given = [seed_given(seed) for seed in seeds]
+        rngs = [self.np_random if seed is None else np.random.default_rng(seed) for seed in given]
+        return np.array([drawn_scenario(rng, self.batch.scenarios) for rng in rngs], dtype=np.int64)
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        """Carry out one action in every environment, and begin anew where that ends an episode.
+
+        Raises:
+            ValueError: If one is no action; nothing has changed then.
+        """
+        batch = self.batch
+        chosen = batch.actions_in(actions)
+        taken = batch.nearest_open(chosen)
+        batch.step(taken)
+        passed_by, ended = taken != chosen, batch.ended.copy()
+        rewards, cut_off = batch.rewards.astype(np.float64), batch.cut_off()
+        infos = self._begin_anew(np.flatnonzero(ended), passed_by) if ended.any() else {}
+        infos |= self._masks()
+        infos |= {"masked_action": passed_by & ~ended, "_masked_action": ~ended}
+        return batch.observations.copy(), rewards, ended & ~cut_off, cut_off, infos
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return the open actions of every environment, shape (num_envs, actions)."""
+        return self.batch.masks.copy()
+
+    def render(self) -> tuple[str | NDArray[np.uint8], ...] | None:
+        """Return a picture of every cluster in the mode that was chosen at the beginning."""
+        if self.render_mode is None:
+            return None
+        return tuple(PICTURES[self.render_mode](self.batch, row) for row in range(self.num_envs))
+
+    def _masks(self) -> dict[str, Any]:
+        return {"action_mask": self.batch.masks.astype(np.int8), "_action_mask": self._everyone.copy()}
+
+    def _begin_anew(self, rows: NDArray[np.int64], passed_by: NDArray[np.bool_]) -> dict[str, Any]:
+        """Return the last observations and infos of rows that ended, which then begin anew."""
+        infos: dict[str, Any] = {}
+        for row, metrics in zip(rows, episode_summaries(self.batch, rows), strict=True):
+            info = {
+                "action_mask": self.batch.masks[row].astype(np.int8),
+                "masked_action": bool(passed_by[row]),
+                "metrics": metrics,
+            }
+            final = {"final_obs": self.batch.observations[row].copy(), "final_info": info}
+            infos = self._add_info(infos, final, int(row))
+        self.batch.reset_rows(rows)
+        return infos
+
+
+class PresetEnv(PlacementEnv):
+    """Scenarios of a preset of `longshore train`, under its rules; policies estimate fault rates as they do there.
+
+    Args:
+        preset: `hetero64`, `hetero64-stream`, `patent4` or `patent64`.
+        scenarios: How many are drawn.
+        seed: Of the draw.
+        order: Order regime.
+        options: Further ones of PlacementEnv.
+
+    Raises:
+        ValueError: If an option is not known.
+    """
+
+    def __init__(
+        self, preset: str, *, scenarios: int = POOL, seed: int = 0, order: str = "fifo", **options: Any
+    ) -> None:
+        super().__init__(preset_problem(preset, scenarios, seed=seed, order=order), **options)
+
+
+class PresetVectorEnv(PlacementVectorEnv):
+    """PresetEnv many times over in one compiled step.
+
+    Args:
+        num_envs: Environments.
+        preset: As for PresetEnv, and so are the next.
+        scenarios: How many are drawn.
+        seed: Of the draw.
+        order: Order regime.
+        options: Further ones of PlacementVectorEnv.
+
+    Raises:
+        ValueError: If an option is not known.
+    """
+
+    def __init__(
+        self, num_envs: int, preset: str, *, scenarios: int = POOL, seed: int = 0, order: str = "fifo", **options: Any
+    ) -> None:
+        super().__init__(num_envs, preset_problem(preset, scenarios, seed=seed, order=order), **options)
+
+
+class TraceEnv(PlacementEnv):
+    """Windows of a trace on a cluster (`problem_of` in cluster/presets/own.py).
+
+    Args:
+        trace: File of the jobs.
+        cluster: Cluster file; clusters of the preset `hetero64` if None.
+        windows: How many are drawn, one scenario each.
+        load: Share of the cluster's GPU-time that arrivals are scaled to offer; None leaves them as they are recorded.
+        order: Order regime.
+        seed: Of windows and faults.
+        options: Further ones of PlacementEnv.
+
+    Raises:
+        ValueError: If an option is not known.
+        InputError: If a file cannot be used.
+    """
+
+    def __init__(
+        self, trace: str | Path, cluster: str | Path | None = None, *, windows: int = POOL, load: float | None = LOAD,
+        order: str = "fifo", seed: int = 0, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(problem_of(trace, cluster, windows=windows, load=load, order=order, seed=seed), **options)
+
+
+class TraceVectorEnv(PlacementVectorEnv):
+    """TraceEnv many times over in one compiled step.
+
+    Args:
+        num_envs: Environments.
+        trace: As for TraceEnv, and so are the next.
+        cluster: Cluster file.
+        windows: How many are drawn.
+        load: What arrivals are scaled to offer.
+        order: Order regime.
+        seed: Of windows and faults.
+        options: Further ones of PlacementVectorEnv.
+
+    Raises:
+        ValueError: If an option is not known.
+        InputError: If a file cannot be used.
+    """
+
+    def __init__(
+        self, num_envs: int, trace: str | Path, cluster: str | Path | None = None, *, windows: int = POOL,
+        load: float | None = LOAD, order: str = "fifo", seed: int = 0, **options: Any,
+    ) -> None:  # fmt: skip
+        problem = problem_of(trace, cluster, windows=windows, load=load, order=order, seed=seed)
+        super().__init__(num_envs, problem, **options)
