@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.dispatch.placing import undo_picks
 from ..cluster.files.errors import PluginError
 from ..cluster.files.plugins import is_ours, load_as, registered
-from ..cluster.kernels.compiled import kernel
-from ..cluster.kernels.one_of import check_kernel, one_of
-from ..cluster.model.scenarios import Rules
+from ..cluster.kernels.compiled import check_kernel, kernel, one_of
+from ..cluster.model.problem import Rules
+from ..cluster.placing import undo_picks
 from ..cluster.simulator.engine import advance, reset, start, wait
 from ..cluster.state.border import rows_to_run
 from ..cluster.state.state import Simulation

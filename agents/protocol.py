@@ -14,9 +14,9 @@ class Policy(Protocol):
     """Chooses GPUs for jobs. Register one under the entry point group `longshore.policies`.
 
     A decision is due in a row of a simulation when `longshore.cluster.simulator.engine.advance` has returned True for
-    it. The policy picks GPUs with `take_gpu` or `take_node` of `longshore.cluster.dispatch.placing`; the caller then
+    it. The policy picks GPUs with `take_gpu` or `take_node` of `longshore.cluster.placing`; the caller then
     starts the job or takes the picks back. Before its first pick it may turn to another job that the order regime
-    allows, with `turn_to` of `longshore.cluster.dispatch.turning`; the caller starts the one that is due then.
+    allows, with `turn_to` of `longshore.cluster.queue.order`; the caller starts the one that is due then.
     `pick_candidate` of `longshore.cluster.candidates.candidates` does all of this, and where its candidate lets all
     jobs wait it says so in `rested` of the state. Nothing else of the simulation may be changed.
 
@@ -45,7 +45,7 @@ class Policy(Protocol):
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick all GPUs of the job that is due in a row, and return True; or pick none and return False to wait.
 
-        False is allowed only where `longshore.cluster.dispatch.order.may_wait` says so, and turning to another job
+        False is allowed only where `longshore.cluster.queue.order.may_wait` says so, and turning to another job
         where `may_turn` does.
         """
         ...

@@ -9,10 +9,9 @@ import numpy as np
 from ..cluster.candidates.candidates import pick_candidate
 from ..cluster.files.plugins import is_ours, registered
 from ..cluster.kernels.ahead import Rehearsal
-from ..cluster.model.objective import Objective
-from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import ORDERS
-from ..cluster.presets.hetero64 import hetero64
+from ..cluster.model.outcome import Objective
+from ..cluster.model.problem import ORDERS, Problem
+from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.engine import advance, reset
 from ..cluster.simulator.simulation import simulation_of
 from ..cluster.state.state import Simulation
@@ -84,7 +83,7 @@ def heuristics() -> Rehearsal:
 
 def environments() -> Rehearsal:
     """Steps of environments, of which all actions and observations are one program, and what a reward compares with."""
-    from ..cluster.candidates.random_placement import least_random_makespans_s
+    from ..cluster.candidates.offers import least_random_makespans_s
     from ..envs.batch import Batch, View
     from ..envs.rewards import random_makespan_s
     from ..envs.stepping import begin_rows, step_rows

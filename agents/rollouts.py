@@ -27,9 +27,9 @@ from ..cluster.candidates.futures import (
     recall,
     without_faults,
 )
-from ..cluster.dispatch.placing import undo_picks
 from ..cluster.files.errors import EndlessError, PluginError
-from ..cluster.model.objective import Objective, objective_of
+from ..cluster.model.outcome import Objective, objective_of
+from ..cluster.placing import undo_picks
 from ..cluster.simulator.engine import advance, reset, start, wait
 from ..cluster.state.border import rows_to_run
 from ..cluster.state.state import Simulation

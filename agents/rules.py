@@ -4,15 +4,14 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..cluster.candidates.free_nodes import imagine_now
-from ..cluster.candidates.node_sets import PATIENCE, TIE, best_set, gain_of_waiting_s
-from ..cluster.candidates.random_placement import DRAWS, random_node
-from ..cluster.dispatch.expected import expected_fault_loss_s
-from ..cluster.dispatch.order import may_wait
-from ..cluster.dispatch.placing import picked_slowdown, safest_gpu, take_gpu, take_node, undo_picks
+from ..cluster.candidates.node_sets import PATIENCE, TIE, best_set, gain_of_waiting_s, imagine_now
+from ..cluster.candidates.offers import DRAWS, random_node
 from ..cluster.kernels.compiled import kernel
+from ..cluster.placing import picked_slowdown, safest_gpu, take_gpu, take_node, undo_picks
+from ..cluster.queue.expected import expected_fault_loss_s
+from ..cluster.queue.order import may_wait
+from ..cluster.state.holding import class_of
 from ..cluster.state.state import Simulation
-from ..cluster.state.usable import class_of
 
 
 class Rule(NamedTuple):
@@ -21,8 +20,8 @@ class Rule(NamedTuple):
     Args:
         pick: Compiled by `longshore.cluster.kernels.compiled.kernel`. It is given a simulation, a row in which a job is
             due, and the patience. It picks the GPUs of the job by `take_node` or `take_gpu`
-            (`longshore.cluster.dispatch.placing`) and returns True; or it returns False to wait, where `may_wait`
-            (`longshore.cluster.dispatch.order`) allows that. What it has picked then is undone.
+            (`longshore.cluster.placing`) and returns True; or it returns False to wait, where `may_wait`
+            (`longshore.cluster.queue.order`) allows that. What it has picked then is undone.
         about: One line for `longshore policies`.
         patience: How much waiting a second of saved run time is worth; 0 never waits. Rules may leave it alone.
         waits: Whether it differs where waiting is allowed.

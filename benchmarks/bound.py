@@ -10,9 +10,9 @@ from longshore.agents.learned.network import objective_unit_s
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Policy
 from longshore.agents.rollouts import Rollout, Search
-from longshore.cluster.dispatch.placing import undo_picks
-from longshore.cluster.kernels.counter_random import uniform
+from longshore.cluster.kernels.structures import uniform
 from longshore.cluster.model.problem import Problem
+from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation

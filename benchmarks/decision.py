@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.agents.rollouts import Rollout, Search, rollout_of
-from longshore.cluster.dispatch.expected import sort_expected_ends
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import DEFAULT_HAZARD_PER_S, EVERY_JOB, ORDERS, stack
+from longshore.cluster.model.problem import DEFAULT_HAZARD_PER_S, EVERY_JOB, ORDERS, Problem, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
-from longshore.cluster.presets.hetero64 import fault_process, rules
+from longshore.cluster.presets.drawn import fault_process, rules
+from longshore.cluster.queue.expected import sort_expected_ends
 from longshore.cluster.simulator.engine import begin_moment, is_due, reset, submit
-from longshore.cluster.simulator.live import resume
-from longshore.cluster.simulator.simulation import simulation_of
+from longshore.cluster.simulator.simulation import resume, simulation_of
 from longshore.cluster.state.beliefs import estimate_hazards
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.service.service import BACKFILL_DEPTH

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.drawn import hetero64
 from longshore.envs.batch import Batch, View
 
 from .harness import Row, main, medians

@@ -27,11 +27,11 @@ from longshore.cluster.files.yaml_file import read_yaml, validated
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.presets.problems import Regime, cluster_problem
 from longshore.cluster.simulator.engine import advance, reset
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.cluster.traces.detect import read_trace
+from longshore.cluster.traces.read import read_trace
 from longshore.cluster.traces.statistics import describe
 from longshore.eval.comparison import run_all
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror

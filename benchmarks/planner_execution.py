@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
-from longshore.cluster.model.training_plan import PlanFile
+from longshore.cluster.model.workload import PlanFile
 from longshore.planner.asking import model_of
 from longshore.planner.execution.launching import file_of, launch, read_plan, write_plan
 from longshore.planner.measuring import measured_host

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from longshore.cluster.model.training_plan import PlanFile, StagePlan
+from longshore.cluster.model.workload import PlanFile, StagePlan
 from longshore.planner.execution.launching import launch, read_plan, write_plan
 
 from .harness import ROOT, Row, main, progress, seconds

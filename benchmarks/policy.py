@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from longshore.agents.heuristics import EFT
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.cluster.model.problem import Problem
+from longshore.cluster.presets.drawn import VALIDATION_SEED
 from longshore.cluster.presets.problems import Regime, hetero64_problem
-from longshore.cluster.presets.streams import VALIDATION_SEED
 from longshore.eval.comparison import run_all
 from longshore.training.asked import VALIDATION_SCENARIOS
 from longshore.training.run_folder import BEST, SCORE

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules
+from longshore.cluster.model.problem import ORDERS, FaultProcess, Rules
 from longshore.cluster.model.topology import grid_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Asked, Known, Site

@@ -11,15 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.switching.replacement import (
-    FORMULAS,
-    RING,
-    Candidates,
-    Vacancy,
-    choose,
-    compute_times_s,
-    ring_iteration_s,
-)
+from longshore.cluster.switching import FORMULAS, RING, Candidates, Vacancy, choose, compute_times_s, ring_iteration_s
 
 from .harness import Row
 

@@ -8,7 +8,7 @@ import numpy as np
 from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.cluster.model.outcome import Metrics, metrics
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.presets.hetero64 import HOUR_S, hetero64
+from longshore.cluster.presets.drawn import HOUR_S, hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 
 from .harness import Row, main, progress

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.agents.learned.network import DecisionRecord
-from longshore.cluster.dispatch.placing import take_gpu
+from longshore.cluster.placing import take_gpu
 from longshore.cluster.state.state import Simulation
 
 LEAVES = "LONGSHORE_ROGUE_FILE"  # environment variable: file that `fork` writes once its child runs

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS, stack
+from longshore.cluster.model.problem import ORDERS, Problem, stack
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from longshore.cluster.simulator.simulation import simulation_of

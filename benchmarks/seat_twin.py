@@ -17,16 +17,15 @@ from unittest.mock import patch
 import numpy as np
 
 from longshore.agents.registry import find_policy
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import Site as Preset
-from longshore.cluster.presets.hetero64 import hetero64
-from longshore.cluster.simulator.handling import detection, growth
-from longshore.cluster.simulator.handling.seats import compute_s, find_replacement
+from longshore.cluster.model.problem import ORDERS, Problem
+from longshore.cluster.presets.drawn import Site as Preset
+from longshore.cluster.presets.drawn import hetero64
+from longshore.cluster.simulator import faults, seats
+from longshore.cluster.simulator.seats import compute_s, find_replacement
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.holding import held_gpus
 from longshore.cluster.state.state import Simulation
-from longshore.cluster.switching.replacement import FORMULAS
+from longshore.cluster.switching import FORMULAS
 from longshore.scheduler.control.rings import Around, ring_of
 from longshore.scheduler.failover.wire import Empty, Want
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
@@ -60,7 +59,7 @@ class Watcher:
         self._mirror: tuple[Simulation, ClusterMirror] | None = None  # of the present simulation
 
     def __enter__(self) -> "Watcher":
-        for module in (detection, growth):
+        for module in (faults, seats):
             self._patches.enter_context(patch.object(module, "find_replacement", self._find))
         return self
 

@@ -6,13 +6,11 @@ from functools import partial
 import numpy as np
 
 from longshore.agents.heuristics import PACK
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS, stack
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.model.problem import ORDERS, Problem, stack
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
-from longshore.cluster.workloads.generator import Arrivals, generate
-from longshore.cluster.workloads.profiles import PROFILES
+from longshore.cluster.workloads.generator import PROFILES, Arrivals, generate
 
 from .harness import Row, main, medians, seconds
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from longshore.cluster.files.free_port import free_port
+from longshore.cluster.files.network import free_port
 from longshore.scheduler.files.processes import Identity, boot_id, environment, find, is_alive, kill, living
 from tests.support import processes
 

@@ -18,15 +18,14 @@ import numpy as np
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.outcome import Event
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS, fault_sources, stopping
+from longshore.cluster.model.problem import ORDERS, Problem, fault_sources, stopping
 from longshore.cluster.model.topology import Cluster, grid_cluster
-from longshore.cluster.presets.hetero64 import Site as Preset
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.drawn import Site as Preset
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.event_log import START, SWITCH, events_of
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Log, Simulation, allocate_log
-from longshore.cluster.switching.replacement import FORMULAS
+from longshore.cluster.switching import FORMULAS
 from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.mirror.standing import Site
 from longshore.scheduler.model.gpu_index import ONE_OFFER, Layout

@@ -13,9 +13,8 @@ import numpy as np
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.model.problem import ORDERS, Problem
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.event_log import events_of
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation, allocate_log

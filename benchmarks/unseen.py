@@ -18,7 +18,7 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, window_problem
-from longshore.cluster.traces.detect import read_trace
+from longshore.cluster.traces.read import read_trace
 from longshore.eval.comparison import run_all
 from longshore.eval.setting import TESTED_PART, WINDOWS
 

@@ -12,12 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from longshore.agents.learned.checkpoint import load_policy
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import same_jobs
-from longshore.cluster.model.weighting import usual_weighting
-from longshore.cluster.presets.hetero64 import Site, hetero64
+from longshore.cluster.model.outcome import usual_weighting
+from longshore.cluster.model.problem import Problem, same_jobs
+from longshore.cluster.presets.drawn import Site, Stream, hetero64, stream
 from longshore.cluster.presets.problems import LOAD, Regime, window_problem
-from longshore.cluster.presets.streams import Stream, stream
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.workloads.estimates import with_scenario_estimates
 from longshore.eval.setting import TESTED_PART

@@ -8,8 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..cluster.model.outcome import metrics
 from ..cluster.model.problem import Problem
-from ..cluster.presets.hetero64 import hetero64
-from ..cluster.presets.streams import own_key
+from ..cluster.presets.drawn import hetero64, own_key
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from .features import NODE_COUNT
 from .layout import action_count, bounds, observation_size

@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.candidates.candidates import is_rest, is_wait, list_candidates
-from ..cluster.candidates.lookahead import imagine_candidate, imagine_queue
+from ..cluster.candidates.futures import imagine_candidate, imagine_queue
 from ..cluster.candidates.node_sets import least_run_s
-from ..cluster.dispatch.expected import estimated_work_s, expected_fault_loss_s
-from ..cluster.dispatch.order import may_wait
-from ..cluster.dispatch.orders.table import is_by_key, is_smallest_first, passes
-from ..cluster.dispatch.turns import has_turns, line_up
 from ..cluster.kernels.compiled import kernel
-from ..cluster.kernels.selection import kth_smallest
+from ..cluster.kernels.structures import kth_smallest
+from ..cluster.queue.expected import estimated_work_s, expected_fault_loss_s
+from ..cluster.queue.order import may_wait
+from ..cluster.queue.order_table import is_by_key, is_smallest_first, passes
+from ..cluster.queue.turns import has_turns, line_up
 from ..cluster.state.state import AHEAD, CANDIDATES, SHOWN, Simulation
 from .features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
 from .layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS, DECISION, QUANTILES, SIZES

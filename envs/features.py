@@ -5,14 +5,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.dispatch.expected import estimated_work_s, expected_run_s, revise_end_s
-from ..cluster.dispatch.order import may_wait
-from ..cluster.dispatch.placing import SEVERAL_RACKS, order_nodes, slowdown_of
-from ..cluster.dispatch.planned import common_divisor, is_planned
-from ..cluster.dispatch.turns import has_turns, line_up
 from ..cluster.kernels.compiled import kernel
+from ..cluster.placing import SEVERAL_RACKS, common_divisor, is_planned, order_nodes, slowdown_of
+from ..cluster.queue.expected import estimated_work_s, expected_run_s, revise_end_s
+from ..cluster.queue.order import may_wait
+from ..cluster.queue.turns import has_turns, line_up
+from ..cluster.state.holding import usable_on
 from ..cluster.state.state import Simulation
-from ..cluster.state.usable import usable_on
 from .layout import AHEAD_COUNT, AHEAD_ESTIMATE, AHEAD_GPUS, CLIP, GLOBAL, GLOBALS, LOOK_AHEAD, NODE, NODE_FEATURES, OWN
 
 

@@ -17,10 +17,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from ..cluster.dispatch.turns import has_turns, line_up
 from ..cluster.model.problem import Problem
-from ..cluster.presets.own import preset_problem, problem_of
+from ..cluster.presets.named import preset_problem, problem_of
 from ..cluster.presets.problems import LOAD
+from ..cluster.queue.turns import has_turns, line_up
 from .batch import POOL, Batch, View, chosen_problem, episode_summaries
 from .rewards import RANDOM_RUNS
 from .spaces import drawn_scenario, scenario_option, seed_given, spaces_of, whole_number
@@ -406,7 +406,7 @@ class PresetVectorEnv(PlacementVectorEnv):
 
 
 class TraceEnv(PlacementEnv):
-    """Windows of a trace on a cluster (`problem_of` in cluster/presets/own.py).
+    """Windows of a trace on a cluster (`problem_of` in cluster/presets/named.py).
 
     Args:
         trace: File of the jobs.

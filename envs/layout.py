@@ -20,7 +20,7 @@ What an observation with `candidate` actions holds, in order: global features, t
 
 Times are from the decision on, divided by the mean estimate of the jobs submitted so far (the unit), and everything is
 clipped to [-CLIP, CLIP]. A candidate is a job and a set of nodes, now or after a wait for an expected end; its finish
-is delay + run time, expected faults included. The jobs ahead are those that cluster/candidates/lookahead.py imagines
+is delay + run time, expected faults included. The jobs ahead are those that cluster/candidates/futures.py imagines
 after it. Candidates that the list does not have are zero.
 
 Jobs of real traces differ by factors of a thousand, so that a share of their mean says little of most: the features

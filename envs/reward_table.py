@@ -2,8 +2,7 @@
 
 from ..cluster.files.errors import PluginError
 from ..cluster.files.plugins import load_as, registered
-from ..cluster.kernels.compiled import kernel
-from ..cluster.kernels.one_of import check_kernel, one_of
+from ..cluster.kernels.compiled import check_kernel, kernel, one_of
 from .rewards import Reward, time_s
 
 REWARDS = {name: number for number, name in enumerate(registered("rewards"))}

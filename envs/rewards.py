@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.candidates.random_placement import least_random_makespans_s
+from ..cluster.candidates.offers import least_random_makespans_s
 from ..cluster.kernels.compiled import kernel
 from ..cluster.state.state import Simulation
 

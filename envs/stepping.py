@@ -4,10 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.candidates.candidates import pick_candidate
-from ..cluster.dispatch.order import may_wait
-from ..cluster.dispatch.placing import take_gpu, take_node
-from ..cluster.dispatch.reservation import has_reservation, mark_keeping_nodes
 from ..cluster.kernels.compiled import kernel
+from ..cluster.placing import take_gpu, take_node
+from ..cluster.queue.order import may_wait
+from ..cluster.queue.reservation import has_reservation, mark_keeping_nodes
 from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
 from ..cluster.state.state import CANDIDATES, Simulation
 from .candidate_features import write_candidates

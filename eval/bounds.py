@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array
 
-from ..cluster.model.layouts import reference_s
-from ..cluster.model.plans import Iteration
-from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import Rules, Scenarios
+from ..cluster.model.problem import Problem, Rules, Scenarios, reference_s
 from ..cluster.model.topology import Cluster
+from ..cluster.model.workload import Iteration
 
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 1e-60, 1e60  # the simulator holds slowdowns within these
 MOST_PACES = 4  # speeds that are told apart where each second is looked at

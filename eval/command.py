@@ -17,8 +17,7 @@ from ..agents.rehearsals import rehearsals_of
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import check_outputs, in_one_line, make_folder
 from ..cluster.model.outcome import Event, Outcome, overloaded
-from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import Scenarios, same_jobs
+from ..cluster.model.problem import Problem, Scenarios, same_jobs
 from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import Regime
 from .advice.asides import Aside, backup_aside, planning_aside, switching_aside

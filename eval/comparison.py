@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from ..agents.protocol import Policy
 from ..cluster.files.errors import InputError
 from ..cluster.model.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
-from ..cluster.model.outcome import Event, Outcome
-from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import Scenarios
-from ..cluster.model.weighting import Weighting, usual_weighting
+from ..cluster.model.outcome import Event, Outcome, Weighting, usual_weighting
+from ..cluster.model.problem import Problem, Scenarios
 from ..cluster.simulator.event_log import events_of
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import allocate_log

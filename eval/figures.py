@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..cluster.files.errors import InputError
 from ..cluster.model.outcome import Event, Outcome
-from ..cluster.model.scenarios import Scenarios
+from ..cluster.model.problem import Scenarios
 from .comparison import Comparison
 from .table import time_unit
 

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from ..cluster.files.errors import PluginError
 from ..cluster.files.plugins import load_as, registered
-from ..cluster.model.outcome import Metrics, Outcome, metrics
-from ..cluster.model.scenarios import Scenarios
-from ..cluster.model.weighting import Weighting
+from ..cluster.model.outcome import Metrics, Outcome, Weighting, metrics
+from ..cluster.model.problem import Scenarios
 
 
 class Result(NamedTuple):

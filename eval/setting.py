@@ -16,11 +16,11 @@ from ..agents.protocol import Policy
 from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
-from ..cluster.model.layouts import BEST, FIXED, OFFLOAD, laid_out
-from ..cluster.model.problem import Problem
-from ..cluster.model.weighting import Weighting
+from ..cluster.model.outcome import Weighting
+from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, laid_out
 from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
+from ..cluster.presets.drawn import Stream, evaluation_key, stream
 from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import (
     HETERO64_CAPACITY,
@@ -37,12 +37,10 @@ from ..cluster.presets.problems import (
     window_problem,
     windows_of,
 )
-from ..cluster.presets.streams import Stream, evaluation_key, stream
-from ..cluster.traces.detect import read_trace
+from ..cluster.traces.read import read_trace
 from ..cluster.traces.statistics import describe
 from ..cluster.workloads.estimates import EstimateKind, with_estimates, with_scenario_estimates
-from ..cluster.workloads.generator import Arrivals, generate
-from ..cluster.workloads.profiles import PROFILES
+from ..cluster.workloads.generator import PROFILES, Arrivals, generate
 from ..cluster.workloads.windows import with_gpus_cut
 from .comparison import run_all
 from .metrics import result_of

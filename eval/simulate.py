@@ -13,16 +13,15 @@ from ..agents.rehearsals import rehearsals_of
 from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import check_outputs
-from ..cluster.model.layouts import laid_out
 from ..cluster.model.outcome import overloaded
-from ..cluster.model.problem import Problem
+from ..cluster.model.problem import Problem, laid_out
 from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Workload, first_jobs
 from ..cluster.presets.cluster_file import read_cluster
+from ..cluster.presets.drawn import Stream, stream
 from ..cluster.presets.problems import Regime, capacity_of, cluster_problem
-from ..cluster.presets.streams import Stream, stream
-from ..cluster.traces import schedule_file
-from ..cluster.traces.detect import read_trace
+from ..cluster.traces import statistics
+from ..cluster.traces.read import read_trace
 from ..cluster.traces.statistics import describe
 from ..cluster.workloads.estimates import EstimateKind, with_estimates
 from ..cluster.workloads.windows import scaled_to_load, with_gpus_cut
@@ -82,11 +81,11 @@ def simulate_request(
         outcome, happened = run_recorded(problem, policy, 0)
     ids = _written_ids(workload)
     if request.events:
-        schedule_file.write_events(request.events, happened, ids)
+        statistics.write_events(request.events, happened, ids)
     if request.jobs_out:
-        schedule_file.write_jobs(request.jobs_out, problem.scenarios, 0, ids)
+        statistics.write_jobs(request.jobs_out, problem.scenarios, 0, ids)
     if request.cluster_out:
-        schedule_file.write_cluster(request.cluster_out, problem.cluster, problem.rules, problem.scenarios, 0)
+        statistics.write_cluster(request.cluster_out, problem.cluster, problem.rules, problem.scenarios, 0)
     gpus = problem.cluster.gpu_node.size
     console.print(f"{workload.jobs} jobs on {gpus} GPUs under {policy.name}")
     _warn_of_waiting(policy, request.regime)
@@ -136,7 +135,7 @@ def _workload(request: SimulationRequest, cluster: Cluster) -> Workload:
 
 def _written_ids(workload: Workload) -> tuple[str, ...]:
     """Return the ids for the files, in which each job must have its own."""
-    ids = schedule_file.unique_ids(workload.ids)
+    ids = statistics.unique_ids(workload.ids)
     renamed = [(old, new) for old, new in zip(workload.ids, ids, strict=True) if old != new]
     if renamed:
         log.warning("%d jobs have the id of an earlier one; such as %r is written as %r", len(renamed), *renamed[0])

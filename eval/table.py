@@ -10,7 +10,7 @@ import numpy as np
 
 from ..cluster.model.intervals import FEWEST_RESAMPLED, Estimates
 from ..cluster.model.outcome import Outcome, metrics
-from ..cluster.model.scenarios import Scenarios
+from ..cluster.model.problem import Scenarios
 from ..cluster.traces.statistics import TraceStatistics
 from ..cluster.workloads.estimates import EstimateErrors
 from .comparison import Comparison

@@ -25,10 +25,10 @@ from pydantic import ValidationError
 from scipy.optimize import minimize
 
 from ..cluster.files.errors import InputError
+from ..cluster.files.input_problems import read_head
 from ..cluster.files.output_file import readable, write_text
-from ..cluster.files.text import read_head
 from ..cluster.files.yaml_file import read_yaml, validated, yaml_text
-from ..cluster.traces.table import Rows, columns_of, read_rows
+from ..cluster.traces.read import Rows, columns_of, read_rows
 from .model import (
     FULL,
     NONE,

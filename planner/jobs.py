@@ -24,9 +24,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..cluster.files.yaml_file import read_yaml, validated
-from ..cluster.model.layouts import laid_out, reference_s
-from ..cluster.model.plans import Iteration, Plan
-from ..cluster.model.workload import Workload
+from ..cluster.model.problem import laid_out, reference_s
+from ..cluster.model.workload import Iteration, Plan, Workload
 from ..cluster.presets.cluster_file import ClusterSetup
 from .model import NUMBER_BYTES, GpuType, HardwareProfile, Pool, pool_of
 from .plan import FoundPlan

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..cluster.model.topology import Cluster
-from ..cluster.model.training_plan import Saving
+from ..cluster.model.workload import Saving
 from ..cluster.presets.cluster_file import ClusterSetup
 
 MARGIN_S = 0.005  # by which an expectation may be wrong; a copy back begins so much earlier, too

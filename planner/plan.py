@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.model.training_plan import Saving
+from ..cluster.model.workload import Saving
 from .model import GpuType, Seconds
 
 Counts = NDArray[np.int64]

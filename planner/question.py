@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from ..cluster.model.training_plan import Saving
+from ..cluster.model.workload import Saving
 from .model import HOST_NUMBER_BYTES as HOST_BYTES
 from .model import (
     NUMBER_BYTES,

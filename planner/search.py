@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.files.errors import InputError
-from ..cluster.model.training_plan import Saving
+from ..cluster.model.workload import Saving
 from .evaluating import evaluate, least_step_s, may_fit
 from .model import Array, GpuType, HostProfile
 from .partition import stages_at_most

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
+from longshore.cluster.model.problem import ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.model.workload import workload_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from longshore.cluster.model.scenarios import Rules, Scenarios
+from longshore.cluster.model.problem import Rules, Scenarios
 from longshore.cluster.model.topology import Cluster
 
 Mode = tuple[int, tuple[int, ...]]  # ticks, GPUs of each node

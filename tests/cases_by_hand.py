@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, fault_sources, stack
+from longshore.cluster.model.problem import ORDERS, FaultProcess, Rules, fault_sources, stack
 from longshore.cluster.model.topology import Cluster
 from longshore.cluster.model.workload import workload_of
 from tests.strategies import Case

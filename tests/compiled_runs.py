@@ -5,10 +5,10 @@ from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.dispatch.order import may_wait
-from longshore.cluster.dispatch.placing import take_gpu
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.problem import Problem
+from longshore.cluster.placing import take_gpu
+from longshore.cluster.queue.order import may_wait
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.event_log import events_of
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of

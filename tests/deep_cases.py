@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, fault_sources, stack
+from longshore.cluster.model.problem import EVERY_JOB, ORDERS, FaultProcess, Rules, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import Workload
 from tests.strategies import SPEEDS, Case

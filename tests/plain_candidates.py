@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import Rules
+from longshore.cluster.model.problem import Problem, Rules
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
 from tests.envs.plain_features import Decision

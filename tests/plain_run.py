@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, stack
+from longshore.cluster.model.problem import ORDERS, FaultProcess, Rules, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.state.state import INDEX_FROM

@@ -12,7 +12,7 @@ from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Policy
 from longshore.agents.registry import find_policy, policy_names
 from longshore.agents.rollouts import Rollout, Search
-from longshore.cluster.model.objective import Objective
+from longshore.cluster.model.outcome import Objective
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from longshore.cluster.model.outcome import Event, Outcome
-from longshore.cluster.model.scenarios import PLANNED, FaultProcess, Rules, Scenarios, fault_sources
+from longshore.cluster.model.problem import PLANNED, FaultProcess, Rules, Scenarios, fault_sources
 from longshore.cluster.model.topology import Cluster
 from tests.reference_backups import back_up, reliefs_s
 from tests.reference_faults import random_outages

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from longshore.cluster.model.scenarios import FaultProcess
+from longshore.cluster.model.problem import FaultProcess
 
 MASK = 0xFFFFFFFF
 

@@ -2,7 +2,7 @@
 
 import math
 
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.problem import ORDERS
 from tests.reference_state import (
     Job,
     ReferenceState,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from longshore.cluster.model.outcome import Event
-from longshore.cluster.model.scenarios import Rules
+from longshore.cluster.model.problem import Rules
 from tests.reference_faults import plain_uniform
 from tests.reference_state import Job, Pace, ReferenceState, renew_estimate, slowdown, switched_work_s
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from longshore.cluster.model.outcome import Event
-from longshore.cluster.model.scenarios import Rules
+from longshore.cluster.model.problem import Rules
 
 
 @dataclass

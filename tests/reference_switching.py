@@ -8,8 +8,8 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from longshore.cluster.model.scenarios import Rules
-from longshore.cluster.switching.replacement import SOURCE, TYPICAL_EFFICIENCY
+from longshore.cluster.model.problem import Rules
+from longshore.cluster.switching import SOURCE, TYPICAL_EFFICIENCY
 from tests.reference_slow import end_piece, kept_by, note, paced, run_from_here, slow_nodes
 from tests.reference_state import Job, Kept, ReferenceState, running
 

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
+from longshore.cluster.model.problem import EVERY_JOB, ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
 from longshore.cluster.model.topology import Cluster
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.state.holding import startable_gpus

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.model.scenarios import ORDERS, Scenarios
+from longshore.cluster.model.problem import ORDERS, Scenarios
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from tests.batches import RULES, batch, batches, fault_free
 from tests.bounds import optimal_makespan_s

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from longshore.cluster.workloads.profiles import PROFILES
+from longshore.cluster.workloads.generator import PROFILES
 from longshore.commands import options
 from tests.checkout import DATA, HETERO64, SMALL, needs_data
 from tests.command_line import Command, process

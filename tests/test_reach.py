@@ -6,11 +6,12 @@ from benchmarks import reach
 from tests.checkout import ROOT
 
 PART_OF_KERNELS = (
-    "cluster/kernels/heap.py:push", "cluster/simulator/signals.py:_compiled", "cluster/kernels/pointer_table.py:_read",
-    "cluster/kernels/one_of.py:_leaf", "cluster/dispatch/orders/table.py:_loaded", "agents/heuristics.py:_usable",
+    "cluster/kernels/structures.py:push", "cluster/simulator/event_log.py:_compiled",
+    "cluster/kernels/pointer_table.py:_read",
+    "cluster/kernels/compiled.py:_leaf", "cluster/queue/order_table.py:_loaded", "agents/heuristics.py:_usable",
     "cluster/simulator/engine.py:advance",
 )  # fmt: skip
-PLAIN = ("agents/learned/archive.py:_is_stored", "cluster/traces/detect.py:format_words")
+PLAIN = ("agents/learned/archive.py:_is_stored", "cluster/traces/read.py:format_words")
 
 
 def line_of(name: str) -> tuple[str, int]:

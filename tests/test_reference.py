@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.kernels.counter_random import uniform
+from longshore.cluster.kernels.structures import uniform
 from longshore.cluster.model.outcome import Event, Outcome, metrics
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.model.topology import grid_cluster
 from tests.cases_by_hand import BLOCKED, NO_FAULTS, Jobs, hand_case
 from tests.reference import Choose, first_state, simulate

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.output_file import readable, write_text
 from longshore.cluster.model.outcome import Event
-from longshore.cluster.model.scenarios import stack
+from longshore.cluster.model.problem import stack
 from longshore.cluster.model.topology import grid_cluster
-from longshore.cluster.model.training_plan import PlanFile, StagePlan
-from longshore.cluster.model.workload import workload_of
-from longshore.cluster.traces.schedule_file import write_events, write_jobs
+from longshore.cluster.model.workload import PlanFile, StagePlan, workload_of
+from longshore.cluster.traces.statistics import write_events, write_jobs
 from longshore.plain_state import read_state, write_state
 from longshore.planner.calibration import read_hardware, write_hardware
 from longshore.planner.execution.launching import read_plan, write_plan

@@ -17,10 +17,9 @@ from ..agents.networks.candidates import CandidateNetwork
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
 from ..cluster.files.output_file import in_one_line
-from ..cluster.files.plugins import registered
-from ..cluster.files.registered_name import RegisteredName
+from ..cluster.files.plugins import RegisteredName, registered
 from ..cluster.files.yaml_file import read_yaml
-from ..cluster.model.weighting import Weighting, weighting_of
+from ..cluster.model.outcome import Weighting, weighting_of
 from ..cluster.presets.problems import Regime
 from ..envs.rewards import MOST_RANDOM_RUNS, RANDOM_RUNS
 from .asked import LOADS, Asked, KnownEstimates, Sizes
@@ -160,7 +159,7 @@ class TrainingConfig(BaseModel):
     faults: str | None = None
     loads: tuple[Annotated[float, Field(gt=0)], ...] = LOADS
     estimates: KnownEstimates = "mixed"
-    objective: str | None = None  # as cluster/model/weighting.py reads it; None: what is usual for the problem
+    objective: str | None = None  # as cluster/model/outcome.py reads it; None: what is usual for the problem
     init: str | None = None  # checkpoint whose weights it begins with
     parameters: str | None = None  # file of the hyper-parameters that are not the preset's
     hyperparameters: Hyperparameters = Hyperparameters()  # of PPO and A2C

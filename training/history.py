@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from ..cluster.files.errors import InputError
-from ..cluster.model.scenarios import OLDER_RULES, ORDERS, Rules
+from ..cluster.model.problem import OLDER_RULES, ORDERS, Rules
 from ..cluster.model.topology import Cluster
 from ..cluster.state.border import sound_cluster, sound_rules
 
@@ -368,7 +368,7 @@ class Past:
         if kept_s is None:
             assert self.opening is not None
             each_s = self.opening.rules.checkpoint_s
-            # 1e-9: as the simulator counts (cluster/simulator/job_changes.py)
+            # 1e-9: as the simulator counts (cluster/simulator/jobs.py)
             kept_s = min(useful_s, math.floor(useful_s / each_s + 1e-9) * each_s) if each_s < math.inf else 0.0
         self._saved_s[job] = self._saved_s.get(job, 0.0) + max(kept_s, 0.0) / run.slowdown
 

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.files.errors import InputError
-from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import FaultProcess, Scenarios, fault_sources, stack
+from ..cluster.model.problem import FaultProcess, Problem, Scenarios, fault_sources, stack
 from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Workload, workload_of
+from ..cluster.presets.drawn import VALIDATION_SEED, Stream, stream, training_key
 from ..cluster.presets.problems import capacity_of, check_size, enough_runs, until_overload, windows_of
-from ..cluster.presets.streams import VALIDATION_SEED, Stream, stream, training_key
 from ..cluster.state.border import sound_scenarios
 from ..cluster.state.state import CANDIDATES
 from ..envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT

@@ -10,12 +10,11 @@ import numpy as np
 
 from ..cluster.faults.recorded import FaultTrace, read_fault_trace
 from ..cluster.files.errors import InputError
-from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import joined
+from ..cluster.model.problem import Problem, joined
 from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
-from ..cluster.presets.hetero64 import HETERO64
-from ..cluster.presets.hetero64 import Site as Drawn
+from ..cluster.presets.drawn import HETERO64, VALIDATION_SEED, Stream, stream, training_key
+from ..cluster.presets.drawn import Site as Drawn
 from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import (
     RUNS,
@@ -27,8 +26,7 @@ from ..cluster.presets.problems import (
     window_problem,
     windows_of,
 )
-from ..cluster.presets.streams import VALIDATION_SEED, Stream, stream, training_key
-from ..cluster.traces.detect import read_trace
+from ..cluster.traces.read import read_trace
 from ..cluster.workloads.estimates import EstimateKind, with_scenario_estimates
 from .asked import MIXED, SIGMA, TRAINED_PART, VALIDATED_PART, Asked, KnownEstimates, Problems
 from .history_problems import history_problems

@@ -16,9 +16,9 @@ from ..agents.rehearsals import GROUPS as OF_POLICIES
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import readable
 from ..cluster.kernels.ahead import Rehearsal
-from ..cluster.model.objective import objective_of
+from ..cluster.model.outcome import objective_of
 from ..cluster.model.problem import Problem
-from ..cluster.presets.hetero64 import hetero64
+from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.engine import advance, reset
 from ..cluster.simulator.simulation import simulation_of
 from .actor_critic.ppo import learn_by_ppo
@@ -288,7 +288,7 @@ def groups() -> Rehearsal:
 
 def labels() -> Rehearsal:
     """Decisions that distillation learns from; what they are worth is for rollouts to say."""
-    from ..cluster.kernels.counter_random import uniform
+    from ..cluster.kernels.structures import uniform
     from ..envs.candidate_features import write_candidates
     from .candidates.distil import SIZE
 

@@ -19,7 +19,7 @@ from ..agents.learned.checkpoint import load_policy, policy_of, save_policy
 from ..agents.learned.network import Network
 from ..agents.learned.schema import Schema
 from ..cluster.files.output_file import readable, replacing
-from ..cluster.files.unwinding import heeded
+from ..cluster.files.signals import heeded
 from .asked import VALIDATIONS
 from .config import TrainingConfig
 from .validation import Score, Validation

@@ -14,11 +14,9 @@ from ..agents.protocol import Policy
 from ..cluster.files.output_file import replacing
 from ..cluster.files.plugins import is_ours, registered
 from ..cluster.model.intervals import ratio_estimates, unit_sums
-from ..cluster.model.outcome import metrics
-from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import ORDERS, same_jobs
-from ..cluster.model.weighting import Weighting, alone, usual_weighting
-from ..cluster.presets.streams import VALIDATION_SEED
+from ..cluster.model.outcome import Weighting, alone, metrics, usual_weighting
+from ..cluster.model.problem import ORDERS, Problem, same_jobs
+from ..cluster.presets.drawn import VALIDATION_SEED
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import Simulation
 from .asked import LATER_PART, TRAINED_PART, Asked

@@ -14,7 +14,7 @@ from ...cluster.files.errors import CheckpointError
 from ...cluster.files.input_problems import MOST_TOLD, input_problems
 from ...cluster.files.output_file import in_one_line, replacing
 from ...cluster.files.plugins import registered
-from ...cluster.model.objective import Objective
+from ...cluster.model.outcome import Objective
 from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
 from .network import Layout, Network, find_network
 from .schema import (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...cluster.files.errors import PluginError
 from ...cluster.files.plugins import load, registered
 from ...cluster.kernels.compiled import kernel
-from ...cluster.model.objective import Objective
+from ...cluster.model.outcome import Objective
 from ...cluster.state.state import Simulation
 from ...envs.features import time_unit_s
 from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from ...cluster.files.errors import CheckpointError
-from ...cluster.model.objective import Objective
-from ...cluster.model.scenarios import ORDERS, Rules
+from ...cluster.model.outcome import Objective
+from ...cluster.model.problem import ORDERS, Rules
 from ...cluster.state.state import CANDIDATES
 from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, GLOBALS, GPU_FEATURES, NODE_FEATURES
 from ..protocol import Policy

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ...cluster.files.errors import CheckpointError
-from ...cluster.kernels.counter_random import uniform
+from ...cluster.kernels.structures import uniform
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import Simulation
 from ...envs.batch import ACTIONS, OBSERVATIONS

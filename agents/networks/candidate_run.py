@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ...cluster.candidates.candidates import is_wait, pick_candidate
 from ...cluster.kernels.compiled import kernel
-from ...cluster.kernels.counter_random import uniform
+from ...cluster.kernels.structures import uniform
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.state.state import Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, Rows, write_candidates

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...cluster.candidates.candidates import pick_candidate
-from ...cluster.model.objective import Objective
+from ...cluster.model.outcome import Objective
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT

@@ -8,23 +8,23 @@ one class: equal sets appear once.
 
 import math
 
-from ..dispatch.expected import expected_fault_loss_s, sort_expected_ends
-from ..dispatch.order import delays_nobody, may_wait
-from ..dispatch.orders.table import passes
-from ..dispatch.placing import take_node
-from ..dispatch.turning import list_others, may_turn, turn_to
 from ..kernels.compiled import kernel
+from ..placing import take_node
+from ..queue.expected import expected_fault_loss_s, sort_expected_ends
+from ..queue.order import delays_nobody, list_others, may_turn, may_wait, turn_to
+from ..queue.order_table import passes
+from ..state.holding import has_classes
 from ..state.state import CANDIDATES, OFFERS, Simulation
-from ..state.usable import has_classes
-from .free_nodes import imagine_now, lowest_level
 from .node_sets import (
     PATIENCE,
     TIE,
     best_set,
     bound_s,
     imagine_end,
+    imagine_now,
     keep_if_better,
     least_run_s,
+    lowest_level,
     set_cost,
     tight_set,
 )

@@ -1,19 +1,18 @@
-"""Sets of nodes that may become candidates: the earliest to finish, the tightest, and sets of slow nodes."""
+"""Sets of nodes that may become candidates: the earliest to finish, the tightest, of slow nodes, and random ones."""
 
 import math
 
-from ..dispatch.expected import expected_run_s
-from ..dispatch.placing import slowdown_of
+import numpy as np
+from numpy.typing import NDArray
+
 from ..kernels.compiled import kernel
+from ..kernels.structures import uniform
+from ..placing import slowdown_of, take_node
+from ..queue.expected import expected_run_s
+from ..simulator.engine import advance, reset, start
+from ..state.holding import class_of
 from ..state.state import FINISH_OFFERS, OFFERS, TIGHT_OFFERS, Simulation
-from ..state.usable import class_of
-from .free_nodes import list_free
-from .node_sets import (
-    ALL_SETS,
-    TIE,
-    set_cost,
-    tight_set,
-)
+from .node_sets import ALL_SETS, TIE, list_free, set_cost, tight_set
 
 TIGHT, SLOW = FINISH_OFFERS, FINISH_OFFERS + TIGHT_OFFERS  # places of those offers
 SLACK = 1.0 + 1e-6  # far above all ties of a list of offers together
@@ -278,3 +277,53 @@ def offer_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None
         _sort_classes(sim, row, nodes, classes)
         _offer_pairs(sim, row, job, classes, fault_loss_s)
         _offer_tight(sim, row, job, fault_loss_s)
+
+
+RANDOM_STREAM = 1 << 28  # counters of random placements, apart from those of fault sources
+DRAWS = 1 << 12  # counters that one placement may use
+
+
+@kernel
+def random_node(sim: Simulation, row: int, draw: int) -> int:
+    """Return a node with free GPUs, all equally likely, as a function of the row's decision and the draw."""
+    state = sim.state
+    nodes = 0
+    for node in range(state.free.shape[1]):
+        nodes += state.free[row, node] > 0
+    seed = sim.scenarios.fault_seed[state.scenario[row]]
+    left = int(uniform(seed, RANDOM_STREAM + draw, state.decisions[row]) * nodes)
+    for node in range(state.free.shape[1]):
+        if state.free[row, node] > 0:
+            if left == 0:
+                return node
+            left -= 1
+    return -1
+
+
+@kernel
+def least_random_makespans_s(
+    sim: Simulation, scenarios: NDArray[np.int64], runs: int, least_s: NDArray[np.float64]
+) -> None:
+    """Write the smallest makespan of several random runs of each scenario, all on the scenario's own faults.
+
+    Run a draws from the counters that placement a of `best-of-random` has, so the first is the policy `random`'s.
+
+    Args:
+        sim: A simulation, of which row 0 is run.
+        scenarios: Which, shape (some,).
+        runs: Random runs of each.
+        least_s: Takes the makespans, or the time at which runs were cut off, shape (some,).
+
+    Source: SPEC R5.
+    """
+    for i in range(scenarios.size):
+        least_s[i] = np.inf
+        for run in range(runs):
+            reset(sim, 0, scenarios[i])
+            while advance(sim, 0):
+                draw = run * DRAWS
+                while sim.state.need[0] > 0:
+                    take_node(sim, 0, random_node(sim, 0, draw))
+                    draw += 1
+                start(sim, 0)
+            least_s[i] = min(least_s[i], sim.state.now_s[0])

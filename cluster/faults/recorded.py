@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from ..files.errors import InputError
-from ..files.json_array import read_json_array
-from ..model.scenarios import FaultProcess, fault_sources
+from ..files.yaml_file import read_json_array
+from ..model.problem import FaultProcess, fault_sources
 from ..model.topology import Cluster
 
 DAY_S = 86_400.0

@@ -1,16 +1,24 @@
-"""YAML files read safely, with errors that name the line and the key."""
+"""YAML and JSON files read safely, with errors that name the line and the key; durations and exact types in them.
 
+Fields of files and requests that are of the JSON type that their description names.
+
+By itself pydantic takes `true` for the number 1, and the text "4" for the number 4.
+"""
+
+import json
 import re
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticKnownError
 
 from .errors import InputError, raise_all
-from .input_problems import MOST_TOLD, Place, input_problems, shortened
+from .input_problems import MOST_TOLD, Place, input_problems, open_text, shortened, shown
 
 MAX_BYTES = 1_000_000  # far beyond any file written by hand, and read in less than 2 s
 MOST_DIGITS = 100  # of a number; whole ones of any length would be read, and those of base 60 for half a minute
@@ -226,3 +234,180 @@ def _find(root: yaml.Node, place: Place) -> tuple[int, yaml.Node | None]:
             return line, None
         line, node = below[0] + 1, below[1]
     return line, node
+
+
+UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_PART = rf"({_NUMBER})(ms|s|m|h|d|w)"
+_WHOLE = re.compile(rf"(?:{_PART})+")
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds that a duration has.
+
+    Raises:
+        ValueError: If it is none, saying how one is written.
+    """
+    if _WHOLE.fullmatch(text):
+        return sum(float(number) * UNITS_S[unit] for number, unit in re.findall(_PART, text))
+    if re.fullmatch(_NUMBER, text):
+        raise ValueError(f"{text!r} has no unit; write {text}s, {text}m, {text}h or {text}d")
+    raise ValueError(f"{text!r} is no duration; write 30s, 15m, 2h, 3d, or several together as in 1h30m")
+
+
+def duration_text(duration_s: float) -> str:
+    """Return a duration in its two largest units, such as 12s, 3m 20s, 2h 05m or 4d 07h."""
+    whole_s = max(0, int(duration_s))
+    minutes, seconds = divmod(whole_s, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours:02d}h"
+    if hours:
+        return f"{hours}h {minutes:02d}m"
+    return f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"
+
+
+def exact_text(duration_s: float) -> str:
+    """Return a duration that somebody named, with nothing left out: 2h 05m, but 2h 5m 30s and 90.5s."""
+    short = duration_text(duration_s)
+    if seconds_of(short.replace(" ", "")) == duration_s:
+        return short
+    left_s, parts = duration_s, []
+    for unit in ("d", "h", "m"):
+        count, left_s = divmod(left_s, UNITS_S[unit])
+        parts += [f"{count:.0f}{unit}"] if count else []
+    return " ".join([*parts, *([f"{left_s:g}s"] if left_s else [])])
+
+
+Kinds = frozenset[type]
+
+
+class ExactTypes(BaseModel):
+    """A model whose numbers are given as numbers, and whose booleans as `true` and `false`."""
+
+    _kinds_of: ClassVar[dict[str, Kinds]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Look up the types once: job files are read by the thousand."""
+        cls._kinds_of = {name: _kinds(field.annotation) for name, field in cls.model_fields.items()}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_of_its_type(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool | int | float | str):
+            _check(value, cls._kinds_of[str(info.field_name)])
+        return value
+
+
+def _check(value: object, kinds: Kinds) -> None:
+    numbers = kinds & {int, float}
+    if isinstance(value, str) and str not in kinds and (numbers or bool in kinds):
+        raise PydanticKnownError(_problem(kinds))
+    if isinstance(value, bool) and bool not in kinds and numbers:
+        raise PydanticKnownError(_problem(kinds))
+    if isinstance(value, int | float) and not isinstance(value, bool) and bool in kinds and not numbers:
+        raise PydanticKnownError("bool_type")
+
+
+def _problem(kinds: Kinds) -> Literal["float_type", "int_type", "bool_type"]:
+    if float in kinds:
+        return "float_type"
+    return "int_type" if int in kinds else "bool_type"
+
+
+def _kinds(annotation: Any) -> Kinds:
+    """Return the plain types that an annotation allows."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return frozenset(map(type, get_args(annotation)))
+    if origin is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if isinstance(annotation, type):
+        return frozenset({str} if issubclass(annotation, Enum) else {annotation})
+    # Items of a list are no values of the field itself.
+    parts = () if isinstance(origin, type) and issubclass(origin, tuple | list | dict) else get_args(annotation)
+    return frozenset[type]().union(*map(_kinds, parts))
+
+
+SPACE = " \t\r\n"
+
+
+def read_json_array(path: Path, model: type[Model]) -> Iterator[tuple[int, Model]]:
+    """Yield the one-based first line and the contents of each object of a list.
+
+    Args:
+        path: The file.
+        model: What each object must be; types are not converted.
+
+    Raises:
+        InputError: If the file is not a JSON list of such objects.
+    """
+    with open_text(path) as file:
+        text = file.read()
+    if not text.strip():
+        raise InputError("the file is empty", "give a file with a JSON list", path=path)
+    line, counted = 1, 0
+    for start, item in _items(path, text):
+        line, counted = line + text.count("\n", counted, start), start
+        yield line, _checked(path, line, item, model)
+
+
+def _items(path: Path, text: str) -> Iterator[tuple[int, object]]:
+    """Yield where each item of the list begins, and the item."""
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    at = _expect(path, text, 0, "[")
+    while text[at : at + 1] != "]":
+        try:
+            item, end = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            raise _not_json(path, text, error.pos, error.msg) from error
+        except (RecursionError, ValueError) as error:
+            raise _not_json(path, text, at, str(error)) from error
+        yield at, item
+        at = _skip(text, end)
+        if text[at : at + 1] != "]":
+            at = _expect(path, text, at, ",")
+            if text[at : at + 1] == "]":
+                raise _not_json(path, text, at, "a comma before the end of the list")
+    if _expect(path, text, at, "]") != len(text):
+        raise _not_json(path, text, at + 1, "text after the end of the list")
+
+
+def _expect(path: Path, text: str, at: int, character: str) -> int:
+    """Return where the next thing after the character begins."""
+    at = _skip(text, at)
+    if text[at : at + 1] != character:
+        seen = shown(text[at]) if at < len(text) else "the end of the file"
+        raise _not_json(path, text, at, f"{seen} where {character!r} is needed")
+    return _skip(text, at + 1)
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in SPACE:
+        at += 1
+    return at
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _not_json(path: Path, text: str, at: int, problem: str) -> InputError:
+    line = text.count("\n", 0, at) + 1
+    return InputError(f"is not a JSON list: {problem}", "mend it; the file may be cut off", path=path, line=line)
+
+
+def _checked(path: Path, line: int, item: object, model: type[Model]) -> Model:
+    try:
+        return model.model_validate(item, strict=True)
+    except ValidationError as error:
+        found = input_problems(error.errors(include_url=False)[:MOST_TOLD], model.model_json_schema(), item)
+        raise_all(
+            InputError(
+                it.problem, f"{it.fix}, or drop the row", path=path, line=line, field=".".join(map(str, it.place))
+            )
+            for it in found
+        )
+        raise AssertionError("an error has a cause") from error

@@ -1,14 +1,115 @@
-"""Jobs as arrays."""
+"""Jobs and their plans, as arrays.
+
+Plans of jobs: how each may be spread over GPUs, in numbers, and how long its iterations then take.
+
+A plan has a data, a pipeline and a tensor degree. Its GPUs stand in the order of nodes: members of a tensor-parallel
+group side by side, those of a stage of the pipeline behind one another, the stages last. So a stage whose GPUs divide
+what each node gives lies on one node, and so does a group. docs/simulator.md has the formula.
+
+Source: SPEC P1, P2.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from enum import StrEnum
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, model_validator
 
-from .needs import Needs
-from .plans import Plan
+from ..files.yaml_file import ExactTypes
+from ..kernels.compiled import kernel
+from .topology import Needs
+
+
+class Iteration(NamedTuple):
+    """What an iteration of a job does by its plan. Bytes are those that the slowest of its links carries."""
+
+    data: int  # degrees of parallelism; their product is the number of GPUs
+    pipeline: int
+    tensor: int
+    compute_s: float  # on GPUs of speed 1, the filling and emptying of the pipeline counted
+    fixed_s: float  # that neither faster GPUs nor faster links would save
+    gradient_bytes: float  # that the ring of each stage sums
+    edge_bytes: float  # between stages, one after the other, that are not hidden behind computing
+    tensor_bytes: float  # that a GPU sends to others of its tensor-parallel group
+
+
+class Plan(NamedTuple):
+    """One way to run a job."""
+
+    iteration: Iteration
+    work_s: float  # fault-free run time of the whole job on the reference placement
+    memory_bytes: float = 0.0  # that each GPU needs
+    away_bytes: float = 0.0  # of each GPU's state, in host memory while nothing needs it; 0 without offload
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes."""
+        return self.iteration.data * self.iteration.pipeline * self.iteration.tensor
+
+    @property
+    def gpu_s(self) -> float:
+        """GPU-time that it takes on the reference placement."""
+        return self.gpus * self.work_s
+
+    @property
+    def degrees(self) -> str:
+        """For people: data x pipeline x tensor."""
+        return f"{self.iteration.data}x{self.iteration.pipeline}x{self.iteration.tensor}"
+
+
+@kernel
+def iteration_s(it: Iteration, share: float, speed: float, inside: float, across: float, grain: int) -> float:
+    """Return how long an iteration takes on a placement.
+
+    Args:
+        it: What it does.
+        share: Of the batch that each GPU computes, by what it has where no GPU is missing.
+        speed: Of the slowest GPU.
+        inside: Slowest bandwidth inside a node, bytes/s.
+        across: Slowest of all bandwidths, where GPUs of several nodes talk.
+        grain: Largest number that divides the GPUs that each node gives, or 0 where all is on one node.
+    """
+    stage = it.data * it.tensor  # GPUs
+    time_s = share * it.compute_s / speed + it.fixed_s
+    if it.tensor > 1:
+        time_s += it.tensor_bytes / (inside if grain % it.tensor == 0 else across)
+    if it.pipeline > 1:
+        time_s += it.edge_bytes / (inside if grain % (stage * it.pipeline) == 0 else across)
+    if it.data > 1:
+        volume = 2.0 * (it.data - 1) / it.data * it.gradient_bytes
+        time_s += volume / (inside if grain % stage == 0 else across)
+    return time_s
+
+
+@kernel
+def reference_iteration_s(
+    it: Iteration, reference_gpus: int, intra_bytes_per_s: float, nic_bytes_per_s: float
+) -> float:
+    """Return how long an iteration takes on GPUs of speed 1, on as few reference nodes as hold the job."""
+    gpus = it.data * it.pipeline * it.tensor
+    if gpus <= reference_gpus:
+        return iteration_s(it, 1.0, 1.0, intra_bytes_per_s, intra_bytes_per_s, 0)
+    full, rest = reference_gpus, gpus  # what full nodes and the last one give have this divisor
+    while rest > 0:
+        full, rest = rest, full % rest
+    return iteration_s(it, 1.0, 1.0, intra_bytes_per_s, min(intra_bytes_per_s, nic_bytes_per_s), full)
+
+
+def best_plan(plans: Sequence[Plan], *, offload: bool = False) -> Plan:
+    """Return the plan of the fewest GPUs that ends no later than the first, at no more GPU-time; then the fastest.
+
+    Args:
+        plans: Of a job. The first may always be taken.
+        offload: Whether others may put state away, too.
+    """
+    fixed = plans[0]
+    allowed = [fixed, *(it for it in plans[1:] if offload or not it.away_bytes)]
+    fits = [it for it in allowed if it.work_s <= fixed.work_s and it.gpu_s <= fixed.gpu_s]
+    return min(fits, key=lambda it: (it.gpus, it.work_s))
+
 
 DEFAULT_PARAMETER_BYTES = 2e9  # gradients of a model of 1e9 parameters at 2 bytes
 DEFAULT_COMPUTE_S = 0.5  # compute time of one iteration on a GPU of speed 1
@@ -124,3 +225,111 @@ def gap_variation(submit_s: NDArray[np.float64]) -> float:
         return float("nan")
     shares = gaps_s / gaps_s.max()  # in seconds, the mean of tiny gaps is 0, and the squares of huge ones are infinite
     return float(shares.std() / shares.mean())
+
+
+MOST_STAGES = 10_000
+LEAST_COMPUTE_S = 1e-6  # an iteration that takes no time anywhere would have no speed
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Figure = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=1000)]
+
+
+class Saving(StrEnum):
+    """What a plan does to need less memory, from the least to the most change of a script."""
+
+    none = "none"
+    zero1 = "ZeRO-1"
+    recompute = "recompute"
+    zero1_recompute = "ZeRO-1 + recompute"
+    zero3 = "ZeRO-3"
+    zero3_recompute = "ZeRO-3 + recompute"
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether blocks keep their input alone, and are computed again on the way back."""
+        return self in (Saving.recompute, Saving.zero1_recompute, Saving.zero3_recompute)
+
+    @property
+    def zero(self) -> int:
+        """Stage of ZeRO, 0 for none."""
+        return {"ZeRO-1": 1, "ZeRO-3": 3}.get(self.value.partition(" ")[0], 0)
+
+
+class _Section(ExactTypes):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StagePlan(_Section):
+    """One stage. All figures are of one of its GPUs, and of an iteration."""
+
+    layers: Annotated[tuple[Name, ...], Field(min_length=1)]  # names, in the order in which they run
+    forward_s: Time = 0.0
+    backward_s: Time = 0.0
+    gradients_s: Time = 0.0
+    optimizer_s: Time = 0.0
+    flops: Figure = 0.0
+    memory_bytes: Figure = 0.0  # that it needs
+    tensor_bytes: Figure = 0.0  # that it sends to the other tensor-parallel members
+    next_bytes: Figure = 0.0  # to the next stage, and as much comes back
+    ring_bytes: Figure = 0.0  # to the other replicas, to sum gradients
+
+    @property
+    def busy_s(self) -> float:
+        """Predicted time of an iteration in which it waits for no other stage."""
+        return self.forward_s + self.backward_s + self.gradients_s + self.optimizer_s
+
+
+class PlacedIteration(_Section):
+    """An iteration of the whole job as a function of where its GPUs lie; docs/simulator.md has the formula."""
+
+    compute_s: Annotated[float, Field(ge=LEAST_COMPUTE_S, le=1e12)]  # on GPUs of speed 1
+    fixed_s: Time  # that neither faster GPUs nor faster links would save
+    gradient_bytes: Figure  # that the ring of each stage sums
+    edge_bytes: Figure  # between stages
+    tensor_bytes: Figure  # that a GPU sends to others of its tensor-parallel group
+
+
+class PlanFile(_Section):
+    """A plan as its file has it; see docs/planner.md."""
+
+    format: Literal["longshore-plan-1"] = "longshore-plan-1"
+    model: Name = ""  # that was planned for; any may be run that has these layers
+    hardware: Name = ""  # by which was predicted
+    data: Count
+    pipeline: Count
+    tensor: Count = 1
+    micro_batch: Count  # samples
+    batch: Count  # samples of an iteration, of all members
+    saving: Saving = Saving.none
+    step_s: Time = 0.0  # predicted
+    iterations: Annotated[int, Field(ge=0, le=10**15)] = 0  # of the whole training; 0 if nobody said
+    bound_factor: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0  # times the prediction is an upper bound
+    deadline_s: Time = 0.0  # that was asked for; 0 for none
+    iteration: PlacedIteration | None = None  # by which placements are scored; without it, as of one ring
+    stages: Annotated[tuple[StagePlan, ...], Field(min_length=1, max_length=MOST_STAGES)]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "PlanFile":
+        if len(self.stages) != self.pipeline:
+            raise ValueError(f"there are {len(self.stages)} stages, and the pipeline degree is {self.pipeline}")
+        if self.batch % (self.data * self.micro_batch):
+            raise ValueError(
+                f"{self.data} members with micro-batches of {self.micro_batch} cannot share a batch of {self.batch}"
+            )
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Processes that carry it out."""
+        return self.data * self.pipeline * self.tensor
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether all of its ranks do the same, so that any may take another's place."""
+        return self.pipeline == 1 and self.tensor == 1 and self.saving.zero == 0
+
+    @property
+    def micro_batches(self) -> int:
+        """Of each data-parallel member, in an iteration."""
+        return self.batch // (self.data * self.micro_batch)

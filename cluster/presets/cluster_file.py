@@ -9,16 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ..faults.configuration import FaultConfiguration, FaultDraw
-from ..faults.registry import fault_model
+from ..faults.models import FaultConfiguration, FaultDraw, fault_model
 from ..files.errors import InputError, raise_all
 from ..files.input_problems import MOST_TOLD, Place, nearest, shortened
 from ..files.plugins import registered
 from ..files.yaml_file import YamlFile, not_told, read_yaml, validated
-from ..model.needs import Offer
-from ..model.scenarios import DEFAULT_HAZARD_PER_S, MOST_RESTART_S, ORDERS, Rules
-from ..model.topology import Cluster
-from ..switching.replacement import FORMULAS
+from ..model.problem import DEFAULT_HAZARD_PER_S, MOST_RESTART_S, ORDERS, Rules
+from ..model.topology import Cluster, Offer
+from ..switching import FORMULAS
 
 MAX_GPUS = 1_000_000
 # Far beyond any hardware, and close enough that sums and quotients of run times stay finite.

@@ -8,17 +8,13 @@ from numpy.typing import NDArray
 
 from ..faults.recorded import FaultTrace, node_faults_per_s, replay
 from ..files.errors import InputError
-from ..model.needs import classified
-from ..model.problem import Problem
-from ..model.scenarios import DEFAULT_HAZARD_PER_S, ORDERS, Rules, Scenarios, fault_sources, stack
-from ..model.topology import Cluster, speed_sum
+from ..model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Problem, Rules, Scenarios, fault_sources, stack
+from ..model.topology import Cluster, classified, speed_sum
 from ..model.workload import Workload
 from ..state.holding import startable_gpus
 from ..workloads.windows import sample_windows
 from .cluster_file import ClusterSetup, draw_faults
-from .hetero64 import HETERO64, Site, hetero64
-from .patent import PATENT_JOBS, patent
-from .streams import Stream, stream
+from .drawn import HETERO64, PATENT_JOBS, Site, Stream, hetero64, patent, stream
 
 WINDOW_JOBS = 96
 RUNS, LEAST_SCENARIOS = 8, 64

@@ -1,4 +1,12 @@
-"""Writing the log from inside kernels, and reading it back as events."""
+"""The event log of a simulation, its limits, and signals while a kernel runs for long."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numba
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 from ..kernels.compiled import kernel
 from ..model.outcome import EVENT_KINDS, Event
@@ -54,3 +62,55 @@ def events_of(log: Log) -> list[Event]:
         gpus = tuple(sorted(int(gpu) for gpu in log.gpus[log.first_gpu[i] : log.first_gpu[i + 1]]))
         events.append(Event(float(log.time_s[i]), EVENT_KINDS[int(log.kind[i])], int(log.job[i]), gpus))
     return events
+
+
+NO_ROW = "there is no such row of the simulation, or no such scenario, or the row was not reset"
+# Where more than so much happens, faults come faster than anything could be done.
+MOST_STOPS = 100_000  # of one job
+MOST_CHANGES = 1_000_000  # faults and repairs at one moment
+MOST_QUIET = 5_000_000  # moments without a submission, a start or an end of a job, whatever else is decided at them
+STOPPED_FOR_EVER = "hazard_per_s: faults stopped a job 100,000 times before it could end"
+FAILING_AT_ONCE = "hazard_per_s: a million faults came at one moment, so that time stands still"
+NOTHING_ELSE = "hazard_per_s: faults and repairs filled five million moments in which no job could start or end"
+FEWER_FAULTS = "lower the hazards, checkpoint_s or repair_mean_s of the cluster file, or let jobs ask fewer GPUs"
+
+
+# After so much work it is looked whether a signal came. A fault counts 1; a moment or a decision counts the nodes, for
+# policies look at them: a network takes some 50 us for each.
+UNLOOKED = 1 << 12
+
+
+def _plain() -> None:
+    """Do nothing: plain Python runs the handlers of signals by itself."""
+
+
+@intrinsic
+def _compiled(typing_context: Any) -> Any:
+    """Run the handlers of signals that came meanwhile; what they raise ends the kernel."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature, arguments
+        python = context.get_python_api(builder)
+        taken = python.gil_ensure()  # kernels run without Python's lock
+        flag = ir.IntType(32)
+        check = cgutils.get_or_insert_function(builder.module, ir.FunctionType(flag, ()), "PyErr_CheckSignals")
+        raised = builder.call(check, ())
+        python.gil_release(taken)
+        with builder.if_then(builder.icmp_signed("!=", raised, flag(0))):
+            context.call_conv.return_exc(builder)
+        return context.get_dummy_value()
+
+    return types.void(), code
+
+
+check_signals: Callable[[], None] = cast("Any", _plain if numba.config.DISABLE_JIT else _compiled)  # type: ignore[attr-defined]
+
+
+@kernel
+def look(sim: Simulation, row: int, work: int) -> None:
+    """Count work, and let handlers of signals run when there was enough since they last could."""
+    state = sim.state
+    state.unlooked[row] += work
+    if state.unlooked[row] >= UNLOOKED:
+        state.unlooked[row] = 0
+        check_signals()

@@ -3,7 +3,7 @@
 import math
 
 from ..kernels.compiled import kernel
-from ..kernels.counter_random import uniform
+from ..kernels.structures import uniform
 from ..state.state import Simulation
 
 

@@ -1,14 +1,23 @@
-"""Simulations as Python sees them: made from scenarios, and read out when they have ended."""
+"""Simulations as Python sees them: made from scenarios or driven by a real cluster, then read out."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dispatch.orders.table import order_of
+from ..kernels.compiled import kernel
+from ..kernels.structures import push
 from ..model.outcome import Outcome
-from ..model.problem import Problem
-from ..model.scenarios import EVERY_JOB
+from ..model.problem import EVERY_JOB, LINED, PER_JOB, PLANNED, FaultProcess, Problem, Rules, Scenarios, fault_sources
+from ..model.topology import Cluster
+from ..queue.expected import note_start
+from ..queue.index import forget_index
+from ..queue.order_table import order_of
+from ..queue.turns import enter_line, has_turns, leave_line, line_of, settle_line
 from ..state.border import sound_cluster, sound_process, sound_rules, sound_scenarios
+from ..state.holding import count_by_class, has_classes
 from ..state.state import INDEX_FROM, Log, Simulation, State, allocate_log, allocate_state, holds_on_by, traits_of
+from .jobs import dequeue, enqueue_first, enqueue_last, link
 
 
 def simulation_of(
@@ -84,3 +93,164 @@ def _waits_s(state: State, rows: NDArray[np.int64] | slice) -> NDArray[np.float6
     lasting_s = np.where(stays, state.now_s[rows][:, None] - state.entered_s[rows], 0.0)
     waits_s: NDArray[np.float64] = state.wait_s[rows] + lasting_s
     return waits_s
+
+
+@kernel
+def withdraw(sim: Simulation, row: int, job: int) -> None:
+    """Take a waiting job out of the queue for good."""
+    dequeue(sim, row, job)
+    sim.state.finish_s[row, job] = sim.state.now_s[row]
+    sim.state.finished[row] += 1
+
+
+@kernel
+def move_by_rank(sim: Simulation, row: int, job: int) -> None:
+    """Move a waiting job that stands first or last to its place: behind all of a lower rank, before all of a higher.
+
+    Among equals it stays on the side from which it came. The queue but for this job must be in that order.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job.
+    """
+    state, rank = sim.state, sim.scenarios.rank[sim.state.scenario[row]]
+    if state.head[row] == job and state.tail[row] != job:
+        after = state.next_job[row, job]
+        while after >= 0 and rank[after] < rank[job]:
+            after = state.next_job[row, after]
+        put_before(sim, row, job, after)
+    elif state.tail[row] == job:
+        before = state.previous_job[row, job]
+        while before >= 0 and rank[before] > rank[job]:
+            before = state.previous_job[row, before]
+        put_before(sim, row, job, state.head[row] if before < 0 else state.next_job[row, before])
+
+
+@kernel
+def put_before(sim: Simulation, row: int, job: int, after: int) -> None:
+    """Put a waiting job before another, -1 for the end of the queue; nothing else about its stay changes."""
+    state = sim.state
+    if after == job or state.next_job[row, job] == after:
+        return
+    forget_index(sim, row)
+    link(sim, row, state.previous_job[row, job], state.next_job[row, job])
+    before = state.tail[row] if after < 0 else state.previous_job[row, after]
+    link(sim, row, before, job)
+    link(sim, row, job, after)
+
+
+@kernel
+def move_to_line(sim: Simulation, row: int, job: int, line: int, rank: int) -> None:
+    """Let a job be of another line and rank; one that waits keeps its place in the queue."""
+    state, scenario = sim.state, sim.state.scenario[row]
+    waits = state.run_place[row, job] < 0
+    if waits:
+        leave_line(sim, row, job)
+    sim.scenarios.line[scenario, job], sim.scenarios.rank[scenario, job] = line, rank
+    if waits:
+        enter_line(sim, row, job, _next_of_line(sim, row, job))
+
+
+@kernel
+def _next_of_line(sim: Simulation, row: int, job: int) -> int:
+    """Return the next job of the queue behind a waiting one that is of its line, -1 if there is none."""
+    state, line = sim.state, line_of(sim, row, job)
+    after = state.next_job[row, job]
+    while after >= 0 and line_of(sim, row, after) != line:
+        after = state.next_job[row, after]
+    return int(after)
+
+
+@kernel
+def place_in_line(sim: Simulation, row: int, job: int) -> None:
+    """Let a waiting job stand in its line as it does in the queue."""
+    if has_turns(sim):
+        leave_line(sim, row, job)
+        enter_line(sim, row, job, _next_of_line(sim, row, job))
+
+
+@kernel
+def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None:
+    """Let a job run that has run since before the simulation knew of it; its times stand in the state.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job, in no queue.
+        gpus: GPUs that it holds, in the order of their picks; free, though they may be out of service.
+    """
+    state = sim.state
+    state.first_gpu[row, job] = -1
+    for gpu in gpus:
+        state.gpu_job[row, gpu] = job
+        state.gpu_next[row, gpu] = state.first_gpu[row, job]
+        state.first_gpu[row, job] = gpu
+        if state.gpu_down[row, gpu] == 0:
+            state.free[row, sim.cluster.gpu_node[gpu]] -= 1
+            state.usable[row] -= 1
+            if has_classes(sim):
+                count_by_class(sim, row, sim.cluster.gpu_node[gpu], -1)
+    state.busy[row] += gpus.size
+    push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+    note_start(sim, row, job)
+
+
+@kernel
+def rejoin(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+    """Put a job at the end of the queue that has stood there since a time before the simulation knew of it."""
+    enqueue_last(sim, row, job)
+    count_from(sim, row, job, entered_s)
+
+
+@kernel
+def come_back(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+    """Put a job at the head of the queue whose stay counts from a time before."""
+    enqueue_first(sim, row, job)
+    count_from(sim, row, job, entered_s)
+
+
+@kernel
+def count_from(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+    """Let the stay of a waiting job in the queue count from a time before."""
+    state = sim.state
+    forget_index(sim, row)
+    state.entered_s[row, job] = entered_s
+    state.queued_s[row, job] = entered_s - state.wait_s[row, job]
+    if has_turns(sim):
+        settle_line(sim, row, line_of(sim, row, job), 1)
+
+
+def empty_row(
+    cluster: Cluster, rules: Rules, process: FaultProcess, hazard_per_s: NDArray[np.float64], room: int,
+    *, has_plans: bool = False,
+) -> Simulation:  # fmt: skip
+    """Return a simulation of one row with room for so many jobs, none of them written.
+
+    Args:
+        cluster: The cluster.
+        rules: Its rules.
+        process: Of imagined faults.
+        hazard_per_s: Of each GPU as policies know it, shape (gpus,).
+        room: Most jobs.
+        has_plans: Whether any of them may have a plan.
+    """
+    rates = np.zeros((1, fault_sources(cluster)))
+    rates[0, : hazard_per_s.size] = hazard_per_s
+    figures: dict[str, Any] = {name: np.zeros((1, room)) for name in PER_JOB if name not in ("gpus", "rank", "needs")}
+    if has_plans:
+        figures |= {name: np.zeros((1, room), dtype) for name, dtype in PLANNED.items()}
+    if rules.turns:
+        figures |= {name: np.zeros((1, room), dtype) for name, dtype in LINED.items()}
+    scenarios = Scenarios(
+        jobs=np.zeros(1, dtype=np.int32),
+        gpus=np.zeros((1, room), dtype=np.int32),
+        **figures,
+        rank=np.zeros((1, room), dtype=np.int64),
+        needs=np.zeros((1, room), dtype=np.int32),
+        speed=cluster.speed[None].copy(),
+        hazard_per_s=hazard_per_s[None].copy(),
+        source_rate_per_s=rates,
+        fault_seed=np.zeros(1, dtype=np.int64),
+    )
+    return simulation_of(Problem(cluster, scenarios, process, rules), index_from=EVERY_JOB)

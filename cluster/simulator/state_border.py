@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, SEVERAL_RACKS
-from ..dispatch.turns import lay_lines
+from ..placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, SEVERAL_RACKS
+from ..queue.turns import lay_lines
 from ..state.beliefs import begun_beliefs
 from ..state.border import refuse
 from ..state.holding import mark_spares
-from ..state.shapes import ANY, RANGES, Floats, Ints
-from ..state.state import Simulation, State, holds_on_by
-from .limits import MOST_QUIET, MOST_STOPS
+from ..state.state import ANY, RANGES, Floats, Ints, Simulation, State, holds_on_by
+from .event_log import MOST_QUIET, MOST_STOPS
 
 # Of times and sums of them. No run comes near: traces end after 3,000 years, 1e11 s. Such a time is still finite as a
 # number of 32 bits, as rewards are, in the smallest unit of rewards, and when it is divided by the least slowdown.

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.compiled import kernel
-from ..kernels.selection import kth_smallest
-from ..model.scenarios import DEFAULT_HAZARD_PER_S
+from ..kernels.structures import kth_smallest
+from ..model.problem import DEFAULT_HAZARD_PER_S
 from .state import LEMON_FACTOR, Simulation
 
 # Chosen on InfiniteHBD's trace (400 nodes, 582 faults in 349 days) by the log-likelihood of each day under what the

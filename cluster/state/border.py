@@ -10,11 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.scenarios import MOST_RESTART_S, MOST_SLOW_FACTOR, ORDERS, PER_JOB, PLANNED, FaultProcess, Rules, Scenarios
+from ..model.problem import MOST_RESTART_S, MOST_SLOW_FACTOR, ORDERS, PER_JOB, PLANNED, FaultProcess, Rules, Scenarios
 from ..model.topology import Cluster
 from .holding import startable_gpus
-from .shapes import Declared, declared
-from .state import Simulation
+from .state import Declared, Simulation, declared
 
 Part = TypeVar("Part", bound=tuple[Any, ...])
 Values = NDArray[np.float64]

@@ -4,8 +4,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from ..model.plans import Iteration, Plan
-from .table import LONGEST_S, NUMBER
+from ..model.workload import Iteration, Plan
+from .read import LONGEST_S, NUMBER
 
 APART = "|"  # between plans
 DEGREES = re.compile(r"(\d{1,7})x(\d{1,7})x(\d{1,7})", re.ASCII)

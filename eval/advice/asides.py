@@ -8,10 +8,8 @@ from numpy.typing import NDArray
 
 from ...agents.protocol import Policy
 from ...cluster.model.intervals import Estimates
-from ...cluster.model.layouts import BEST, FIXED, OFFLOAD
 from ...cluster.model.outcome import Outcome, metrics
-from ...cluster.model.problem import Problem
-from ...cluster.model.scenarios import Scenarios, same_jobs
+from ...cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, Scenarios, same_jobs
 from ...cluster.presets.problems import Regime
 from ..comparison import run_all
 from ..table import Tell

@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 
 from ...agents.heuristics import PACK
 from ...agents.protocol import Policy
-from ...cluster.dispatch.orders.table import order_of
 from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.plugins import registered
-from ...cluster.model.outcome import Outcome, metrics
-from ...cluster.model.problem import Problem
-from ...cluster.model.scenarios import ORDERS, Scenarios, same_jobs
-from ...cluster.model.weighting import Weighting, usual_weighting
+from ...cluster.model.outcome import Outcome, Weighting, metrics, usual_weighting
+from ...cluster.model.problem import ORDERS, Problem, Scenarios, same_jobs
 from ...cluster.presets.problems import Regime
+from ...cluster.queue.order_table import order_of
 from ..comparison import run_all
 from ..setting import is_heuristic
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...agents.protocol import Policy
-from ...cluster.dispatch.orders.table import order_of
 from ...cluster.model.intervals import Estimates
-from ...cluster.model.problem import Problem
-from ...cluster.model.scenarios import ORDERS
+from ...cluster.model.problem import ORDERS, Problem
+from ...cluster.queue.order_table import order_of
 from .choice import Advice, Against, Part
 from .grid import COMMON
 

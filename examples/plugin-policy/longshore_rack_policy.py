@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.dispatch.placing import take_node
+from longshore.cluster.placing import take_node
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from ...cluster.files.errors import InputError
-from ...cluster.files.free_port import free_port
+from ...cluster.files.network import free_port
 from ...cluster.files.output_file import write_text
-from ...cluster.files.unwinding import unwound_by_signals
-from ...cluster.model.training_plan import PlanFile, Saving, StagePlan
+from ...cluster.files.signals import unwound_by_signals
+from ...cluster.model.workload import PlanFile, Saving, StagePlan
 
 if TYPE_CHECKING:
     from ..plan import FoundPlan

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from ...cluster.files.errors import InputError, LongshoreError
 from ...cluster.files.output_file import in_one_line
-from ...cluster.model.training_plan import PlanFile, StagePlan
+from ...cluster.model.workload import PlanFile, StagePlan
 from ...reporting import Steps
 from ..model import Offload, Schedule, Seconds, schedule_of
 from ..offload.offloading import PartMeasured, Wish

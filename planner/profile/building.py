@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.output_file import readable
-from ...cluster.traces.table import Rows, read_rows
+from ...cluster.traces.read import Rows, read_rows
 from .profiling import MOST_LAYERS, Amount, LayerProfile, ModelProfile
 
 

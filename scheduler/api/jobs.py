@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
-from ...cluster.files.exact_types import ExactTypes
+from ...cluster.files.yaml_file import ExactTypes
 from ..access.tokens import Caller, Role
 from ..model.job import JobRow, is_job_id
 from ..model.job_spec import Priority, is_external, is_switching

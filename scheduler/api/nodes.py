@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...cluster.files.errors import InputError
-from ...cluster.files.exact_types import ExactTypes
 from ...cluster.files.input_problems import nearest
+from ...cluster.files.yaml_file import ExactTypes
 from ...cluster.model.topology import Cluster
 from ..access.tokens import Caller, Role
 from ..control.steps import SLOW_NODE

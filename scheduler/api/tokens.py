@@ -6,8 +6,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...cluster.files.errors import InputError
-from ...cluster.files.exact_types import ExactTypes
 from ...cluster.files.input_problems import nearest
+from ...cluster.files.yaml_file import ExactTypes
 from ..access.browsers import Browsers, link_path
 from ..access.tokens import NAME, NAME_WORDS, Caller, Role, check_node, new_token
 from ..service.service import Service

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Collection
 
-from ...cluster.dispatch.placing import begin_picks, take_gpu
 from ...cluster.files.errors import BackendError
+from ...cluster.placing import begin_picks, take_gpu
+from ...cluster.simulator.endings import finish_held, stop_after_fault
 from ...cluster.simulator.engine import (
     begin_moment,
     change_sources,
@@ -14,7 +15,6 @@ from ...cluster.simulator.engine import (
     start,
     submit_due,
 )
-from ...cluster.simulator.handling.ending import finish_held, stop_after_fault
 from ...cluster.state.holding import is_struck
 from ...cluster.state.state import Simulation
 from ..failover.wire import Report

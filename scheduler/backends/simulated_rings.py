@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...cluster.files.errors import BackendError
-from ...cluster.kernels.heap import push, remove
-from ...cluster.simulator.handling.detection import has_living
-from ...cluster.simulator.handling.progress import go_on, settle
-from ...cluster.simulator.handling.seats import average_s, compute_s
+from ...cluster.kernels.structures import push, remove
+from ...cluster.simulator.endings import go_on, settle
+from ...cluster.simulator.faults import has_living
+from ...cluster.simulator.seats import average_s, compute_s
 from ...cluster.state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck
 from ...cluster.state.state import Simulation
 from ..failover.wire import Coming, Empty, NoneComing, Report, Want
@@ -207,7 +207,7 @@ class SimulatedRings:
     def heed(self, job: int) -> bool:
         """Let the ring of a job ask for members in place of those that have died; False if it has none, or is lost.
 
-        Source: SPEC F5 to F10; the simulator's side is `heed` of cluster/simulator/handling/detection.py.
+        Source: SPEC F5 to F10; the simulator's side is `heed` of cluster/simulator/faults.py.
         """
         ring, sim = self._present.get(job), self.sim
         if ring is None or not has_living(sim, ROW, job):

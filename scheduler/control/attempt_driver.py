@@ -11,7 +11,7 @@ from functools import partial
 from typing import Unpack
 
 from ...cluster.files.errors import BackendError
-from ...cluster.kernels.counter_random import uniform
+from ...cluster.kernels.structures import uniform
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError, Seats, ask
 from ..health.liveness import is_gone
 from ..model.job import JobRow, NewEvent, name_of, words_of

@@ -10,8 +10,8 @@ from dataclasses import replace
 from operator import itemgetter
 from types import MappingProxyType
 
-from ...cluster.model.needs import ANYTHING, Needs
-from ...cluster.model.training_plan import PlanFile
+from ...cluster.model.topology import ANYTHING, Needs
+from ...cluster.model.workload import PlanFile
 from ..mirror.standing import Asked, Known, Spread, Standing, Turn
 from ..mirror.vacant_seats import Form
 from ..model.gpu_index import Layout
@@ -24,7 +24,7 @@ from ..store.nodes import UserTurn
 
 MOST_S = 1e12  # of any time, far beyond all that are meant
 MOST_SAVED_S, MOST_GUESS_S = 1e90, 1e100  # of work: a time over a slowdown, and the estimate that was doubled beyond it
-MOST_SLOWDOWN = 1e60  # as in cluster/dispatch/placing.py
+MOST_SLOWDOWN = 1e60  # as in cluster/placing.py
 MOST_RANK = 1 << 31
 
 

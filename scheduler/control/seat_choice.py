@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...cluster.switching.replacement import FORMULAS
+from ...cluster.switching import FORMULAS
 from ..backends.protocol import MemberPlace
 from ..failover.wire import Empty, Slow, Want
 from ..health.link_table import Pair

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...cluster.faults.none import NoFaults, none
-from ...cluster.model.scenarios import DEFAULT_HAZARD_PER_S, ORDERS, Rules, stopping
+from ...cluster.faults.models import NoFaults, none
+from ...cluster.model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Rules, stopping
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
 from ..mirror.standing import Site

@@ -34,7 +34,7 @@ from typing import Annotated, NamedTuple, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from ...cluster.files.errors import InputError
-from ...cluster.files.exact_types import ExactTypes
+from ...cluster.files.yaml_file import ExactTypes
 from ..preflight.link_checks.bandwidth import LEAST_BYTES, MOST_BYTES, PROBE_S
 from ..preflight.link_checks.exchange import PARTS, SKIPPED
 

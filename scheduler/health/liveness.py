@@ -33,7 +33,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import ConfigDict, Field, field_validator
 
-from ...cluster.files.exact_types import ExactTypes
+from ...cluster.files.yaml_file import ExactTypes
 from ..model.job import Placement
 from ..model.states import Verdict
 from ..store.nodes import NodeRow

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster.dispatch.order import may_wait, next_ageing_s
-from ...cluster.dispatch.placing import take_gpu, undo_picks
-from ...cluster.dispatch.turning import turn_to
-from ...cluster.dispatch.turns import LEADING, PASSING, lay_lines
 from ...cluster.files.errors import PluginError
-from ...cluster.simulator import engine, fault_changes, job_changes
-from ...cluster.simulator.live import (
+from ...cluster.placing import take_gpu, undo_picks
+from ...cluster.queue.order import may_wait, next_ageing_s, turn_to
+from ...cluster.queue.turns import LEADING, PASSING, lay_lines
+from ...cluster.simulator import engine, faults, jobs
+from ...cluster.simulator.simulation import (
     come_back,
     count_from,
     empty_row,
@@ -190,7 +189,7 @@ class ClusterMirror:
     def finish(self, job: str) -> None:
         """End a running job."""
         self._note("finish", job)
-        job_changes.finish(self.sim, ROW, self._slot.pop(job))
+        jobs.finish(self.sim, ROW, self._slot.pop(job))
 
     def stop(self, job: str, kept: float | None = None) -> None:
         """Put a running job back into the queue, before all others of its rank.
@@ -205,8 +204,8 @@ class ClusterMirror:
         self._note("stop", job, kept)
         slot = self._slot[job]
         ran_s = max(self.now_s - float(self.sim.state.start_s[ROW, slot]), 0.0)
-        kept_s = job_changes.kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s)
-        job_changes.stop(self.sim, ROW, slot, kept_s)
+        kept_s = jobs.kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s)
+        jobs.stop(self.sim, ROW, slot, kept_s)
         move_by_rank(self.sim, ROW, slot)
 
     def withdraw(self, job: str) -> None:
@@ -230,7 +229,7 @@ class ClusterMirror:
         """Take a GPU out of service once more; a job on it goes on."""
         self._note("take_out", gpu)
         state = self.sim.state
-        fault_changes.take_out(self.sim, ROW, gpu, gpu + 1)
+        faults.take_out(self.sim, ROW, gpu, gpu + 1)
         state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 1, state.now_s[ROW]
 
     def fail(self, gpus: Sequence[int]) -> None:
@@ -243,7 +242,7 @@ class ClusterMirror:
         """Undo one `take_out`."""
         self._note("bring_back", gpu)
         state = self.sim.state
-        fault_changes.bring_back(self.sim, ROW, gpu, gpu + 1)
+        faults.bring_back(self.sim, ROW, gpu, gpu + 1)
         if state.gpu_down[ROW, gpu] == 0:
             state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 0, state.now_s[ROW]
 
@@ -252,7 +251,7 @@ class ClusterMirror:
         self._note("hide", nodes)
         first_gpu = self.site.cluster.first_gpu
         for node in nodes:
-            fault_changes.take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
+            faults.take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
 
     def show(self, nodes: Sequence[int]) -> None:
         """Undo one `hide`."""
@@ -260,7 +259,7 @@ class ClusterMirror:
         first_gpu, state = self.site.cluster.first_gpu, self.sim.state
         for node in nodes:
             first, after = first_gpu[node], first_gpu[node + 1]
-            fault_changes.bring_back(self.sim, ROW, first, after)
+            faults.bring_back(self.sim, ROW, first, after)
             # Whoever took the cluster up while they were hidden knows them as out of service.
             state.source_failed[ROW, first:after] &= state.gpu_down[ROW, first:after] > 0
 

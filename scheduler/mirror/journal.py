@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
-from ...cluster.model.scenarios import OLDER_RULES, ORDERS, FaultProcess, Rules
+from ...cluster.model.problem import OLDER_RULES, ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 from .standing import Asked, Beliefs, Known, MirrorCall, Site, Spread, Standing, Turn
 

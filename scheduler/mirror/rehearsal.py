@@ -5,13 +5,12 @@ import numpy as np
 from ...agents.heuristics import PICKS, Heuristic
 from ...agents.registry import PATIENT, find_policy
 from ...agents.rehearsals import decisions_by
-from ...cluster.dispatch.order import may_wait
-from ...cluster.dispatch.turning import turn_to
 from ...cluster.files.plugins import registered
 from ...cluster.kernels.ahead import Rehearsal
-from ...cluster.model.scenarios import ORDERS
-from ...cluster.presets.hetero64 import hetero64
-from ...cluster.simulator import engine, fault_changes, job_changes
+from ...cluster.model.problem import ORDERS
+from ...cluster.presets.drawn import hetero64
+from ...cluster.queue.order import may_wait, turn_to
+from ...cluster.simulator import engine, faults, jobs
 from ...cluster.simulator.simulation import simulation_of
 from ...cluster.state.state import Simulation
 from . import cluster_mirror, standing
@@ -40,8 +39,8 @@ def happenings() -> Rehearsal:
     """All that the scheduler does to its copy of a cluster."""
     kernels = [
         *vars(cluster_mirror).values(), *vars(standing).values(), engine.reset, engine.begin_moment, engine.submit,
-        engine.is_due, engine.start, engine.wait, job_changes.finish, job_changes.stop, job_changes.kept_s,
-        fault_changes.take_out, fault_changes.bring_back,
+        engine.is_due, engine.start, engine.wait, jobs.finish, jobs.stop, jobs.kept_s,
+        faults.take_out, faults.bring_back,
     ]  # fmt: skip
     return Rehearsal(kernels, [_sim()], rehearse)
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster.dispatch.expected import expected_run_s
-from ...cluster.dispatch.order import may_wait
-from ...cluster.dispatch.placing import picked_slowdown, take_gpu
-from ...cluster.dispatch.turning import turn_to
 from ...cluster.files.errors import PluginError
-from ...cluster.model.needs import with_classes
-from ...cluster.model.scenarios import LINED, PER_JOB, PLANNED, FaultProcess, Rules
-from ...cluster.model.topology import Cluster
+from ...cluster.model.problem import LINED, PER_JOB, PLANNED, FaultProcess, Rules
+from ...cluster.model.topology import Cluster, with_classes
+from ...cluster.placing import picked_slowdown, take_gpu
+from ...cluster.queue.expected import expected_run_s
+from ...cluster.queue.order import may_wait, turn_to
 from ...cluster.state.state import Simulation
 
 if TYPE_CHECKING:

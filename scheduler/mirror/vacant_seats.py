@@ -1,6 +1,6 @@
 """Which free GPU of a real cluster takes an empty seat of a ring, and whether a slow job gains by other GPUs.
 
-Source: SPEC F5 to F7, K2; the simulator's side is cluster/simulator/handling/seats.py; docs/steps.md.
+Source: SPEC F5 to F7, K2; the simulator's side is cluster/simulator/seats.py; docs/steps.md.
 """
 
 import math
@@ -12,18 +12,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster.dispatch.placing import slowdown_of
 from ...cluster.model.topology import Cluster
-from ...cluster.switching.links import believed_bytes_per_s, link_bytes_per_s
-from ...cluster.switching.replacement import (
+from ...cluster.placing import slowdown_of
+from ...cluster.switching import (
     FORMULAS,
     RING,
     SOURCE,
     Candidates,
     Vacancy,
+    believed_bytes_per_s,
     choose,
     compute_times_s,
     is_faster_with,
+    link_bytes_per_s,
     ring_iteration_s,
     source_iteration_s,
     typical_flops,

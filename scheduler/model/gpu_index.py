@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ...cluster.files.errors import InputError
-from ...cluster.model.needs import Needs, Offer, accepted_types
+from ...cluster.model.topology import Needs, Offer, accepted_types
 from .job import Placement, ReservationRow, Share
 
 ONE_OFFER = (Offer(""),)

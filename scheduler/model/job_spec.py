@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ...cluster.files.errors import LongshoreError
-from ...cluster.files.exact_types import ExactTypes
-from ...cluster.files.registered_name import RegisteredName
-from ...cluster.model.needs import ANYTHING, Needs
-from ...cluster.model.training_plan import PlanFile
+from ...cluster.files.plugins import RegisteredName
+from ...cluster.files.yaml_file import ExactTypes
+from ...cluster.model.topology import ANYTHING, Needs
+from ...cluster.model.workload import PlanFile
 from .job import DEFAULT_TRIES, NO_PROGRESS, Tries
 
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"

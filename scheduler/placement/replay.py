@@ -14,7 +14,7 @@ from typing import Any
 
 from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
-from ...cluster.files.text import open_text
+from ...cluster.files.input_problems import open_text
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import DECISIONS, ForeignPastError, decode, to_json
 from ..mirror.standing import ROW, Expected, MirrorCall, expected

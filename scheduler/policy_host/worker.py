@@ -24,7 +24,7 @@ from ...agents.protocol import Policy
 from ...agents.registry import ROLLOUT, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line
-from ...cluster.model.scenarios import ORDERS
+from ...cluster.model.problem import ORDERS
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.rehearsal import rehearse
 from ..mirror.standing import ROW, Asked, Known, MirrorCall, Site, Snapshot

@@ -6,7 +6,7 @@ What is done about its attempts stands in attempt_step.py. Source: SPEC K1, K5, 
 
 The order in which waiting jobs are offered GPUs, as the store knows them.
 
-The scheduler itself goes by `cluster/dispatch/order.py`. A job that does not fit is passed over by those that delay
+The scheduler itself goes by `cluster/queue/order.py`. A job that does not fit is passed over by those that delay
 nobody.
 
 Source: SPEC K1.
@@ -18,7 +18,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import NamedTuple
 
-from ...cluster.dispatch.orders.order import Order
+from ...cluster.queue.orders import Order
 from ..model.job import JobRow
 from ..model.states import FINAL, AfterStop, AttemptState, Desired, JobState
 from .attempts import WISHED

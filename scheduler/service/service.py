@@ -12,7 +12,7 @@ from ...agents.learned.schema import USERS, remark_on, use_of
 from ...agents.protocol import Policy
 from ...agents.registry import check_registered, find_policy
 from ...cluster.files.errors import BackendError, InputError, LongshoreError
-from ...cluster.model.scenarios import ORDERS, stopping
+from ...cluster.model.problem import ORDERS, stopping
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from ..access.tokens import Role, first_token
 from ..backends.building import build, full_name

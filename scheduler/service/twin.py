@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from sqlalchemy import Connection
 
-from ...cluster.simulator.handling.seats import compute_s
+from ...cluster.simulator.seats import compute_s
 from ..backends.simulated import SimulatedBackend
 from ..backends.simulated_rings import ROW
 from ..control.reconciler import Reconciler

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Connection, and_, bindparam, func, literal_column, null, select
 
-from ...cluster.workloads.history import RECENT_JOBS, Alike, predicted_s
+from ...cluster.workloads.estimates import RECENT_JOBS, Alike, predicted_s
 from ..model.job import JobRow
 from ..model.job_spec import LEAST_S, YEAR_S, JobFile
 from ..model.states import FINAL, OPEN_ATTEMPTS, AttemptState, Contact, Desired, JobState

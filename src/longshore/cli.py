@@ -65,7 +65,7 @@ class _Lines(logging.Handler):
 def main() -> None:
     """Run the command line; what the outside did wrong becomes a line for each fault, and exit status 2."""
     logging.basicConfig(handlers=[_Lines()], level=logging.WARNING, force=True)
-    logging.getLogger("longshore.cluster.traces.detect").setLevel(logging.INFO)  # what a trace was taken for
+    logging.getLogger("longshore.cluster.traces.read").setLevel(logging.INFO)  # what a trace was taken for
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows ASCII only shows a question mark

@@ -14,7 +14,7 @@ from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.candidates import CandidateNetwork, candidate_weights
 from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS

@@ -22,12 +22,10 @@ from longshore.agents.networks.candidates import (
 )
 from longshore.agents.rollouts import NEVER
 from longshore.cluster.candidates.candidates import pick_candidate
-from longshore.cluster.dispatch.order import may_wait
-from longshore.cluster.dispatch.placing import undo_picks
-from longshore.cluster.model.objective import Objective
-from longshore.cluster.model.outcome import Event
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.outcome import Event, Objective
+from longshore.cluster.model.problem import ORDERS, Problem
+from longshore.cluster.placing import undo_picks
+from longshore.cluster.queue.order import may_wait
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import CANDIDATES, Simulation

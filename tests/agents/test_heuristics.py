@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.rules import fewest_nodes
-from longshore.cluster.dispatch.placing import picked_slowdown
 from longshore.cluster.model.topology import Cluster, grid_cluster
+from longshore.cluster.placing import picked_slowdown
 from tests import reference_policies
 from tests.cases_by_hand import Jobs, hand_case
 from tests.compiled_runs import at_first_decision, picks, run_heuristic

@@ -30,8 +30,7 @@ from longshore.agents.rollouts import (
     value_of_information,
 )
 from longshore.cluster.candidates.futures import PRESENT, TRIAL, draw_future
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS, Scenarios
+from longshore.cluster.model.problem import ORDERS, Problem, Scenarios
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import reset
 from longshore.cluster.simulator.simulation import simulation_of

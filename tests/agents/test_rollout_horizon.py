@@ -20,8 +20,8 @@ from longshore.agents.rollouts import FORESEE_FROM, Rollout, Search
 from longshore.cluster.candidates.candidates import is_wait, list_candidates
 from longshore.cluster.candidates.futures import PRESENT
 from longshore.cluster.files.errors import PluginError
-from longshore.cluster.model.objective import Objective
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.outcome import Objective
+from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.simulator.engine import advance, start
 from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import at_first_decision, run_policy

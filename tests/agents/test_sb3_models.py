@@ -21,11 +21,10 @@ from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.agents.registry import find_policy
 from longshore.agents.sb3 import Asked, SB3Policy, read_model
 from longshore.cluster.files.errors import CheckpointError
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import fault_sources, stack
+from longshore.cluster.model.problem import Problem, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
-from longshore.cluster.presets.own import preset_problem
+from longshore.cluster.presets.named import preset_problem
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.envs.batch import Batch, View
 from longshore.envs.gymnasium_envs import PlacementEnv

@@ -12,7 +12,7 @@ from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Policy
 from longshore.agents.rollouts import Rollout, Search
-from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import compiled

@@ -13,7 +13,7 @@ from longshore.agents.learned.checkpoint import load_policy, network_of, policy_
 from longshore.agents.learned.schema import Trained, Use, remark_on, trained_of, use_of
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.registry import find_policy
-from longshore.cluster.model.scenarios import ORDERS, Rules
+from longshore.cluster.model.problem import ORDERS, Rules
 from tests.batches import RULES
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longshore.cluster.dispatch.placing import take_gpu
 from longshore.cluster.model.outcome import Outcome
-from longshore.cluster.model.scenarios import fault_sources
+from longshore.cluster.model.problem import fault_sources
 from longshore.cluster.model.topology import Cluster, grid_cluster
+from longshore.cluster.placing import take_gpu
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.state_border import sound_state
 from longshore.cluster.state.state import Simulation

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.candidates.candidates import is_wait, list_candidates, pick_candidate
-from longshore.cluster.dispatch.order import may_wait
-from longshore.cluster.dispatch.placing import undo_picks
-from longshore.cluster.dispatch.turning import turn_to
 from longshore.cluster.model.outcome import Event, Outcome
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.model.topology import grid_cluster
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.placing import undo_picks
+from longshore.cluster.presets.drawn import hetero64
+from longshore.cluster.queue.order import may_wait, turn_to
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.batch import Batch

@@ -13,15 +13,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.faults.lemon import Lemon
+from longshore.cluster.faults.models import Lemon
 from longshore.cluster.files.errors import InputError, ManyProblemsError
-from longshore.cluster.model.scenarios import stopping
+from longshore.cluster.model.problem import stopping
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
-from longshore.cluster.presets.hetero64 import fault_process, rules
+from longshore.cluster.presets.drawn import fault_process, rules
 from longshore.cluster.presets.problems import Regime, cluster_problem
-from longshore.cluster.switching.replacement import FORMULAS
+from longshore.cluster.switching import FORMULAS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GOOD = """\

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.model.outcome import Event, Outcome
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.model.topology import grid_cluster
 from tests.cases_by_hand import BLOCKED, Jobs, hand_case
 from tests.compiled_runs import run_heuristic

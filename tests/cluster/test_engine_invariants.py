@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.problem import ORDERS, Problem
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from tests.compiled_runs import run_heuristic
 from tests.reference import first_state

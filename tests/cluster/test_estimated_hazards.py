@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
-from longshore.cluster.kernels.selection import kth_smallest
+from longshore.cluster.kernels.structures import kth_smallest
 from longshore.cluster.model.outcome import Event
-from longshore.cluster.model.scenarios import DEFAULT_HAZARD_PER_S
+from longshore.cluster.model.problem import DEFAULT_HAZARD_PER_S
 from longshore.cluster.model.topology import Cluster
-from longshore.cluster.presets.hetero64 import GPU_FAULTS_PER_S, LEMON_FACTOR, hetero64
+from longshore.cluster.presets.drawn import GPU_FAULTS_PER_S, LEMON_FACTOR, hetero64
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.event_log import events_of

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.scenarios import Scenarios, fault_sources, stack
+from longshore.cluster.model.problem import Scenarios, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import Workload, workload_of
 from longshore.cluster.workloads.estimates import (
     ESTIMATE_KINDS,
+    FIRST_S,
     MOST_SIGMA,
     EstimateKind,
     with_estimates,
     with_scenario_estimates,
 )
-from longshore.cluster.workloads.history import FIRST_S
 
 
 def workload(jobs: int) -> Workload:

@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from longshore.cluster.faults.correlated import Correlated, correlated
-from longshore.cluster.faults.lemon import Lemon, lemon
+from longshore.cluster.faults.models import Correlated, Lemon, correlated, lemon
 from longshore.cluster.model.outcome import Event
-from longshore.cluster.model.scenarios import FaultProcess
+from longshore.cluster.model.problem import FaultProcess
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.simulator.fault_process import repair_time_s, up_time_s
 from tests.cases_by_hand import hand_case

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.faults.recorded import FaultTrace, node_faults_per_s, read_fault_trace, replay
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.scenarios import FaultProcess, fault_sources
+from longshore.cluster.model.problem import FaultProcess, fault_sources
 from longshore.cluster.model.topology import grid_cluster
 
 DAY_S = 86_400

@@ -4,8 +4,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.candidates.free_nodes import fewest_nodes, first_node, imagine_now, list_free, set_free
-from longshore.cluster.candidates.node_sets import bound_s, holding_level, set_cost, tight_set
+from longshore.cluster.candidates.node_sets import (
+    bound_s,
+    fewest_nodes,
+    first_node,
+    holding_level,
+    imagine_now,
+    list_free,
+    set_cost,
+    set_free,
+    tight_set,
+)
 from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import at_first_decision
 from tests.deep_cases import wide_case

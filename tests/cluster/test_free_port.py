@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.files import free_port as module
-from longshore.cluster.files.free_port import free_port
+from longshore.cluster.files import network as module
+from longshore.cluster.files.network import free_port
 
 
 def given() -> range:

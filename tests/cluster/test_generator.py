@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from longshore.cluster.model.workload import Workload, workload_of
 from longshore.cluster.traces.statistics import describe
-from longshore.cluster.workloads.generator import Arrivals, generate, weibull_shape
-from longshore.cluster.workloads.profiles import PROFILES, QUANTILE_LEVELS, Profile, SizeClass, fit
+from longshore.cluster.workloads.generator import (
+    PROFILES,
+    QUANTILE_LEVELS,
+    Arrivals,
+    Profile,
+    SizeClass,
+    fit,
+    generate,
+    weibull_shape,
+)
 
 TRACES = Path(__file__).parents[2] / ".." / "shared" / "data" / "traces"
 FILES = {

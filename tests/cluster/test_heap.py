@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.cluster.kernels.heap import heapify, push, remove, sink
+from longshore.cluster.kernels.structures import heapify, push, remove, sink
 
 ITEMS = 12
 KEYS = st.sampled_from((0.0, 1.0, 1.5, 2.0, 7.0))  # few, so that many are equal

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import HETERO64, JOB_GPUS, JOB_GPUS_PROBABILITY, Site, hetero64
+from longshore.cluster.model.problem import ORDERS
+from longshore.cluster.presets.drawn import HETERO64, JOB_GPUS, JOB_GPUS_PROBABILITY, Site, hetero64
 
 
 @given(st.integers(0, 2**40), st.integers(0, 10**9), st.integers(1, 5), st.integers(0, 5))

@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.workload import Workload, first_jobs, workload_of
-from longshore.cluster.traces.detect import read_trace
+from longshore.cluster.traces.read import read_trace
 from longshore.cluster.traces.statistics import write_trace
-from longshore.cluster.workloads.estimates import with_estimates
-from longshore.cluster.workloads.history import DECAY, FIRST_S, RECENT_JOBS, Alike, Histories, histories
+from longshore.cluster.workloads.estimates import (
+    DECAY,
+    FIRST_S,
+    RECENT_JOBS,
+    Alike,
+    Histories,
+    histories,
+    with_estimates,
+)
 from longshore.cluster.workloads.windows import sample_windows
 from tests.command_line import Command
 

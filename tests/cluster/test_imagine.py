@@ -15,7 +15,7 @@ from scipy.integrate import quad
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.rollouts import Base, Rollout, Search
 from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
-from longshore.cluster.model.scenarios import fault_sources
+from longshore.cluster.model.problem import fault_sources
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation

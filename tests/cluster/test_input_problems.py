@@ -12,14 +12,14 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 
 from longshore.agents.learned.schema import Schema
+from longshore.cluster.faults.models import fault_model
 from longshore.cluster.faults.recorded import FaultEvent
-from longshore.cluster.faults.registry import fault_model
 from longshore.cluster.files.errors import InputError, ManyProblemsError
 from longshore.cluster.files.input_problems import MOST_LETTERS, input_problems, nearest
 from longshore.cluster.files.plugins import registered
 from longshore.cluster.files.yaml_file import read_yaml, validated
 from longshore.cluster.presets.cluster_file import ClusterFile
-from longshore.cluster.traces.formats.philly import PhillyJob
+from longshore.cluster.traces.philly import PhillyJob
 from longshore.scheduler.api.jobs import Change, NewCheckpoint
 from longshore.scheduler.api.nodes import DrainWish
 from longshore.scheduler.api.tokens import TokenWish

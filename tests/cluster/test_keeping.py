@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.dispatch.order import keeps_reservation
-from longshore.cluster.dispatch.placing import picked_slowdown, take_gpu, take_node, undo_picks
-from longshore.cluster.dispatch.reservation import has_reservation
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.model.problem import ORDERS, Problem
+from longshore.cluster.placing import picked_slowdown, take_gpu, take_node, undo_picks
+from longshore.cluster.presets.drawn import hetero64
+from longshore.cluster.queue.order import keeps_reservation
+from longshore.cluster.queue.reservation import has_reservation
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.candidates.candidates import list_candidates, pick_candidate
-from longshore.cluster.candidates.lookahead import imagine_candidate, imagine_queue
+from longshore.cluster.candidates.futures import imagine_candidate, imagine_queue
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, start
 from longshore.cluster.state.state import AHEAD, Simulation

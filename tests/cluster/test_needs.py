@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.dispatch.placing import take_gpu, take_node, undo_picks
 from longshore.cluster.model.outcome import Event, Outcome
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
+from longshore.cluster.model.problem import EVERY_JOB, ORDERS, Problem
 from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.placing import take_gpu, take_node, undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation

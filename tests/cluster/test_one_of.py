@@ -4,8 +4,7 @@ import numba
 import pytest
 
 from longshore.cluster.files.errors import PluginError
-from longshore.cluster.kernels.compiled import kernel
-from longshore.cluster.kernels.one_of import check_kernel, one_of
+from longshore.cluster.kernels.compiled import check_kernel, kernel, one_of
 
 
 @kernel

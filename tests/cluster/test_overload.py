@@ -5,11 +5,10 @@ import pytest
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import overloaded
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import fault_sources, stack
+from longshore.cluster.model.problem import Problem, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
-from longshore.cluster.presets.hetero64 import fault_process, rules
+from longshore.cluster.presets.drawn import fault_process, rules
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.workloads.windows import scaled_to_load
 from tests.eval.runs import outcome, scenarios

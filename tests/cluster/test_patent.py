@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import hetero64
-from longshore.cluster.presets.patent import patent
+from longshore.cluster.model.problem import ORDERS
+from longshore.cluster.presets.drawn import hetero64, patent
 
 
 @pytest.mark.parametrize(("gpus", "jobs"), [(4, 16), (64, 64)])

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.dispatch.placing import slowdown_of
-from longshore.cluster.model.layouts import LAYOUTS, laid_out
-from longshore.cluster.model.needs import ANYTHING
-from longshore.cluster.model.plans import Iteration, Plan, best_plan, iteration_s
-from longshore.cluster.model.workload import workload_of
+from longshore.cluster.model.problem import LAYOUTS, laid_out
+from longshore.cluster.model.topology import ANYTHING
+from longshore.cluster.model.workload import Iteration, Plan, best_plan, iteration_s, workload_of
+from longshore.cluster.placing import slowdown_of
 from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import compiled
 from tests.reference import first_state

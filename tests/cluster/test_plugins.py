@@ -6,7 +6,7 @@ import pytest
 
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import SEAMS, load, registered
-from longshore.cluster.files.unwinding import Terminated, unwound_by_signals
+from longshore.cluster.files.signals import Terminated, unwound_by_signals
 from tests.packages import install
 
 

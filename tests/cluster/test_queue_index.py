@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.dispatch.expected import estimated_work_s, expected_run_s, revise_end_s, sort_expected_ends
-from longshore.cluster.dispatch.order import may_wait, next_ageing_s, next_job
-from longshore.cluster.dispatch.placing import least_slowdown, undo_picks
-from longshore.cluster.dispatch.queue_index import (
+from longshore.cluster.model.problem import EVERY_JOB, ORDERS
+from longshore.cluster.placing import least_slowdown, undo_picks
+from longshore.cluster.queue.expected import estimated_work_s, expected_run_s, revise_end_s, sort_expected_ends
+from longshore.cluster.queue.index import (
     first_to_pass,
     is_indexed,
     longest_waiting,
@@ -19,8 +19,7 @@ from longshore.cluster.dispatch.queue_index import (
     smallest_job,
     smallest_of_line,
 )
-from longshore.cluster.dispatch.turning import list_others, may_turn
-from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
+from longshore.cluster.queue.order import list_others, may_turn, may_wait, next_ageing_s, next_job
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import OTHERS, Simulation
 from tests.compiled_runs import compiled, run_heuristic

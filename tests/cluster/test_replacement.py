@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.switching.replacement import (
-    RING,
-    SOURCE,
-    Candidates,
-    Vacancy,
-    choose,
-    compute_times_s,
-    iteration_s,
-)
+from longshore.cluster.switching import RING, SOURCE, Candidates, Vacancy, choose, compute_times_s, iteration_s
 
 NAN = math.nan
 

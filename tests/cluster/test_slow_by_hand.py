@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from longshore.cluster.model.outcome import Event, Outcome
-from longshore.cluster.model.scenarios import fault_sources
+from longshore.cluster.model.problem import fault_sources
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from tests.cases_by_hand import Jobs, Outages, slow_case
 from tests.compiled_runs import run_heuristic

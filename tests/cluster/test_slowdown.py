@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, slowdown_of
+from longshore.cluster.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, slowdown_of
 from longshore.cluster.presets.cluster_file import LEAST_SPEED, MOST_SPEED
 from longshore.scheduler.model.job_spec import LEAST_COMPUTE_S, LEAST_S, MOST_COMPUTE_S, MOST_PARAMETER_BYTES, YEAR_S
 from tests.compiled_runs import compiled

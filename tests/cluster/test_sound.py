@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
 from longshore.cluster.candidates.futures import imagination_of
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import EVERY_JOB
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.model.problem import EVERY_JOB, Problem
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.engine import advance, reset
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.border import rows_to_run

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.cluster.files.errors import EndlessError
-from longshore.cluster.simulator.limits import MOST_QUIET, MOST_STOPS
+from longshore.cluster.simulator.event_log import MOST_QUIET, MOST_STOPS
 from longshore.cluster.simulator.state_border import BOUNDED, LINES, sound_state
-from longshore.cluster.state.shapes import ANY, RANGES, declared
-from longshore.cluster.state.state import State
+from longshore.cluster.state.state import ANY, RANGES, State, declared
 from longshore.envs.batch import Batch, View
 from tests.cluster.agreement import check_every_state, put
 from tests.envs.copied_run import problem

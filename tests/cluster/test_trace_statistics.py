@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.workload import Workload, workload_of
-from longshore.cluster.traces.detect import read_trace
+from longshore.cluster.traces.read import read_trace
 from longshore.cluster.traces.statistics import describe, write_trace
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "traces"

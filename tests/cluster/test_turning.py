@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.candidates.candidates import is_rest, is_wait, list_candidates, pick_candidate
-from longshore.cluster.dispatch.expected import estimated_work_s
-from longshore.cluster.dispatch.order import may_wait
-from longshore.cluster.dispatch.orders.table import is_by_key
-from longshore.cluster.dispatch.placing import take_node
-from longshore.cluster.dispatch.turning import list_others, turn_to
-from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
+from longshore.cluster.model.problem import EVERY_JOB, ORDERS
 from longshore.cluster.model.topology import grid_cluster
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.placing import take_node
+from longshore.cluster.presets.drawn import hetero64
+from longshore.cluster.queue.expected import estimated_work_s
+from longshore.cluster.queue.order import list_others, may_wait, turn_to
+from longshore.cluster.queue.order_table import is_by_key
 from longshore.cluster.simulator.engine import advance, start, wait
 from longshore.cluster.state.state import LOOKED_AT, OTHERS, Simulation
 from longshore.envs.batch import Batch, View

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.dispatch.turns import line_up
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS, fault_sources, joined, stack
+from longshore.cluster.model.problem import ORDERS, Problem, fault_sources, joined, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
+from longshore.cluster.queue.turns import line_up
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
 from tests.cases_by_hand import Jobs, hand_case

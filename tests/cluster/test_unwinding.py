@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from longshore.cluster.files.unwinding import unwound_by_signals
+from longshore.cluster.files.signals import unwound_by_signals
 from tests.support import processes
 
 PROGRAM = """
 import gc, os, signal, sys, time, weakref
-from longshore.cluster.files.unwinding import unwound_by_signals
+from longshore.cluster.files.signals import unwound_by_signals
 
 ask = lambda *_: (os.kill(os.getpid(), int(sys.argv[1])), time.sleep(0.01))
 

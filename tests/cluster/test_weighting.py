@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.outcome import Metrics, Outcome, metrics
-from longshore.cluster.model.weighting import FIGURES, Weighting, alone, usual_weighting, weighting_of
+from longshore.cluster.model.outcome import (
+    FIGURES,
+    Metrics,
+    Outcome,
+    Weighting,
+    alone,
+    metrics,
+    usual_weighting,
+    weighting_of,
+)
 
 WEIGHTS = st.dictionaries(st.sampled_from(sorted(FIGURES)), st.floats(1e-3, 1e3), min_size=1)
 

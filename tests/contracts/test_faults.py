@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from longshore.cluster.faults.configuration import FaultConfiguration, FaultDraw, FaultModel
-from longshore.cluster.faults.exponential import MODEL, Exponential, exponential
-from longshore.cluster.faults.registry import fault_model
+from longshore.cluster.faults.models import (
+    EXPONENTIAL,
+    Exponential,
+    FaultConfiguration,
+    FaultDraw,
+    FaultModel,
+    exponential,
+    fault_model,
+)
 from longshore.cluster.files.errors import InputError, PluginError
 from longshore.cluster.files.plugins import registered
 from longshore.cluster.model.topology import Cluster
@@ -29,7 +35,7 @@ faults: {model: shaky, rate_per_s: 2e-6}
 """
 THEIRS = """
 import numpy as np
-from longshore.cluster.faults.configuration import FaultConfiguration, FaultModel, fault_process, source_rates
+from longshore.cluster.faults.models import FaultConfiguration, FaultModel, fault_process, source_rates
 
 class Shaky(FaultConfiguration):
     rate_per_s: float
@@ -96,7 +102,7 @@ def test_the_check_says_what_is_broken(broken: Any, says: str) -> None:
 
 
 def test_a_model_that_needs_parameters_is_checked_with_them() -> None:
-    check_fault_model(FaultModel(Demanding, MODEL.build), {"rate_per_s": 1.0})
+    check_fault_model(FaultModel(Demanding, EXPONENTIAL.build), {"rate_per_s": 1.0})
 
 
 @pytest.fixture

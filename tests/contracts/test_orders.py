@@ -2,7 +2,7 @@
 
 import pytest
 
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.problem import ORDERS
 from longshore.testing import check_order
 
 

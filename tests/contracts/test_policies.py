@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.dispatch.placing import take_gpu
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.placing import take_gpu
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.state.state import Simulation
 from longshore.testing import check_policy

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.model.problem import ORDERS, Problem
+from longshore.cluster.presets.drawn import hetero64
 from longshore.envs.batch import Batch, View
 from longshore.envs.gymnasium_envs import PlacementEnv, PlacementVectorEnv
 from longshore.envs.sb3 import PlacementVecEnv

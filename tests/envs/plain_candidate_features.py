@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.state.state import CANDIDATES, State
 from longshore.envs.batch import Batch
 from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS

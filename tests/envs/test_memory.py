@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import fault_sources, stack
+from longshore.cluster.model.problem import Problem, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
-from longshore.cluster.presets.hetero64 import fault_process, rules
+from longshore.cluster.presets.drawn import fault_process, rules
 from longshore.cluster.presets.problems import check_size, memory_bytes
 from longshore.cluster.simulator.simulation import simulation_of
 

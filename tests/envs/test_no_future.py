@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.model.problem import ORDERS, Problem
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
 from tests.envs.random_run import SEEN, open_actions, small_problem

@@ -9,8 +9,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 import longshore.envs
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import stack
+from longshore.cluster.model.problem import Problem, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.envs.gymnasium_envs import (

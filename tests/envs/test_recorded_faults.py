@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.faults.recorded import FaultTrace
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import DEFAULT_HAZARD_PER_S
+from longshore.cluster.model.problem import DEFAULT_HAZARD_PER_S, Problem
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from longshore import registration
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.own import NAMES, preset_problem, problem_of
+from longshore.cluster.model.problem import ORDERS
+from longshore.cluster.presets.named import NAMES, preset_problem, problem_of
 from longshore.cluster.presets.problems import WINDOW_JOBS
 from longshore.envs.batch import View
 from longshore.training.presets import PRESETS

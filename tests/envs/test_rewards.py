@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.rules import pick_at_random
-from longshore.cluster.candidates.random_placement import DRAWS
+from longshore.cluster.candidates.offers import DRAWS
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.simulator.engine import advance, reset, start

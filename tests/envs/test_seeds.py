@@ -8,7 +8,7 @@ import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.drawn import hetero64
 from longshore.envs.batch import View
 from longshore.envs.gymnasium_envs import PlacementEnv, PlacementVectorEnv
 from longshore.envs.sb3 import PlacementVecEnv

@@ -7,7 +7,7 @@ import pytest
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.simulator.state_border import sound_state
 from longshore.envs.batch import Batch, View

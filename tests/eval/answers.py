@@ -13,7 +13,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem
-from longshore.cluster.traces.detect import read_trace
+from longshore.cluster.traces.read import read_trace
 from longshore.eval.advice.choice import Advice, advice_of
 from longshore.eval.advice.grid import Grid, every_order, run_grid
 from longshore.eval.bounds import lower_bounds

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.cluster.model.outcome import Event, Outcome
-from longshore.cluster.model.scenarios import Scenarios
+from longshore.cluster.model.problem import Scenarios
 from longshore.eval.comparison import Comparison, compare
 
 CLUSTER_GPUS = 8

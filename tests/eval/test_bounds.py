@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import EndlessError
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import Rules, Scenarios, fault_sources, stack
+from longshore.cluster.model.problem import Problem, Rules, Scenarios, fault_sources, stack
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.eval.bounds import lower_bounds, shortest_remaining_ends_s

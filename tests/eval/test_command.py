@@ -10,11 +10,11 @@ import pytest
 from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.scenarios import same_jobs
+from longshore.cluster.model.problem import same_jobs
+from longshore.cluster.presets.drawn import training_key
 from longshore.cluster.presets.named import NAMED
 from longshore.cluster.presets.problems import Regime
-from longshore.cluster.presets.streams import training_key
-from longshore.cluster.traces.detect import read_trace
+from longshore.cluster.traces.read import read_trace
 from longshore.cluster.workloads.estimates import with_estimates
 from longshore.eval.command import told_apart
 from longshore.eval.setting import EvaluationRequest, setting_of

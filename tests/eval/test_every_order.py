@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.dispatch.orders import table
 from longshore.cluster.files.errors import InputError, PluginError
 from longshore.cluster.files.plugins import registered
-from longshore.cluster.model.scenarios import ORDERS, Scenarios
+from longshore.cluster.model.problem import ORDERS, Scenarios
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem
-from longshore.cluster.traces.detect import read_trace
+from longshore.cluster.queue import order_table
+from longshore.cluster.traces.read import read_trace
 from longshore.eval.advice.grid import COMMON, Candidate, every_order, run_grid, windows_of
 from longshore.eval.advice.ranking import document_of, lines, section_of
 from longshore.eval.advice.words import headline, sentences
@@ -172,7 +172,7 @@ def test_what_did_not_end_has_no_figure_to_compare_with(tmp_path: Path) -> None:
 def test_an_order_that_a_package_breaks_is_left_out_and_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(table._problems, ORDERS["shortest"], PluginError("order 'shortest' cannot be imported"))
+    monkeypatch.setitem(order_table._problems, ORDERS["shortest"], PluginError("order 'shortest' cannot be imported"))
     assert [regime.order for regime in every_order(Regime(waiting=True))] == ["easy", "easy-shortest", "fifo"]
     assert "an order is left out: order 'shortest' cannot be imported" in caplog.text
 

@@ -11,7 +11,7 @@ from longshore.agents.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import registered
-from longshore.cluster.model.weighting import weighting_of
+from longshore.cluster.model.outcome import weighting_of
 from longshore.eval.advice.grid import COMMON
 from longshore.eval.advice.words import sentences
 from longshore.eval.comparison import compare

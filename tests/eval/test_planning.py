@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.layouts import BEST, FIXED
+from longshore.cluster.model.problem import BEST, FIXED
 from longshore.eval.advice.asides import Counts, Planned, savings_of, words_of_plans
 from longshore.eval.setting import setting_of
 from tests.eval.answers import ASKED, answer

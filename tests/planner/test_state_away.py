@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.model.training_plan import Saving
+from longshore.cluster.model.workload import Saving
 from longshore.planner import search
 from longshore.planner.evaluating import evaluate, least_step_s, may_fit, with_copies
 from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, MARGIN_S, GpuType

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from longshore.agents.protocol import Policy
-from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.model.outcome import EVENT_KINDS
+from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror

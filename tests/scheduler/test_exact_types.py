@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from longshore.cluster.files.exact_types import ExactTypes
+from longshore.cluster.files.yaml_file import ExactTypes
 from longshore.scheduler.api.jobs import Change, NewCheckpoint
 from longshore.scheduler.api.nodes import ClearWish, NewFinding
 from longshore.scheduler.api.tokens import TokenWish

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.dispatch.orders.easy import ORDER as EASY
-from longshore.cluster.dispatch.turns import line_up
+from longshore.cluster.queue.orders import EASY
+from longshore.cluster.queue.turns import line_up
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.job_spec import JobFile

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.plans import Iteration, iteration_s, reference_iteration_s
+from longshore.cluster.model.workload import Iteration, iteration_s, reference_iteration_s
 from longshore.scheduler.control.rehydrate import asked_of
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode, encode

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.api.models import decision_page

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.dispatch.orders.easy import ORDER as EASY
-from longshore.cluster.dispatch.orders.table import order_of
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.cluster.queue.order_table import order_of
+from longshore.cluster.queue.orders import EASY
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Asked, Known, Standing, Turn

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from sqlalchemy import insert, text
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.dispatch.order import may_wait
 from longshore.cluster.files.errors import InputError
+from longshore.cluster.queue.order import may_wait
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.control.job_errors import JobErrors

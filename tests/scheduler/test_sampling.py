@@ -11,8 +11,8 @@ import torch
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
 from longshore.agents.networks.candidates import CandidatePolicy
-from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.model.problem import Problem
+from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.scheduler.placement.placer import Mode, Placer

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.scenarios import stopping
+from longshore.cluster.model.problem import stopping
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.access.browsers import is_loopback
 from longshore.scheduler.backends.building import build

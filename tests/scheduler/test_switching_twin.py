@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.switching_twin import NODE_GPUS, NODES, Compared, compared, trace
 from longshore.cluster.files.errors import BackendError
-from longshore.cluster.switching.replacement import RING, SOURCE
+from longshore.cluster.switching import RING, SOURCE
 from longshore.scheduler.backends.protocol import Attempt, Seats
 from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.failover.wire import NoneComing

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from longshore.cluster.dispatch.orders.easy import ORDER as EASY
+from longshore.cluster.queue.orders import EASY
 from longshore.scheduler.model.states import Desired, EndedBy, JobState, RankEnd, Run, Status
 from longshore.scheduler.rules.jobs import in_order
 from longshore.scheduler.store.jobs import set_priority, try_again

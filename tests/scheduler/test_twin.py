@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, Scenarios
+from longshore.cluster.model.problem import ORDERS, FaultProcess, Rules, Scenarios
 from longshore.cluster.model.topology import Cluster
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.control.reconciler import Reconciler, Times
 from longshore.scheduler.mirror.standing import Beliefs

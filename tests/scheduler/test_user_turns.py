@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.model.problem import ORDERS
+from longshore.cluster.presets.drawn import hetero64
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import Opening, decode, encode, encode_opening, to_json
 from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall

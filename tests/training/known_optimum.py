@@ -3,8 +3,7 @@
 import numpy as np
 
 from longshore.agents.protocol import Policy
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import fault_sources, stack
+from longshore.cluster.model.problem import Problem, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.agents.networks.candidate_run import Record
-from longshore.cluster.model.outcome import Metrics, bounded_s
-from longshore.cluster.model.weighting import weighting_of
+from longshore.cluster.model.outcome import Metrics, bounded_s, weighting_of
 from longshore.training.candidates.credit import (
     Foreseen,
     Ran,

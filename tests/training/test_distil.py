@@ -21,7 +21,7 @@ from longshore.agents.rollouts import NEVER, Rollout, Search
 from longshore.cluster.candidates.candidates import list_candidates
 from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
 from longshore.cluster.files.errors import CheckpointError, InputError
-from longshore.cluster.model.objective import Objective
+from longshore.cluster.model.outcome import Objective
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import reset

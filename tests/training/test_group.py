@@ -20,10 +20,9 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.networks.candidate_run import Record
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy
 from longshore.cluster.files.errors import CheckpointError
-from longshore.cluster.model.objective import Objective, objective_of
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.model.outcome import Objective, objective_of
+from longshore.cluster.model.problem import ORDERS, Problem
+from longshore.cluster.presets.drawn import hetero64
 from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training import run
 from longshore.training.asked import Sizes

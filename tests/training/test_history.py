@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy
 from longshore.agents.networks.candidates import CandidateNetwork
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.scenarios import ORDERS, fault_sources, stack
+from longshore.cluster.model.problem import ORDERS, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.problems import Regime

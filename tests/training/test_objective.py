@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.outcome import weighting_of
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.weighting import weighting_of
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.training import run
 from longshore.training.asked import Sizes

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.model.scenarios import Scenarios
+from longshore.cluster.model.problem import Scenarios
 from longshore.cluster.presets.problems import HETERO64_CAPACITY, Regime
 from longshore.training.asked import Asked
 from longshore.training.presets import PRESETS

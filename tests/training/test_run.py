@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.cluster.files.errors import CheckpointError, InputError
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.model.problem import ORDERS, Problem
+from longshore.cluster.presets.drawn import VALIDATION_SEED, hetero64, training_key
 from longshore.cluster.presets.problems import Regime
-from longshore.cluster.presets.streams import VALIDATION_SEED, training_key
 from longshore.training import run
 from longshore.training.asked import Asked, Problems, Sizes
 from longshore.training.config import TrainingConfig, config_of

@@ -11,8 +11,8 @@ from longshore.agents.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.plugins import registered
-from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.model.weighting import weighting_of
+from longshore.cluster.model.outcome import weighting_of
+from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.training.asked import LOADS, Asked, Problems

@@ -27,13 +27,11 @@ from ...agents.learned.checkpoint import layout_of
 from ...agents.learned.network import objective_unit_s, spent_s
 from ...agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
 from ...agents.rollouts import Base, Ranking, Rollout, Search
-from ...cluster.dispatch.placing import undo_picks
 from ...cluster.files.errors import CheckpointError, InputError
-from ...cluster.kernels.counter_random import uniform
-from ...cluster.model.objective import Objective, objective_of
-from ...cluster.model.outcome import metrics
+from ...cluster.kernels.structures import uniform
+from ...cluster.model.outcome import Objective, Weighting, metrics, objective_of
 from ...cluster.model.problem import Problem
-from ...cluster.model.weighting import Weighting
+from ...cluster.placing import undo_picks
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.simulator.simulation import outcome_of, simulation_of
 from ...cluster.state.state import CANDIDATES, Simulation

@@ -32,10 +32,8 @@ from torch import Tensor
 from ...agents.learned.checkpoint import layout_of
 from ...agents.networks.candidate_run import Record, sample_runs
 from ...agents.networks.candidates import CandidateNetwork, candidate_weights
-from ...cluster.model.objective import objective_of
-from ...cluster.model.outcome import Metrics, bounded_s, metrics
+from ...cluster.model.outcome import Metrics, Weighting, alone, bounded_s, metrics, objective_of
 from ...cluster.model.problem import Problem
-from ...cluster.model.weighting import Weighting, alone
 from ...cluster.simulator.simulation import outcome_of, simulation_of
 from ...cluster.state.state import CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT

@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from ....cluster.files.free_port import free_port
+from ....cluster.files.network import free_port
 from ...files.durable import is_there, open_folder, read_whole, write_whole
 from ...files.processes import Process, boot_id, find, shows_this_process
 from .ranks import Gang, Part, Spec, adopt_orphans, confine, decode, kill_children, kill_group, remove, send

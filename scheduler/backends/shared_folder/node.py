@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ....cluster.files.free_port import free_port
+from ....cluster.files.network import free_port
 from ...files.durable import is_there, make_folder, open_folder, read_whole, write_first
 from ...files.processes import Process
 from ..local.ranks import Part, Spec, adopt_orphans, decode

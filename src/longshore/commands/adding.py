@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..cluster.files.errors import InputError, PluginError
-from ..cluster.files.unwinding import unwound_by_signals
+from ..cluster.files.signals import unwound_by_signals
 from ..scheduler.commands.options import POLICIES
 from . import planning, traces
 from .evaluating import evaluate

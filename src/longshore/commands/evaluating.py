@@ -38,7 +38,7 @@ from .options import (  # fmt: skip
 from .progress import compile_first, console, progress
 
 if TYPE_CHECKING:
-    from ..cluster.model.weighting import Weighting
+    from ..cluster.model.outcome import Weighting
     from ..cluster.presets.problems import Regime
 
 WEEK_S = 604_800.0  # ageing bound where all orders are tried: what goes by size must not leave a job behind for ever
@@ -129,7 +129,7 @@ def evaluate(
 
 
 def _asked(objective: str | None) -> "Weighting | None":
-    from ..cluster.model.weighting import weighting_of
+    from ..cluster.model.outcome import weighting_of
 
     return None if objective is None else weighting_of(objective)
 

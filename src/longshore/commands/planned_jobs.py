@@ -13,12 +13,10 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from ..cluster.files.durations import seconds_of
 from ..cluster.files.errors import InputError
-from ..cluster.files.exact_types import ExactTypes
-from ..cluster.files.yaml_file import YamlFile, validated
-from ..cluster.model.training_plan import LEAST_COMPUTE_S as FEWEST_S
-from ..cluster.model.training_plan import PlacedIteration, PlanFile
+from ..cluster.files.yaml_file import ExactTypes, YamlFile, seconds_of, validated
+from ..cluster.model.workload import LEAST_COMPUTE_S as FEWEST_S
+from ..cluster.model.workload import PlacedIteration, PlanFile
 from ..planner.asking import model_of, samples_of
 from ..planner.calibration import read_hardware
 from ..planner.execution.launching import file_of

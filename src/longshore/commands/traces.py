@@ -9,7 +9,7 @@ from .options import MOST_GPUS, LoadOption, MaxGpusOption, SeedOption, SigmaOpti
 from .progress import console, download_progress, progress
 
 if TYPE_CHECKING:
-    from ..cluster.traces.public.catalogue import PublicTrace
+    from ..cluster.traces.download import PublicTrace
 
 CatalogueOption = Annotated[
     Path | None, typer.Option(help="Another table of traces (docs/formats.md), such as your group's own.")
@@ -20,7 +20,7 @@ def list_traces(catalogue: CatalogueOption = None) -> None:
     """List the public traces that can be downloaded."""
     from rich.table import Table
 
-    from ..cluster.traces.public.catalogue import OURS, read_catalogue
+    from ..cluster.traces.download import OURS, read_catalogue
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("name", "bytes", "licence", "good for"):
@@ -51,8 +51,7 @@ def download_trace(
     if name is None:
         list_traces(catalogue)
         return
-    from ..cluster.traces.public.catalogue import OURS, read_catalogue, trace_named
-    from ..cluster.traces.public.download import MIRROR, download, target_of
+    from ..cluster.traces.download import MIRROR, OURS, download, read_catalogue, target_of, trace_named
 
     trace = trace_named(name, read_catalogue(catalogue or OURS))
     target = target_of(trace, output)
@@ -96,7 +95,7 @@ def plan_trace(
         from ..cluster.files.errors import InputError
         from ..cluster.files.output_file import check_csv, check_outputs
         from ..cluster.presets.cluster_file import read_cluster
-        from ..cluster.traces.detect import read_trace
+        from ..cluster.traces.read import read_trace
         from ..cluster.traces.statistics import write_trace
         from ..cluster.workloads.windows import with_gpus_cut
         from ..planner.calibration import read_gpus
@@ -145,8 +144,8 @@ def inspect(
     seed: SeedOption = 0,
 ) -> None:
     """Show the statistics of a trace."""
-    from ..cluster.presets.streams import Stream, stream
-    from ..cluster.traces.detect import detect_format, format_words, read_trace
+    from ..cluster.presets.drawn import Stream, stream
+    from ..cluster.traces.read import detect_format, format_words, read_trace
     from ..cluster.traces.statistics import describe
     from ..cluster.workloads.estimates import estimate_errors
     from ..eval.table import print_errors, print_trace
@@ -166,7 +165,7 @@ def convert(
 ) -> None:
     """Write a trace in Longshore's own format, which every command reads."""
     from ..cluster.files.output_file import check_csv, check_outputs
-    from ..cluster.traces.detect import read_trace
+    from ..cluster.traces.read import read_trace
     from ..cluster.traces.statistics import write_trace
 
     check_csv("OUTPUT", output)
@@ -193,7 +192,7 @@ def sample(
     import numpy as np
 
     from ..cluster.files.output_file import check_csv, check_outputs
-    from ..cluster.traces.detect import read_trace
+    from ..cluster.traces.read import read_trace
     from ..cluster.traces.statistics import write_trace
     from ..cluster.workloads.windows import sample_windows
 

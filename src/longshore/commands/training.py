@@ -9,7 +9,7 @@ import typer
 
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import in_one_line
-from ..cluster.files.unwinding import BY_SIGNAL
+from ..cluster.files.signals import BY_SIGNAL
 from .options import AgeingOption, ClusterOption, FaultsOption, ObjectiveOption, OracleOption, TurnsOption, names
 from .progress import compile_first, progress, training_progress
 

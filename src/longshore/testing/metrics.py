@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from ..agents.heuristics import PACK
 from ..cluster.model.outcome import Outcome
-from ..cluster.model.scenarios import Scenarios
-from ..cluster.presets.hetero64 import hetero64
+from ..cluster.model.problem import Scenarios
+from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..eval.metrics import Metric, Result, result_of
 

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from ..cluster.faults.configuration import FaultConfiguration, FaultDraw, FaultModel
+from ..cluster.faults.models import FaultConfiguration, FaultDraw, FaultModel
 from ..cluster.files.errors import InputError
 from ..cluster.files.plugins import registered
-from ..cluster.model.scenarios import FaultProcess, fault_sources
+from ..cluster.model.problem import FaultProcess, fault_sources
 from ..cluster.model.topology import Cluster, grid_cluster
 from ..cluster.model.workload import Workload
-from ..cluster.presets.hetero64 import hetero64
+from ..cluster.presets.drawn import hetero64
 from ..cluster.state.border import sound_process
-from ..cluster.traces.detect import TraceFormat
+from ..cluster.traces.read import TraceFormat
 from ..envs.batch import Batch, View, ideal_time_s
 from ..envs.reward_table import REWARDS, cost_so_far_s, reward_of
 
@@ -132,7 +132,7 @@ def check_trace_format(trace_format: TraceFormat, sample: Path) -> Workload:
 
 def others_that_take(sample: Path, name: str) -> list[str]:
     """Return the registered formats but one that take a file for theirs: `longshore` could then not find its format."""
-    from ..cluster.traces.detect import load_format
+    from ..cluster.traces.read import load_format
 
     head = sample.read_bytes().decode("utf-8-sig")[:HEAD]
     return [other for other in registered("traces") if other != name and load_format(other).sniff(head)]

@@ -13,7 +13,7 @@ from ..agents.learned.network import Layout, Network, find_network
 from ..agents.learned.schema import Schema
 from ..agents.protocol import Policy
 from ..cluster.model.problem import Problem
-from ..cluster.presets.hetero64 import hetero64
+from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..envs.batch import ACTIONS, Batch, View
 from .policies import check_decisions, check_knowledge, check_patience, check_words

@@ -1,14 +1,13 @@
-"""What every order regime must do (longshore.cluster.dispatch.orders.order)."""
+"""What every order regime must do (longshore.cluster.queue.orders)."""
 
 import numpy as np
 
 from ..agents.heuristics import PACK
-from ..cluster.dispatch.orders.table import order_of
 from ..cluster.files.plugins import load
 from ..cluster.model.outcome import Outcome
-from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import EVERY_JOB, ORDERS
-from ..cluster.presets.hetero64 import hetero64
+from ..cluster.model.problem import EVERY_JOB, ORDERS, Problem
+from ..cluster.presets.drawn import hetero64
+from ..cluster.queue.order_table import order_of
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 
 SCENARIOS, JOBS, NODES = 8, 40, 4

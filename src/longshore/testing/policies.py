@@ -7,12 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..agents.protocol import Policy
-from ..cluster.dispatch.order import may_wait
-from ..cluster.dispatch.placing import undo_picks
-from ..cluster.dispatch.turning import turn_to
-from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import ORDERS
-from ..cluster.presets.hetero64 import hetero64
+from ..cluster.model.problem import ORDERS, Problem
+from ..cluster.placing import undo_picks
+from ..cluster.presets.drawn import hetero64
+from ..cluster.queue.order import may_wait, turn_to
 from ..cluster.simulator.engine import advance, reset, start, wait
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import Simulation

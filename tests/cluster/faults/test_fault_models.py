@@ -8,14 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from longshore.cluster.faults.configuration import REPAIR_MEAN_S, REPAIR_SIGMA, FaultDraw
-from longshore.cluster.faults.correlated import Correlated, correlated
-from longshore.cluster.faults.exponential import Exponential, exponential
-from longshore.cluster.faults.lemon import Lemon, lemon
-from longshore.cluster.faults.registry import fault_model
-from longshore.cluster.faults.weibull import Weibull, weibull
-from longshore.cluster.kernels.counter_random import uniform
-from longshore.cluster.model.scenarios import DEFAULT_HAZARD_PER_S
+from longshore.cluster.faults.models import (
+    REPAIR_MEAN_S,
+    REPAIR_SIGMA,
+    Correlated,
+    Exponential,
+    FaultDraw,
+    Lemon,
+    Weibull,
+    correlated,
+    exponential,
+    fault_model,
+    lemon,
+    weibull,
+)
+from longshore.cluster.kernels.structures import uniform
+from longshore.cluster.model.problem import DEFAULT_HAZARD_PER_S
 from longshore.cluster.model.topology import Cluster, grid_cluster
 
 CLUSTER = grid_cluster(6, 4, nodes_per_rack=4)  # two racks, of 4 and of 2 nodes

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.traces.detect import read_trace
+from longshore.cluster.traces.read import read_trace
 from tests.cluster.traces.small_traces import EXAMPLES, PHILLY, written
 from tests.support.budgets import examples
 

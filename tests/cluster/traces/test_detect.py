@@ -6,7 +6,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError, PluginError
 from longshore.cluster.files.plugins import registered
-from longshore.cluster.traces.detect import detect_format, format_words, load_format, read_trace
+from longshore.cluster.traces.read import detect_format, format_words, load_format, read_trace
 from tests.cluster.traces.small_traces import EXAMPLES, written
 from tests.command_line import Command
 from tests.packages import install
@@ -73,7 +73,7 @@ def test_what_a_file_was_taken_for_is_told_once_by_every_command(tmp_path: Path,
 
 
 def test_a_file_that_fits_two_formats_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / "theirs", monkeypatch, "traces", {"two": "longshore.cluster.traces.formats.itp:FORMAT"})
+    install(tmp_path / "theirs", monkeypatch, "traces", {"two": "longshore.cluster.traces.formats:ITP"})
     path = written(tmp_path, EXAMPLES["itp"][0])
     with pytest.raises(InputError, match=r"fits several formats: itp .*, two"):
         detect_format(path)
@@ -82,7 +82,7 @@ def test_a_file_that_fits_two_formats_has_to_be_named(tmp_path: Path, monkeypatc
 
 def test_a_format_from_another_package_is_found_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
-        "from longshore.cluster.traces.formats.itp import FORMAT\n"
+        "from longshore.cluster.traces.formats import FORMAT\n"
         "def sniff(head): return head.startswith('%stranger')\n"
         "def read(path): return FORMAT.read(path.with_suffix('.csv'))\n"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longshore.cluster.model.training_plan import PlanFile, StagePlan
+from longshore.cluster.model.workload import PlanFile, StagePlan
 from longshore.planner.execution.launching import launch, write_plan
 
 pytestmark = pytest.mark.full

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from longshore.cluster.model.training_plan import PlanFile, StagePlan
+from longshore.cluster.model.workload import PlanFile, StagePlan
 from longshore.planner.calibration import read_hardware, write_hardware
 from longshore.planner.execution.launching import read_plan
 from longshore.planner.execution.worker import Measured, StageMeasured, main, print_comparison

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.layouts import laid_out
-from longshore.cluster.model.plans import iteration_s
-from longshore.cluster.model.workload import Workload, workload_of
+from longshore.cluster.model.problem import laid_out
+from longshore.cluster.model.workload import Workload, iteration_s, workload_of
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.planner.jobs import (
     LEAST_ITERATIONS,

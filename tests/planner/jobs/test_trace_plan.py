@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from longshore.cli import app
-from longshore.cluster.traces.detect import read_trace
+from longshore.cluster.traces.read import read_trace
 
 ROOT = Path(__file__).absolute().parents[3]
 SMALL, HETERO64 = ROOT / "examples/small.yaml", ROOT / "examples/hetero64.yaml"

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from longshore.cluster.files.free_port import free_port
+from longshore.cluster.files.network import free_port
 from longshore.scheduler.backends.ray.backend import DEADLINE_S, RayBackend
 from longshore.scheduler.backends.ray.launcher import LABEL, gpu_resource
 from longshore.scheduler.files.processes import Identity, boot_id, children, find, is_alive

@@ -3,7 +3,7 @@
 import numpy as np
 
 from longshore.cluster.model.topology import grid_cluster
-from longshore.cluster.presets.hetero64 import fault_process, rules
+from longshore.cluster.presets.drawn import fault_process, rules
 from longshore.scheduler.mirror.standing import Site
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.store.events import EventRow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.model.scenarios import stack
+from longshore.cluster.model.problem import stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.scheduler.backends.protocol import NodeView

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.files.free_port import free_port
+from longshore.cluster.files.network import free_port
 from longshore.scheduler.preflight.travelling import NOT_FIT, rank_of, wrapped
 from longshore.scheduler.preflight.workload import Workload
 from longshore.scheduler.rules.retry import TEMPFAIL

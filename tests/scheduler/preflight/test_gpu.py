@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from longshore.cluster.files.errors import BackendError
-from longshore.cluster.files.free_port import free_port
+from longshore.cluster.files.network import free_port
 from longshore.scheduler.failover.member import nccl
 from longshore.scheduler.failover.member.control import Control, Pulse
 from longshore.scheduler.failover.member.groups import Group, LinkError

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, delete, insert
 
-from longshore.cluster.workloads.history import Alike, histories
+from longshore.cluster.workloads.estimates import Alike, histories
 from longshore.scheduler.model.job import estimate_words
 from longshore.scheduler.model.job_spec import LEAST_S, YEAR_S
 from longshore.scheduler.model.states import AttemptState, Contact, JobState

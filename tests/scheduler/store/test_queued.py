@@ -4,7 +4,7 @@ import itertools
 
 from sqlalchemy import update
 
-from longshore.cluster.dispatch.orders.easy import ORDER as EASY
+from longshore.cluster.queue.orders import EASY
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.rules.jobs import in_order

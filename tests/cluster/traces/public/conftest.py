@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.traces.public import transfer
 from tests.cluster.traces.public.download_runs import CSV, Download, row
 from tests.cluster.traces.public.trace_server import Answers, serving
 from tests.command_line import Command
@@ -15,7 +14,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "LONGSHORE_MIRROR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(transfer, "PAUSE_S", 0.0)
+    monkeypatch.setattr("longshore.cluster.traces.download.PAUSE_S", 0.0)
     return tmp_path
 
 

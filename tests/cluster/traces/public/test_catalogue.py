@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.traces.public.catalogue import read_catalogue
+from longshore.cluster.traces.download import read_catalogue
 from tests.cluster.traces.public.download_runs import CSV, refused, row
 from tests.command_line import Command
 

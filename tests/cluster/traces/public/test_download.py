@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.traces.public import transfer
+from longshore.cluster.traces.download import TRIES
 from tests.cluster.traces.public.download_runs import CSV, Download, left, refused
 from tests.command_line import Command, Done
 from tests.support import processes
@@ -76,7 +76,7 @@ def test_a_server_that_cannot_go_on_begins_anew(download: Download) -> None:
 
 def test_a_server_that_always_breaks_at_one_byte_is_given_up(download: Download) -> None:
     refused(download(ways=["cut-no-range:5000"]))
-    assert len(download.server.asked) == 1 + transfer.TRIES
+    assert len(download.server.asked) == 1 + TRIES
     assert not Path("small.csv").exists()
 
 

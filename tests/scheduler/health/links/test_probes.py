@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.switching.links import SURE_BYTES_PER_S, believed_bytes_per_s
+from longshore.cluster.switching import SURE_BYTES_PER_S, believed_bytes_per_s
 from longshore.scheduler.health import link_probes
 from longshore.scheduler.health.link_probes import (
     BLOCK,

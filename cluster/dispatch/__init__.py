@@ -1,1 +1,0 @@
-"""Who may start next, and on which GPUs: order regimes, the queue, reservations and placing."""

@@ -1,1 +1,0 @@
-"""Order regimes: which job may start next (docs/simulator.md)."""

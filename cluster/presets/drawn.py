@@ -1,0 +1,307 @@
+"""The presets whose scenarios are drawn: `hetero64`, and the patent's `patent4` and `patent64`."""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.problem import ORDERS, FaultProcess, Problem, Rules, Scenarios, fault_sources
+from ..model.topology import Cluster, grid_cluster
+from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES
+
+HOUR_S = 3600.0
+GPUS_PER_NODE = 8
+FAST_SPEED = 2.5
+JOB_GPUS = np.array([1, 2, 4, 8, 16, 32], dtype=np.int32)
+JOB_GPUS_PROBABILITY = np.array([0.30, 0.15, 0.20, 0.18, 0.11, 0.06])
+# Adding up in floating point misses 1 by a rounding, and a draw beyond it would find no size.
+SIZE_BOUNDS = np.append(np.cumsum(JOB_GPUS_PROBABILITY)[:-1], 1.0)
+WORK_MEDIAN_S = 4.1 * HOUR_S
+WORK_SIGMA = 0.5
+GPU_FAULTS_PER_S = 1.0 / (1500.0 * HOUR_S)
+LEMON_FACTOR = 25.0
+REPAIR_MEAN_S = 12.0 * HOUR_S
+DRAWS_PER_BLOCK = 4  # Philox gives four numbers for each value of its counter
+
+
+class Site(NamedTuple):
+    """A cluster like the preset's, of another size, other speeds or other faults. The default is the preset's own."""
+
+    nodes: int = 8
+    node_gpus: int = 8
+    speeds: tuple[float, ...] = (FAST_SPEED, 1.0)  # of the GPUs: as many nodes have one as another, drawn anew
+    faults: float = 1.0  # times as many as in the preset
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster."""
+        return self.nodes * self.node_gpus
+
+    @property
+    def capacity(self) -> int:
+        """GPUs of speed 1 that it is worth."""
+        return round(self.node_gpus * float(_speeds(self, np.arange(self.nodes)).sum()))
+
+
+HETERO64 = Site()
+
+
+class _Draws(NamedTuple):
+    """Uniform numbers in [0, 1), one row for each scenario."""
+
+    fast: NDArray[np.float64]  # (scenarios, nodes)
+    lemon: NDArray[np.float64]  # (scenarios,)
+    seed: NDArray[np.float64]  # (scenarios,)
+    size: NDArray[np.float64]  # (scenarios, jobs)
+    radius: NDArray[np.float64]  # (scenarios, jobs)
+    angle: NDArray[np.float64]  # (scenarios, jobs)
+    gap: NDArray[np.float64]  # (scenarios, jobs), or no jobs where all are submitted at the start
+
+
+def hetero64(
+    scenarios: int, seed: int, *, first: int = 0, nodes: int = 8, jobs: int = 64, load: float | None = None,
+    site: Site | None = None,
+) -> Problem:  # fmt: skip
+    """Return scenarios of the preset: 8 nodes of 8 GPUs, 64 jobs that are all submitted at the start, or over time.
+
+    In each scenario a random half of the nodes is 2.5 times as fast as the others, and a random node is a lemon with
+    25 times the fault rate. Scenario i depends on `seed`, `first` + i, `nodes`, `jobs` and `load` only, not on how many
+    are drawn, so sets with ranges that do not meet share nothing.
+
+    Args:
+        scenarios: How many to draw.
+        seed: Key of all random numbers, at least 0.
+        first: Number of the first scenario, at least 0.
+        nodes: Nodes of 8 GPUs each, at least 4, so that the largest job (32 GPUs) fits.
+        jobs: Jobs of each scenario.
+        site: Another cluster, in place of `nodes` nodes like the preset's; jobs that ask for more than it has get all.
+        load: Jobs arrive as a Poisson process that offers this share of the cluster's GPU-time, counted in GPUs of
+            speed 1; None submits all at once.
+
+    Raises:
+        ValueError: If a number is below its minimum.
+    """
+    if site is not None:
+        nodes = site.nodes
+    elif nodes < 4:
+        raise ValueError(f"nodes must be at least 4, got {nodes}")
+    site = site or Site(nodes)
+    if scenarios < 1 or seed < 0 or first < 0 or jobs < 1 or (load is not None and not load > 0.0):
+        raise ValueError(
+            f"scenarios and jobs must be at least 1, seed and first at least 0, load above 0; "
+            f"got {scenarios}, {jobs}, {seed}, {first}, {load}"
+        )
+    cluster = grid_cluster(nodes, site.node_gpus)
+    draws = _draws(scenarios, seed, first, nodes, jobs, jobs if load is not None else 0)
+    drawn = _hetero64_scenarios(cluster, draws, site)
+    if load is not None:
+        drawn = drawn._replace(submit_s=_arrivals_s(draws.gap, load, drawn.speed[0].sum() * site.node_gpus))
+    return Problem(cluster, drawn, fault_process(), rules())
+
+
+def _arrivals_s(gap: NDArray[np.float64], load: float, capacity: float) -> NDArray[np.float64]:
+    """Return when jobs are submitted, the first at 0, to a cluster worth so many GPUs of speed 1."""
+    gpu_s = float(JOB_GPUS @ JOB_GPUS_PROBABILITY) * WORK_MEDIAN_S * np.exp(WORK_SIGMA**2 / 2.0)
+    gaps_s = -np.log1p(-gap) * gpu_s / (load * capacity)
+    gaps_s[:, 0] = 0.0
+    arrivals_s: NDArray[np.float64] = gaps_s.cumsum(axis=1)
+    return arrivals_s
+
+
+def fault_process() -> FaultProcess:
+    """Return the preset's faults: exponential up times and repairs, no transient ones."""
+    return FaultProcess(
+        shape=1.0,
+        repair_mean_s=REPAIR_MEAN_S,
+        repair_sigma=0.0,
+        transient_probability=0.0,
+        outage_first=np.zeros(1, dtype=np.int32),
+        outage_start_s=np.zeros(0),
+        outage_end_s=np.zeros(0),
+    )
+
+
+def rules() -> Rules:
+    """Return the preset's constants: simple run-time model, strict FIFO, no ageing, no waiting."""
+    return Rules(
+        ring=False,
+        node_penalty=0.25,
+        reference_gpus=GPUS_PER_NODE,
+        reference_intra_bytes_per_s=150e9,
+        reference_nic_bytes_per_s=12.5e9,
+        checkpoint_s=HOUR_S,
+        restart_s=0.25 * HOUR_S,
+        order=ORDERS["fifo"],
+        ageing_s=float("inf"),
+        waiting=False,
+    )
+
+
+def numbered_draws(scenarios: int, seed: int, first: int, count: int) -> NDArray[np.float64]:
+    """Return uniform numbers in [0, 1) of scenarios first, first + 1, ..., shape (scenarios, count).
+
+    Each row is of whole blocks, so that it stands at a known value of the counter.
+    """
+    blocks = -(-count // DRAWS_PER_BLOCK)
+    rng = np.random.Generator(np.random.Philox(key=seed, counter=first * blocks))
+    return rng.random((scenarios, blocks * DRAWS_PER_BLOCK))[:, :count]
+
+
+def work_s(radius: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the work of jobs, log-normal, from two uniform numbers for each."""
+    # Box and Muller, 1958; 1 - u is never 0.
+    normal = np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * np.pi * angle)
+    work: NDArray[np.float64] = WORK_MEDIAN_S * np.exp(WORK_SIGMA * normal)
+    return work
+
+
+def _draws(scenarios: int, seed: int, first: int, nodes: int, jobs: int, gaps: int) -> _Draws:
+    ends = np.cumsum([nodes, 1, 1, jobs, jobs, jobs, gaps])
+    rows = numbered_draws(scenarios, seed, first, int(ends[-1]))
+    fast, lemon, fault_seed, size, radius, angle, gap, _ = np.split(rows, ends, axis=1)
+    return _Draws(fast, lemon[:, 0], fault_seed[:, 0], size, radius, angle, gap)
+
+
+def _speeds(site: Site, rank: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the speed of the nodes of each rank."""
+    kinds = len(site.speeds)
+    bounds = [site.nodes * kind // kinds for kind in range(1, kinds)]
+    speeds: NDArray[np.float64] = np.array(site.speeds)[np.searchsorted(bounds, rank, side="right")]
+    return speeds
+
+
+def _hetero64_scenarios(cluster: Cluster, draws: _Draws, site: Site) -> Scenarios:
+    nodes, shape = cluster.speed.size, draws.size.shape
+    rank = draws.fast.argsort(axis=1).argsort(axis=1)
+    lemon = (draws.lemon * nodes).astype(np.int32)[:, None] == cluster.gpu_node
+    hazard = np.where(lemon, LEMON_FACTOR * GPU_FAULTS_PER_S, GPU_FAULTS_PER_S) * site.faults
+    rates = np.zeros((shape[0], fault_sources(cluster)))
+    rates[:, : hazard.shape[1]] = hazard
+    work = work_s(draws.radius, draws.angle)
+    return Scenarios(
+        jobs=np.full(shape[0], shape[1], dtype=np.int32),
+        gpus=np.minimum(JOB_GPUS[np.searchsorted(SIZE_BOUNDS, draws.size, side="right")], site.gpus),
+        work_s=work,
+        estimate_s=work.copy(),
+        submit_s=np.zeros(shape),
+        compute_s=np.full(shape, DEFAULT_COMPUTE_S),
+        parameter_bytes=np.full(shape, DEFAULT_PARAMETER_BYTES),
+        rank=np.zeros(shape, dtype=np.int64),
+        needs=np.zeros(shape, dtype=np.int32),
+        speed=_speeds(site, rank),
+        hazard_per_s=hazard,
+        source_rate_per_s=rates,
+        fault_seed=(draws.seed * 2.0**32).astype(np.int64),
+    )
+
+
+PATENT_JOBS = {4: 16, 64: 64}  # jobs of each scenario, by the cluster's GPUs
+HIGHEST_PER_S = LEMON_FACTOR * GPU_FAULTS_PER_S  # one fault in 60 h, as on the lemon of `hetero64`
+DECADES = 2.0
+GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
+
+
+def patent(scenarios: int, seed: int, *, gpus: int, first: int = 0) -> Problem:
+    """Return scenarios of the preset: a pool of GPUs of speed 1, all jobs submitted at the start, strict FIFO.
+
+    Every GPU is a node of its own and nothing is charged for spreading a job, so that which GPUs a job gets matters
+    by their faults alone. The jobs are those of `hetero64` that ask no more than half of the GPUs; faults, checkpoints
+    and restarts are as there. Scenario i depends on `seed`, `first` + i and `gpus` only.
+
+    Args:
+        scenarios: How many to draw.
+        seed: Key of all random numbers, at least 0.
+        gpus: 4 or 64.
+        first: Number of the first scenario, at least 0.
+
+    Raises:
+        ValueError: If a number is none of these.
+
+    Source: SPEC R2 to R5, R11.
+    """
+    if scenarios < 1 or seed < 0 or first < 0 or gpus not in PATENT_JOBS:
+        raise ValueError(
+            f"scenarios must be at least 1, seed and first at least 0, gpus one of {list(PATENT_JOBS)}; "
+            f"got {scenarios}, {seed}, {first}, {gpus}"
+        )
+    cluster = grid_cluster(gpus, 1)
+    lenient = rules()._replace(node_penalty=0.0)
+    return Problem(cluster, _patent_scenarios(cluster, scenarios, seed, first), fault_process(), lenient)
+
+
+def hazards_per_s(gpus: int) -> NDArray[np.float64]:
+    """Return the fault rate of each GPU, shape (gpus,): spread evenly over two decades of its logarithm.
+
+    The rates belong to the cluster and are the same in all scenarios: [n, t, s] shows no fault rates, so what a policy
+    knows of them it must have learned. Their order has no system that a rule by index could use.
+    """
+    rank = ((np.arange(gpus) + 1.0) * GOLDEN % 1.0).argsort().argsort()
+    rates: NDArray[np.float64] = HIGHEST_PER_S * 10.0 ** (-DECADES * rank / (gpus - 1))
+    return rates
+
+
+def _patent_scenarios(cluster: Cluster, scenarios: int, seed: int, first: int) -> Scenarios:
+    gpus, jobs = cluster.gpu_node.size, PATENT_JOBS[cluster.gpu_node.size]
+    rows = numbered_draws(scenarios, seed, first, 1 + 3 * jobs)
+    size, radius, angle = np.split(rows[:, 1:], 3, axis=1)
+    sizes = JOB_GPUS[gpus >= 2 * JOB_GPUS]
+    bounds = np.cumsum(JOB_GPUS_PROBABILITY[: sizes.size])
+    work = work_s(radius, angle)
+    hazard = np.broadcast_to(hazards_per_s(gpus), (scenarios, gpus)).copy()
+    rates = np.zeros((scenarios, fault_sources(cluster)))
+    rates[:, :gpus] = hazard
+    return Scenarios(
+        jobs=np.full(scenarios, jobs, dtype=np.int32),
+        gpus=sizes[np.searchsorted(bounds[:-1] / bounds[-1], size, side="right")],
+        work_s=work,
+        estimate_s=work.copy(),
+        submit_s=np.zeros(work.shape),
+        compute_s=np.full(work.shape, DEFAULT_COMPUTE_S),
+        parameter_bytes=np.full(work.shape, DEFAULT_PARAMETER_BYTES),
+        rank=np.zeros(work.shape, dtype=np.int64),
+        needs=np.zeros(work.shape, dtype=np.int32),
+        speed=np.ones((scenarios, gpus)),
+        hazard_per_s=hazard,
+        source_rate_per_s=rates,
+        fault_seed=(rows[:, 0] * 2.0**32).astype(np.int64),
+    )
+
+
+class Stream(IntEnum):
+    """What random numbers are for; each purpose has a stream of its own, whatever else is drawn."""
+
+    JOBS = 0  # workloads that are generated
+    WINDOWS = 1  # where windows of a trace begin
+    ESTIMATES = 2  # errors of estimates
+    FAULTS = 3  # fault seeds of scenarios
+    OUTAGES = 4  # nodes of a fault trace
+
+
+TRAINING_SEED, VALIDATION_SEED = 1_000_000, 1  # keys of training seed 0, and of what all training is validated on
+MOST_TRAINING_SEEDS = 1_000_000
+_APART = 1 << 64
+
+
+def training_key(seed: int) -> int:
+    """Return the key of the scenarios that a run of a seed from 0 to 999,999 trains on."""
+    return TRAINING_SEED + seed
+
+
+def evaluation_key(seed: int) -> int:
+    """Return the key of the scenarios that are evaluated by a seed: the seed itself, unless training draws by that."""
+    trained_on = TRAINING_SEED <= seed < TRAINING_SEED + MOST_TRAINING_SEEDS
+    return seed + _APART if trained_on or seed == VALIDATION_SEED else seed
+
+
+def own_key(seed: int) -> int:
+    """Return the key of scenarios that somebody draws for purposes of their own: nothing is evaluated by such a key."""
+    return seed + 2 * _APART
+
+
+def stream(seed: int, purpose: Stream) -> np.random.Generator:
+    """Return the random numbers of a seed for one purpose, the same at every call.
+
+    These are the generators that `np.random.default_rng(seed).spawn` gives, in the order of Stream.
+    """
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose,)))

@@ -1,0 +1,1 @@
+"""Who may start next: order regimes, the queue, and reservations."""

@@ -1,0 +1,484 @@
+"""Which job may start next: the order regimes of docs/simulator.md, and turning to another job."""
+
+import math
+
+from ..kernels.compiled import kernel
+from ..placing import begin_picks, least_slowdown
+from ..state.holding import class_of, has_classes, holds_on, in_service_for, usable_by_class, usable_on, usable_to
+from ..state.state import LOOKED_AT, OTHERS, Simulation
+from .expected import estimated_work_s, expected_run_s, sort_expected_ends
+from .index import (
+    first_to_pass,
+    hide,
+    is_indexed,
+    longest_waiting,
+    next_to_age_s,
+    show_hidden,
+    smallest_job,
+    smallest_of_line,
+)
+from .order_table import is_by_key, is_smallest_first, key_of, passes
+from .turns import LEADING, PASSING, has_turns, next_line_of
+
+AT_NO_TIME_S = -1.0  # the shadow time while an aged job waits: nobody ends by then
+
+
+@kernel
+def order_key(sim: Simulation, row: int, job: int) -> float:
+    """Return what the order regime orders jobs by."""
+    gpus = sim.scenarios.gpus[sim.state.scenario[row], job]
+    return float(key_of(sim.rules.order, gpus, estimated_work_s(sim, row, job)))
+
+
+@kernel
+def goes_before(sim: Simulation, row: int, job: int, key: float, other: int, other_key: float) -> bool:
+    """Say whether a job goes before another: by rank, and within one by the regime's key."""
+    rank = sim.scenarios.rank[sim.state.scenario[row]]
+    return bool(rank[job] < rank[other] or (rank[job] == rank[other] and key < other_key))
+
+
+@kernel
+def _fits(sim: Simulation, row: int, job: int) -> bool:
+    """Say whether enough GPUs that suit a job are usable."""
+    return bool(sim.scenarios.gpus[sim.state.scenario[row], job] <= usable_to(sim, row, job))
+
+
+@kernel
+def _gives(sim: Simulation, row: int, job: int, holder: int) -> int:
+    """Return how many of a running job's GPUs suit another job, which may start on them."""
+    gives, suits = 0, sim.cluster.suits[class_of(sim, row, holder)]
+    gpu = sim.state.first_gpu[row, job]
+    while gpu >= 0:
+        if not holds_on(sim) or sim.state.spare[row, gpu] == 0:
+            gives += suits[sim.cluster.gpu_node[gpu]]
+        gpu = sim.state.gpu_next[row, gpu]
+    return gives
+
+
+@kernel
+def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
+    """Set the shadow time and the extra GPUs for the job that holds the reservation."""
+    state = sim.state
+    gpus = sim.scenarios.gpus[state.scenario[row]]
+    free = usable_to(sim, row, holder)
+    waits, several = free >= gpus[holder], has_classes(sim) or holds_on(sim)
+    state.shadow_s[row] = math.inf
+    state.extra[row] = 0
+    count = sort_expected_ends(sim, row)
+    i = 0
+    while i < count and (waits or free < gpus[holder]):
+        waits = False
+        end_s = state.ends_s[row, i]
+        while i < count and state.ends_s[row, i] == end_s:
+            job = state.ends_job[row, i]
+            free += _gives(sim, row, job, holder) if several else gpus[job]
+            i += 1
+        if free >= gpus[holder]:
+            state.shadow_s[row] = end_s
+            state.extra[row] = free - gpus[holder]
+
+
+@kernel
+def reserve(sim: Simulation, row: int, holder: int) -> None:
+    """Set the shadow time and the extra GPUs, as they stand in the state if nothing has changed since they were found.
+
+    After a placement that was refused, for instance.
+    """
+    state = sim.state
+    usable = usable_to(sim, row, holder)
+    if has_classes(sim):
+        _hold_for(sim, row, holder)
+    if (
+        state.reserved_for[row] == holder + 1
+        and state.reserved_moment[row] == state.moment[row]
+        and state.reserved_usable[row] == usable
+    ):
+        state.shadow_s[row] = state.reserved_shadow_s[row]
+        state.extra[row] = state.reserved_extra[row]
+        return
+    _find_reservation(sim, row, holder)
+    state.reserved_for[row] = holder + 1
+    state.reserved_moment[row] = state.moment[row]
+    state.reserved_usable[row] = usable
+    state.reserved_shadow_s[row] = state.shadow_s[row]
+    state.reserved_extra[row] = state.extra[row]
+
+
+@kernel
+def _hold_for(sim: Simulation, row: int, holder: int) -> None:
+    """Note whose GPUs are reserved, and how many usable ones jobs of each class find elsewhere."""
+    kind = class_of(sim, row, holder)
+    sim.state.reserved_class[row] = kind
+    suits, beside = sim.cluster.suits, sim.scratch.class_beside
+    for own in range(suits.shape[0]):
+        beside[row, own] = 0
+        for node in range(suits.shape[1]):
+            if suits[own, node] > suits[kind, node]:
+                beside[row, own] += usable_on(sim, row, node)
+
+
+@kernel
+def _least_held(sim: Simulation, row: int, job: int) -> int:
+    """Return the fewest GPUs of use to the holder of the reservation that a job can take."""
+    gpus = int(sim.scenarios.gpus[sim.state.scenario[row], job])
+    if not has_classes(sim):
+        return gpus
+    return max(0, gpus - int(sim.scratch.class_beside[row, class_of(sim, row, job)]))
+
+
+@kernel
+def _picked_held(sim: Simulation, row: int) -> int:
+    """Return how many GPUs of use to the holder of the reservation are picked for the current job, which has all."""
+    held, suits = 0, sim.cluster.suits[sim.state.reserved_class[row]]
+    for node in range(suits.size):
+        held += sim.state.taken[row, node] * suits[node]
+    return held
+
+
+@kernel
+def ends_in_time(sim: Simulation, row: int, run_s: float) -> bool:
+    """Say whether a job that is expected to run so long ends by the shadow time if it starts at once."""
+    return bool(sim.state.now_s[row] + run_s <= sim.state.shadow_s[row])
+
+
+@kernel
+def delays_nobody(sim: Simulation, row: int, job: int, run_s: float, held: int) -> bool:
+    """Say whether a job keeps the reservation if it starts at once.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job.
+        run_s: How long it is expected to run.
+        held: GPUs that it takes and that suit the holder of the reservation too.
+    """
+    return bool(held <= sim.state.extra[row] or ends_in_time(sim, row, run_s))
+
+
+@kernel
+def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
+    """Say whether the current job, started on its picks with this slowdown, delays nobody."""
+    job = sim.state.current[row]
+    held = _picked_held(sim, row) if has_classes(sim) else sim.scenarios.gpus[sim.state.scenario[row], job]
+    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, slowdown), held)
+
+
+@kernel
+def _has_aged(sim: Simulation, row: int, job: int) -> bool:
+    """Say whether a waiting job is past the ageing bound, and as many GPUs as it asks for are in service for it."""
+    state = sim.state
+    # The sum, not the difference: `next_ageing_s` sets the clock to it, and rounding must not undo that.
+    return bool(
+        state.now_s[row] >= state.queued_s[row, job] + sim.rules.ageing_s
+        and sim.scenarios.gpus[state.scenario[row], job] <= in_service_for(sim, row, job)
+    )
+
+
+@kernel
+def _aged_job(sim: Simulation, row: int) -> int:
+    """Return the job that has waited longest among those past the ageing bound, -1 if there is none.
+
+    Under `fifo` that is who leads or none: the bound must not let anybody overtake it. A job that asks for more GPUs
+    than are in service for it is not among them: until a repair, nothing that is kept for it would help it.
+    """
+    state = sim.state
+    if passes(sim.rules.order) and is_indexed(sim, row):
+        longest = longest_waiting(sim, row, sim.cluster.gpu_node.size - state.down[row])
+        return longest if longest >= 0 and _has_aged(sim, row, longest) else -1
+    best = -1
+    job = state.head[row] if passes(sim.rules.order) else reservation_holder(sim, row)
+    while job >= 0:
+        if (best < 0 or state.queued_s[row, job] < state.queued_s[row, best]) and _has_aged(sim, row, job):
+            best = job
+        job = state.next_job[row, job] if passes(sim.rules.order) else -1
+    return best
+
+
+@kernel
+def next_ageing_s(sim: Simulation, row: int) -> float:
+    """Return when a waiting job next reaches the ageing bound, inf for never; under `fifo`, when who leads does."""
+    state = sim.state
+    least_s = math.inf
+    if sim.rules.ageing_s == math.inf:
+        return least_s
+    if passes(sim.rules.order) and is_indexed(sim, row):
+        return next_to_age_s(sim, row)
+    job = state.head[row] if passes(sim.rules.order) or state.head[row] < 0 else reservation_holder(sim, row)
+    while job >= 0:
+        aged_s = state.queued_s[row, job] + sim.rules.ageing_s
+        if state.now_s[row] < aged_s < least_s:
+            least_s = aged_s
+        job = state.next_job[row, job] if passes(sim.rules.order) else -1
+    return least_s
+
+
+@kernel
+def _smallest(sim: Simulation, row: int) -> int:
+    """Return the waiting job of lowest rank and smallest key, the first in the queue among equals."""
+    state = sim.state
+    if is_indexed(sim, row):
+        return smallest_job(sim, row)
+    best = state.head[row]
+    least = order_key(sim, row, best)
+    job = state.next_job[row, best]
+    while job >= 0:
+        key = order_key(sim, row, job)
+        if goes_before(sim, row, job, key, best, least):
+            best, least = job, key
+        job = state.next_job[row, job]
+    return best
+
+
+@kernel
+def _smallest_of_line(sim: Simulation, row: int, line: int) -> int:
+    """Return the waiting job of a line of smallest key, the first among equals."""
+    state = sim.state
+    if is_indexed(sim, row):
+        return smallest_of_line(sim, row, line)
+    best = state.line_head[row, line]
+    least = order_key(sim, row, best)
+    job = state.next_in_line[row, best]
+    while job >= 0:
+        key = order_key(sim, row, job)
+        if key < least:
+            best, least = job, key
+        job = state.next_in_line[row, job]
+    return best
+
+
+@kernel
+def reservation_holder(sim: Simulation, row: int) -> int:
+    """Return the job of the queue that leads, and holds the reservation; the queue is not empty."""
+    state, head = sim.state, sim.state.head[row]
+    if not has_turns(sim):
+        return _smallest(sim, row) if is_smallest_first(sim.rules.order) else head
+    if is_smallest_first(sim.rules.order):
+        return _smallest_of_line(sim, row, state.first_line[row, LEADING])
+    return head if state.came_back[row, head] == 1 else state.line_head[row, state.first_line[row, LEADING]]
+
+
+@kernel
+def may_pass(sim: Simulation, row: int, job: int) -> bool:
+    """Say whether a job behind the holder of the reservation may start if its placement is the fastest possible."""
+    state = sim.state
+    if not _fits(sim, row, job) or state.passed[row, job] == state.moment[row]:
+        return False
+    run_s = expected_run_s(sim, row, job, least_slowdown(sim, row, job))
+    return delays_nobody(sim, row, job, run_s, _least_held(sim, row, job))
+
+
+@kernel
+def all_may_pass(sim: Simulation, row: int) -> bool:
+    """Say whether the whole queue behind the holder of the reservation is looked at."""
+    return bool(sim.rules.backfill_depth >= sim.state.queued[row] - 1)
+
+
+@kernel
+def _backfill(sim: Simulation, row: int, holder: int) -> int:
+    """Return the job that may pass the holder of the reservation, which may not start; -1 if there is none."""
+    state = sim.state
+    if all_may_pass(sim, row) and is_indexed(sim, row):
+        return first_to_pass(sim, row)
+    if has_turns(sim):
+        line, found = state.first_line[row, PASSING], -1
+        while line >= 0 and found < 0:
+            found = _backfill_from(sim, row, holder, line)
+            line = next_line_of(sim, row, PASSING, line)
+        return found
+    by_key = is_by_key(sim.rules.order)
+    best, least = -1, math.inf
+    job, left = state.head[row], sim.rules.backfill_depth
+    while job >= 0 and left > 0:
+        if job != holder:
+            left -= 1
+            if may_pass(sim, row, job):
+                if not by_key:
+                    return job
+                key = order_key(sim, row, job)
+                if best < 0 or goes_before(sim, row, job, key, best, least):
+                    best, least = job, key
+        job = state.next_job[row, job]
+    return best
+
+
+@kernel
+def _backfill_from(sim: Simulation, row: int, holder: int, line: int) -> int:
+    """Return the job of a line that may pass the holder of the reservation, -1 if there is none."""
+    state, by_key = sim.state, is_by_key(sim.rules.order)
+    best, least = -1, math.inf
+    job, left = state.line_head[row, line], sim.rules.backfill_depth
+    while job >= 0 and left > 0:
+        if job != holder:
+            left -= 1
+            if may_pass(sim, row, job):
+                if not by_key:
+                    return job
+                key = order_key(sim, row, job)
+                if key < least:
+                    best, least = job, key
+        job = state.next_in_line[row, job]
+    return best
+
+
+@kernel
+def _beside_aged(sim: Simulation, row: int, aged: int) -> int:
+    """Return the job that may start while an aged one waits: it takes no GPU that suits that one; -1 for none."""
+    state = sim.state
+    if not has_classes(sim) or not passes(sim.rules.order) or state.rested[row] == state.moment[row]:
+        return -1
+    _hold_for(sim, row, aged)
+    state.shadow_s[row] = AT_NO_TIME_S
+    job = _backfill(sim, row, aged)
+    state.leads[row] = 0
+    state.aged[row] = 1 if job >= 0 and _has_aged(sim, row, job) else 0
+    return job
+
+
+@kernel
+def next_job(sim: Simulation, row: int) -> int:
+    """Return the job that is due, -1 if none may start at this moment; sets the reservation that it must keep."""
+    state = sim.state
+    state.shadow_s[row] = math.inf
+    state.extra[row] = 0
+    state.reserved_class[row] = 0
+    state.aged[row], state.leads[row] = 0, 1
+    if state.head[row] < 0:
+        return -1
+    if sim.rules.ageing_s < math.inf:
+        aged = _aged_job(sim, row)
+        if aged >= 0 and state.passed[row, aged] != state.moment[row]:  # one that no free GPUs suit holds up nobody
+            state.aged[row] = 1
+            return aged if _fits(sim, row, aged) else _beside_aged(sim, row, aged)
+    if state.rested[row] == state.moment[row]:
+        return -1
+    holder = reservation_holder(sim, row)
+    if not passes(sim.rules.order):
+        return holder if _fits(sim, row, holder) and state.waited[row] != state.moment[row] else -1
+    if _fits(sim, row, holder) and state.passed[row, holder] != state.moment[row]:
+        return holder
+    if usable_by_class(sim, row, 0) == 0:
+        return -1
+    reserve(sim, row, holder)
+    state.leads[row] = 0
+    return _backfill(sim, row, holder)
+
+
+@kernel
+def may_wait(sim: Simulation, row: int) -> bool:
+    """Say whether the policy may let the next event pass instead of placing the current job."""
+    return sim.rules.waiting and sim.state.running[row] > 0 and sim.state.aged[row] == 0
+
+
+@kernel
+def may_turn(sim: Simulation, row: int) -> bool:
+    """Say whether the policy may turn to another job than the one that is due: where it may let that one wait.
+
+    While an aged job waits nobody turns to another, whatever is due beside it.
+    """
+    return bool(passes(sim.rules.order) and may_wait(sim, row) and sim.state.shadow_s[row] != AT_NO_TIME_S)
+
+
+@kernel
+def _other_key(sim: Simulation, row: int, job: int) -> float:
+    """Return what the jobs to turn to are chosen by: the key of the regime, or the expected work if it has none."""
+    return order_key(sim, row, job) if is_by_key(sim.rules.order) else estimated_work_s(sim, row, job)
+
+
+@kernel
+def _insert_other(sim: Simulation, row: int, job: int, first: int, count: int) -> int:
+    """Put a job in its place in `other_job`, behind the first so many of `count`; return how many then stand there."""
+    others = sim.scratch.other_job
+    key, at = _other_key(sim, row, job), min(count, OTHERS)
+    while at > first:
+        before = others[row, at - 1]
+        if not goes_before(sim, row, job, key, before, _other_key(sim, row, before)):
+            break
+        if at < OTHERS:
+            others[row, at] = before
+        at -= 1
+    if at < OTHERS:
+        others[row, at] = job
+    return min(count + 1, OTHERS)
+
+
+@kernel
+def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
+    """Do what `list_others` does by the index of the queue."""
+    state = sim.state
+    hidden = state.index_hidden[row]
+    hide(sim, row, holder)
+    hide(sim, row, due)
+    count, by_key = 0, is_by_key(sim.rules.order)
+    for _ in range(OTHERS if by_key else LOOKED_AT):
+        job = first_to_pass(sim, row)
+        if job < 0:
+            break
+        count = _insert_other(sim, row, job, count if by_key else 0, count)  # by key they come as they are offered
+        hide(sim, row, job)
+    show_hidden(sim, row, hidden)
+    return count
+
+
+@kernel
+def list_others(sim: Simulation, row: int) -> int:
+    """Write the jobs that the policy may turn to into `other_job`; return their number, OTHERS at most.
+
+    Where the regime has no key they are the shortest of the first LOOKED_AT that would be offered if each before were
+    passed over. The state then holds the reservation that they must keep, and no longer that of the job that is due.
+    """
+    state = sim.state
+    holder, due = reservation_holder(sim, row), state.current[row]
+    reserve(sim, row, holder)
+    if all_may_pass(sim, row) and is_indexed(sim, row):
+        return _find_others(sim, row, holder, due)
+    if has_turns(sim):
+        return _list_in_turns(sim, row, holder, due)
+    by_key = is_by_key(sim.rules.order)
+    count, seen = 0, 0
+    job, left = state.head[row], sim.rules.backfill_depth
+    while job >= 0 and left > 0 and (by_key or seen < LOOKED_AT):
+        left -= job != holder
+        if job not in (holder, due) and may_pass(sim, row, job):
+            count = _insert_other(sim, row, job, 0, count)
+            seen += 1
+        job = state.next_job[row, job]
+    return count
+
+
+@kernel
+def _list_in_turns(sim: Simulation, row: int, holder: int, due: int) -> int:
+    """Do what `list_others` does where users take turns, without an index: line by line."""
+    state, by_key = sim.state, is_by_key(sim.rules.order)
+    count, seen = 0, 0
+    line = state.first_line[row, PASSING]
+    while line >= 0 and (count < OTHERS if by_key else seen < LOOKED_AT):
+        first = count if by_key else 0
+        job, left = state.line_head[row, line], sim.rules.backfill_depth
+        while job >= 0 and left > 0 and (by_key or seen < LOOKED_AT):
+            left -= job != holder
+            if job not in (holder, due) and may_pass(sim, row, job):
+                count = _insert_other(sim, row, job, first, count)
+                seen += 1
+            job = state.next_in_line[row, job]
+        line = next_line_of(sim, row, PASSING, line)
+    return count
+
+
+@kernel
+def turn_to(sim: Simulation, row: int, job: int) -> bool:
+    """Make another job of the queue the one that is due, or the first again; False if the regime forbids it.
+
+    Nothing may be picked yet. The job must keep the reservation as if all jobs before it had been passed over, but they
+    were not: they are offered again at the same moment once it has started.
+    """
+    if job != next_job(sim, row):
+        if not may_turn(sim, row):
+            return False
+        holder = reservation_holder(sim, row)
+        reserve(sim, row, holder)
+        if job == holder or not may_pass(sim, row, job):
+            next_job(sim, row)
+            return False
+        sim.state.leads[row] = 0
+    begin_picks(sim, row, job)
+    return True

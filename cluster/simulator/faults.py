@@ -1,0 +1,221 @@
+"""What happens to GPUs: fault sources take them out of service and bring them back, and faults are detected."""
+
+import math
+
+from ..kernels.compiled import kernel
+from ..kernels.structures import push, remove, sink
+from ..state.beliefs import note_faults, observe
+from ..state.holding import (
+    claim_gpu,
+    count_by_class,
+    count_in_service,
+    give_up_gpu,
+    has_classes,
+    held_gpus,
+    holds_on,
+    is_struck,
+    pool_holds,
+    swap_roles,
+    take_back_gpu,
+)
+from ..state.state import Simulation
+from .endings import finish_held, go_on, settle, stop_after_fault
+from .event_log import FAULT, REPAIR, begin_event, name_gpu
+from .fault_process import next_fault_s, repaired_s
+from .jobs import kept_s, stop
+from .seats import NOBODY, average_s, find_replacement, note_records
+from .slow_nodes import drop_failed, relieved_by
+
+
+@kernel
+def strike(sim: Simulation, row: int, first: int, after: int) -> None:
+    """Let the members of rings on GPUs that have just failed die; their jobs stand still until that is detected.
+
+    A job that stands still already does so no longer for that.
+    """
+    state = sim.state
+    for gpu in range(first, after):
+        job = state.gpu_job[row, gpu]
+        if job < 0:
+            continue
+        state.died[row, gpu] = 1
+        if state.struck_s[row, job] < 0.0:
+            remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+            state.struck_s[row, job] = state.now_s[row]
+            state.end_s[row, job] = state.now_s[row] + sim.rules.detection_s
+            push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+
+
+@kernel
+def end_held(sim: Simulation, row: int) -> None:
+    """End the runs that are over at this moment, and act on the faults that are detected now; lowest job first."""
+    state = sim.state
+    while state.running[row] > 0 and state.end_s[row, state.run_heap[row, 0]] <= state.now_s[row]:
+        job = state.run_heap[row, 0]
+        if is_struck(sim, row, job):
+            heed(sim, row, job)
+        else:
+            finish_held(sim, row, job)
+
+
+@kernel
+def heed(sim: Simulation, row: int, job: int) -> None:
+    """Act on the faults of a job: form its ring anew, or stop it where that is the rule or nobody in it lives.
+
+    Source: SPEC F5 to F10.
+    """
+    if not sim.rules.switching or not has_living(sim, row, job):
+        stop_after_fault(sim, row, job)
+        return
+    drop_failed(sim, row, job)
+    before_s, types = average_s(sim, row, job), note_records(sim, row, job)
+    settle(sim, row, job, sim.state.struck_s[row, job], held_gpus(sim, row, job))
+    for gpu in range(sim.cluster.gpu_node.size):
+        if sim.state.gpu_job[row, gpu] == job and sim.state.died[row, gpu] == 1:
+            _mend(sim, row, job, gpu, before_s, types)
+    go_on(sim, row, job)
+
+
+@kernel
+def has_living(sim: Simulation, row: int, job: int) -> bool:
+    """Say whether a job has a member from which the others can get its state."""
+    gpu = sim.state.first_gpu[row, job]
+    while gpu >= 0:
+        if sim.state.died[row, gpu] == 0:
+            return True
+        gpu = sim.state.gpu_next[row, gpu]
+    return False
+
+
+@kernel
+def _mend(sim: Simulation, row: int, job: int, gpu: int, before_s: float, types: int) -> None:
+    """Fill the seat of a member that died: on its own GPU if that is back, else on another; or give the seat up.
+
+    The seat of a backup is that of the slow GPU once more.
+    """
+    state = sim.state
+    state.died[row, gpu] = 0
+    if state.gpu_down[row, gpu] == 0:
+        return
+    slow = relieved_by(sim, row, job, gpu)
+    if slow >= 0:
+        take_back_gpu(sim, row, job, slow)
+        return
+    found = find_replacement(sim, row, job, gpu, before_s, types)
+    if found != NOBODY:
+        claim_gpu(sim, row, job, found)
+        swap_roles(sim, row, found, gpu)
+    else:
+        if state.short[row, job] == 0:
+            state.shrunk[row] += 1
+        state.short[row, job] += 1
+    give_up_gpu(sim, row, job, gpu)
+
+
+@kernel
+def _source_gpus(sim: Simulation, source: int) -> tuple[int, int]:
+    """Return the first GPU of a fault source and the one after its last."""
+    cluster = sim.cluster
+    gpus, nodes = cluster.gpu_node.size, cluster.speed.size
+    if source < gpus:
+        return source, source + 1
+    if source < gpus + nodes:
+        node = source - gpus
+        return cluster.first_gpu[node], cluster.first_gpu[node + 1]
+    rack = source - gpus - nodes
+    return cluster.first_gpu[cluster.first_node[rack]], cluster.first_gpu[cluster.first_node[rack + 1]]
+
+
+@kernel
+def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
+    """Take GPUs out of service once more; jobs on them go on."""
+    state, learns, differ, holding = sim.state, sim.rules.estimated_hazards, has_classes(sim), holds_on(sim)
+    opened = False
+    for gpu in range(first, after):
+        if learns and state.gpu_down[row, gpu] == 0:
+            observe(sim, row, sim.cluster.gpu_node[gpu])
+        state.gpu_down[row, gpu] += 1
+        if state.gpu_down[row, gpu] == 1 + (pool_holds(sim, row, gpu) if holding else 0):
+            if not opened:
+                opened = True
+                kept = begin_event(sim, row, FAULT, -1)
+            if kept:
+                name_gpu(sim, gpu)
+        if state.gpu_down[row, gpu] == 1:
+            state.down[row] += 1
+            if differ:
+                count_in_service(sim, row, sim.cluster.gpu_node[gpu], -1)
+            if state.gpu_job[row, gpu] < 0:
+                state.free[row, sim.cluster.gpu_node[gpu]] -= 1
+                state.usable[row] -= 1
+                if differ:
+                    count_by_class(sim, row, sim.cluster.gpu_node[gpu], -1)
+
+
+@kernel
+def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
+    """Take GPUs out of service and stop the jobs on them, lowest index first, unless they hold on to their GPUs."""
+    state = sim.state
+    take_out(sim, row, first, after)
+    note_faults(sim, row, first, after)
+    if holds_on(sim):
+        strike(sim, row, first, after)
+        return
+    while True:
+        lowest = -1
+        for gpu in range(first, after):
+            job = state.gpu_job[row, gpu]
+            if job >= 0 and (lowest < 0 or job < lowest):
+                lowest = job
+        if lowest < 0:
+            break
+        stop(sim, row, lowest, kept_s(sim, row, lowest))
+
+
+@kernel
+def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
+    """Undo one `take_out` of GPUs."""
+    state, learns, differ, holding = sim.state, sim.rules.estimated_hazards, has_classes(sim), holds_on(sim)
+    opened = False
+    for gpu in range(first, after):
+        if learns and state.gpu_down[row, gpu] == 1:
+            observe(sim, row, sim.cluster.gpu_node[gpu])
+        state.gpu_down[row, gpu] -= 1
+        if state.gpu_down[row, gpu] == 0:
+            state.down[row] -= 1
+            if differ:
+                count_in_service(sim, row, sim.cluster.gpu_node[gpu], 1)
+            if state.gpu_job[row, gpu] < 0:
+                state.free[row, sim.cluster.gpu_node[gpu]] += 1
+                state.usable[row] += 1
+                if differ:
+                    count_by_class(sim, row, sim.cluster.gpu_node[gpu], 1)
+        if state.gpu_down[row, gpu] == (pool_holds(sim, row, gpu) if holding else 0):
+            if not opened:
+                opened = True
+                kept = begin_event(sim, row, REPAIR, -1)
+            if kept:
+                name_gpu(sim, gpu)
+
+
+@kernel
+def change_source(sim: Simulation, row: int, source: int) -> None:
+    """Let a fault source fail, or come back, and set when it changes next."""
+    state = sim.state
+    first, after = _source_gpus(sim, source)
+    fails = state.source_failed[row, source] == 0
+    state.source_since_s[row, source] = state.now_s[row]
+    if fails:
+        _lose_gpus(sim, row, first, after)
+        state.source_s[row, source] = repaired_s(sim, row, source)
+        state.source_failed[row, source] = 1
+    if not fails or state.source_s[row, source] <= state.now_s[row]:
+        bring_back(sim, row, first, after)
+        state.source_k[row, source] += 1
+        state.source_failed[row, source] = 0
+        state.source_s[row, source] = next_fault_s(sim, row, source, state.now_s[row])
+    heap, place, count = state.source_heap, state.source_place, state.source_count
+    if state.source_s[row, source] == math.inf:
+        remove(state.source_s, heap, place, count, row, source)
+    else:
+        sink(state.source_s, heap, place, count, row, 0)

@@ -1,0 +1,336 @@
+"""Who takes an empty seat of a ring, and how jobs on fewer GPUs win seats back (docs/simulator.md, Switching).
+
+Source: SPEC F5 to F7.
+"""
+
+import math
+from typing import NamedTuple
+
+from ..kernels.compiled import kernel
+from ..kernels.structures import kth_smallest
+from ..placing import safest_gpu
+from ..state.holding import claim_gpu, class_of, give_up_gpu, held_gpus, is_idle_spare, is_slow, is_struck, usable_on
+from ..state.state import Simulation
+from ..switching import (
+    SOURCE,
+    TYPICAL_EFFICIENCY,
+    Candidates,
+    Vacancy,
+    choose,
+    is_faster_with,
+    link_bytes_per_s,
+    ring_iteration_s,
+)
+from .endings import go_on, present_slowdown, settle
+
+NOBODY = -1
+
+
+class Gap(NamedTuple):
+    """The members of a ring beside one seat; that is at a GPU, or behind all members."""
+
+    before: int  # the neighbour before the seat, a GPU
+    after: int  # and the one after it
+    compute_s: float  # the longest compute time of a member, of the share that it has if no seat is empty
+    bytes_per_s: float  # the smallest bandwidth between neighbours, but for those around the seat
+
+
+@kernel
+def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s: float, types: int) -> int:
+    """Return the idle GPU that takes a seat of a running job, NOBODY if there is none.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job.
+        place: The GPU that failed on the seat or is slow, which the job still holds; or the number of GPUs for one
+            seat more.
+        average_s: The iteration time of its ring before the fault, or before it has a seat more.
+        types: What `note_records` returned then.
+    """
+    grows = place == sim.cluster.gpu_node.size
+    seats = held_gpus(sim, row, job) + (1 if grows else 0)
+    count, gap = _list_idle(sim, row, job), _gap(sim, row, job, place)
+    if grows and sim.rules.ring:  # by the simple model all is known before, and `present_slowdown` tells
+        count = _drop_slow(sim, row, job, gap, count, types)
+    if count == 0:
+        return NOBODY
+    share = _share(sim, row, job, seats)
+    _reckon(sim, row, share, gap, count, types)
+    vacancy = Vacancy(seats, _volume_bytes(sim, row, job), average_s, gap.compute_s * share, gap.bytes_per_s)
+    scratch = sim.scratch
+    candidates = Candidates(
+        scratch.seat_compute_s[row, :count],
+        scratch.seat_sure_s[row, :count],
+        scratch.seat_flops[row, :count],
+        scratch.seat_from[row, :count],
+        scratch.seat_to[row, :count],
+        scratch.seat_hazard[row, :count],
+    )
+    chosen = choose(vacancy, candidates, sim.rules.replacement)
+    return int(scratch.seat_gpu[row, chosen]) if chosen >= 0 else NOBODY
+
+
+@kernel
+def _list_idle(sim: Simulation, row: int, job: int) -> int:
+    """List the idle GPUs on which a job could go on, the safest of each node; those of the pool last.
+
+    The other GPUs of a node are no better. So equal candidates are taken from outside the pool first. Who is given a
+    seat is tried out before, and found out if it is slow.
+    """
+    suits, listed, count = sim.cluster.suits[class_of(sim, row, job)], sim.scratch.seat_gpu, 0
+    for node in range(suits.size):
+        if suits[node] == 1 and usable_on(sim, row, node) > 0 and not is_slow(sim, row, node):
+            listed[row, count] = safest_gpu(sim, row, node)
+            count += 1
+    if sim.rules.spares > 0.0:
+        for node in range(suits.size):
+            gpu = _safest_spare(sim, row, node) if suits[node] == 1 else NOBODY
+            if gpu != NOBODY and not is_slow(sim, row, node):
+                listed[row, count] = gpu
+                count += 1
+    return count
+
+
+@kernel
+def _safest_spare(sim: Simulation, row: int, node: int) -> int:
+    """Return the node's idle spare of lowest hazard, then lowest index; NOBODY if it has none."""
+    hazard, best = sim.state.gpu_hazard_per_s, NOBODY
+    for gpu in range(sim.cluster.first_gpu[node], sim.cluster.first_gpu[node + 1]):
+        if is_idle_spare(sim, row, gpu) and (best < 0 or hazard[row, gpu] < hazard[row, best]):
+            best = gpu
+    return best
+
+
+@kernel
+def _share(sim: Simulation, row: int, job: int, seats: int) -> float:
+    """Return what a GPU of so many computes of a batch, by what it has where no seat is empty."""
+    return float(sim.scenarios.gpus[sim.state.scenario[row], job] / seats)
+
+
+@kernel
+def compute_s(sim: Simulation, row: int, job: int, gpu: int) -> float:
+    """Return the true compute time of a job in an iteration on a GPU of a node that is well, where no seat is empty."""
+    scenario, node = sim.state.scenario[row], sim.cluster.gpu_node[gpu]
+    return float(sim.scenarios.compute_s[scenario, job] / sim.scenarios.speed[scenario, node])
+
+
+@kernel
+def _volume_bytes(sim: Simulation, row: int, job: int) -> float:
+    """Return what a job sends in an iteration; the simple model of run times knows no sending."""
+    return float(sim.scenarios.parameter_bytes[sim.state.scenario[row], job]) if sim.rules.ring else 0.0
+
+
+@kernel
+def _link_bytes_per_s(sim: Simulation, gpu: int, other: int) -> float:
+    """Return the bandwidth between two GPUs."""
+    return link_bytes_per_s(sim.cluster, sim.cluster.gpu_node[gpu], sim.cluster.gpu_node[other])
+
+
+@kernel
+def _gap(sim: Simulation, row: int, job: int, place: int) -> Gap:
+    """Return the members beside a seat; a ring runs through its GPUs in their order."""
+    state = sim.state
+    first, last, before, after, longest_s, link = -1, -1, -1, -1, 0.0, math.inf
+    for gpu in range(sim.cluster.gpu_node.size):
+        if state.gpu_job[row, gpu] != job or state.gpu_down[row, gpu] > 0 or gpu == place:
+            continue
+        longest_s = max(longest_s, compute_s(sim, row, job, gpu))
+        if last >= 0 and not last < place < gpu:
+            link = min(link, _link_bytes_per_s(sim, last, gpu))
+        if first < 0:
+            first = gpu
+        if gpu < place:
+            before = gpu
+        elif after < 0:
+            after = gpu
+        last = gpu
+    if last < 0:  # a slow GPU is the only member; whoever relieves it gets the state from it
+        return Gap(place, place, 0.0, math.inf)
+    if before >= 0 and after >= 0:  # else the seat lies between the last and the first
+        link = min(link, _link_bytes_per_s(sim, last, first))
+    return Gap(before if before >= 0 else last, after if after >= 0 else first, longest_s, link)
+
+
+@kernel
+def average_s(sim: Simulation, row: int, job: int) -> float:
+    """Return how long an iteration takes of the ring of all GPUs that a job holds, those too that have just failed.
+
+    Source: SPEC F3.
+    """
+    first, last, longest_s, link = -1, -1, 0.0, math.inf
+    for gpu in range(sim.cluster.gpu_node.size):
+        if sim.state.gpu_job[row, gpu] != job:
+            continue
+        longest_s = max(longest_s, compute_s(sim, row, job, gpu))
+        if last >= 0:
+            link = min(link, _link_bytes_per_s(sim, last, gpu))
+        else:
+            first = gpu
+        last = gpu
+    seats = held_gpus(sim, row, job)
+    longest_s *= _share(sim, row, job, seats)
+    closing = _link_bytes_per_s(sim, last, first)
+    return ring_iteration_s(
+        Vacancy(seats, _volume_bytes(sim, row, job), math.inf, longest_s, link), 0.0, closing, closing
+    )
+
+
+@kernel
+def _drop_slow(sim: Simulation, row: int, job: int, gap: Gap, count: int, types: int) -> int:
+    """Leave those idle GPUs in the list with which a ring that goes on without a seat would be faster; return how many.
+
+    That is reckoned by what the scheduler knows.
+    """
+    listed, kept, alone = sim.scratch.seat_gpu, 0, held_gpus(sim, row, job)
+    volume, demand = _volume_bytes(sim, row, job), _median_flops(sim, row, types)
+    share, less = _share(sim, row, job, alone + 1), _share(sim, row, job, alone)
+    joined = Vacancy(alone + 1, volume, 0.0, gap.compute_s * share, gap.bytes_per_s)
+    without = Vacancy(alone, volume, 0.0, gap.compute_s * less, gap.bytes_per_s)
+    closing = _link_bytes_per_s(sim, gap.before, gap.after)
+    for i in range(count):
+        gpu = listed[row, i]
+        node = sim.cluster.gpu_node[gpu]
+        at = _record_of(sim, row, types, sim.cluster.node_type[node])
+        known_s = sim.scratch.record_s[row, at] if at < types else demand / sim.cluster.peak_flops[node]
+        before, after = _link_bytes_per_s(sim, gap.before, gpu), _link_bytes_per_s(sim, gpu, gap.after)
+        if is_faster_with(joined, without, known_s * share, _has_alike(sim, row, job, node), before, after, closing):
+            listed[row, kept] = gpu
+            kept += 1
+    return kept
+
+
+@kernel
+def _has_alike(sim: Simulation, row: int, job: int, node: int) -> bool:
+    """Say whether a job runs on a GPU of the type of a node."""
+    kind, gpu = sim.cluster.node_type[node], sim.state.first_gpu[row, job]
+    while gpu >= 0:
+        if sim.cluster.node_type[sim.cluster.gpu_node[gpu]] == kind:
+            return True
+        gpu = sim.state.gpu_next[row, gpu]
+    return False
+
+
+@kernel
+def _reckon(sim: Simulation, row: int, share: float, gap: Gap, count: int, types: int) -> None:
+    """Write down what `choose` asks of the listed candidates; compute times are those `compute_times_s` would give."""
+    usual, most = _demands_flops(sim, row, types)
+    scratch = sim.scratch
+    for i in range(count):
+        gpu = scratch.seat_gpu[row, i]
+        node = sim.cluster.gpu_node[gpu]
+        at = _record_of(sim, row, types, sim.cluster.node_type[node])
+        peak = sim.cluster.peak_flops[node]
+        scratch.seat_compute_s[row, i] = (scratch.record_s[row, at] if at < types else usual / peak) * share
+        scratch.seat_sure_s[row, i] = (scratch.record_s[row, at] if at < types else most / peak) * share
+        scratch.seat_flops[row, i] = peak
+        scratch.seat_from[row, i] = _link_bytes_per_s(sim, gap.before, gpu)
+        scratch.seat_to[row, i] = _link_bytes_per_s(sim, gpu, gap.after)
+        scratch.seat_hazard[row, i] = sim.state.gpu_hazard_per_s[row, gpu]
+
+
+@kernel
+def _record_of(sim: Simulation, row: int, types: int, node_type: int) -> int:
+    """Return the place of a node type among so many recorded ones; their number if it is none of them."""
+    at = 0
+    while at < types and sim.scratch.record_type[row, at] != node_type:
+        at += 1
+    return at
+
+
+@kernel
+def note_records(sim: Simulation, row: int, job: int) -> int:
+    """Note the mean compute time of a job on each node type in its ring; return how many these are.
+
+    To be called before anybody comes: of a GPU on which the job has not run yet nothing is recorded.
+    """
+    scratch, types = sim.scratch, 0
+    for gpu in range(sim.cluster.gpu_node.size):
+        if sim.state.gpu_job[row, gpu] != job:
+            continue
+        node = sim.cluster.gpu_node[gpu]
+        at = _record_of(sim, row, types, sim.cluster.node_type[node])
+        if at == types:
+            types += 1
+            scratch.record_type[row, at] = sim.cluster.node_type[node]
+            scratch.record_gpus[row, at], scratch.record_s[row, at] = 0, 0.0
+            scratch.record_flops[row, at] = sim.cluster.peak_flops[node]
+        scratch.record_gpus[row, at] += 1
+        scratch.record_s[row, at] += compute_s(sim, row, job, gpu)
+    for at in range(types):
+        scratch.record_s[row, at] /= scratch.record_gpus[row, at]
+        scratch.record_flops[row, at] *= scratch.record_s[row, at]
+    return types
+
+
+@kernel
+def _median_flops(sim: Simulation, row: int, types: int) -> float:
+    """Return what a job asks of a type with a record, in the median of them."""
+    flops, middle = sim.scratch.record_flops, types // 2
+    median = kth_smallest(flops, row, types, middle)
+    if types % 2 == 0:
+        median = (kth_smallest(flops, row, types, middle - 1) + median) / 2.0
+    return float(median)
+
+
+@kernel
+def _demands_flops(sim: Simulation, row: int, types: int) -> tuple[float, float]:
+    """Return what a job asks of a type without a record, in the median of those with one and at most.
+
+    By the formula SOURCE it is the job's FLOPs. No trace tells them: they are what training typically reaches of what
+    the recorded types could have done.
+    """
+    median = _median_flops(sim, row, types)
+    if sim.rules.replacement == SOURCE:
+        return TYPICAL_EFFICIENCY * median, TYPICAL_EFFICIENCY * median
+    return median, kth_smallest(sim.scratch.record_flops, row, types, types - 1)
+
+
+@kernel
+def win_back(sim: Simulation, row: int) -> None:
+    """Let shrunk jobs take idle GPUs, lowest job first, before any job of the queue may."""
+    if sim.state.shrunk[row] == 0:
+        return
+    job = _next_shrunk(sim, row, -1)
+    while job >= 0:
+        _grow(sim, row, job)
+        job = _next_shrunk(sim, row, job)
+
+
+@kernel
+def _next_shrunk(sim: Simulation, row: int, after: int) -> int:
+    """Return the lowest job beyond another one that runs on fewer GPUs than it asks for, -1 if there is none."""
+    lowest = -1
+    for i in range(sim.state.running[row]):
+        job = sim.state.run_heap[row, i]
+        if job > after and (lowest < 0 or job < lowest) and sim.state.short[row, job] > 0:
+            lowest = job
+    return lowest
+
+
+@kernel
+def _grow(sim: Simulation, row: int, job: int) -> None:
+    """Give a job seats back, one by one, while each is to make it faster."""
+    state = sim.state
+    if is_struck(sim, row, job):
+        return
+    held, won, slowdown = held_gpus(sim, row, job), 0, state.slowdown[row, job]
+    types, behind = note_records(sim, row, job), sim.cluster.gpu_node.size
+    while state.short[row, job] > 0:
+        gpu = find_replacement(sim, row, job, behind, average_s(sim, row, job), types)
+        if gpu == NOBODY:
+            break
+        claim_gpu(sim, row, job, gpu)
+        faster = present_slowdown(sim, row, job)
+        if not sim.rules.ring and faster >= slowdown:
+            give_up_gpu(sim, row, job, gpu)
+            break
+        slowdown = faster
+        state.short[row, job] -= 1
+        won += 1
+    if won == 0:
+        return
+    if state.short[row, job] == 0:
+        state.shrunk[row] -= 1
+    settle(sim, row, job, state.now_s[row], held)
+    go_on(sim, row, job)

@@ -1,0 +1,321 @@
+"""Trace formats that are a table of jobs in csv: ours, and those of public traces.
+
+Pods of an Alibaba GPU cluster, as csv: hkust-adsl/kubernetes-scheduler-simulator.
+
+A pod with a share of a GPU takes a whole one (SPEC R10).
+"""
+
+from collections.abc import Callable, Set
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.topology import Needs
+from ..model.workload import DEFAULT_PARAMETER_BYTES, Plan, Workload
+from .plan_cells import agree, plans_in
+from .read import (
+    LONGEST_S,
+    MOST_CPUS,
+    NUMBER,
+    Jobs,
+    Rows,
+    columns_of,
+    jobs_of,
+    needs_of,
+    read_rows,
+    types_in,
+    workload_from,
+)
+
+DATES = "as dates, and durations in seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFormat:
+    """A trace format.
+
+    Args:
+        columns: That a file must have.
+        marks: Says by the columns of a file whether it is in this format; looks at as few as set the format apart, so
+            that `read` can name what is missing.
+        jobs: Returns the jobs of some rows.
+        optional: Columns that are read where a file has them.
+        times: How the columns have them, such as "in seconds".
+    """
+
+    columns: tuple[str, ...]
+    marks: Callable[[Set[str]], bool]
+    jobs: Callable[[Rows], Jobs]
+    optional: tuple[str, ...] = ()
+    times: str = ""
+
+    def sniff(self, head: str) -> bool:
+        """Return whether a file that begins so is in this format."""
+        return self.marks(columns_of(head))
+
+    def read(self, path: Path) -> Workload:
+        """Return the jobs of a file; see docs/formats.md.
+
+        Raises:
+            InputError: If it cannot be used.
+        """
+        with closing(read_rows(path, self.columns, optional=self.optional)) as rows:
+            return workload_from(path, map(self.jobs, rows))
+
+
+ACME_COLUMNS = ("job_id", "gpu_num", "submit_time", "duration")
+RUN_COLUMNS = ("start_time", "end_time")
+
+
+def _marks_acme(columns: Set[str]) -> bool:
+    return "gpu_num" in columns and bool({"gpu_time", "type"} & columns) and "vc" not in columns
+
+
+def _acme_jobs(rows: Rows) -> Jobs:
+    duration_s = rows.numbers("duration", blank=0.0)
+    gpus = rows.whole_numbers("gpu_num")
+    timed = all(rows.has(column) for column in RUN_COLUMNS)
+    return jobs_of(
+        rows.cells["job_id"],
+        gpus,
+        _run_s(rows) if timed else duration_s,
+        rows.dates_s("submit_time"),
+        users=rows.texts("user"),
+        names=rows.texts("type"),
+        needs=needs_of(gpus, cpus=rows.numbers("cpu_num", blank=0.0) if rows.has("cpu_num") else None),
+    )
+
+
+def _run_s(rows: Rows) -> NDArray[np.float64]:
+    """Return end less start, 0 where one is missing: the column duration counts the queue in at Kalos, not at Seren."""
+    start_s = rows.dates_s("start_time", blank=np.nan)
+    end_s = rows.dates_s("end_time", blank=np.nan)
+    run_s = np.nan_to_num(end_s - start_s)
+    early = np.flatnonzero(run_s < 0)
+    if early.size:
+        raise rows.error("end_time", int(early[0]), "is before start_time", "correct or drop the row")
+    return run_s
+
+
+ACME = CsvFormat(ACME_COLUMNS, _marks_acme, _acme_jobs, (*RUN_COLUMNS, "user", "type", "cpu_num"), times="as dates")
+
+
+HELIOS_COLUMNS = ("job_id", "gpu_num", "submit_time", "duration")
+
+
+def _helios_jobs(rows: Rows) -> Jobs:
+    gpus = rows.whole_numbers("gpu_num")
+    return jobs_of(
+        rows.cells["job_id"],
+        gpus,
+        rows.numbers("duration", blank=0.0),
+        rows.dates_s("submit_time"),
+        users=rows.texts("user"),
+        needs=needs_of(gpus, cpus=rows.numbers("cpu_num", blank=0.0) if rows.has("cpu_num") else None),
+    )
+
+
+HELIOS = CsvFormat(
+    HELIOS_COLUMNS, lambda columns: {"vc", "gpu_num"} <= columns, _helios_jobs, ("user", "cpu_num"), times=DATES
+)
+
+
+ITP_COLUMNS = ("job_id", "submission_time", "duration", "num_gpu")
+
+
+def _itp_jobs(rows: Rows) -> Jobs:
+    return jobs_of(
+        rows.cells["job_id"],
+        rows.whole_numbers("num_gpu"),
+        rows.numbers("duration"),
+        rows.numbers("submission_time"),
+    )
+
+
+ITP = CsvFormat(ITP_COLUMNS, lambda columns: "submission_time" in columns, _itp_jobs, times="in seconds")
+
+
+LONGSHORE_COLUMNS = ("gpus", "work_s", "submit_s")
+OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name", *Needs._fields, "plans")
+LEAST_COMPUTE_S = 1e-6  # a job that computes for no time and sends nothing would have no speed
+MOST_BYTES = 1e18
+
+
+def _marks_longshore(columns: Set[str]) -> bool:
+    return "work_s" in columns or {"gpus", "submit_s"} <= columns
+
+
+def _longshore_jobs(rows: Rows) -> Jobs:
+    return jobs_of(
+        rows.cells["id"] if rows.has("id") else tuple(f"line-{line}" for line in rows.lines),
+        rows.whole_numbers("gpus"),
+        rows.numbers("work_s"),
+        rows.numbers("submit_s"),
+        estimate_s=_optional(rows, "estimate_s", least=0.0, most=LONGEST_S),
+        compute_s=_optional(rows, "compute_s", least=LEAST_COMPUTE_S, most=LONGEST_S),
+        parameter_bytes=_optional(rows, "parameter_bytes", least=0.0, most=MOST_BYTES),
+        users=rows.texts("user"),
+        names=rows.texts("name"),
+        needs=_longshore_needs(rows),
+        plans=_plans(rows),
+    )
+
+
+def _longshore_needs(rows: Rows) -> tuple[Needs, ...] | None:
+    """Return what jobs need, None if the file has no column of it; an empty cell is no need."""
+    if not any(rows.has(column) for column in Needs._fields):
+        return None
+    types = [types_in(cell) for cell in rows.texts("gpu_types") or ("",) * len(rows.lines)]
+    most = (MOST_BYTES, MOST_CPUS, MOST_BYTES)
+    numbers = [
+        rows.numbers(column, most=top, blank=0.0).tolist() if rows.has(column) else [0.0] * len(rows.lines)
+        for column, top in zip(Needs._fields[1:], most, strict=True)
+    ]
+    return tuple(map(Needs, types, *numbers))
+
+
+def _plans(rows: Rows) -> tuple[tuple[Plan, ...], ...] | None:
+    """Return the plans of jobs, None if the file has no column of them."""
+    cells = rows.texts("plans")
+    if cells is None:
+        return None
+    gpus, work_s, found = rows.whole_numbers("gpus"), rows.numbers("work_s"), list[tuple[Plan, ...]]()
+    for row, cell in enumerate(cells):
+        try:
+            plans = plans_in(cell)
+        except ValueError as error:
+            raise rows.error("plans", row, str(error), "correct it, or leave the cell empty") from None
+        if not agree(plans, int(gpus[row]), float(work_s[row])):
+            problem = f"begins with a plan of {plans[0].gpus} GPUs and {plans[0].work_s:g} s, unlike gpus and work_s"
+            raise rows.error("plans", row, problem, "let the first plan be what the job asks for")
+        found.append(plans)
+    return tuple(found)
+
+
+def _optional(rows: Rows, column: str, *, least: float, most: float) -> NDArray[np.float64] | None:
+    """Return the column, NaN where a cell is empty, or None if there is no such column."""
+    return rows.numbers(column, least=least, most=most, blank=np.nan) if rows.has(column) else None
+
+
+LONGSHORE = CsvFormat(LONGSHORE_COLUMNS, _marks_longshore, _longshore_jobs, OPTIONAL, times="in seconds")
+
+
+MURI_COLUMNS = ("job_id", "num_gpu", "submit_time", "duration", "model_name", "iteration_time")
+MS_PER_S = 1000.0
+# Parameters as the reference implementations count them (torchvision, Hugging Face base models, and the convolutional
+# network of Mnih et al. 2015 for the two agents).
+PARAMETERS = {
+    "a2c": 1_687_206,
+    "bert": 109_482_240,
+    "dqn": 1_687_206,
+    "gpt2": 124_439_808,
+    "resnet18": 11_689_512,
+    "shufflenet_v2_x1_0": 2_278_604,
+    "vgg16": 138_357_544,
+    "vgg19": 143_667_240,
+}
+BYTES_PER_PARAMETER = 4  # gradients in single precision
+
+
+def _muri_jobs(rows: Rows) -> Jobs:
+    most_ms = LONGEST_S * MS_PER_S
+    return jobs_of(
+        rows.cells["job_id"],
+        rows.whole_numbers("num_gpu"),
+        rows.numbers("duration", most=most_ms) / MS_PER_S,
+        rows.numbers("submit_time", most=most_ms) / MS_PER_S,
+        compute_s=rows.numbers("iteration_time", least=1e-3, most=most_ms) / MS_PER_S,
+        parameter_bytes=np.array([_parameter_bytes(name) for name in rows.cells["model_name"]]),
+        names=rows.texts("model_name"),
+    )
+
+
+def _parameter_bytes(model: str) -> float:
+    parameters = PARAMETERS.get(model.strip())
+    return DEFAULT_PARAMETER_BYTES if parameters is None else float(parameters * BYTES_PER_PARAMETER)
+
+
+MURI = CsvFormat(
+    MURI_COLUMNS, lambda columns: {"num_gpu", "submit_time"} <= columns, _muri_jobs, times="in milliseconds"
+)
+
+
+MIB = 2.0**20
+OPENB_COLUMNS = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
+
+
+def _openb_jobs(rows: Rows) -> Jobs:
+    scheduled_s = rows.numbers("scheduled_time", blank=np.nan)
+    deleted_s = rows.numbers("deletion_time", blank=np.nan)
+    work_s = np.nan_to_num(deleted_s - scheduled_s)
+    early = np.flatnonzero(work_s < 0)
+    if early.size:
+        raise rows.error("deletion_time", int(early[0]), "is before scheduled_time", "correct or drop the row")
+    gpus = rows.whole_numbers("num_gpu")
+    return jobs_of(rows.cells["name"], gpus, work_s, rows.numbers("creation_time"), needs=_openb_needs(rows, gpus))
+
+
+def _openb_needs(rows: Rows, gpus: NDArray[np.int64]) -> tuple[Needs, ...] | None:
+    cpus = rows.numbers("cpu_milli", blank=0.0) / 1000.0 if rows.has("cpu_milli") else None
+    memory = rows.numbers("memory_mib", blank=0.0) * MIB if rows.has("memory_mib") else None
+    return needs_of(gpus, types=rows.texts("gpu_spec"), cpus=cpus, host_memory_bytes=memory)
+
+
+OPENB = CsvFormat(
+    OPENB_COLUMNS,
+    lambda columns: "gpu_milli" in columns,
+    _openb_jobs,
+    ("gpu_spec", "cpu_milli", "memory_mib"),
+    times="in seconds",
+)
+
+
+PHILLY_SIA_COLUMNS = ("timestamp", "duration", "num_gpus")
+
+
+def _philly_sia_jobs(rows: Rows) -> Jobs:
+    return jobs_of(
+        tuple(f"line-{line}" for line in rows.lines),
+        rows.whole_numbers("num_gpus"),
+        rows.numbers("duration", blank=0.0),
+        _submit_s(rows),
+    )
+
+
+def _submit_s(rows: Rows) -> NDArray[np.float64]:
+    """Return submissions, which some copies give as dates and others as seconds."""
+    if NUMBER.fullmatch(rows.cells["timestamp"][0]):
+        return rows.numbers("timestamp")
+    return rows.dates_s("timestamp")
+
+
+PHILLY_SIA = CsvFormat(
+    PHILLY_SIA_COLUMNS,
+    lambda columns: {"timestamp", "num_gpus"} <= columns,
+    _philly_sia_jobs,
+    times="as dates or in seconds",
+)
+
+
+TIRESIAS_COLUMNS = ("job_id", "num_gpu", "submit_time", "duration")
+
+
+def _marks_tiresias(columns: Set[str]) -> bool:
+    """Say whether a file may be in this format: one of Muri tells of iterations what Tiresias does not know."""
+    return {"num_gpu", "submit_time", "duration"} <= columns and "iteration_time" not in columns
+
+
+def _tiresias_jobs(rows: Rows) -> Jobs:
+    return jobs_of(
+        rows.cells["job_id"],
+        rows.whole_numbers("num_gpu"),
+        rows.numbers("duration", most=LONGEST_S),
+        rows.numbers("submit_time", most=LONGEST_S),
+        names=rows.texts("model_name"),
+    )
+
+
+TIRESIAS = CsvFormat(TIRESIAS_COLUMNS, _marks_tiresias, _tiresias_jobs, ("model_name",), times="in seconds")

@@ -1,1 +1,0 @@
-"""Readers of trace formats, one a file."""

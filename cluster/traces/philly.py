@@ -1,0 +1,97 @@
+"""Jobs of Microsoft Philly, `cluster_job_log` (JSON): msr-fiddle/philly-traces."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel
+
+from ..files.errors import InputError
+from ..files.input_problems import shown
+from ..files.yaml_file import read_json_array
+from ..model.workload import Workload
+from .read import Jobs, epoch_s, jobs_of, workload_from
+
+times = "as dates"
+UNKNOWN = (None, "", "None")  # how the log writes a time that it lacks
+
+
+class Machine(BaseModel, frozen=True):
+    """Where an attempt ran."""
+
+    gpus: list[str]
+
+
+class Attempt(BaseModel, frozen=True):
+    """One try to run a job."""
+
+    start_time: str | None = None
+    end_time: str | None = None
+    detail: list[Machine] = []
+
+
+class PhillyJob(BaseModel, frozen=True):
+    """A job of the log; keys that are not used here are passed over."""
+
+    jobid: str
+    user: str | None = None
+    submitted_time: str
+    attempts: list[Attempt]
+
+
+def sniff(head: str) -> bool:
+    """Return whether a file that begins so is in this format."""
+    return head.lstrip("\ufeff \t\r\n").startswith("[") and ('"jobid"' in head or '"attempts"' in head)
+
+
+def read(path: Path) -> Workload:
+    """Read the file; see docs/formats.md.
+
+    Raises:
+        InputError: If it cannot be used.
+    """
+    return workload_from(path, [_jobs(path)])
+
+
+def _jobs(path: Path) -> Jobs:
+    ids, users, gpus, work_s, submit_s = [], [], [], [], []
+    for line, job in read_json_array(path, PhillyJob):
+        ids.append(job.jobid)
+        users.append(job.user or "")
+        gpus.append(_most_gpus(job))
+        work_s.append(sum(_run_times_s(path, line, job)))
+        submit_s.append(_time_s(path, line, "submitted_time", job.submitted_time))
+    return jobs_of(
+        tuple(ids),
+        np.array(gpus, dtype=np.int64),
+        np.array(work_s),
+        np.array(submit_s),
+        users=tuple(users) if any(users) else None,
+    )
+
+
+def _most_gpus(job: PhillyJob) -> int:
+    """Return the GPUs of the largest attempt: any of them, also the last, may lack its detail."""
+    return max((sum(len(machine.gpus) for machine in attempt.detail) for attempt in job.attempts), default=0)
+
+
+def _run_times_s(path: Path, line: int, job: PhillyJob) -> Iterator[float]:
+    """Yield how long each attempt ran; one without a start or an end counts for nothing."""
+    for index, attempt in enumerate(job.attempts):
+        field = f"attempts.{index}"
+        if attempt.start_time in UNKNOWN or attempt.end_time in UNKNOWN:
+            continue
+        start_s = _time_s(path, line, f"{field}.start_time", str(attempt.start_time))
+        run_s = _time_s(path, line, f"{field}.end_time", str(attempt.end_time)) - start_s
+        if run_s < 0:
+            problem = f"{shown(attempt.end_time)} is before start_time"
+            raise InputError(problem, "correct or drop the job", path=path, line=line, field=f"{field}.end_time")
+        yield run_s
+
+
+def _time_s(path: Path, line: int, field: str, text: str) -> float:
+    try:
+        return epoch_s(text)
+    except ValueError:
+        problem, fix = f"{shown(text)} is not a date that can be used", "write YYYY-MM-DD HH:MM:SS, or drop the job"
+        raise InputError(problem, fix, path=path, line=line, field=field) from None

@@ -1,1 +1,0 @@
-"""Public traces: which there are, and downloading them."""

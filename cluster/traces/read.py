@@ -1,0 +1,490 @@
+"""Reads a trace: its format is found, its rows checked, and its jobs made a workload.
+
+Rows of a trace, column by column, with errors that name the line and the column.
+
+The csv module reads them, not a data frame library: the slower way, but it knows the line of every value and never
+guesses a type.
+"""
+
+import csv
+import logging
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..files.errors import InputError, PluginError
+from ..files.input_problems import open_text, read_head, shown
+from ..files.plugins import load, registered
+from ..model.problem import laid_out
+from ..model.topology import ANYTHING, Needs
+from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Plan, Told, Workload, taken, workload_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """What a module (or any object) must offer to be a trace format, under these names.
+
+    Args:
+        sniff: Is given the first 4,096 characters of a file and says whether the file is in this format; looks at as
+            little as sets the format apart, so that `read` can name what is missing.
+        read: Returns the jobs in seconds, or raises InputError with the line and column.
+        times: How a file has its times, such as "in milliseconds"; may be left out. It is shown to who reads a file.
+    """
+
+    sniff: Callable[[str], bool]
+    read: Callable[[Path], Workload]
+    times: str = ""
+
+
+def load_format(name: str) -> TraceFormat:
+    """Import a format that is registered.
+
+    Args:
+        name: Its name.
+
+    Raises:
+        PluginError: If there is no such format, or its module does not import or lacks `sniff` or `read`.
+    """
+    loaded = load("traces", name)
+    for function in ("sniff", "read"):
+        if not callable(getattr(loaded, function, None)):
+            raise PluginError(f"trace format {name!r} ({registered('traces')[name].value}) has no function {function}")
+    return TraceFormat(loaded.sniff, loaded.read, str(getattr(loaded, "times", "")))
+
+
+def format_words(name: str) -> str:
+    """Return a format with how it has times: what a file is taken for may be wrong by a factor of 1000.
+
+    Args:
+        name: Of the format.
+
+    Raises:
+        PluginError: If there is no such format.
+    """
+    times = load_format(name).times
+    return f"{name} (times {times})" if times else name
+
+
+def detect_format(path: Path) -> str:
+    """Return the name of the format that a file is in.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InputError: If the file cannot be read, or fits no format or several.
+        PluginError: If a format does not import.
+    """
+    known, head = registered("traces"), read_head(path)
+    fitting = [name for name in known if load_format(name).sniff(head)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        fix = "name one by --format; other commands read what `longshore trace convert --format` has written"
+        raise InputError(f"it fits several formats: {', '.join(map(format_words, fitting))}", fix, path=path)
+    problem = f"no format begins with {shown(head.strip().splitlines()[0])}; formats are {', '.join(known)}"
+    raise InputError(problem, "see docs/formats.md for their columns", path=path, line=1)
+
+
+def read_trace(path: Path, *, trace_format: str | None = None) -> Workload:
+    """Read a trace, and log for what it is taken.
+
+    Args:
+        path: The file.
+        trace_format: Name of its format; found from how the file begins if left out.
+
+    Raises:
+        InputError: If the file cannot be used.
+        PluginError: If there is no such format, or its module does not do its part.
+    """
+    name = trace_format or detect_format(path)
+    log.info("%s is read as %s", path, format_words(name))
+    workload: object = load_format(name).read(path)
+    if not isinstance(workload, Workload):
+        value = registered("traces")[name].value
+        raise PluginError(f"trace format {name!r} ({value}) gave {type(workload).__name__}, not a Workload")
+    return workload
+
+
+class Jobs(NamedTuple):
+    """Jobs as some rows of a trace give them, in any order. A job of 0 GPUs or 0 seconds never ran."""
+
+    ids: tuple[str, ...]
+    gpus: NDArray[np.int64]  # (rows,)
+    work_s: NDArray[np.float64]  # (rows,)
+    submit_s: NDArray[np.float64]  # (rows,)
+    estimate_s: NDArray[np.float64]  # (rows,)
+    compute_s: NDArray[np.float64]  # (rows,)
+    parameter_bytes: NDArray[np.float64]  # (rows,)
+    users: tuple[str, ...] | None  # None if the trace does not tell
+    names: tuple[str, ...] | None  # of programs or models
+    needs: tuple[Needs, ...] | None  # None if the trace does not tell
+    plans: tuple[tuple[Plan, ...], ...] | None = None  # None if the trace does not tell
+
+
+def jobs_of(
+    ids: tuple[str, ...],
+    gpus: NDArray[np.int64],
+    work_s: NDArray[np.float64],
+    submit_s: NDArray[np.float64],
+    *,
+    estimate_s: NDArray[np.float64] | None = None,
+    compute_s: NDArray[np.float64] | None = None,
+    parameter_bytes: NDArray[np.float64] | None = None,
+    users: tuple[str, ...] | None = None,
+    names: tuple[str, ...] | None = None,
+    needs: tuple[Needs, ...] | None = None,
+    plans: tuple[tuple[Plan, ...], ...] | None = None,
+) -> Jobs:
+    """Return jobs with defaults for what a trace does not tell.
+
+    Args:
+        ids: Name of each job.
+        gpus: GPUs of each, shape (rows,).
+        work_s: Run time without the queue, shape (rows,).
+        submit_s: Submission on any clock, shape (rows,).
+        estimate_s: Estimate of the work, shape (rows,); the work where it is left out, NaN or 0.
+        compute_s: Compute time of an iteration, shape (rows,); a default where it is left out or NaN.
+        parameter_bytes: Volume of one all-reduce, shape (rows,); a default where it is left out or NaN.
+        users: Who submitted each job, empty where that is not known.
+        names: Name of its program or model, empty where that is not known.
+        needs: Of the nodes that it runs on.
+        plans: By which it may run.
+    """
+    return Jobs(
+        ids,
+        gpus,
+        work_s,
+        submit_s,
+        work_s if estimate_s is None else np.where(estimate_s > 0, estimate_s, work_s),
+        _or_default(compute_s, len(ids), DEFAULT_COMPUTE_S),
+        _or_default(parameter_bytes, len(ids), DEFAULT_PARAMETER_BYTES),
+        _stripped(users),
+        _stripped(names),
+        needs,
+        plans,
+    )
+
+
+TYPES_APART = "|"  # between the names of types in a cell
+MOST_CPUS = 1e6
+
+
+def types_in(cell: str) -> tuple[str, ...]:
+    """Return the names of types in a cell."""
+    return tuple(name.strip() for name in cell.split(TYPES_APART) if name.strip())
+
+
+def needs_of(
+    gpus: NDArray[np.int64],
+    *,
+    types: tuple[str, ...] | None = None,
+    cpus: NDArray[np.float64] | None = None,
+    host_memory_bytes: NDArray[np.float64] | None = None,
+) -> tuple[Needs, ...] | None:
+    """Return what jobs need by what a trace tells of whole jobs, None if it tells nothing.
+
+    Args:
+        gpus: GPUs of each, shape (rows,).
+        types: Cell of each with the types that it accepts, empty for any.
+        cpus: CPUs of each, shape (rows,).
+        host_memory_bytes: Memory of each, shape (rows,).
+    """
+    if types is None and cpus is None and host_memory_bytes is None:
+        return None
+    each = [np.zeros(gpus.size) if it is None else it / np.maximum(gpus, 1) for it in (cpus, host_memory_bytes)]
+    accepted = map(types_in, types or ("",) * gpus.size)
+    return tuple(
+        Needs(names, 0.0, *shares) for names, *shares in zip(accepted, *(it.tolist() for it in each), strict=True)
+    )
+
+
+def _stripped(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return None if texts is None else tuple(text.strip() for text in texts)
+
+
+def _or_default(values: NDArray[np.float64] | None, rows: int, default: float) -> NDArray[np.float64]:
+    return np.full(rows, default) if values is None else np.where(np.isnan(values), default, values)
+
+
+def workload_from(path: Path, parts: Iterable[Jobs]) -> Workload:
+    """Return the jobs of all parts as a workload, without those that ask no GPU or never ran.
+
+    Args:
+        path: The file that they are from.
+        parts: Jobs of consecutive rows.
+
+    Raises:
+        InputError: If no job is left.
+    """
+    kept, left_out = [], 0
+    for part in parts:
+        ran = (part.gpus > 0) & (part.work_s > 0)
+        left_out += int(np.count_nonzero(~ran))
+        kept.append(_those(part, np.flatnonzero(ran)))
+    if not any(part.ids for part in kept):
+        problem = f"none of its {left_out} rows is a job that asked a GPU and ran" if left_out else "there is no job"
+        raise InputError(problem, "give a trace of GPU jobs with their run times", path=path)
+    return _workload(_joined(kept), left_out)
+
+
+def _those(jobs: Jobs, rows: NDArray[np.intp]) -> Jobs:
+    return Jobs(
+        tuple(jobs.ids[row] for row in rows),
+        jobs.gpus[rows],
+        jobs.work_s[rows],
+        jobs.submit_s[rows],
+        jobs.estimate_s[rows],
+        jobs.compute_s[rows],
+        jobs.parameter_bytes[rows],
+        taken(jobs.users, rows),
+        taken(jobs.names, rows),
+        taken(jobs.needs, rows),
+        taken(jobs.plans, rows),
+    )
+
+
+def _joined(parts: list[Jobs]) -> Jobs:
+    return Jobs(
+        tuple(name for part in parts for name in part.ids),
+        np.concatenate([part.gpus for part in parts]),
+        np.concatenate([part.work_s for part in parts]),
+        np.concatenate([part.submit_s for part in parts]),
+        np.concatenate([part.estimate_s for part in parts]),
+        np.concatenate([part.compute_s for part in parts]),
+        np.concatenate([part.parameter_bytes for part in parts]),
+        _chained([part.users for part in parts]),
+        _chained([part.names for part in parts]),
+        _chained([_needs_of(part) for part in parts]) if any(part.needs for part in parts) else None,
+        _chained([part.plans for part in parts]),
+    )
+
+
+def _needs_of(jobs: Jobs) -> tuple[Needs, ...]:
+    """Return what each job needs: nothing where nothing is told."""
+    return jobs.needs or (ANYTHING,) * len(jobs.ids)
+
+
+def _chained(parts: list[tuple[Told, ...] | None]) -> tuple[Told, ...] | None:
+    """Return what is told of the jobs of all parts, None if nothing is of one."""
+    known = [part for part in parts if part is not None]
+    return tuple(told for part in known for told in part) if len(known) == len(parts) else None
+
+
+def _workload(jobs: Jobs, left_out: int) -> Workload:
+    """Return jobs as a workload that keeps their estimates."""
+    order = np.argsort(jobs.submit_s, kind="stable")
+    workload = workload_of(
+        jobs.ids,
+        jobs.gpus.astype(np.int32),
+        jobs.work_s,
+        jobs.submit_s,
+        compute_s=jobs.compute_s,
+        parameter_bytes=jobs.parameter_bytes,
+        left_out=left_out,
+        users=jobs.users,
+        names=jobs.names,
+        needs=jobs.needs,
+        plans=jobs.plans,
+    )
+    return laid_out(replace(workload, estimate_s=jobs.estimate_s[order]), "fixed")
+
+
+EPOCH = datetime(1970, 1, 1)
+FIRST_YEAR, LAST_YEAR = 1970, 2100  # no GPU cluster ran outside of them
+
+
+def epoch_s(text: str) -> float:
+    """Return an ISO 8601 date and time as seconds since 1970; without a zone it is taken as UTC.
+
+    A zone that is left out cancels out, since submissions count from the first one.
+
+    Raises:
+        ValueError: If the text is no date, or its year is not between 1970 and 2100; the message shows it.
+    """
+    date = datetime.fromisoformat(text.strip())
+    if not FIRST_YEAR <= date.year <= LAST_YEAR:
+        raise ValueError(f"year {date.year} is not between {FIRST_YEAR} and {LAST_YEAR}")
+    return date.timestamp() if date.tzinfo else (date - EPOCH).total_seconds()
+
+
+CHUNK_ROWS = 65_536  # rows held as text at a time
+LONGEST_S = 1e11  # 3,000 years; milliseconds since 1970 in a column of seconds lie beyond
+MOST_GPUS = int(np.iinfo(np.int32).max)
+NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some consecutive rows of a file, as text."""
+
+    path: Path
+    lines: tuple[int, ...]  # (rows,) one-based line of each row
+    cells: Mapping[str, tuple[str, ...]]  # per column (rows,)
+
+    def has(self, column: str) -> bool:
+        """Return whether the file has the column."""
+        return column in self.cells
+
+    def texts(self, column: str) -> tuple[str, ...] | None:
+        """Return a column as it stands, None if the file does not have it."""
+        return self.cells.get(column)
+
+    def numbers(
+        self, column: str, *, least: float = 0.0, most: float = LONGEST_S, blank: float | None = None
+    ) -> NDArray[np.float64]:
+        """Return a column of numbers, shape (rows,).
+
+        Args:
+            column: Its name.
+            least: Smallest number allowed.
+            most: Largest number allowed.
+            blank: What an empty cell stands for; if left out, an empty cell is an error.
+
+        Raises:
+            InputError: For a cell that holds anything else, with its line.
+        """
+        fits = NUMBER.fullmatch
+        values = np.array(
+            [
+                float(cell) if fits(cell) else self._blank(column, row, blank)
+                for row, cell in enumerate(self.cells[column])
+            ]
+        )
+        bad = np.flatnonzero((values < least) | (values > most))  # a blank may stand for NaN, which is neither
+        if bad.size:
+            raise self.error(column, int(bad[0]), f"is not between {least:g} and {most:g}", "check its unit and sign")
+        return values
+
+    def whole_numbers(self, column: str, *, least: int = 0, most: int = MOST_GPUS) -> NDArray[np.int64]:
+        """Return a column of whole numbers, shape (rows,); 8.0 counts as 8.
+
+        Args:
+            column: Its name.
+            least: Smallest number allowed.
+            most: Largest number allowed.
+
+        Raises:
+            InputError: For a cell that holds anything else, with its line.
+        """
+        values = self.numbers(column, least=least, most=most)
+        bad = np.flatnonzero(values != np.floor(values))
+        if bad.size:
+            raise self.error(column, int(bad[0]), "is not a whole number", "write one, or drop the row")
+        return values.astype(np.int64)
+
+    def dates_s(self, column: str, *, blank: float | None = None) -> NDArray[np.float64]:
+        """Return a column of ISO dates as seconds since 1970, shape (rows,).
+
+        Args:
+            column: Its name.
+            blank: What an empty cell stands for; if left out, an empty cell is an error.
+
+        Raises:
+            InputError: For a cell that holds anything else, with its line.
+        """
+        values = np.empty(len(self.lines))
+        for row, cell in enumerate(self.cells[column]):
+            try:
+                values[row] = blank if blank is not None and not cell.strip() else epoch_s(cell)
+            except ValueError:
+                fix = "write a date from 1970 to 2100 as YYYY-MM-DD HH:MM:SS, or drop the row"
+                raise self.error(column, row, "is not a date that can be used", fix) from None
+        return values
+
+    def error(self, column: str, row: int, problem: str, fix: str) -> InputError:
+        """Return the error for one cell."""
+        seen = shown(self.cells[column][row])
+        return InputError(f"{seen} {problem}", fix, path=self.path, line=self.lines[row], field=column)
+
+    def _blank(self, column: str, row: int, blank: float | None) -> float:
+        if blank is not None and not self.cells[column][row].strip():
+            return blank
+        raise self.error(column, row, "is not a number", "write one, or drop the row")
+
+
+def read_rows(path: Path, columns: tuple[str, ...], *, optional: tuple[str, ...] = ()) -> Generator[Rows, None, None]:
+    """Yield the rows of a csv file with a header, some ten thousand at a time. Empty lines are passed over.
+
+    The file is open until all are read, or `close` is called.
+
+    Args:
+        path: The file.
+        columns: Columns that the header must have; others are passed over.
+        optional: Columns that are read if the header has them.
+
+    Raises:
+        InputError: If a column is missing, a row is longer or shorter than the header, or the file is no csv.
+    """
+    with open_text(path) as file:
+        records = _records(path, file)
+        line, header = next(records, (1, []))
+        if not header:
+            raise InputError("the file is empty", "give a file with jobs", path=path)
+        positions = _positions(path, line, header, columns, optional)
+        yield from in_chunks(path, _of_length(path, records, len(header)), positions)
+
+
+def in_chunks(path: Path, records: Iterable[tuple[int, list[str]]], positions: Mapping[str, int]) -> Iterator[Rows]:
+    """Yield records as rows.
+
+    Args:
+        path: The file that they are from.
+        records: One-based line and cells of each.
+        positions: Where each column stands in a record.
+    """
+    numbered = iter(records)
+    while chunk := list(islice(numbered, CHUNK_ROWS)):
+        lines = tuple(line for line, _ in chunk)
+        yield Rows(path, lines, {name: tuple(cells[at] for _, cells in chunk) for name, at in positions.items()})
+
+
+def columns_of(head: str) -> set[str]:
+    """Return the names in the first line of a csv file."""
+    first = head.lstrip("\ufeff\r\n").splitlines()[:1]
+    return {name.strip().strip('"') for line in first for name in line.split(",")}
+
+
+def _records(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line and the cells of each record that is not blank."""
+    reader, last = csv.reader(file, strict=True), 0
+    try:
+        for record in reader:
+            line, last = last + 1, reader.line_num
+            if record and (record[0].strip() or any(cell.strip() for cell in record)):
+                yield line, record
+    except csv.Error as error:
+        fix = "check the quotes of this row; the file may be cut off"
+        raise InputError(f"is not csv: {error}", fix, path=path, line=last + 1) from error
+
+
+def _of_length(path: Path, records: Iterator[tuple[int, list[str]]], length: int) -> Iterator[tuple[int, list[str]]]:
+    for line, cells in records:
+        if len(cells) != length:
+            fix = "complete or drop the row; the file may be cut off"
+            raise InputError(f"the row has {len(cells)} columns and the header {length}", fix, path=path, line=line)
+        yield line, cells
+
+
+def _positions(
+    path: Path, line: int, header: list[str], columns: tuple[str, ...], optional: tuple[str, ...]
+) -> dict[str, int]:
+    names = [name.strip() for name in header]
+    for column in columns:
+        if column not in names:
+            problem = f"there is no such column; the header has {shown(', '.join(names))}"
+            raise InputError(problem, "add it, or name another format", path=path, line=line, field=column)
+    wanted = [column for column in (*columns, *optional) if column in names]
+    for column in wanted:
+        if names.count(column) > 1:
+            raise InputError("the header has it twice", "rename one", path=path, line=line, field=column)
+    return {column: names.index(column) for column in wanted}
