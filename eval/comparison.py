@@ -16,7 +16,7 @@ from ..cluster.model.problem import Problem, Scenarios
 from ..cluster.simulator.event_log import events_of
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import allocate_log
-from .metrics import Metric, metric_of_weighting, registered_metrics, result_of, values_of
+from .metrics import Metric, metrics_with, scenario_metrics
 
 TIE = 1e-9  # runs whose figures differ by less than this share are equal: rounding, not policy
 
@@ -96,7 +96,7 @@ def compare(
         PluginError: If a metric of another package cannot be used.
     """
     _check(outcomes, scenarios, heuristics, groups)
-    metrics = _metrics(objective)
+    metrics = metrics_with(objective)
     objective_index = _objective(objective, scenarios, metrics)
     table = {name: _figures(outcome, scenarios, cluster_gpus, metrics) for name, outcome in outcomes.items()}
     ranked = sorted(table, key=lambda name: _cost(table[name][objective_index], metrics[objective_index]).mean())
@@ -163,14 +163,6 @@ def _check(
             )
 
 
-def _metrics(objective: Weighting | str | None) -> tuple[Metric, ...]:
-    """Return the metrics, with one for a weighting that is none of them."""
-    metrics = registered_metrics()
-    if isinstance(objective, Weighting) and objective.field not in {metric.name for metric in metrics}:
-        return metric_of_weighting(objective), *metrics
-    return metrics
-
-
 def _objective(objective: Weighting | str | None, scenarios: Scenarios, metrics: Sequence[Metric]) -> int:
     names = [metric.name for metric in metrics]
     if objective is None:
@@ -186,8 +178,8 @@ def _figures(
     outcome: Outcome, scenarios: Scenarios, cluster_gpus: int, metrics: Sequence[Metric]
 ) -> NDArray[np.float64]:
     """Return the figures of one policy, shape (metrics, scenarios)."""
-    result = result_of(outcome, scenarios, cluster_gpus)
-    return np.array([values_of(metric, result) for metric in metrics])
+    figures = scenario_metrics(outcome, scenarios, cluster_gpus)
+    return np.array([metric.values(figures) for metric in metrics])
 
 
 def _cost(values: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:

@@ -43,7 +43,7 @@ from ..cluster.workloads.estimates import EstimateKind, with_estimates, with_sce
 from ..cluster.workloads.generator import PROFILES, Arrivals, generate
 from ..cluster.workloads.windows import with_gpus_cut
 from .comparison import run_all
-from .metrics import result_of
+from .metrics import scenario_metrics
 from .table import Tell
 
 PROFILE = "philly"
@@ -316,7 +316,7 @@ def _cost(problem: Problem, weighting: Weighting, policy: Heuristic) -> float:
     outcome = run_all(problem, [policy])[policy.name]
     if (outcome.finished < problem.scenarios.jobs).any():
         return math.inf
-    figures = result_of(outcome, problem.scenarios, problem.cluster.gpu_node.size).figures
+    figures = scenario_metrics(outcome, problem.scenarios, problem.cluster.gpu_node.size)
     return float(weighting.cost(figures).mean())
 
 

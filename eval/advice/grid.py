@@ -14,11 +14,12 @@ from ...agents.heuristics import PACK
 from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.plugins import registered
-from ...cluster.model.outcome import Outcome, Weighting, metrics, usual_weighting
+from ...cluster.model.outcome import Outcome, Weighting, usual_weighting
 from ...cluster.model.problem import ORDERS, Problem, Scenarios, same_jobs
 from ...cluster.presets.problems import Regime
 from ...cluster.queue.order_table import order_of
 from ..comparison import run_all
+from ..metrics import scenario_metrics
 from ..setting import is_heuristic
 
 log = logging.getLogger(__name__)
@@ -186,9 +187,7 @@ def _choosing(unit: NDArray[np.intp]) -> NDArray[np.bool_]:
 
 def figures_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Figures:
     """Return the figures of one candidate, each of shape (scenarios,)."""
-    found = metrics(
-        outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus, scenarios.work_s
-    )  # fmt: skip
+    found = scenario_metrics(outcome, scenarios, cluster_gpus)
     real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
     finish_s = np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None])
     jct_s = np.where(real, np.maximum(finish_s - scenarios.submit_s, 0.0), np.nan)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.eval.comparison import compare, size_classes
-from longshore.eval.metrics import registered_metrics
+from longshore.eval.metrics import METRICS
 from longshore.eval.table import verdict
 from tests.eval.runs import CLUSTER_GPUS, comparison, finishes, outcome, policies, scenarios
 from tests.support.budgets import examples
 
-NAMES = [metric.name for metric in registered_metrics()]
+NAMES = [metric.name for metric in METRICS]
 MAKESPAN = NAMES.index("makespan_s")
 
 

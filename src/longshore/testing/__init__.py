@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from .backends import check_backend
     from .checks import check_preflight_check
     from .detectors import check_detector
-    from .metrics import check_metric
     from .models import check_fault_model, check_reward, check_trace_format
     from .networks import check_network
     from .orders import check_order
@@ -22,7 +21,6 @@ __all__ = [
     "check_backend",
     "check_detector",
     "check_fault_model",
-    "check_metric",
     "check_network",
     "check_order",
     "check_page",
@@ -33,7 +31,7 @@ __all__ = [
 ]
 _MODULES = {
     "check_backend": "backends", "check_detector": "detectors", "check_fault_model": "models",
-    "check_metric": "metrics", "check_network": "networks", "check_order": "orders", "check_page": "pages",
+    "check_network": "networks", "check_order": "orders", "check_page": "pages",
     "check_policy": "policies", "check_preflight_check": "checks", "check_reward": "models",
     "check_trace_format": "models",
 }  # fmt: skip
