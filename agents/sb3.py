@@ -41,7 +41,7 @@ POLICIES = {  # modules of the policies whose networks are known, and what train
     "sb3_contrib.common.maskable.policies": "maskable-ppo",
 }
 OWN = {"clip_range": "ppo", "cg_max_steps": "trpo"}  # what tells those apart whose policies are of one module
-LIVE = "in Python, `SB3Policy(model)` takes it as it is (docs/for-researchers.md)"
+LIVE = "in Python, `SB3Policy(model)` takes it as it is (docs/environments.md, From a model to a policy)"
 ACTOR_CRITICS = (
     "in Python, `SB3Policy(model)` takes other actor-critics without memory, but nothing that learns values of actions"
 )

@@ -1,5 +1,6 @@
-"""The page docs/results.md, from the figures of finished runs; learning_figures.py draws its pictures."""
+"""The part of docs/results.md on ways to learn, from finished runs; learning_figures.py draws its pictures."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,11 +31,13 @@ from .learning_ways import (
     key,
     read_endings,
     rival_key,
+    with_steps,
 )  # fmt: skip
-from .markdown import wrapped
+from .markdown import wrapped, write_part
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
+PART = "ways to learn"  # of the page, by its markers
 SEARCH_FIELDS = ("futures", "width", "least_value", "horizon")
 COMMON = EFT_HAZARD.name  # a rival that runs the same whether waiting is allowed or not
 
@@ -124,16 +127,16 @@ def cell(found: Difference) -> str:
 
 def section_lines(runs: Runs, section: Section, found: Sequence[Standing], share: float) -> Iterator[str]:
     """Yield the lines of a section, with its table and its picture."""
-    yield from (f"## {section.title}", "", about_of(runs, section), "")
+    yield from (f"### {section.title}", "", about_of(runs, section), "")
     yield (
         f"| way | against its rival (%) | seeds (%) | against {found[0].name} (%) | against `{COMMON}` (%) "
-        "| core-min | `longshore ...` |"
+        "| core-min | OPTIONS |"
     )
     yield "| --- |" + " --- |" * 6
     common_s, first_s = rival_seconds(runs, COMMON, section.preset), found[0].makespan_s.mean(axis=0)
     for it in found:
         mine_s = it.makespan_s.mean(axis=0)
-        lines = ", then ".join(f"`{line}`" for line in commands(it.options, "SEED", share, section.preset))
+        lines = ", then ".join(f"`{each}`" for each in with_steps(it.options, "SEED", share, section.preset))
         yield (
             f"| {it.name} | {cell(difference_of_means(mine_s, it.rival_s))} `{it.rival}` "
             f"| {it.percent.min():+.2f} to {it.percent.max():+.2f} ({it.percent.size}) "
@@ -154,14 +157,17 @@ def about_of(runs: Runs, section: Section) -> str:
 
 
 def rival_lines(runs: Runs, preset: str, found: Sequence[Standing]) -> Iterator[str]:
-    """Yield a table of several ways against all that was run on the workloads of a preset."""
+    """Yield a table of several ways against all that was run on the workloads of a preset; equals share a row."""
     yield f"| against (%) | its makespan (h) | {' | '.join(it.name for it in found)} |"
     yield "| --- |" + " --- |" * (1 + len(found))
     names = [BEST_RANDOM, *(name for name in HEURISTICS if rival_key(preset, name) in runs)]
+    rows = []
     for name in sorted(names, key=lambda name: float(rival_seconds(runs, name, preset).mean())):
         rival_s = rival_seconds(runs, name, preset)
         cells = [cell(difference_of_means(it.makespan_s.mean(axis=0), rival_s)) for it in found]
-        yield f"| {name} | {rival_s.mean() / 3600:.2f} | {' | '.join(cells)} |"
+        rows.append((name, f"{rival_s.mean() / 3600:.2f} | {' | '.join(cells)}"))
+    for figures, equals in itertools.groupby(rows, key=lambda row: row[1]):
+        yield f"| {', '.join(name for name, _ in equals)} | {figures} |"
     hours = " | ".join(f"{it.makespan_s.mean() / 3600:.2f}" for it in found)
     yield from (f"| their makespan (h) | | {hours} |", "")
 
@@ -174,19 +180,14 @@ def picture_name(title: str) -> str:
 def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
     """Yield the lines of the section on rollouts."""
     yield from (
-        "## Rollouts", "",
-        "Rollouts improve any policy, the *base*, while it decides: they try its best candidates in imagined futures, "
-        "and the base runs each future to the end ([policies.md](policies.md#rollouts)). `patient` is a heuristic. "
-        "`hetero64-wait` is the first shipped policy, of one training seed; it ranks the candidates.", "",
-        "- *futures*: how many futures are drawn at most.",
-        "- *width*: how many candidates are tried beside the base's own.",
-        "- *least_value*: further futures are tried only while knowing more is worth at least this much, in mean run "
-        "times of a job.",
-        "- *horizon*: a try is cut off after this many jobs.", "",
-        "`RETRAIN=1 make bench-learning` runs those settings that have no figures yet. "
+        "### Rollouts", "",
+        "Rollouts try the best candidates of a policy, the *base*, in imagined futures "
+        "([policies.md](policies.md#rollouts)). `hetero64-wait` is the first shipped policy, of one training seed. The "
+        "first row of each base is the base alone, the dashed line in the picture.", "",
+        "- *futures*: at most; *width*: candidates beside the base's own; *horizon*: jobs after which a try stops.",
+        "- *least_value*: what knowing more has to be worth for further futures, in mean run times of a job.", "",
         "`longshore evaluate --oracle --waiting --policy rollout:checkpoints/hetero64-wait.zip` runs the default. "
-        f"The milliseconds were measured one setting after the other on {TIMED} workloads, with nothing else on the "
-        "machine. The dashed line in the picture is the base alone.",
+        f"Milliseconds are of {TIMED} workloads, on an otherwise idle machine.",
         "", f"| base | {' | '.join(SEARCH_FIELDS)} | against `patient` (%) | against its base (%) | ms a decision |",
         "| --- |" + " --- |" * 7,
     )  # fmt: skip
@@ -210,36 +211,29 @@ def machines_of(runs: Runs) -> str:
 
 
 def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
-    """Yield the beginning of the page."""
+    """Yield the beginning of the part."""
     yield from (
-        "# Results: ways to learn", "",
-        "This page compares ways to learn. It is for people who know the terms; "
-        "[what-mattered.md](what-mattered.md) explains the results to newcomers. What a policy that was trained on "
-        "real traces is worth stands in [results-trace.md](results-trace.md). Unless a section says otherwise, all "
-        "runs are on the preset `hetero64` ([training.md](training.md#presets)): 64 jobs, submitted at once, on 64 "
-        "GPUs of two speeds, with faults. A step is one pick: a GPU, a node, a whole placement, or a wait. Policies "
-        "that pick the same kind of thing have the same number of steps. The core-minutes say what the steps cost. "
-        "`make bench-learning` writes this page from the figures in benchmarks/learning.json.", "",
+        "## Ways to learn", "",
+        "All runs are on the preset `hetero64` ([training.md](training.md#presets)) unless a section names another: 64 "
+        "jobs, submitted at once, on 64 GPUs of two speeds, with faults. A step is one pick: a GPU, a node, a whole "
+        "placement, or a wait. `make bench-learning` writes this section from benchmarks/learning.json.", "",
     )  # fmt: skip
     limits = "" if (seeds, share) == (5, 1.0) else f"SEEDS={seeds} STEPS={share:g} "
     yield from (
-        f"- **Command**: `RETRAIN=1 {limits}make bench-learning` trains what is missing, with seeds 0 to {seeds - 1}. "
-        "With `--algo distil`, steps are labelled decisions.",
+        "- **Command** of a row: `longshore train --preset PRESET --oracle OPTIONS... --seed SEED --threads 1 --logdir "
+        f"runs`, with seeds 0 to {seeds - 1}. With `--algo distil`, steps are labelled decisions. `RETRAIN=1 "
+        f"{limits}make bench-learning` runs what has no figures yet.",
         f"- **Machine**: {machines_of(runs)}.",
         f"- **Per cent**: difference of the mean makespan from a rival's, on {HELD_OUT} held-out workloads with their "
-        f"faults (for rollouts, the first {SEARCHED} of them). Below 0 is better. Each run counts with the policy of "
-        "its best validation.",
-        "- **Brackets**: 95 % interval of the mean of all seeds, paired by workload. It says how sure the figure is "
-        "for these trained policies on other workloads. How much training itself varies stands under *seeds*: the best "
-        "and the worst seed, with the number of seeds.",
-        "- **Rival**: the best heuristic on these workloads, named in each cell. Where waiting is not allowed, only "
-        "heuristics that never wait count.",
-        "- **core-min**: CPU time of the training, validations included, in minutes of one core. It is the median of "
-        "the seeds, because the first may have to compile. Two runs shared the machine.",
-        "- **Curves**: the mean of the seeds on the validation workloads. There is a point after each twelfth of the "
-        "steps, or after each update if there are fewer updates (PPO has 8 in 500,000 steps, 16 where it picks "
-        "nodes). The band goes from the best to the worst seed. A curve that lies above the picture is named at its "
-        "margin. Distillation counts its steps differently, so it is a dashed level.",
+        f"faults (rollouts: the first {SEARCHED}). Below 0 is better. Each run counts with the policy of its best "
+        "validation.",
+        "- **Brackets**: 95 % interval of the mean of all seeds, paired by workload. It covers other workloads, not "
+        "other trainings: for these, *seeds* has the best and the worst (number of seeds).",
+        "- **Rival**: the best heuristic, named in each cell; without waiting, the best that never waits.",
+        "- **core-min**: CPU minutes of training with validations, median of the seeds. Two runs shared the machine.",
+        "- **Curves**: mean of the seeds on the validation workloads, after each twelfth of the steps (or each update, "
+        "if fewer), with a band from the best to the worst seed. A curve above the picture is named at its margin. "
+        "Distillation counts steps differently, so it is a dashed level.",
         "",
     )  # fmt: skip
 
@@ -314,28 +308,25 @@ def stays(run: Run, updates: int) -> bool:
 def rate_lines(found: Sequence[Ending], machine: str) -> Iterator[str]:
     """Yield the section on the last update."""
     yield from (
-        "## The last update", "",
-        "An update of PPO or A2C has the learning rate of the step at which its rollout ends, and the last rollout may "
-        "end after the last step ([training.md](training.md#how-it-learns)). Until 2026-11-28 the rate of that last "
-        "update was below 0: it went against the gradient. It is 0 now. All other updates have the same rate "
-        "as before. So a figure moves only if its policy is of the last validation, or if the last validation is the "
-        "best without that update. The figures of PPO and A2C on this page are of runs with the former rate.", "",
-        "- *rate*: what the rate of the last update was, in per cent of the first step's.",
-        "- *stay*: seeds whose policy is the same without that update. Every update of theirs was validated, and the "
-        "best validation was not the last. So their figures have not moved.",
-        "- *moves*: by how much the mean held-out makespan of a run is longer without that update, measured seed by "
-        f"seed. A run was made with the former rate, and the weights before and after its last update are compared "
-        f"({machine}). A dash: not measured.",
+        "### The last update", "",
+        "Before 2026-11-28, the rate of the last update of PPO and A2C was below 0 where its rollout ended after the "
+        "last step. Now it is 0 ([training.md](training.md#how-it-learns)). The figures above have the former rate. "
+        "The table shows which of them the change may move; those of `group` and `distil` stay.", "",
+        "- *rate*: of that update, in per cent of the first step's.",
+        "- *stay*: seeds whose policy is the same without that update.",
+        f"- *moves*: of the mean held-out makespan without that update ({machine}); a dash: not measured.",
         "", "| way | steps | last rollout ends | rate (%) | stay | moves (%) |", "| --- |" + " --- |" * 5,
     )  # fmt: skip
+    rows: dict[str, list[str]] = {}
     for it in found:
         moves = ", ".join(f"{percent:+.3f} (seed {seed})" for seed, percent in it.longer.items()) or "-"
-        yield f"| {it.name} | {it.asked:,} | {it.taken:,} | {it.rate:+.2f} | {it.stay} of {it.runs} | {moves} |"
+        figures = f"{it.asked:,} | {it.taken:,} | {it.rate:+.2f} | {it.stay} of {it.runs} | {moves}"
+        rows.setdefault(figures, []).append(it.name)
+    for figures, names in rows.items():
+        yield f"| {'; '.join(names)} | {figures} |"
     yield from (
-        "", "No row of `group` or `distil` has moved: their rates were never below 0. The checkpoints `hetero64` and "
-        "`hetero64-1` to `hetero64-4` are of PPO with 2,000,000 steps, whose last rollout ends at 2,031,616: the rate "
-        "of their last update was -1.58 % of the first step's. The shipped files are the same, and so is every figure "
-        "of theirs. Training one again may give another policy.", "",
+        "", "The checkpoints `hetero64` and `hetero64-1` to `hetero64-4` (PPO, 2,000,000 steps, last rollout to "
+        "2,031,616) had -1.58 %: training one again may give another policy.", "",
     )  # fmt: skip
 
 
@@ -346,7 +337,7 @@ def common_rival(found: Sequence[Standing]) -> str:
 
 
 def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float, *, path: Path = PAGE) -> None:
-    """Write docs/results.md; sections without any finished run are left out."""
+    """Write the part of docs/results.md; sections without any finished run are left out."""
     lines = list(head_lines(runs, seeds, share))
     for section in SECTIONS:
         if found := standings(runs, section, seeds, share):
@@ -356,4 +347,4 @@ def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float, *,
         lines += rate_lines(ended, measured.machine)
     if tried := points(runs, trials):
         lines += rollout_lines(tried)
-    path.write_text(wrapped(lines), encoding="utf-8")
+    write_part(path, PART, wrapped(lines))

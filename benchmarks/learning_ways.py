@@ -49,34 +49,26 @@ PATENT_WAYS: Mapping[str, Options] = {
     "A2C, replay": ("--algo a2c --replay dynamic",),
     "A2C, no replay": ("--algo a2c --replay off",),
 }
-PATENT_ABOUT = (
-    "This section trains our variant of the patent's method ([training.md](training.md#the-patents-method)): one GPU "
-    "a step, the state [n, t, s] of what is left of the job, one network over all GPUs, and a reward against the best "
-    "of some random runs. Replay is `dynamic`. The presets without `-ours` have the method to the letter; they are "
-    "not compared here. "
-    "The GPUs differ only in how often they break. So only this can make one free GPU better than another. The "
-    "second table compares the policies with everything else that was run on the same workloads and faults. *Best "
-    "of random runs* is no policy: for each workload it takes the random run that turned out shortest, faults "
-    "included. So its lead over `random` is luck, chosen afterwards."
-)
-# How it comes out, by the number of GPUs.
-SOURCE_REASONS = {
-    4: " On four GPUs a job mostly takes what is free. All trained policies are level with the best heuristics, and "
-    "these are 0.2 % ahead of a random choice.",
-    64: " On 64 GPUs, all heuristics that do not know hazards make the same picks, and these are as good as random "
-    "ones. Knowing how often each GPU breaks is worth up to 1.3 %. The trained policies show no sign of having "
-    "learned it in 500,000 steps, about 1,200 workloads, with replay or without. The reason was not tested further.",
+# What the section shows, by the number of GPUs.
+PATENT_ABOUT = {
+    4: "Preset `patent4-ours`, our variant of the patent's method ([training.md](training.md#the-patents-method)): one "
+    "GPU a step, one network over all GPUs, a reward against the best of some random runs, replay `dynamic`. The "
+    "presets without `-ours`, which follow the patent to the letter, are not compared. GPUs differ only in their fault "
+    "rates. In the second table, equal policies share a row, and *best of 5 random runs* is the shortest run of each "
+    "workload in hindsight. On four GPUs a job mostly takes what is free: trained policies are level with the best "
+    "heuristics, which are 0.2 % ahead of a random choice.",
+    64: "Preset `patent64-ours`. Heuristics that do not know fault rates are as good as random picks. Knowing the "
+    "fault rate of each GPU is worth up to 1.3 %. The trained policies show no sign of having learned it in 500,000 "
+    "steps (about 1,200 workloads), with or without replay. The reason was not tested further.",
 }
 
 SECTIONS = (
     Section(
         "Rewards",
-        "This section compares rewards: what a policy is paid for while it learns. All policies choose among whole "
-        "placements and may wait. `potential` pays a placement at once for the GPU-time that it commits. `dt` "
-        "subtracts the time that has passed. `jct` subtracts the time that jobs spend in the system. "
-        "`best_of_random` pays once, at the end, by comparison with the best of 5 random runs. The group-relative "
-        "policy gradient (`group`) has no reward for single steps: it compares 8 runs of one workload with each "
-        "other.",
+        "All policies choose among whole placements and may wait. `potential` pays a placement at once for the "
+        "GPU-time that it commits. `dt` subtracts the time that has passed, `jct` the time that jobs spend in the "
+        "system. `best_of_random` pays once, at the end, against the best of 5 random runs. The group-relative policy "
+        "gradient (`group`) has no reward for single steps: it compares 8 runs of one workload.",
         {
             "PPO, potential": CANDIDATE_WAITING,
             "PPO, dt": ("--algo ppo --action candidate --waiting --reward dt",),
@@ -87,9 +79,9 @@ SECTIONS = (
     ),
     Section(
         "Replay",
-        "This section asks whether updates should also learn from earlier rounds "
-        "([training.md](training.md#replay)). All policies pick node by node and may not wait. `dynamic` is the "
-        "patent's replay. `geppo` and `vtrace` correct for the age of the samples.",
+        "With replay, updates also learn from earlier rounds ([training.md](training.md#replay)). All policies pick "
+        "node by node and may not wait. `dynamic` is the patent's replay. `geppo` and `vtrace` correct for the age of "
+        "the samples.",
         {
             "PPO, no replay": NODE,
             "PPO, dynamic": ("--algo ppo --replay dynamic",),
@@ -100,12 +92,10 @@ SECTIONS = (
     ),
     Section(
         "Warm start",
-        "This section asks whether it helps to learn by imitation first. Distillation learns from what rollouts "
-        "find at labelled decisions: each candidate of such a decision is tried in 4 futures. In the last row, the "
-        "group-relative policy gradient then continues with these weights instead of random ones. It makes only a "
-        "few updates there, because each of them takes 2,048 runs. Equal steps do not mean equal cost here. "
-        "*Longer* has two thirds of the core-minutes of the distillation. The core-minutes of the last row include "
-        "the distillation.",
+        "Distillation learns from what rollouts find at labelled decisions: they try each candidate in 4 futures. In "
+        "the last row, `group` continues with these weights instead of random ones; it makes only a few updates, "
+        "because each takes 2,048 runs. Compare core-minutes here, not steps. Those of the last row include the "
+        "distillation.",
         {
             "group, random weights": GROUP_WAITING,
             "group, longer": GROUP_LONGER,
@@ -115,27 +105,26 @@ SECTIONS = (
     ),
     Section(
         "Actions",
-        "This section compares what one step picks: a node for the job that is due, a single GPU, or a whole "
-        "placement from a short list. All policies learn by PPO and may not wait. Steps mean different things here. "
-        "A workload takes about 425 picks of single GPUs, but only 64 picks of whole placements. So `gpu` met about "
-        "a sixth of the workloads of `candidate`, for three times the core-minutes. `node` has 1,000,000 steps, the "
-        "others half as many. The action is not the only difference: `candidate` sees what a look-ahead predicts "
-        "for each placement, and its list begins with the choice of the heuristic. With 2,000,000 steps, as the "
-        "shipped policies have, `node` is at -4.3 to -4.6 % (`make bench-policy`).",
+        "One step picks a node for the job that is due, a single GPU, or a whole placement from a short list. All "
+        "policies learn by PPO and may not wait. A workload takes about 425 picks of single GPUs but only 64 of whole "
+        "placements, so `gpu` met about a sixth of the workloads of `candidate`. The action is not the only "
+        "difference: `candidate` also has the prediction of a look-ahead for each placement, and its list begins with "
+        "the heuristic's choice. With the 2,000,000 steps of the shipped policies, `node` is at -4.3 to -4.6 % "
+        "(`make bench-policy`).",
         {"node": NODE, "gpu": ("--algo ppo --action gpu",), "candidate": CANDIDATE},
     ),
     Section(
         "Networks",
-        "This section compares two networks. `set` is one small network that scores every node, so it serves "
-        "clusters of any size. `mlp` is the patent's five layers over all nodes at once. Both pick node by node and "
-        "may not wait. `mlp` was still improving at its last validations.",
+        "`set` is one small network that scores every node, so it serves clusters of any size. `mlp` is the patent's "
+        "five layers over all nodes at once. Both pick node by node and may not wait. `mlp` was still improving at its "
+        "last validations.",
         {"set": NODE, "mlp": ("--algo ppo --network mlp",)},
     ),
     Section(
         "Waiting",
-        "This section asks what it is worth if the policy may let a job wait for better GPUs although some GPUs are "
-        "free. The rival where waiting is allowed is not the rival where it is not. So compare the figures against "
-        "`eft-hazard`, which never waits. Against it, `patient`, the best heuristic that waits, is at {patient} %.",
+        "With waiting, the policy may let a job wait for better GPUs although some are free. The rivals with and "
+        "without waiting differ, so compare the figures against `eft-hazard`, which never waits. Against it, "
+        "`patient`, the best heuristic that waits, is at {patient} %.",
         {
             "node, PPO, off": NODE,
             "node, PPO, on": ("--algo ppo --waiting",),
@@ -146,8 +135,8 @@ SECTIONS = (
         },
     ),
     *(
-        Section(f"The patent on {gpus} GPUs", PATENT_ABOUT + reason, PATENT_WAYS, f"patent{gpus}-ours")
-        for gpus, reason in SOURCE_REASONS.items()
+        Section(f"The patent on {gpus} GPUs", about, PATENT_WAYS, f"patent{gpus}-ours")
+        for gpus, about in PATENT_ABOUT.items()
     ),
 )
 
@@ -193,10 +182,14 @@ Runs = dict[str, Run]  # by key
 def commands(options: Options, seed: int | str, share: float, preset: str = "hetero64") -> tuple[str, ...]:
     """Return the arguments of `longshore`, call by call, that train one policy with a share of the full steps."""
     return tuple(
-        f"train --preset {preset} --oracle {_with_steps(each.format(seed=seed), share, preset)} --seed {seed} "
-        "--threads 1 --logdir runs"
-        for each in options
+        f"train --preset {preset} --oracle {each} --seed {seed} --threads 1 --logdir runs"
+        for each in with_steps(options, seed, share, preset)
     )
+
+
+def with_steps(options: Options, seed: int | str, share: float, preset: str = "hetero64") -> tuple[str, ...]:
+    """Return the options of each of these calls that are its own, with its number of steps."""
+    return tuple(_with_steps(each.format(seed=seed), share, preset) for each in options)
 
 
 def _with_steps(options: str, share: float, preset: str) -> str:

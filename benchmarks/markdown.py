@@ -3,6 +3,7 @@
 import re
 import textwrap
 from collections.abc import Iterable
+from pathlib import Path
 
 WIDTH = 120
 CODE = re.compile(r"`[^`]+`")
@@ -17,6 +18,15 @@ def wrapped(paragraphs: Iterable[str]) -> str:
         paragraphs: Each paragraph, item of a list, heading, row of a table or line of indented code; and empty lines.
     """
     return "\n".join(line for paragraph in paragraphs for line in _lines_of(paragraph)).rstrip() + "\n"
+
+
+def write_part(path: Path, name: str, text: str) -> None:
+    """Replace the part of a page between the markers of a name; a page without them gets the part at its end."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    before, found, rest = page.partition(begin)
+    after = rest.partition(end)[2] if found else "\n"
+    path.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def _lines_of(paragraph: str) -> list[str]:

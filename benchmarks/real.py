@@ -2,7 +2,7 @@
 
 The windows are those of benchmarks/real_windows.py. The policy was trained on earlier jobs of the same traces, by
 COMMAND. The figures of each window are kept in benchmarks/real.json. From them the card beside the policy and
-docs/results-trace.md are written (benchmarks/real_page.py). `MEMBERS` may name the folder that was given to
+the section of docs/results.md are written (benchmarks/real_page.py). `MEMBERS` may name the folder that was given to
 benchmarks/traces_checkpoint.py: then the runs of which the policy is the mean are scored too.
 """
 

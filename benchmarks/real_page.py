@@ -1,4 +1,4 @@
-"""The page docs/results-trace.md: the shipped policy for real traces, on windows that no training met.
+"""The part of docs/results.md on real traces: the shipped policy for them, on windows that no training met.
 
 `python -m benchmarks.real_page` writes it again from benchmarks/real.json, and runs nothing.
 """
@@ -14,7 +14,7 @@ from longshore.eval.setting import TESTED_PART, WINDOWS
 from longshore.training.asked import TRAINED_PART, VALIDATED_PART
 
 from .harness import ROOT
-from .markdown import wrapped
+from .markdown import wrapped, write_part
 from .real_profile import draw_profiles, profile
 from .real_splits import split_lines
 from .real_stored import (
@@ -34,76 +34,68 @@ from .real_stored import (
 from .real_tables import BETTER, WORSE, Compared, Line, compared, over_traces, shares, table
 from .real_windows import TIMES, Everywhere, Time, differences
 
-PAGE = ROOT / "docs" / "results-trace.md"
+PAGE = ROOT / "docs" / "results.md"
+PART = "real traces"  # of the page, by its markers
 PICTURES = ROOT / "docs" / "pictures"
 SAME_ORDER, ALL_ORDERS = "traces-profile.svg", "traces-profile-orders.svg"
 WITHIN = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # per cent, of a profile's table
 HEAD = """\
-# Policies on real traces: results
+## Policies on real traces
 
-This page is for people who want to know what a trained policy is worth on real traces, and where it gains nothing. \
-The policy is `checkpoints/traces.zip` ([its card](../checkpoints/traces.md)), run in one pass, without rollouts. \
-`make bench-real` measures, keeps the figures of each window in benchmarks/real.json, and writes this page. `python -m \
-benchmarks.real_page` writes it again from that file.
+`make bench-real` runs `checkpoints/traces.zip` ([card](../checkpoints/traces.md)) in one pass, without rollouts, and \
+stores the figures of each window in benchmarks/real.json. `python -m benchmarks.real_page` writes this section from \
+that file.
 
 - **Measured on**: {machine}; SHA-256 of the checkpoint {checkpoint}.
-- **Split**: by time. The first {trained:.0f} % of the jobs of each trace are for training, the next {validated:.0f} % \
-for validation (the choice of the best network and of its margin), and the last {later:.0f} % for this page. Before it \
-runs windows, the benchmark looks for their jobs in the trace, and fails if one was submitted before that last part \
-begins. `patient` and the best heuristic are chosen on the first {trained:.0f} % too.
-- **Windows**: {windows} of {traces} traces, of 96 consecutive jobs each (fewer where a trace is short). They share \
-no job. Each is run at a load of 0.85 and at the load of the trace's own cluster, with {draws} draws of speeds and \
-faults. A figure of a window is the mean over its draws.
-- **Cluster**: that of the preset `hetero64`, 64 GPUs of two speeds with a lemon node. Policies know estimated fault \
-rates, and run times with log-normal errors of sigma 0.5.
-
-How to read the tables:
-
-- A difference is in per cent of the rival's figure, and below 0 is better. It is the geometric mean of the windows' \
-ratios, with the 95 % interval in brackets ([evaluation.md](evaluation.md#intervals)). One window has no interval. For \
-these ratios, each time counts a minute more, because a wait of nothing has no ratio.
-- **Marked** with {better} (better) or {worse} (worse) is a difference whose p-value is below 5 % after Holm's \
-correction over all cells of its table (Student's t over windows). One that is not marked may be chance, even if its \
-own interval leaves out 0.
-- *Better / worse*: the share of windows in which the policy has a shorter, or a longer, mean JCT than its rival.
-- Hours are means over the windows, so windows with long times weigh most there. In the per cents all weigh alike.
+- **Split**: the first {trained:.0f} % of the jobs of each trace train the policy and tune `patient` and the best \
+heuristic; the next {validated:.0f} % choose the network and its margin; the last {later:.0f} % test. The benchmark \
+fails if a tested window holds an earlier job.
+- **Windows**: {windows} of {traces} traces, each of 96 consecutive jobs (fewer in a short trace), without overlap, at \
+a load of 0.85 and at the recorded one. Figures are means of {draws} draws of speeds and faults.
+- **Cluster**: that of `hetero64`, 64 GPUs of two speeds with a lemon node. Policies know estimated fault rates, and \
+run times with log-normal errors of sigma 0.5.
+- **Difference**: per cent of the rival's figure, below 0 is better: geometric mean of the windows' ratios and 95 % \
+interval ([evaluation.md](evaluation.md#intervals)), none for one window. Each time counts a minute more, as a wait of \
+0 has no ratio.
+- **Mark**: {better} (better) or {worse} (worse) where p is below 5 % after Holm's correction over the table \
+(Student's t over windows). An unmarked difference may be chance, even if its interval excludes 0.
+- **Better/worse**: share of windows with a shorter/longer mean JCT than the rival's.
+- **Hours**: means over windows, so long windows weigh most. In the per cents all weigh alike.
 """
 SAME = """\
-`patient` has the factor that did best on the first {trained:.0f} % of each trace, at the same load and under the same \
-order. A window counts once here, with the mean over both loads.
+`patient` is tuned for the same load and order. A window counts once, with the mean of both loads.
 
-- *All, alike*: the geometric mean over the traces, which weigh alike. Its interval draws windows anew within each \
-trace, so it holds for these traces. A trace of one window counts as if that were certain.
-- *Traces as units*: the same mean, with an interval by how much the traces differ. It tells of other traces of this \
-kind, so it is wider.
+- *All, alike*: geometric mean over the traces, which weigh alike. Its interval resamples windows within traces, so it \
+holds for these traces. A trace of one window counts as certain.
+- *Traces as units*: the same mean; its interval covers differences between traces, so it holds for others of this \
+kind, and is wider.
 """
 OTHERS = """\
-The rival is one heuristic under one order: that which did best on the first {trained:.0f} % of each trace, at each \
-load. It was {picks}. Traces weigh alike. What is as good as the rival is at 0.
+The rival is the heuristic and order that did best on the first {trained:.0f} % of each trace, at each load: {picks}. \
+Traces weigh alike.
 """
 IN_SAMPLE = """\
-The learned policy against `patient` (mean JCT, %), on up to {most} windows of the first {trained:.0f} % of each trace \
-and on the later ones. It was trained on the jobs of the first, under other draws of speeds, faults and estimates. A \
-policy that had learned jobs by heart would gain far more there. The two columns cannot be compared to the last per \
-cent: the windows differ, and on the first `patient` has the factor that is best on these very windows.
+Mean JCT against `patient` (%), on up to {most} windows of training jobs, with other draws of speeds, faults and \
+estimates, and on later jobs. A policy that had memorised jobs would gain far more on the former. The columns are \
+comparable only roughly: windows differ, and in the first `patient` is tuned on the same windows.
 """
 PROFILES = """\
-A profile tells in which share of the windows (at each load) the mean JCT of a policy is at most so many per cent \
-above that of the best policy there. At 0 it is the share in which the policy is the best. Further up is better. \
-(Dolan and More, Benchmarking optimization software with performance profiles, 2002.)
+A profile shows the share of the windows (%, at each load) in which a policy's mean JCT is at most X % above that of \
+the best policy there. Higher is better. (Dolan and More, Benchmarking optimization software with performance \
+profiles, 2002.)
 """
 
 
 def write_page(found: Stored, page: Path = PAGE, pictures: Path = PICTURES) -> None:
-    """Write the page and its pictures."""
+    """Write the part of the page and its pictures."""
     same = {order: costs_of(found.cells, order) for order in orders_of(found.cells)}
     draw_profiles(pictures / SAME_ORDER, same)
     draw_profiles(pictures / ALL_ORDERS, {"policies of all orders": costs_of_orders(found.cells)})
-    page.write_text(wrapped(lines_of(found)), encoding="utf-8")
+    write_part(page, PART, wrapped(lines_of(found)))
 
 
 def lines_of(found: Stored) -> Iterator[str]:
-    """Yield the paragraphs and rows of the page."""
+    """Yield the paragraphs and rows of the part."""
     cells = found.cells
     later = played(cells, orders_of(cells)[0], PATIENT)
     words = {
@@ -114,21 +106,21 @@ def lines_of(found: Stored) -> Iterator[str]:
         "most": WINDOWS,
     }  # fmt: skip
     yield from HEAD.format(**words).split("\n")
-    yield from ("## Against patient under the same order", "", *SAME.format(**words).split("\n"))
+    yield from ("### Against patient under the same order", "", *SAME.format(**words).split("\n"))
     for order in orders_of(cells):
-        yield from (f"### {order[0].upper()}{order[1:]}", "", *same_order(cells, order), "")
-    yield from ("## Against the best order and heuristic", "", *OTHERS.format(**words).split("\n"))
+        yield from (f"#### {order[0].upper()}{order[1:]}", "", *same_order(cells, order), "")
+    yield from ("### Against the best order and heuristic", "", *OTHERS.format(**words).split("\n"))
     yield from ("Mean JCT (%):", "", *against_best(cells, "mean_s"), "")
     yield from ("p99 JCT (%):", "", *against_best(cells, "p99_s"), "")
-    yield from ("## On the jobs that it was trained on", "", *IN_SAMPLE.format(**words).split("\n"))
+    yield from ("### On the jobs that it was trained on", "", *IN_SAMPLE.format(**words).split("\n"))
     yield from (*in_sample_lines(cells), "")
     yield from (
-        "## Where it gains", "",
-        "The learned policy against `patient` under the same order. Each window counts alike here, at each load, so "
-        "long traces weigh more. Intervals take the loads of a window together.", "", *split_lines(cells), "",
+        "### Where it gains", "",
+        "Against `patient` under the same order. Windows weigh alike at each load, so long traces weigh more. "
+        "Intervals take the loads of a window together.", "", *split_lines(cells), "",
     )  # fmt: skip
-    yield from ("## How far from the best", "", *PROFILES.split("\n"), *profile_lines(cells), "")
-    yield from ("## Training seeds", "", *seed_lines(cells))
+    yield from ("### How far from the best", "", *PROFILES.split("\n"), *profile_lines(cells), "")
+    yield from ("### Training seeds", "", *seed_lines(cells))
 
 
 def _percent(part: tuple[float, float]) -> float:
@@ -169,15 +161,15 @@ def same_order(cells: Sequence[Cell], order: str) -> Iterator[str]:
     lines.append(_line("*all, alike*", every, hours, [over_traces(together[time]) for time in TIMES]))
     lines.append(("*traces as units*", "", "", units[0], shares(units_of(together["mean_s"])), *units[1:], ""))
     header = (
-        "trace", "windows", "mean JCT of `patient` (h)", "mean JCT (%)", "better / worse (% of windows)", "p99 JCT (%)",
-        "longest wait (%)", "longest wait of `patient` / learned (h)",
+        "trace", "windows", "mean JCT of `patient` (h)", "mean JCT (%)", "better/worse (%)", "p99 JCT (%)",
+        "longest wait (%)", "longest wait of `patient`/learned (h)",
     )  # fmt: skip
     yield from table(header, lines)
 
 
 def _line(name: str, logs: NDArray[np.float64], hours: Sequence[float], found: list[Compared]) -> Line:
     jct_h, wait_h, my_wait_h = hours
-    waits = f"{wait_h:.2f} / {my_wait_h:.2f}"
+    waits = f"{wait_h:.2f}/{my_wait_h:.2f}"
     return (name, str(logs.size), f"{jct_h:.2f}", found[0], shares(logs), *found[1:], waits)
 
 
@@ -260,20 +252,17 @@ def _shares(costs: dict[str, list[float]]) -> list[tuple[str, ...]]:
 
 
 def _within(names: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    yield "Share of the windows (%) in which a policy is worse than the best of these by at most:"
-    yield ""
     yield from table((*names, *(f"{percent:g} %" for percent in WITHIN)), rows)
 
 
 def seed_lines(cells: Sequence[Cell]) -> Iterator[str]:
     """Yield how much the runs differ of which the policy is the mean, if they were scored."""
-    about = "The shipped policy is the mean of the networks of three runs of one command, with seeds 0, 1 and 2."
+    about = "The shipped policy is the mean of the networks of three runs, with seeds 0, 1 and 2."
     runs = [name for name in cells[0].later if name.startswith(RUN)]
     if not runs:
         yield (
-            f"{about} The runs themselves were not scored here: `MEMBERS=FOLDER make bench-real` scores those that "
-            "`python -m benchmarks.traces_checkpoint FOLDER` kept. The intervals of this page say how much windows "
-            "differ, and nothing about how much trainings do."
+            f"{about} These were not scored; `MEMBERS=FOLDER make bench-real` scores those in a folder of "
+            "`python -m benchmarks.traces_checkpoint FOLDER`. No interval covers differences between trainings."
         )
         return
     yield from (about, "")

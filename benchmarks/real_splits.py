@@ -62,17 +62,16 @@ def split_lines(cells: Sequence[Cell]) -> Iterator[str]:
     yield from _split("load", {order: (cases, by_load(cases)) for order, cases in found.items()})
     yield from (
         "",
-        "By the queue that a window has: the mean wait of its jobs under `patient`, in hours, in quarters:",
+        "By the queue (mean wait of a window's jobs under `patient`, in quarters):",
         "",
     )
     yield from _split("mean wait (h)", {order: (cases, quarters(cases.queue_h)) for order, cases in found.items()})
-    yield from ("", "By the faults that a window has: how many of its jobs are stopped by one under `patient`, in "
-                "quarters:", "")  # fmt: skip
+    yield from ("", "By the faults (stops of a window's jobs under `patient`, in quarters):", "")
     yield from _split("stops by faults", {order: (cases, quarters(cases.stops)) for order, cases in found.items()})
 
 
 def _split(what: str, found: dict[str, tuple[Cases, dict[str, NDArray[np.bool_]]]]) -> Iterator[str]:
-    header = ("order", what, "windows", "mean JCT (%)", "better / worse (% of windows)", "p99 JCT (%)")
+    header = ("order", what, "windows", "mean JCT (%)", "better/worse (%)", "p99 JCT (%)")
     lines: list[Line] = [
         (order, name, str(int(group.sum())), compared(cases.mean[group], cases.unit[group]), shares(cases.mean[group]),
          compared(cases.p99[group], cases.unit[group]))

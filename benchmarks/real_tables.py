@@ -83,4 +83,4 @@ def _told(found: Difference, p: float) -> str:
 
 def shares(logs: NDArray[np.float64]) -> str:
     """Return in how many per cent of the cases a policy is better, and in how many worse."""
-    return f"{100.0 * (logs < 0.0).mean():.0f} / {100.0 * (logs > 0.0).mean():.0f}"
+    return f"{100.0 * (logs < 0.0).mean():.0f}/{100.0 * (logs > 0.0).mean():.0f}"

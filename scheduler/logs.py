@@ -1,6 +1,6 @@
 """The log of a scheduler: lines for people or for programs, repeats counted, and the last lines of an output.
 
-Source: docs/metrics.md.
+Source: docs/operate.md, Metrics.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Metrics of one service for Prometheus: counters of events, gauges of the moment, and step times.
 
-Source: SPEC K11; docs/metrics.md says what each means, and a test compares the two.
+Source: SPEC K11; docs/operate.md, Metrics, says what each means, and a test compares the two.
 """
 
 import collections

@@ -2,7 +2,7 @@
 
 Decisions as `longshore decisions` writes them, read line by line.
 
-The file is all that training knows of the scheduler: docs/plugins.md says what is in it. A line holds a decision and
+The file is all that training knows of the scheduler: docs/policies.md says what is in it. A line holds a decision and
 what happened since the one before it. What is of no use here is passed over.
 
 What a cluster has been through, followed decision by decision: jobs and their work, faults, and what was seen.

@@ -5,7 +5,7 @@ Browsers that have shown a token, and links that let one in once.
 A browser keeps a number, and a link has a code, in the token's place: neither is good for the API. Both end after a
 time, and with the scheduler.
 
-Source: SPEC K8; docs/dashboard.md.
+Source: SPEC K8; docs/operate.md, Dashboard.
 """
 
 import secrets

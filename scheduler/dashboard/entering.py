@@ -4,7 +4,7 @@ Who sees which page. A browser that has told a token keeps a number in its place
 
 The number is good for the pages alone, and only until the scheduler ends: cookies go to every server of a host.
 
-Source: SPEC K8, K11; docs/dashboard.md.
+Source: SPEC K8, K11; docs/operate.md, Dashboard.
 """
 
 import logging

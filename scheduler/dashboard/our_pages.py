@@ -1,6 +1,6 @@
 """The pages: cluster, events, jobs, and policy; and what the buttons on a job's page do.
 
-Source: SPEC K8; docs/dashboard.md.
+Source: SPEC K8; docs/operate.md, Dashboard.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Templates, static files, headers that keep a page to itself, and refusals as pages.
 
-Source: SPEC K8, K11; docs/dashboard.md.
+Source: SPEC K8, K11; docs/operate.md, Dashboard.
 """
 
 from functools import cache

@@ -1,6 +1,6 @@
 """The HTTP extender: filter, prioritize and preempt of extender v1. It ranks, and never binds.
 
-Source: SPEC K1; docs/extender.md.
+Source: SPEC K1; docs/kubernetes.md.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """The order of nodes for a pod, under a deadline, on the cluster as policies see it.
 
-Source: SPEC R8, K1; docs/extender.md.
+Source: SPEC R8, K1; docs/kubernetes.md.
 """
 
 import threading

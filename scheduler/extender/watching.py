@@ -1,6 +1,6 @@
 """Pods and nodes as the Kubernetes API shows them: listed once, then followed.
 
-Source: SPEC K1; docs/extender.md.
+Source: SPEC K1; docs/kubernetes.md.
 """
 
 import json

@@ -3,7 +3,7 @@
 Replies carry Go's names, integer scores and no field that may be left out; kube-scheduler takes each deviation for an
 error, or worse, for an answer.
 
-Source: docs/extender.md.
+Source: docs/kubernetes.md.
 """
 
 import json

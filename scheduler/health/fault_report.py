@@ -1,6 +1,6 @@
 """What the stored past shows of faults: rates, repairs and lemon nodes, as policies estimate them.
 
-Source: SPEC F1; docs/nodes.md, Faults of the past; docs/simulator.md, Fault rates.
+Source: SPEC F1; docs/nodes.md, Fault history; docs/simulator.md, Fault rates.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ which is later. So after `LEASE_S` and `MARGIN_S` without an answer the processe
 that nobody sets.
 
 Source: SPEC C9, F1; SPEC C9, F1. Several unanswered polls are needed before anything is concluded, and what is
-concluded is a fact about the node, never about its jobs; docs/nodes.md, A second look; docs/nodes.md, Leases.
+concluded is a fact about the node, never about its jobs; docs/nodes.md, Probes of silent nodes; docs/nodes.md, Leases.
 """
 
 import asyncio

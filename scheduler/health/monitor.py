@@ -11,7 +11,7 @@ well: the last ones are not believed at once.
 A scheduler that goes on from another one's store knows which nodes have faulty GPUs, and since when. That their agents
 tell it so within a minute does not mean that they began together.
 
-Source: SPEC C9, F1; docs/nodes.md; docs/events.md.
+Source: SPEC C9, F1; docs/nodes.md; docs/api.md.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """What a node is in one word, what that rests on, and how busy its GPUs were.
 
-Source: SPEC F1, C9, K11; docs/nodes.md, States; docs/dashboard.md.
+Source: SPEC F1, C9, K11; docs/nodes.md, States; docs/operate.md, Dashboard.
 """
 
 import threading

@@ -6,7 +6,7 @@ While an agent lives, the scheduler and two other agents knock at its door once,
 silent they knock again, and only a failure of one who was let in before says anything: others may be kept out by a
 firewall. An order stands in each answer to a report until its outcome has come, as checks do.
 
-Source: SPEC C9; docs/nodes.md, A second look.
+Source: SPEC C9; docs/nodes.md, Probes of silent nodes.
 """
 
 import logging

@@ -13,7 +13,7 @@ from longshore.envs.reward_table import REWARDS
 from tests.envs.random_run import small_problem, trace_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+_, *EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)  # the first: test_researchers_page.py
 CLUSTER = PAGE.parents[1] / "examples" / "small.yaml"
 
 

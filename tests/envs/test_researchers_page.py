@@ -1,4 +1,4 @@
-"""docs/for-researchers.md does what it says."""
+"""docs/environments.md, For researchers, does what it says."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 from longshore.agents.registry import find_policy
 from tests.command_line import Command
 
-PAGE = (Path(__file__).parents[2] / "docs" / "for-researchers.md").read_text()
+ENVIRONMENTS = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+PAGE = ENVIRONMENTS.split("\n## For researchers\n")[1].split("\n## ")[0]
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -1,9 +1,9 @@
-"""What docs/metrics.md lists."""
+"""The metrics that docs/operate.md lists."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "operate.md"
 
 
 def documented() -> dict[str, set[str]]:

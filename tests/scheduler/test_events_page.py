@@ -1,4 +1,4 @@
-"""docs/events.md tells what the store writes."""
+"""docs/api.md has the events that the store writes."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from longshore.scheduler.store import attempts, jobs, nodes, rings
 from longshore.scheduler.store.events import EventRow
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "events.md").read_text()
+PAGE = (ROOT / "docs" / "api.md").read_text()
 KINDS = {
     jobs.CHANGE, jobs.WISH, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
     step_monitor.HEALTH, attempts.SAVED, job_errors.ERROR, unknown_attempts.STRANGER, nodes.QUARANTINE,
@@ -22,7 +22,7 @@ RENAMED = {"job_id": "job", "number": "attempt"}  # in answers of the API
 
 def rows_of(heading: str) -> list[list[str]]:
     """Return the cells of a section's table, without its first two lines."""
-    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    section = PAGE.partition("\n## Events\n")[2].partition(f"\n### {heading}\n")[2].partition("\n##")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
 

@@ -3,7 +3,7 @@
 What is left of an attempt once nobody watches over it: found by its traces, and killed.
 
 Its control group is a trace that a process loses only by leaving the group on purpose. The others are lost more
-easily: docs/faults.md says what is not found then.
+easily: docs/nodes.md says what is not found then.
 
 Standard library only.
 """

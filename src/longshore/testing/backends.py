@@ -1,6 +1,6 @@
 """What every backend must do, on the real thing. The cluster has nodes a and b, with 4 and 2 GPUs.
 
-Source: longshore.scheduler.backends.protocol; docs/plugins.md.
+Source: longshore.scheduler.backends.protocol; docs/extending.md, A backend.
 """
 
 import re

@@ -29,7 +29,7 @@ def test_a_pod_goes_to_the_first_rank_whatever_the_plugins_of_kube_scheduler_say
 
 
 def test_the_page_says_what_the_sum_is() -> None:
-    page = (ROOT / "docs" / "extender.md").read_text()
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
     assert f"`weight: {EXTENDER['weight']}`" in page
     assert f"{MOST_NODE_SCORE * sum(DEFAULT_WEIGHTS.values()):,} in all" in page
 
