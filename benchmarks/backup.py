@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from longshore.scheduler.failover.asking import RingDesk, ask_report
-from longshore.scheduler.failover.launcher import Launcher, Start
-from longshore.scheduler.failover.settings import make_ring
-from longshore.scheduler.failover.wire import Coming
+from longshore.ring.asking import RingDesk, ask_report
+from longshore.ring.launcher import Launcher, Start
+from longshore.ring.standing import make_ring
+from longshore.ring.wire import Coming
 
 from .harness import ROOT, Row, main, progress
 from .reclaim import measure_reclaims

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import httpx
 
 from longshore.cluster.files.errors import LongshoreError
+from longshore.cluster.files.processes import environment, living
 from longshore.scheduler.client import Client
-from longshore.scheduler.files.processes import environment, living
 from longshore.scheduler.model.states import FINAL, JobState
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.jobs import CHANGE, list_jobs

@@ -10,8 +10,9 @@ from pathlib import Path
 from fastapi.routing import APIRoute
 from sqlalchemy import Connection
 
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.dashboard.entering import page_routers
-from longshore.scheduler.model.job import Share, new_job_id
+from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from longshore.scheduler.preflight.context import Context, NodeSetup, open_context
-from longshore.scheduler.preflight.warm import worker
+from longshore.preflight import warm_worker
+from longshore.preflight.context import Context, NodeSetup, open_context
 
 SLOW_S, HANG_S, RELATIVE = 0.5, 600.0, 1e-3
 WRONG_AT = (17, 23)
@@ -27,7 +27,7 @@ def _serve(connection: Connection, place: NodeSetup, spoil: Callable[[], None]) 
         send(content, *rest)
 
     connection.send_bytes = spoil_once_warm  # type: ignore[assignment]
-    worker.serve(connection, open_context(place))
+    warm_worker.serve(connection, open_context(place))
 
 
 def hung(connection: Connection, place: NodeSetup) -> None:
@@ -48,15 +48,15 @@ def slow(connection: Connection, place: NodeSetup) -> None:
     """Take longer for a sample of training than all others."""
 
     def spoil() -> None:
-        from longshore.scheduler.preflight.checks import sample
+        from longshore.preflight import checks
 
-        trained = sample._trained
+        trained = checks._trained
 
         def slowly(where: str, dtype: str) -> float:
             time.sleep(SLOW_S)
             return trained(where, dtype)
 
-        sample._trained = slowly
+        checks._trained = slowly
 
     _serve(connection, place, spoil)
 
@@ -91,16 +91,16 @@ def adds_one(connection: Connection, place: NodeSetup) -> None:
     """Send a wrong value in one element of each reduction."""
 
     def spoil() -> None:
-        from longshore.scheduler.preflight.checks import reductions
+        from longshore.preflight import checks
 
-        own_sum = reductions._own_sum
+        own_sum = checks._own_sum
 
         def one_more(context: Context, group: Any) -> Any:
             total = own_sum(context, group)
             total[1000] += 1
             return total
 
-        reductions._own_sum = one_more
+        checks._own_sum = one_more
 
     _serve(connection, place, spoil)
 
@@ -109,9 +109,9 @@ def hangs_in_reduction(connection: Connection, place: NodeSetup) -> None:
     """Never come to a reduction."""
 
     def spoil() -> None:
-        from longshore.scheduler.preflight.checks import reductions
+        from longshore.preflight import checks
 
-        reductions._own_sum = lambda context, group: time.sleep(HANG_S)  # type: ignore[assignment,return-value]
+        checks._own_sum = lambda context, group: time.sleep(HANG_S)  # type: ignore[assignment,return-value]
 
     _serve(connection, place, spoil)
 
@@ -132,7 +132,7 @@ def never_warm(connection: Connection, place: NodeSetup) -> None:
 
 
 def _instead_of_products(change: Callable[[Any], Any]) -> None:
-    from longshore.scheduler.preflight.arithmetic.products import Products
+    from longshore.preflight.arithmetic import Products
 
     multiply = Products.multiply
 

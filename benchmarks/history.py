@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from sqlalchemy import Connection, insert
 
-from longshore.scheduler.model.job import Share
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
 from longshore.scheduler.service.retention import Horizon, prune
 from longshore.scheduler.store import schema

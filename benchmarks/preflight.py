@@ -9,18 +9,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from longshore.preflight.arithmetic import SIZE, Maker, Products, furthest_off, opened
+from longshore.preflight.check import Report, find_check
+from longshore.preflight.checked_job import CheckedJob
+from longshore.preflight.context import NodeSetup
+from longshore.preflight.round import preflight
+from longshore.preflight.warm import LocalNode, Node
+from longshore.preflight.warm_worker import Target, serve_node
 
-from longshore.scheduler.model.job import Share
-from longshore.scheduler.preflight.arithmetic.products import SIZE, Products, opened
-from longshore.scheduler.preflight.arithmetic.references import Maker
-from longshore.scheduler.preflight.arithmetic.rule import furthest_off
-from longshore.scheduler.preflight.catalogue import find_check
-from longshore.scheduler.preflight.context import NodeSetup
-from longshore.scheduler.preflight.report import Report
-from longshore.scheduler.preflight.round import preflight
-from longshore.scheduler.preflight.warm.process import LocalNode, Node
-from longshore.scheduler.preflight.warm.worker import Target, serve_node
-from longshore.scheduler.preflight.workload import Workload
+from longshore.cluster.model.placement import Share
 
 from . import faulty_nodes
 from .harness import Row, main, progress, seconds
@@ -48,7 +45,7 @@ def nodes_of(folder: Path, faults: Mapping[str, Target]) -> dict[str, Node]:
 
 def round_on(nodes: Mapping[str, Node]) -> Report:
     """Run levels 0 and 1 on all nodes."""
-    return preflight(tuple(Share(name, (0, 1)) for name in nodes), Workload(), nodes)
+    return preflight(tuple(Share(name, (0, 1)) for name in nodes), CheckedJob(), nodes)
 
 
 def close(nodes: Mapping[str, Node]) -> None:

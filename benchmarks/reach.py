@@ -25,7 +25,7 @@ context = ${{PYTEST_CURRENT_TEST-}}
 data_file = {folder}/data/coverage
 source = {sources}
 """
-SOURCES = ("agents", "cluster", "envs", "eval", "planner", "scheduler", "src", "tests", "training")
+SOURCES = ("agents", "cluster", "envs", "eval", "planner", "preflight", "ring", "scheduler", "src", "tests", "training")
 STEP_TIMEOUT_S = 7200.0
 COMPILED = ("agents/", "cluster/", "envs/")  # the rooms with kernels
 COMPILING, NUMBA = "cluster/kernels/", r"^(?:from|import) (?:numba|llvmlite)"

@@ -10,14 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from longshore.scheduler.failover.member.control import (
-    AbortedError,
-    Control,
-    FinishedError,
-    RelievedError,
-    from_environment,
-)
-from longshore.scheduler.failover.wire import Ready
+from longshore.ring.control import AbortedError, Control, FinishedError, RelievedError, from_environment
+from longshore.ring.wire import Ready
 
 COMPUTE_S, SLOW = 0.1, 8.0
 HOME, JOB = Path(os.environ["RECLAIM"]), os.environ["LONGSHORE_JOB"]

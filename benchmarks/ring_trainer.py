@@ -9,11 +9,10 @@ import sys
 import time
 
 import torch
+from longshore.ring import Ring, wire
+from longshore.ring.control import Control
 
 from benchmarks import namespaces
-from longshore.ring import Ring
-from longshore.scheduler.failover import wire
-from longshore.scheduler.failover.member.control import Control
 
 WIDTH = 568  # 363,520 weights between the inner layers and to the last
 

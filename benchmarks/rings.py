@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from longshore.scheduler.failover import lines as wire_lines
-from longshore.scheduler.failover import wire
-from longshore.scheduler.failover.greeting import greet
-from longshore.scheduler.failover.launcher import Launcher, Start
-from longshore.scheduler.failover.settings import make_ring
-from longshore.scheduler.files.durable import from_json
+from longshore.ring import wire
+from longshore.ring import wire as wire_lines
+from longshore.ring.launcher import Launcher, Start
+from longshore.ring.standing import make_ring
+from longshore.ring.wire import greet
+
+from longshore.cluster.files.durable import from_json
 
 from .harness import ROOT, Row, progress
 
@@ -54,9 +55,7 @@ def warm_process() -> Iterator[Path]:
     """Start a process that members are forked from."""
     with tempfile.TemporaryDirectory(prefix="rings-") as folder:
         path = Path(folder) / "warm.sock"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "longshore.scheduler.failover.processes.warm", str(path)], env=_environment()
-        )
+        process = subprocess.Popen([sys.executable, "-m", "longshore.ring.warm", str(path)], env=_environment())
         try:
             while not path.exists():
                 time.sleep(0.05)

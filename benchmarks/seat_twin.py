@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+from longshore.ring.wire import Empty, Want
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.problem import ORDERS, Problem
@@ -27,7 +28,6 @@ from longshore.cluster.state.holding import held_gpus
 from longshore.cluster.state.state import Simulation
 from longshore.cluster.switching import FORMULAS
 from longshore.scheduler.control.rings import Around, ring_of
-from longshore.scheduler.failover.wire import Empty, Want
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import OF_JOBS, Site, Snapshot
 from longshore.scheduler.mirror.vacant_seats import choose_for, free_for, with_which_faster

@@ -18,13 +18,14 @@ import numpy as np
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import BackendError
+from longshore.cluster.model.placement import Placement
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
-from longshore.scheduler.model.job import JobRow, Placement
+from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import FINAL, JobState, Run
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of

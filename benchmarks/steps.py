@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from longshore.cluster.files.plugins import registered
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.ranks import steps_name
 from longshore.scheduler.health.detectors import Detector, MadRule, MedianRule, new_detector
 from longshore.scheduler.health.step_monitor import LOOK_S, Running, StepMonitor
 from longshore.scheduler.health.step_watch import Begun, StepKind, StepWatch
-from longshore.scheduler.model.job import Share
 from longshore.scheduler.model.job_spec import Watching
 
 from .harness import Row, main, progress

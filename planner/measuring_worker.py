@@ -33,7 +33,7 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..gradients import pieces_of
+from ..ring.gradients import pieces_of
 from .execution.cutting import adamw
 from .execution.training import Members, average
 from .model import HOST_NUMBER_BYTES, Accuracy, Exchange, HostProfile, LayerRates

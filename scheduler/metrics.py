@@ -16,8 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection
 
+from ..cluster.files.durable import Room
 from .control.job_errors import ERROR
-from .files.durable import Room
 from .health.step_monitor import HEALTH, Figures, SlowWord
 from .model.gpu_index import Layout
 from .model.job_spec import stored_or_usual

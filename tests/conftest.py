@@ -19,7 +19,7 @@ from tests.support.processes import LIGHT
 
 pytest_plugins = [f"tests.support.{it}" for it in ("signals", "hanging", "summary", "lanes")]
 # Their assertions compare whole runs: a failure shows what differs, as in a file of tests.
-pytest.register_assert_rewrite("tests.cluster.agreement", "tests.scheduler.failover.trial")
+pytest.register_assert_rewrite("tests.cluster.agreement", "tests.ring.trial")
 
 register_profiles()
 if LIGHT not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # all that tests start have it

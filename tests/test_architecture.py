@@ -12,7 +12,9 @@ MOST_FILES = 12
 
 def named(text: str) -> list[str]:
     """Return the files that a text names."""
-    return re.findall(r"`((?:src|cluster|envs|agents|training|eval|scheduler|planner)/[\w/]+\.py)`", text)
+    return re.findall(
+        r"`((?:src|cluster|envs|agents|training|eval|ring|preflight|scheduler|planner)/[\w/]+\.py)`", text
+    )
 
 
 def test_every_file_that_is_named_is_there() -> None:
@@ -23,7 +25,7 @@ def test_every_file_that_is_named_is_there() -> None:
 def test_every_room_is_on_the_drawing() -> None:
     rooms = {
         path.parent
-        for top in ("cluster", "envs", "agents", "training", "eval", "scheduler", "planner")
+        for top in ("cluster", "envs", "agents", "training", "eval", "ring", "preflight", "scheduler", "planner")
         for path in [ROOT / top / "__init__.py", *(ROOT / top).glob("*/__init__.py")]
     }
     drawn = {word.rstrip("/") for line in DRAWING.splitlines() for word in line.split()}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from longshore.cluster.files.errors import InputError
-from longshore.gradients import Gradients, WideSums, average_now, check_parameters, pieces_of, tables_of
+from longshore.ring.gradients import Gradients, WideSums, average_now, check_parameters, pieces_of, tables_of
 
 MOST = 4
 WAIT_S = 30.0

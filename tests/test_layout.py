@@ -11,7 +11,7 @@ import pytest
 from tests.support import processes
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("cluster", "envs", "agents", "training", "eval", "scheduler", "planner")
+ROOMS = ("cluster", "envs", "agents", "training", "eval", "ring", "preflight", "scheduler", "planner")
 LINKS = (*ROOMS, "checkpoints")
 
 

@@ -14,7 +14,7 @@ from tests.support import processes
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("agents", "cluster", "envs", "eval", "planner", "scheduler", "training")
+ROOMS = ("agents", "cluster", "envs", "eval", "planner", "preflight", "ring", "scheduler", "training")
 
 
 def run(*arguments: object, cwd: Path, **variables: str) -> processes.CompletedProcess[str]:

@@ -18,25 +18,19 @@ from longshore.cluster.model.problem import stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import PlanFile, StagePlan, workload_of
 from longshore.cluster.traces.statistics import write_events, write_jobs
-from longshore.plain_state import read_state, write_state
 from longshore.planner.calibration import read_hardware, write_hardware
 from longshore.planner.execution.launching import read_plan, write_plan
 from longshore.planner.execution.worker import Measured
 from longshore.planner.model import DEFAULT, HardwareProfile
+from longshore.preflight.check import warned
+from longshore.preflight.warm_worker import answer_of, read_answer
+from longshore.preflight.wiring import Blueprint, NodePlan, PortPlan, read_blueprint, write_blueprint
+from longshore.ring import wire
+from longshore.ring.plain_state import read_state, write_state
+from longshore.ring.standing import RING, make_ring, read_settings
 from longshore.scheduler.backends.local import ranks
 from longshore.scheduler.backends.local.ranks import Rank, Spec
-from longshore.scheduler.failover import lines, wire
-from longshore.scheduler.failover.settings import RING, make_ring, read_settings
 from longshore.scheduler.policy_host.answer import Failed, read_message
-from longshore.scheduler.preflight.check import warned
-from longshore.scheduler.preflight.warm.messages import answer_of, read_answer
-from longshore.scheduler.preflight.wiring.blueprint import (
-    Blueprint,
-    NodePlan,
-    PortPlan,
-    read_blueprint,
-    write_blueprint,
-)
 from longshore.training.config import TrainingConfig
 from longshore.training.validation import LATER, Later, write_later
 
@@ -90,7 +84,7 @@ def state(folder: Path, name: str) -> tuple[Any, Any]:
 
 def message(folder: Path, name: str) -> tuple[Any, Any]:
     del folder
-    return wire.Declared(5, name), lines.decode(lines.encode(wire.Declared(5, name)))
+    return wire.Declared(5, name), wire.decode(wire.encode(wire.Declared(5, name)))
 
 
 def later(folder: Path, name: str) -> tuple[Any, Any]:

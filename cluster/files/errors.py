@@ -9,8 +9,11 @@ LongshoreError
 └── BackendError     a system that Longshore drives does not do its part
 """
 
+import traceback
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
+
+MOST_WORDS = 300  # characters
 
 
 class LongshoreError(Exception):
@@ -79,3 +82,11 @@ class CheckpointError(LongshoreError):
 
 class BackendError(LongshoreError):
     """A system that Longshore drives does not do its part."""
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an error is in one line: its class, its words, and where it was raised."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    words = f"{type(error).__name__}{': ' if lines else ''}{lines[0].strip()[:MOST_WORDS] if lines else ''}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{words} ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else words

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from ...cluster.files.errors import InputError
 from ...cluster.model.workload import PlanFile
-from ...plain_state import read_state, write_state
 from ...reporting import Steps
+from ...ring.plain_state import read_state, write_state
 from .training import Seat
 
 CHECKPOINT, ATTEMPT = "LONGSHORE_CHECKPOINT", "LONGSHORE_ATTEMPT"

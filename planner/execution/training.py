@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...cluster.files.errors import InputError
 from ...cluster.model.workload import PlanFile
-from ...gradients import Gathered, Piece, average_now, check_parameters, pieces_of, tables_of
+from ...ring.gradients import Gathered, Piece, average_now, check_parameters, pieces_of, tables_of
 from ..model import Schedule, Seconds
 from ..offload.offloading import Offloading, PartMeasured, Wish
 from ..sharing import Kind, Turn

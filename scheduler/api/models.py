@@ -6,10 +6,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection
 
+from ...cluster.model.placement import Placement
 from ...cluster.model.topology import ANYTHING, Needs
 from ..control.rehydrate import needs_of
 from ..control.unknown_attempts import UnknownAttempt
-from ..model.job import JobRow, Placement
+from ..model.job import JobRow
 from ..model.job_spec import JobFile, Shape, StoredJob, UnreadableSpecError, is_shaped, stored_job, stored_or_usual
 from ..model.states import Desired, JobState
 from ..policy_host.process import WORDS, Miss

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from ...cluster.files.durable import from_json
+from ...ring.wire import Recovery, Report
 from ..backends.protocol import MemberPlace, Seats, ask
 from ..control.attempt_driver import attempt_name
-from ..failover.wire import Recovery, Report
-from ..files.durable import from_json
 from ..model.job import JobRow
 from ..model.job_spec import stored_or_usual
 from ..service.queue_now import PlacedTask, Planned, Sitting, planned

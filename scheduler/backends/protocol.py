@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from ...cluster.files.errors import BackendError
-from ..failover.wire import Coming, NoneComing, Report, Want
-from ..model.job import Placement, Share, words_of
+from ...cluster.files.errors import BackendError, words_of
+from ...cluster.model.placement import Placement, Share
+from ...ring.wire import Coming, NoneComing, Report, Want
 from ..model.states import Status
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection
 
 from ...cluster.files.errors import BackendError
+from ...cluster.model.placement import Placement
 from ...cluster.placing import begin_picks, take_gpu
 from ...cluster.simulator.endings import finish_held, stop_after_fault
 from ...cluster.simulator.engine import (
@@ -17,9 +18,8 @@ from ...cluster.simulator.engine import (
 )
 from ...cluster.state.holding import is_struck
 from ...cluster.state.state import Simulation
-from ..failover.wire import Report
+from ...ring.wire import Report
 from ..model.gpu_index import Layout
-from ..model.job import Placement
 from ..model.states import EndedBy, RankEnd, Run, Status
 from .protocol import Attempt, CannotHonourError, Capabilities, GpuView, MemberPlace, NodeView, RefusedError
 from .simulated_rings import ROW, SimulatedDesk, SimulatedRings

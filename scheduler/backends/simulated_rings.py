@@ -28,7 +28,7 @@ from ...cluster.simulator.faults import has_living
 from ...cluster.simulator.seats import average_s, compute_s
 from ...cluster.state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck
 from ...cluster.state.state import Simulation
-from ..failover.wire import Coming, Empty, NoneComing, Report, Want
+from ...ring.wire import Coming, Empty, NoneComing, Report, Want
 from ..model.gpu_index import Layout
 from .protocol import MemberPlace
 

@@ -226,8 +226,8 @@ def agent(
 
 
 def _checking(client: "Client", node: str) -> "Checking":
+    from ...preflight.context import NodeSetup
     from ..health.agent import Checking, gpu_reports
-    from ..preflight.context import NodeSetup
 
     home = Path(".longshore") / "preflight"
     make_folder(home, "--checks")

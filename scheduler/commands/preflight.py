@@ -17,13 +17,12 @@ from .options import Column, print_json, print_table
 from .store import FolderOption
 
 if TYPE_CHECKING:
-    from ..model.job import Placement
-    from ..preflight.check import Outcome
-    from ..preflight.context import NodeSetup
-    from ..preflight.report import Report
-    from ..preflight.warm.process import Node
-    from ..preflight.wiring.blueprint import Blueprint
-    from ..preflight.workload import Workload
+    from ...cluster.model.placement import Placement
+    from ...preflight.check import Outcome, Report
+    from ...preflight.checked_job import CheckedJob
+    from ...preflight.context import NodeSetup
+    from ...preflight.warm import Node
+    from ...preflight.wiring import Blueprint
 
 MOST_NODES = 64  # each is a process of this machine
 _COLUMNS = (
@@ -56,9 +55,9 @@ def preflight(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of docs/preflight.md.")] = False,
 ) -> None:
     """Check nodes of this machine, as before a job starts on them; exit status 1 if one is not fit."""
-    from ..preflight.context import NodeSetup
-    from ..preflight.round import preflight as check_all
-    from ..preflight.workload import Workload
+    from ...preflight.checked_job import CheckedJob
+    from ...preflight.context import NodeSetup
+    from ...preflight.round import preflight as check_all
 
     check_outputs({"--learn-wiring": learn_wiring}, {"--cluster": cluster, "--port-facts": port_facts})
     folder = folder or Path(".longshore")
@@ -75,7 +74,7 @@ def preflight(
         NodeSetup(share.node, home.absolute(), slots, dtype, wiring=_whole(wiring), port_facts=_whole(port_facts))
         for share in placement
     ]
-    workload = Workload(
+    workload = CheckedJob(
         dtype=dtype, link_bytes_per_s=link_bytes_per_s, sample_limit_s=sample_limit,
         sample=program, sample_folder=str(Path.cwd()) if sample else "",
     )  # fmt: skip
@@ -101,9 +100,9 @@ def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int)
     Raises:
         InputError: If there are no such nodes.
     """
+    from ...cluster.files.paths import exists
+    from ...cluster.model.placement import Share
     from ...cluster.presets.cluster_file import read_cluster
-    from ..files.paths import exists
-    from ..model.job import Share
     from ..service.service import default_cluster, layout_of
     from ..settings import cluster_of
 
@@ -128,8 +127,7 @@ def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int)
 def _gpus() -> int:
     """Return how many GPUs the driver of this machine tells of."""
     from ...cluster.files.errors import BackendError
-    from ..preflight.readers.gpu_reader import GpuLostError
-    from ..preflight.readers.nvml import open_nvml
+    from ...preflight.readers import GpuLostError, open_nvml
 
     try:
         return open_nvml().count()
@@ -143,8 +141,7 @@ def _check_files(wiring: Path | None, port_facts: Path | None) -> None:
     Raises:
         InputError: If one cannot be used.
     """
-    from ..preflight.wiring.blueprint import read_blueprint
-    from ..preflight.wiring.facts import read_facts
+    from ...preflight.wiring import read_blueprint, read_facts
 
     if wiring is not None:
         read_blueprint(wiring)
@@ -153,7 +150,7 @@ def _check_files(wiring: Path | None, port_facts: Path | None) -> None:
 
 def _learned_before(path: Path | None) -> "Blueprint":
     """Return the wiring that a file of it holds, which is to be learned anew; none if there is no file."""
-    from ..preflight.wiring.blueprint import Blueprint, read_blueprint
+    from ...preflight.wiring import Blueprint, read_blueprint
 
     return Blueprint() if path is None or not path.exists() else read_blueprint(path)
 
@@ -165,7 +162,7 @@ def _whole(path: Path | None) -> Path | None:
 @contextmanager
 def _warm(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, Node]]":
     """Give a process for each node, and end them all."""
-    from ..preflight.warm.process import LocalNode
+    from ...preflight.warm import LocalNode
 
     count = "1 process" if len(places) == 1 else f"{len(places)} processes"
     typer.echo(f"starting {count} with PyTorch, which takes some seconds ...", err=True)
@@ -178,14 +175,12 @@ def _warm(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, Node]]":
 
 
 def _learn(
-    path: Path, before: "Blueprint", placement: "Placement", workload: "Workload", nodes: "dict[str, Node]"
+    path: Path, before: "Blueprint", placement: "Placement", workload: "CheckedJob", nodes: "dict[str, Node]"
 ) -> None:
     """Write what is plugged in where, and tell what is new."""
-    from ..preflight.catalogue import find_check
-    from ..preflight.link_checks.wiring import plan_of
-    from ..preflight.round import ask_all
-    from ..preflight.wiring.blueprint import write_blueprint
-    from ..preflight.wiring.learning import learn
+    from ...preflight.check import find_check
+    from ...preflight.round import ask_all
+    from ...preflight.wiring import learn, plan_of, write_blueprint
 
     found = ask_all(find_check("wiring.seen"), placement, workload, nodes)
     findings = {node: [finding for _, finding, _ in told] for node, told in found.items()}

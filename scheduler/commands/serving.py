@@ -15,9 +15,9 @@ import typer
 
 from ...cluster.files.errors import InputError, LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line
+from ...cluster.files.paths import check_present_folder
 from ..access.browsers import link_path
 from ..access.token_file import FILE, link_token
-from ..files.paths import check_present_folder
 from ..logs import LogFormat, count_repeats, log_as_json
 from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_between
 

@@ -31,7 +31,7 @@ def settings_of(config: Path | None, folder: Path | None, store: str | None) -> 
     Raises:
         InputError: If the file cannot be used, or there is no such folder.
     """
-    from ..files.paths import is_folder
+    from ...cluster.files.paths import is_folder
     from ..settings import Chosen, read_settings
 
     chosen = Chosen() if config is None else read_settings(config)
@@ -56,7 +56,7 @@ def existing_store(settings: "Settings") -> Iterator["Store"]:
     Raises:
         LongshoreError: If it is not there, or cannot be used.
     """
-    from ..files.paths import exists
+    from ...cluster.files.paths import exists
     from ..store.opening import open_store
 
     file = file_of(settings)
@@ -76,7 +76,7 @@ def backup(
     store: StoreOption = None,
 ) -> None:
     """Write a copy of the store, also while the scheduler runs. It holds secrets: only its owner can read it."""
-    from ..files.paths import exists
+    from ...cluster.files.paths import exists
     from ..store.copying import back_up
 
     source = _file(config, folder, store, "pg_dump -Fc -f FILE DATABASE")
@@ -93,7 +93,7 @@ def restore(
     store: StoreOption = None,
 ) -> None:
     """Put a copy in the place of the store of a scheduler that is stopped; the store that is replaced stays beside."""
-    from ..files.paths import exists
+    from ...cluster.files.paths import exists
     from ..store.copying import put_in_place
 
     target = _file(config, folder, store, "createdb and pg_restore -d DATABASE FILE")
@@ -114,7 +114,7 @@ def _file(config: Path | None, folder: Path | None, store: str | None, instead: 
 
 def _refuse_while_used(target: Path) -> None:
     """Refuse to replace the store of a scheduler that leads, or that has it open on this machine."""
-    from ..files.processes import is_proven_dead
+    from ...cluster.files.processes import is_proven_dead
     from ..store.copying import holder_of, open_in
 
     holder = holder_of(target)
@@ -177,7 +177,7 @@ def decisions(
 ) -> None:  # fmt: skip
     """Write all decisions of a scheduler to a file, with all that one needs to learn from them or to replay them."""
     from ...cluster.files.output_file import check_outputs, replacing
-    from ..files.paths import exists
+    from ...cluster.files.paths import exists
     from ..placement.replay import export
     from ..store.opening import open_store
 

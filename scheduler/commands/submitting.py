@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from ...cluster.files.errors import InputError, raise_all
-from ..files.paths import exists, is_file, is_folder
+from ...cluster.files.paths import exists, is_file, is_folder
 from .options import DEFAULT_URL, DURATION, CaOption, JsonOption, UrlOption, client_of, print_json, run_time
 
 if TYPE_CHECKING:

@@ -139,7 +139,7 @@ def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[d
 @contextmanager
 def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
     """Open a store that is there: a folder or file that is not is a slip of the pen."""
-    from ..files.paths import is_file
+    from ...cluster.files.paths import is_file
     from ..settings import store_url_of
     from ..store.engines import file_of
     from ..store.opening import open_store

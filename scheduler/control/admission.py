@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from ...cluster.files.errors import BackendError
+from ...cluster.files.errors import BackendError, words_of
 from ..backends.protocol import Held, Holds
 from ..mirror.cluster_mirror import ClusterMirror
-from ..model.job import JobRow, words_of
+from ..model.job import JobRow
 from ..model.job_spec import LEAST_S, YEAR_S, External, Retry, Shape, StoredJob
 from ..model.states import FINAL, Desired, JobState
 from ..rules.jobs import Around, JobDo, JobStep, Quota, next_job_step

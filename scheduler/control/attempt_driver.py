@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
-from ...cluster.files.errors import BackendError
+from ...cluster.files.errors import BackendError, words_of
 from ...cluster.kernels.structures import uniform
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError, Seats, ask
 from ..health.liveness import is_gone
-from ..model.job import JobRow, NewEvent, name_of, words_of
+from ..model.job import JobRow, NewEvent, name_of
 from ..model.job_spec import PLAN_VARIABLE, plan_text, stored_job, stored_or_usual
 from ..model.states import AfterStop, AttemptState, Contact, Desired, EndedBy, JobState, Run, Status
 from ..rules.attempts import (

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from ..model.job import words_of
+from ...cluster.files.errors import words_of
 from ..store.engines import FencedError, StaleWriteError, StoreRefusesError, StoreUnreachableError, TakenError
 
 log = logging.getLogger(__name__)

@@ -21,20 +21,17 @@ from sqlalchemy import Connection
 
 from ...cluster.files.errors import BackendError
 from ...cluster.files.output_file import in_one_line
+from ...cluster.model.placement import Placement, Share
+from ...preflight.check import SAMPLE, Outcome, Report, Result
+from ...preflight.round import MOST_TRIES, Start, Tried, TryOthers, clean_up, next_step, preflight
+from ...preflight.rounds import Ended, Rounds, Work
+from ...preflight.travelling import SCRATCH, wrapped
 from ..health.monitor import Health
 from ..health.quarantining import Acted, quarantine
 from ..model.gpu_index import WHOLE, Clears, Finding, Place
-from ..model.job import JobRow, NewEvent, Placement, Share, name_of
-from ..model.job_spec import StoredJob, stored_or_usual
+from ..model.job import JobRow, NewEvent, name_of
+from ..model.job_spec import StoredJob, checked_job_of, stored_or_usual
 from ..model.states import AttemptState, JobState, Run
-from ..preflight.catalogue import SAMPLE
-from ..preflight.check import Outcome, Result
-from ..preflight.replacing import MOST_TRIES, Start, Tried, TryOthers, next_step
-from ..preflight.report import Report
-from ..preflight.round import clean_up, preflight
-from ..preflight.rounds import Ended, Rounds, Work
-from ..preflight.travelling import SCRATCH, wrapped
-from ..preflight.workload import workload_of
 from ..rules.attempts import ENDED, UNFIT, Checks
 from ..rules.quarantine import Fleet, closed_gpus
 from ..store.attempts import AttemptRow
@@ -184,7 +181,7 @@ class NodeChecks:
     def command_of(self, spec: StoredJob) -> tuple[str, ...]:
         """Return what a job runs: its command, behind the checks if they travel with it."""
         if self._rounds is None and self.are_wanted(spec):
-            workload = workload_of(spec, link_bytes_per_s=self._link_bytes_per_s)
+            workload = checked_job_of(spec, link_bytes_per_s=self._link_bytes_per_s)
             return wrapped(spec.command, workload, slots=self._slots, scratch=self._scratch)
         return spec.command
 
@@ -274,7 +271,7 @@ class NodeChecks:
 
     def _work(self, begun: _Round, spec: StoredJob) -> Work:
         """Return what a round does."""
-        workload = workload_of(spec, link_bytes_per_s=self._link_bytes_per_s).model_copy(update={"job": begun.job})
+        workload = checked_job_of(spec, link_bytes_per_s=self._link_bytes_per_s).model_copy(update={"job": begun.job})
         scratch = "" if self._scratch is None else str(self._scratch / begun.attempt)
         if begun.when is When.END:
             return lambda nodes: clean_up(begun.placement, workload, nodes, attempt=begun.attempt, scratch=scratch)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from sqlalchemy import Connection
 
-from ..files.processes import is_proven_dead
+from ...cluster.files.processes import is_proven_dead
 from ..mirror.vacant_seats import fitted
 from ..placement.placer import Decision
 from ..policy_host.answer import Stored, record_of

@@ -10,12 +10,13 @@ from dataclasses import replace
 from operator import itemgetter
 from types import MappingProxyType
 
+from ...cluster.model.placement import Share
 from ...cluster.model.topology import ANYTHING, Needs
 from ...cluster.model.workload import PlanFile
 from ..mirror.standing import Asked, Known, Spread, Standing, Turn
 from ..mirror.vacant_seats import Form
 from ..model.gpu_index import Layout
-from ..model.job import JobRow, ReservationRow, Share, Tries
+from ..model.job import JobRow, ReservationRow, Tries
 from ..model.job_spec import LEAST_S, StoredJob, has_needs, is_shaped, is_switching, stored_job, stored_or_usual
 from ..model.states import OPEN_ATTEMPTS
 from ..rules.jobs import Quota, may_enter

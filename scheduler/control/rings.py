@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cluster.files.durable import as_json
 from ...cluster.files.errors import BackendError
+from ...cluster.model.placement import Placement
+from ...ring.wire import Empty, Want
 from ..backends.protocol import Desk, Seats, ask
-from ..failover.wire import Empty, Want
-from ..files.durable import as_json
 from ..health.link_probes import State
 from ..health.link_table import AGAIN_S, ROUND_S, Link, LinkTable, Pair
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.vacant_seats import Choice, Considered, Ring
 from ..model.gpu_index import Layout
-from ..model.job import NewEvent, Placement, name_of
+from ..model.job import NewEvent, name_of
 from ..model.job_spec import StoredJob, is_switching, stored_or_usual
 from ..model.states import AttemptState
 from ..store.attempts import AttemptRow

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...cluster.switching import FORMULAS
+from ...ring.wire import Empty, Slow, Want
 from ..backends.protocol import MemberPlace
-from ..failover.wire import Empty, Slow, Want
 from ..health.link_table import Pair
 from ..health.liveness import Report
 from ..mirror.cluster_mirror import ClusterMirror

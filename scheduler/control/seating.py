@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from ...cluster.files.errors import BackendError
+from ...cluster.model.placement import Share
+from ...ring.wire import Coming, NoneComing, Want
 from ..backends.protocol import MemberPlace, Seats, ask
-from ..failover.wire import Coming, NoneComing, Want
 from ..mirror.vacant_seats import warm_up
-from ..model.job import NewEvent, ReservationRow, Share, name_of
+from ..model.job import NewEvent, ReservationRow, name_of
 from ..model.job_spec import StoredJob, is_switching, stored_or_usual
 from ..model.states import AttemptState
 from ..rules.attempts import Checks

@@ -8,6 +8,7 @@ from typing import TypeVar, Unpack
 
 from sqlalchemy import Connection
 
+from ...cluster.files.errors import words_of
 from ..backends.protocol import Backend
 from ..health.fault_report import learned_from, read_fault_history
 from ..health.monitor import Health, Monitor
@@ -15,7 +16,7 @@ from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.standing import Known, Site
 from ..mirror.vacant_seats import Form
 from ..model.gpu_index import Layout
-from ..model.job import JobRow, NewEvent, ReservationRow, words_of
+from ..model.job import JobRow, NewEvent, ReservationRow
 from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
 from ..rules.attempts import Whose

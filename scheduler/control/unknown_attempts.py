@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ...cluster.files.errors import BackendError, InputError
+from ...cluster.files.errors import BackendError, InputError, words_of
+from ...cluster.model.placement import Placement
 from ..backends.protocol import Attempt, Lists, ask
-from ..model.job import JobRow, NewEvent, Placement, words_of
+from ..model.job import JobRow, NewEvent
 from ..model.states import AttemptState, Desired, JobState
 from ..store.attempts import Opening, get_attempt
 from ..store.engines import StaleWriteError, TakenError

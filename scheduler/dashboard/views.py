@@ -12,10 +12,11 @@ from typing import NamedTuple
 from markupsafe import Markup
 from sqlalchemy import Connection
 
+from ...cluster.model.placement import Placement
 from ..api.models import WAITS, waiting_pages
 from ..logs import BLOCK_BYTES, Read, near_end
 from ..model.gpu_index import Entry, Layout
-from ..model.job import JobRow, Placement
+from ..model.job import JobRow
 from ..model.job_spec import UnreadableSpecError, stored_job, stored_or_usual
 from ..model.states import FINAL, AttemptState, JobState
 from ..policy_host.process import Miss

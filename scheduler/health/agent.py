@@ -15,12 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from ...cluster.files.errors import BackendError, InputError, LongshoreError
+from ...cluster.files.errors import BackendError, InputError, LongshoreError, words_of
+from ...cluster.files.processes import boot_id, shows_this_process
+from ...preflight.context import NodeSetup
+from ...preflight.round import check_place
 from ..client import Client
-from ..files.processes import boot_id, shows_this_process
-from ..model.job import words_of
-from ..preflight.context import NodeSetup
-from ..preflight.round import check_place
 from .guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
 from .link_probes import Prober
 from .liveness import Door, GpuReport, NodeReport

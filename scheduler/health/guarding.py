@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..files.processes import Process, boot_id, environment, kill, living
+from ...cluster.files.processes import Process, boot_id, environment, kill, living
 
 LOOK_S = 0.2  # between two looks at the lease
 NAME = b"ls-"  # how the names of attempts begin

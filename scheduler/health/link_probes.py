@@ -35,8 +35,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.yaml_file import ExactTypes
-from ..preflight.link_checks.bandwidth import LEAST_BYTES, MOST_BYTES, PROBE_S
-from ..preflight.link_checks.exchange import PARTS, SKIPPED
+from ...preflight.link_checks import LEAST_BYTES, MOST_BYTES, PARTS, PROBE_S, SKIPPED
 
 MOST_LINE = 4096  # bytes
 KEY_WORDS = "64 characters: digits and a to f."

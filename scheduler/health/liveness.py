@@ -34,7 +34,7 @@ from typing import Annotated, NamedTuple
 from pydantic import ConfigDict, Field, field_validator
 
 from ...cluster.files.yaml_file import ExactTypes
-from ..model.job import Placement
+from ...cluster.model.placement import Placement
 from ..model.states import Verdict
 from ..store.nodes import NodeRow
 from ..store.schema import Liveness

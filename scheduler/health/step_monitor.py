@@ -15,9 +15,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ...cluster.files.errors import BackendError, PluginError
+from ...cluster.model.placement import Placement
+from ...ring.suspicion import far_longer
 from ..backends.protocol import Backend, StepLines, WritesSteps
-from ..failover.judging.slow import far_longer
-from ..model.job import Placement
 from ..model.job_spec import OFF, Watching
 from .detectors import Detector, new_detector
 from .liveness import AT_ONCE_LEAST, AT_ONCE_S, AT_ONCE_SHARE

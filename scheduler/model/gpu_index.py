@@ -13,8 +13,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ...cluster.files.errors import InputError
+from ...cluster.model.placement import Placement, Share
 from ...cluster.model.topology import Needs, Offer, accepted_types
-from .job import Placement, ReservationRow, Share
+from .job import ReservationRow
 
 ONE_OFFER = (Offer(""),)
 MOST_NAMED = 10  # nodes, and jobs, in one line

@@ -1,10 +1,7 @@
 """A job as it is stored: its id, placement, tries, events and errors."""
 
 import secrets
-import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import PurePath
 from typing import NamedTuple
 
 from .states import AfterStop, Desired, JobState
@@ -102,17 +99,6 @@ class Tries(NamedTuple):
 DEFAULT_TRIES = Tries(infra=20, resource=1, user=0, asked=20, ambiguous=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """GPUs of one node in a placement."""
-
-    node: str
-    gpus: tuple[int, ...]  # indices on the node, ascending
-
-
-Placement = tuple[Share, ...]  # in the order of nodes; ranks go through it share by share
-
-
 class ReservationRow(NamedTuple):
     """A GPU that is not free."""
 
@@ -137,14 +123,3 @@ class NewEvent(NamedTuple):
     fence: int | None = None  # token of the writer's lease
     cause: str = ""
     data: Mapping[str, object] | None = None
-
-
-MOST_WORDS = 300  # characters
-
-
-def words_of(error: BaseException) -> str:
-    """Return what an error is in one line: its class, its words, and where it was raised."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    words = f"{type(error).__name__}{': ' if lines else ''}{lines[0].strip()[:MOST_WORDS] if lines else ''}"
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{words} ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else words

@@ -20,6 +20,7 @@ from ...cluster.files.plugins import RegisteredName
 from ...cluster.files.yaml_file import ExactTypes
 from ...cluster.model.topology import ANYTHING, Needs
 from ...cluster.model.workload import PlanFile
+from ...preflight.checked_job import ALL_ATTACHMENTS, Attachment, CheckedJob, Collectives, Dtype
 from .job import DEFAULT_TRIES, NO_PROGRESS, Tries
 
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
@@ -47,11 +48,7 @@ MOST_PLAN_BYTES = 100_000  # of a plan: its ranks get it in their environment, w
 VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
-Dtype = Literal["fp32", "bf16", "fp16"]  # that a job computes in
-Collectives = Literal["gloo", "nccl"]  # library by which its ranks exchange
 VisibleGpus = Literal["node", "rank"]  # GPUs that a rank sees: those of all ranks on its node, or its own alone
-Attachment = Literal["host", "nic", "nvlink"]  # by which GPUs are reached
-ALL_ATTACHMENTS: tuple[Attachment, ...] = ("host", "nic", "nvlink")
 OFF = "off"  # in place of a detector: slow steps are not looked for
 OLD_DETECTORS = {"source_mean": "patent_mean", "source_literal": "patent_literal"}
 DetectorName = Annotated[str, RegisteredName("detectors", (OFF,), OLD_DETECTORS)]
@@ -397,3 +394,27 @@ def _replace(spec: dict[str, Any], place: tuple[int | str, ...], value: object) 
 
 
 _USUAL = stored_job({"command": ["true"]})
+
+
+def checked_job_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> CheckedJob:
+    """Return what a job file says of a workload.
+
+    Args:
+        job: The job file.
+        link_bytes_per_s: That is promised between its nodes, 0 for nothing.
+    """
+    types, sample, settings = job.wants.gpu_types, job.sample, job.gpu_settings
+    return CheckedJob(
+        dtype=job.dtype,
+        backend=job.collectives,
+        attachments=job.attachments,
+        gpu_type=types[0] if len(types) == 1 else "",
+        gpu_memory_bytes=job.wants.gpu_memory_bytes,
+        link_bytes_per_s=link_bytes_per_s,
+        sample=() if sample is None else sample.command,
+        sample_limit_s=Sample.model_fields["limit_s"].default if sample is None else sample.limit_s,
+        sample_folder="" if sample is None else job.folder,
+        environment=() if sample is None else tuple(job.environment.items()),
+        clock_mhz=0 if settings is None else settings.clock_mhz or 0,
+        power_w=0.0 if settings is None else settings.power_w or 0.0,
+    )

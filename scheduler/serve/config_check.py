@@ -12,11 +12,11 @@ from ...agents.learned.schema import USERS, Use, remark_on
 from ...agents.registry import find_policy
 from ...cluster.files.errors import InputError, LongshoreError, ManyProblemsError
 from ...cluster.files.input_problems import Place
+from ...cluster.files.paths import exists, is_folder
 from ...cluster.files.yaml_file import YamlFile, read_yaml, validated
 from ...cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..access.browsers import is_loopback
 from ..backends.building import PLACE, kind_of
-from ..files.paths import exists, is_folder
 from ..policy_host.worker import sampling
 from ..settings import PAGE, Settings, check_open, cluster_of, located
 from ..store.engines import check_folder_of, check_url, file_of

@@ -21,18 +21,15 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ...cluster.files.errors import InputError
+from ...cluster.files.errors import InputError, words_of
+from ...preflight.context import NodeSetup
+from ...preflight.round import check_place
+from ...preflight.rounds import Rounds
+from ...preflight.warm import WarmNodes, load_ahead
+from ...preflight.wiring import read_blueprint, read_facts
 from ..control.node_checks import NodeChecks
 from ..health.quarantining import CheckOrders, clear, entries_for, keep
 from ..model.gpu_index import WHOLE, Entry, Layout, Place
-from ..model.job import words_of
-from ..preflight.context import NodeSetup
-from ..preflight.round import check_place
-from ..preflight.rounds import Rounds
-from ..preflight.warm.pool import WarmNodes
-from ..preflight.warm.process import load_ahead
-from ..preflight.wiring.blueprint import read_blueprint
-from ..preflight.wiring.facts import read_facts
 from ..rules.quarantine import BY_CHECKS, Fleet, is_due
 from ..settings import Settings
 from ..store.attempts import held_gpus

@@ -11,7 +11,10 @@ import numpy as np
 from ...agents.learned.schema import USERS, remark_on, use_of
 from ...agents.protocol import Policy
 from ...agents.registry import check_registered, find_policy
-from ...cluster.files.errors import BackendError, InputError, LongshoreError
+from ...cluster.files.durable import Room
+from ...cluster.files.errors import BackendError, InputError, LongshoreError, words_of
+from ...cluster.files.paths import exists
+from ...cluster.files.processes import this_process
 from ...cluster.model.problem import ORDERS, stopping
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from ..access.tokens import Role, first_token
@@ -20,16 +23,12 @@ from ..backends.protocol import Backend, Closes
 from ..control.facade import Control
 from ..control.reconciler import Reconciler
 from ..control.state_cache import Parts
-from ..files.durable import Room
-from ..files.paths import exists
-from ..files.processes import this_process
 from ..health.liveness import Leases
 from ..health.monitor import Monitor
 from ..health.node_state import Usage, sample_of
 from ..metrics import Metrics
 from ..mirror.standing import Site
 from ..model.gpu_index import Layout
-from ..model.job import words_of
 from ..placement.placer import Mode, Placer
 from ..settings import Chosen, Settings, check_open, cluster_of
 from ..store.attempts import held_gpus

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypedDict
 from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from ..model.job import NewEvent, Placement, ReservationRow
+from ...cluster.model.placement import Placement
+from ..model.job import NewEvent, ReservationRow
 from ..model.states import AttemptState, Contact, RankEnd
 from .engines import OlderAttemptError, TakenError
 from .events import append

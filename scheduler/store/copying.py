@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..files.paths import exists
+from ...cluster.files.paths import exists
 from .engines import StoreError, restore_mark
 from .leases import SCHEDULER
 from .opening import VERSION_TABLE, is_known

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
-from ..model.job import Placement
+from ...cluster.model.placement import Placement
 from .jobs import MANY
 from .schema import attempt, decision
 

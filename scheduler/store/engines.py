@@ -39,7 +39,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from ...cluster.files.errors import LongshoreError
-from ..files.paths import exists, is_folder
+from ...cluster.files.paths import exists, is_folder
 
 
 class StoreError(LongshoreError):

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from ..model.job import Share
+from ...cluster.model.placement import Share
 from ..model.states import AttemptState
 from .attempts import AttemptColumns, Opening
 from .decisions import NewDecision

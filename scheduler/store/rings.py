@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
-from ..model.job import NewEvent, Placement, ReservationRow, Share
+from ...cluster.model.placement import Placement, Share
+from ..model.job import NewEvent, ReservationRow
 from ..model.states import AttemptState
 from .attempts import AttemptRow, free_gpus, held_gpus, is_reserved, reserve_gpu
 from .engines import StaleWriteError

@@ -35,8 +35,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from ...cluster.model.placement import Placement, Share
 from ..model.gpu_index import Clears, Scope
-from ..model.job import Placement, Share
 from ..model.states import OPEN_ATTEMPTS, AfterStop, AttemptState, Contact, Desired, JobState, RankEnd, Verdict
 
 ENUM_LENGTH = 16  # longer than any state's name

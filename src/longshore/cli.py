@@ -13,9 +13,9 @@ from typer.main import get_command
 
 from .cluster.files.errors import LongshoreError, ManyProblemsError
 from .cluster.files.output_file import in_one_line
+from .cluster.files.paths import GONE, is_gone
 from .commands import adding
 from .scheduler.commands.adding import add_commands
-from .scheduler.files.paths import GONE, is_gone
 
 app = typer.Typer(
     no_args_is_help=True,

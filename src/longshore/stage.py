@@ -3,13 +3,13 @@
 import os
 
 if __name__ == "__main__":
-    from .scheduler.files.paths import end_if_gone
+    from .cluster.files.paths import end_if_gone
 
     end_if_gone("longshore.stage")
 
 from .planner.execution.worker import main
 from .ring import Ring
-from .scheduler.failover.wire import ADDRESS
+from .ring.wire import ADDRESS
 
 if __name__ == "__main__":
     raise SystemExit(main(ring=Ring if ADDRESS in os.environ else None))

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from longshore.preflight.check import Check, Finding, Outcome, Stage, all_checks, chosen_checks, find_check, passed
+from longshore.preflight.checked_job import CheckedJob
+from longshore.preflight.context import Context
 
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import registered
-from longshore.scheduler.preflight.catalogue import all_checks, chosen_checks, find_check
-from longshore.scheduler.preflight.check import Check, Finding, Outcome, Stage, passed
-from longshore.scheduler.preflight.context import Context
-from longshore.scheduler.preflight.workload import Workload
 from longshore.testing import check_preflight_check
 from tests.packages import install
 
@@ -50,7 +49,7 @@ def test_a_check_that_keeps_all_rules_passes() -> None:
 
 
 MODULE = """
-from longshore.scheduler.preflight.check import Check, passed
+from longshore.preflight.check import Check, passed
 MINE = Check("site.mine", 0, "mine", 1.0, lambda context: [passed()])
 OTHER = Check("site.other", 0, "other", 1.0, lambda context: [passed()])
 """
@@ -67,7 +66,7 @@ def test_a_check_of_another_package_runs_behind_ours(
 ) -> None:
     folder = tmp_path_factory.mktemp("site")
     install(folder, monkeypatch, "checks", {"site.mine": "site_checks:MINE"}, site_checks=MODULE)
-    names = [check.name for check in chosen_checks(Stage.NODE, 1, Workload())]
+    names = [check.name for check in chosen_checks(Stage.NODE, 1, CheckedJob())]
     assert names[-1] == "site.mine"
     assert len(names) > 10
     forget_checks()

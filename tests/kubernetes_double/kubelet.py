@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from longshore.scheduler.files.processes import kill, living
+from longshore.cluster.files.processes import kill, living
 from tests.kubernetes_double.objects import ApiError, Key, Object, Objects, is_over, now
 from tests.support import processes
 

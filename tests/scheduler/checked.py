@@ -18,7 +18,7 @@ SETTINGS = "cluster: cluster.yaml\nfolder: .longshore\npreflight: {jobs: auto}\n
 PLUGIN = """
 import os, signal, time
 from pathlib import Path
-from longshore.scheduler.preflight.check import Check, Stage, failed
+from longshore.preflight.check import Check, Stage, failed
 
 HERE = Path(__file__).parent
 

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuView, NodeView, StepLines
-from longshore.scheduler.model.job import Placement
 from longshore.scheduler.model.states import EndedBy, RankEnd, Run, Status
 
 WELL = Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0),), started_s=1.0)

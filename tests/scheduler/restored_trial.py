@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.control.unknown_attempts import STRANGER
-from longshore.scheduler.model.job import Placement
 from longshore.scheduler.store.copying import back_up, put_in_place
 from longshore.scheduler.store.opening import open_store
 from tests.scheduler.backends.attempts import end_all

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from longshore.preflight.context import NodeSetup
+from longshore.preflight.rounds import Rounds
+from longshore.preflight.warm import WarmNodes
+from longshore.ring.wire import Report
 from sqlalchemy import Connection
 
+from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Desk, MemberPlace, NodeView, StepLines
 from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.state_cache import Parts, StateCache
-from longshore.scheduler.failover.wire import Report
-from longshore.scheduler.model.job import Placement, name_of
-from longshore.scheduler.preflight.context import NodeSetup
-from longshore.scheduler.preflight.rounds import Rounds
-from longshore.scheduler.preflight.warm.pool import WarmNodes
+from longshore.scheduler.model.job import name_of
 from longshore.scheduler.store.events import EventRow
 from tests.scheduler.served_rings import SCRIPT
 from tests.scheduler.trials import KilledError, Trial, Way

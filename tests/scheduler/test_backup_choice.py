@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from longshore.ring.wire import Coming, Empty, NoneComing, Slow, Want
 
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import MemberPlace
 from longshore.scheduler.control import seat_choice
-from longshore.scheduler.failover.wire import Coming, Empty, NoneComing, Slow, Want
 from longshore.scheduler.health.liveness import GpuReport, NodeReport, Report
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job_spec import StoredJob

@@ -8,8 +8,8 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import Connection
 
+from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuView, NodeView
-from longshore.scheduler.model.job import Placement
 from longshore.scheduler.model.states import FINAL, AttemptState, Desired, EndedBy, JobState, RankEnd, Run, Status
 from longshore.scheduler.store.jobs import WISH
 from tests.scheduler.backends.attempts import until

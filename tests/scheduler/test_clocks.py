@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from longshore.cluster.files.processes import this_process
 from longshore.scheduler.control.reconciler import LEASE_S, Times
-from longshore.scheduler.files.processes import this_process
 from longshore.scheduler.model.states import Contact, Desired, JobState
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import Trial, local_trial

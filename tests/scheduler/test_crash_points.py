@@ -8,8 +8,8 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import Connection
 
+from longshore.cluster.files.processes import this_process
 from longshore.scheduler.control.reconciler import Reconciler
-from longshore.scheduler.files.processes import this_process
 from longshore.scheduler.model.states import FINAL, Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.backends.kubernetes_trials import Trial as KubernetesTrial

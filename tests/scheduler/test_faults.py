@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from longshore.cluster.files.processes import this_process
 from longshore.scheduler.control.reconciler import Reconciler
-from longshore.scheduler.files.processes import this_process
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
 from longshore.scheduler.rules.attempts import START_LIMIT_S

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.files.processes import MOST, TAIL_BYTES, error_in, last_error
+from longshore.cluster.files.processes import MOST, TAIL_BYTES, error_in, last_error
 from tests.support import processes
 
 # As PyTorch tells of the error of a rank.

@@ -10,19 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from longshore.preflight.context import Context, NodeSetup
+from longshore.preflight.readers import Holder
+from longshore.preflight.rounds import Rounds
+from longshore.preflight.scripted import ScriptedReader
+from longshore.preflight.warm import LocalNode, WarmNodes
+from longshore.preflight.warm_worker import serve
 from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.preflight.context import Context, NodeSetup
-from longshore.scheduler.preflight.readers.gpu_reader import Holder
-from longshore.scheduler.preflight.readers.scripted import ScriptedReader
-from longshore.scheduler.preflight.rounds import Rounds
-from longshore.scheduler.preflight.warm.pool import WarmNodes
-from longshore.scheduler.preflight.warm.process import LocalNode
-from longshore.scheduler.preflight.warm.worker import serve
 from longshore.scheduler.store.nodes import open_entries
+from tests.preflight.gpus import gpu
 from tests.scheduler.backends.attempts import end_all
-from tests.scheduler.preflight.gpus import gpu
 from tests.scheduler.trials import Trial, Way
 
 

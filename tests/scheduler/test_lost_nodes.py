@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection
 
 from longshore.cluster.files.errors import InputError
-from longshore.scheduler.files.processes import this_process
+from longshore.cluster.files.processes import this_process
 from longshore.scheduler.model.states import JobState
 from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.trials import Trial

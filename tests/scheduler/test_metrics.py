@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from longshore.scheduler.files.durable import Room
+from longshore.cluster.files.durable import Room
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.health.step_monitor import HEALTH, Figures, SlowWord
 from longshore.scheduler.metrics import Metrics
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.model.job import JobRow, NewEvent, Share
+from longshore.scheduler.model.job import JobRow, NewEvent
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.policy_host.process import Miss
 from longshore.scheduler.service.service import Service

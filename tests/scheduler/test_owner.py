@@ -3,10 +3,10 @@
 import os
 import sys
 
-from longshore.scheduler.files.processes import is_proven_dead, this_process
+from longshore.cluster.files.processes import is_proven_dead, this_process
 from tests.support import processes
 
-NAMED = "from longshore.scheduler.files.processes import this_process; print(this_process())"
+NAMED = "from longshore.cluster.files.processes import this_process; print(this_process())"
 
 
 def test_a_process_that_lives_is_not_dead() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from longshore.cluster.files.processes import this_process
 from longshore.scheduler.control.reconciler import Reconciler
-from longshore.scheduler.files.processes import this_process
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.ring_trials import LATER_S, RING_PATIENCE_S, Points, RingTrial, killed, look_or_die

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt
-from longshore.scheduler.model.job import DEFAULT_TRIES, Placement, Tries, new_job_id
+from longshore.scheduler.model.job import DEFAULT_TRIES, Tries, new_job_id
 from longshore.scheduler.model.states import AfterStop, EndedBy, JobState, RankEnd, Run, Status
 from longshore.scheduler.rules.attempts import HURRIED, SILENT_S, LastLook, how_far
 from longshore.scheduler.rules.retry import outcome_of

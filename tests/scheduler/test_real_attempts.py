@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from longshore.cluster.files.processes import find
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.files.processes import find
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
 from longshore.scheduler.store.attempts import AttemptRow
 from tests.scheduler.backends.attempts import end_all, until

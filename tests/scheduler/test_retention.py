@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sqlalchemy import insert, text
 
 from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.files.durable import Room
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.queue.order import may_wait
 from longshore.cluster.state.state import Simulation
@@ -17,7 +18,6 @@ from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.control.job_errors import JobErrors
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
-from longshore.scheduler.files.durable import Room
 from longshore.scheduler.mirror.standing import Known
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.placement.placer import PAST_S, PastLimits, Placer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import StepLines
-from longshore.scheduler.model.job import Placement
 from longshore.scheduler.model.states import AttemptState, Desired, JobState
 from longshore.scheduler.store.attempts import checkpoints_of
 from tests.scheduler.trials import Trial, Way

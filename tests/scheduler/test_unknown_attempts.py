@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longshore.cluster.files.durable import open_folder
 from longshore.cluster.files.errors import BackendError
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.api.models import UnknownAttemptPage
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.folders import Folders
@@ -20,8 +22,7 @@ from longshore.scheduler.backends.local.launching import remembered_in
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.submission import is_late
 from longshore.scheduler.control.unknown_attempts import LOOK_S, UnknownAttempts
-from longshore.scheduler.files.durable import open_folder
-from longshore.scheduler.model.job import Share, new_job_id
+from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.store.engines import StoreUnreachableError
 from longshore.scheduler.store.opening import Store
 from tests.scheduler.restored_trial import ListingWay

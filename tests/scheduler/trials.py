@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import BackendError
+from longshore.cluster.files.processes import Process, environment, living, this_process
+from longshore.cluster.model.placement import Placement
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.building import full_name
@@ -18,10 +20,9 @@ from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities
 from longshore.scheduler.control.facade import Control
 from longshore.scheduler.control.reconciler import TIMES, Reconciler
 from longshore.scheduler.control.state_cache import Parts
-from longshore.scheduler.files.processes import Process, environment, living, this_process
 from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.metrics import Standing
-from longshore.scheduler.model.job import JobRow, Placement, ReservationRow, new_job_id
+from longshore.scheduler.model.job import JobRow, ReservationRow, new_job_id
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import FINAL, Desired, JobState, Status
 from longshore.scheduler.placement.placer import Placer

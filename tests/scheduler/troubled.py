@@ -5,11 +5,12 @@ from dataclasses import replace
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import BackendError
+from longshore.cluster.files.processes import this_process
+from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
 from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.control.reconciler import Reconciler
-from longshore.scheduler.files.processes import this_process
-from longshore.scheduler.model.job import JobRow, Placement
+from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import Desired, JobState, Status
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.twin import Twin, id_of

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....cluster.files.errors import BackendError
+from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
-from ...model.job import Placement
 from ...model.states import Run, Status
 from ..protocol import Attempt, Capabilities, GpuView, NodeView
 from .api import Api, View

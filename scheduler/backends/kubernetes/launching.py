@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pydantic import Field
 
 from ....cluster.files.errors import BackendError
-from ...model.job import Placement
+from ....cluster.model.placement import Placement
 from ..protocol import Attempt, CannotHonourError, RefusedError, refuse_placement, refuse_texts
 from .api import APPLY, JSON_PATCH, MANAGER, AnswerError, Api, Json, View
 from .objects import ATTEMPT, SPEC, Gpu, Pod, Read

@@ -13,7 +13,7 @@ import time
 from datetime import datetime
 from typing import NamedTuple
 
-from ...files.durable import is_there, open_file
+from ....cluster.files.durable import is_there, open_file
 from ..local.ranks import drop_beginning, log_name, read_log
 from ..protocol import NoLogError
 from .api import AnswerError, Api

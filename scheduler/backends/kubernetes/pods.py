@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import NamedTuple
 
-from ...model.job import Placement, Share
+from ....cluster.model.placement import Placement, Share
 from ..protocol import Attempt, RefusedError
 from . import launcher
 from .api import Json

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from ....cluster.files.durable import is_there, open_folder, read_whole, write_first, write_whole
 from ....cluster.files.errors import BackendError
-from ...files.durable import is_there, open_folder, read_whole, write_first, write_whole
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from .objects import Order
 

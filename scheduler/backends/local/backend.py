@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from ....cluster.files.durable import is_there, open_folder, read_whole, write_first
 from ....cluster.files.errors import BackendError, InputError
-from ...failover.asking import RingDesk, ask_report, last_report, retire
-from ...failover.wire import Report
-from ...files.durable import is_there, open_folder, read_whole, write_first
-from ...files.processes import boot_id, machine_id, shows_this_process
+from ....cluster.files.processes import boot_id, machine_id, shows_this_process
+from ....cluster.model.placement import Placement
+from ....ring.asking import RingDesk, ask_report, last_report, retire
+from ....ring.wire import Report
 from ...model.gpu_index import Layout
-from ...model.job import Placement
 from ...model.states import Run, Status
 from ..protocol import Attempt, Capabilities, GpuView, MemberPlace, NodeView, StepLines
 from .folders import Folders, delete_but, read_log_of, read_told, told_as_backend_error

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ....cluster.files.durable import is_there, make_folder, open_file, open_folder, read_whole, write_first
 from ....cluster.files.errors import BackendError
-from ...files.durable import is_there, make_folder, open_file, open_folder, read_whole, write_first
 from ..protocol import NoLogError, StepLines
 from .ranks import decode, log_name, read_log, saved_name, steps_name
 from .supervisor import SPEC_BYTES

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ....cluster.files.errors import BackendError
-from ...files.durable import is_there, read_whole
-from ...model.job import Placement, Share, is_job_id, words_of
+from ....cluster.files.durable import is_there, read_whole
+from ....cluster.files.errors import BackendError, words_of
+from ....cluster.model.placement import Placement, Share
+from ...model.job import is_job_id
 from ..protocol import Attempt, RefusedError, refuse_placement, refuse_texts
 from .folders import Folders, told_as_backend_error
 from .ranks import Rank, Spec, decode

@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from ...files.processes import children, find, memory_kills, read_file
+from ....cluster.files.processes import children, find, memory_kills, read_file
 
 ALL_ON_NODE, OWN = "node", "rank"  # GPUs that a rank sees
 

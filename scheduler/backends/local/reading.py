@@ -17,8 +17,8 @@ from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...files.durable import is_there, open_folder, read_whole
-from ...files.processes import Identity, Process, environment, is_alive, kill, last_error, living
+from ....cluster.files.durable import is_there, open_folder, read_whole
+from ....cluster.files.processes import Identity, Process, environment, is_alive, kill, last_error, living
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from . import ranks
 from .folders import read_progress

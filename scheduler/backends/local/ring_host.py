@@ -29,13 +29,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...failover.launcher import Launcher, Start
-from ...failover.processes.forked import UNKNOWN_STATUS
-from ...failover.rounds import RESTART
-from ...failover.settings import make_ring, write_file
-from ...failover.wire import GONE_STATUS, RESTART_STATUS, End
-from ...files.durable import open_folder, read_whole
-from ...files.processes import Process, environment, kill, living
+from ....cluster.files.durable import open_folder, read_whole
+from ....cluster.files.processes import Process, environment, kill, living
+from ....ring.launcher import Launcher, Start
+from ....ring.rounds import RESTART
+from ....ring.standing import make_ring, write_file
+from ....ring.warm import UNKNOWN_STATUS
+from ....ring.wire import GONE_STATUS, RESTART_STATUS, End
 from .ranks import Part, Rank, Spec, decode, drop_beginning, environment_of, log_name, open_log, steps_name
 from .ranks import Start as RankStart
 

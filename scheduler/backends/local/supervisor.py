@@ -29,13 +29,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from ....cluster.files.durable import is_there, open_folder, read_whole, write_whole
 from ....cluster.files.network import free_port
-from ...files.durable import is_there, open_folder, read_whole, write_whole
-from ...files.processes import Process, boot_id, find, shows_this_process
+from ....cluster.files.processes import Process, boot_id, find, shows_this_process
 from .ranks import Gang, Part, Spec, adopt_orphans, confine, decode, kill_children, kill_group, remove, send
 
 if TYPE_CHECKING:
-    from ...files.processes import Process
+    from ....cluster.files.processes import Process
 
 TWIN, STARTED_BEFORE = 75, 76  # exit codes of a start that is one too many
 

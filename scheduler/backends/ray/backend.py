@@ -16,10 +16,10 @@ from typing import Annotated, NamedTuple
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ....cluster.files.durable import is_there, open_folder, write_first
 from ....cluster.files.errors import BackendError, InputError
-from ...files.durable import is_there, open_folder, write_first
+from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
-from ...model.job import Placement
 from ...model.states import Run, Status
 from ..local.folders import told_as_backend_error
 from ..protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView

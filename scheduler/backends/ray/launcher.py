@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...files.durable import is_there, open_folder, read_whole
+from ....cluster.files.durable import is_there, open_folder, read_whole
 from ..shared_folder.node import claim, gpus_on, nodes_of, python_line, read_spec, write_stop
 
 if TYPE_CHECKING:

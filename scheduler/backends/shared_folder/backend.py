@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ....cluster.files.durable import is_there, read_whole, write_first
 from ....cluster.files.errors import BackendError
-from ...files.durable import is_there, read_whole, write_first
-from ...model.job import Placement
+from ....cluster.model.placement import Placement
 from ...model.states import Run, Status
 from ..local.folders import Folders, delete_but, opened, read_log_of, read_told, told_as_backend_error
 from ..local.launching import refuse_what_cannot_start, remembered_in, spec_of

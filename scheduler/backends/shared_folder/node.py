@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ....cluster.files.durable import is_there, make_folder, open_folder, read_whole, write_first
 from ....cluster.files.network import free_port
-from ...files.durable import is_there, make_folder, open_folder, read_whole, write_first
-from ...files.processes import Process
+from ....cluster.files.processes import Process
 from ..local.ranks import Part, Spec, adopt_orphans, decode
 from ..local.supervisor import SPEC_BYTES, guarded, own_marker, run_ranks, write_exit_patiently
 

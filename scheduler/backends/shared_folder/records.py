@@ -15,8 +15,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from ...files.durable import is_there, make_folder, open_folder, read_whole, write_first
-from ...files.processes import Identity, boot_id, find, is_alive, kill
+from ....cluster.files.durable import is_there, make_folder, open_folder, read_whole, write_first
+from ....cluster.files.processes import Identity, boot_id, find, is_alive, kill
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from ..local.folders import read_progress
 from ..local.reading import Ends, Exited, Marker, Ranks, Traces, kill_all, rank_ends, read_marker

@@ -6,10 +6,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ....cluster.files.durable import is_there
 from ....cluster.files.errors import BackendError, InputError
-from ...files.durable import is_there
+from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
-from ...model.job import Placement
 from ...model.states import EndedBy, Run, Status
 from ..local.folders import delete_but, told_as_backend_error
 from ..local.reading import read_marker

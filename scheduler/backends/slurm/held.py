@@ -19,7 +19,8 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from ....cluster.files.errors import BackendError
-from ...model.job import Placement, job_id_of
+from ....cluster.model.placement import Placement
+from ...model.job import job_id_of
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from ..local.reading import Marker
 from ..protocol import CannotHonourError, Held

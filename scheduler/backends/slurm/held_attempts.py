@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from ....cluster.files.durable import is_there, write_first
 from ....cluster.files.errors import BackendError
-from ...files.durable import is_there, write_first
-from ...model.job import Placement
+from ....cluster.model.placement import Placement
 from ...model.states import EndedBy, Run, Status
 from ..local.folders import Folders, told_as_backend_error
 from ..local.reading import read_marker

@@ -10,7 +10,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from ...files.durable import open_folder
+from ....cluster.files.durable import open_folder
 from ..shared_folder.node import STARTED_BEFORE, Grant, claim, nodes_of, python_line, read_spec
 from ..shared_folder.node import run_part as run_granted
 

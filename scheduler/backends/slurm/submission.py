@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from ....cluster.files.durable import make_folder, open_folder, write_first
 from ....cluster.files.errors import BackendError
-from ...files.durable import make_folder, open_folder, write_first
-from ...model.job import Placement, Share
+from ....cluster.model.placement import Placement, Share
 from ..local.launching import NO_FILE_OF_OURS
 from ..local.ranks import Spec
 from ..protocol import CannotHonourError

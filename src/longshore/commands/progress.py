@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..cluster.files.errors import PluginError
 from ..cluster.files.output_file import in_one_line
-from ..scheduler.files.paths import check_present_folder
+from ..cluster.files.paths import check_present_folder
 
 if TYPE_CHECKING:
     from rich.console import Console

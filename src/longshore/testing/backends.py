@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..cluster.files.errors import BackendError
+from ..cluster.model.placement import Placement, Share
 from ..scheduler.backends.protocol import Attempt, Backend, CannotHonourError, RefusedError, StepLines, WritesSteps
-from ..scheduler.model.job import Placement, Share
 from ..scheduler.model.states import Run, Status
 
 NODES = {"a": 4, "b": 2}

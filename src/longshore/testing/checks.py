@@ -1,14 +1,14 @@
-"""What every preflight check must do (longshore.scheduler.preflight.check)."""
+"""What every preflight check must do (longshore.preflight.check)."""
 
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from ..scheduler.preflight.check import MOST_LEVEL, Check, Finding, Need, Outcome, Stage
-from ..scheduler.preflight.context import Chosen, Context, Group, NodeSetup, open_context
-from ..scheduler.preflight.warm.messages import answer_of, read_answer
-from ..scheduler.preflight.workload import Workload
+from ..preflight.check import MOST_LEVEL, Check, Finding, Need, Outcome, Stage
+from ..preflight.checked_job import CheckedJob
+from ..preflight.context import Chosen, Context, Group, NodeSetup, open_context
+from ..preflight.warm_worker import answer_of, read_answer
 
 WORDS, RUNS = 120, 3  # characters of `about`; times that it is run
 
@@ -63,7 +63,7 @@ def _check_finding(finding: Finding) -> None:
 
 def _context(check: Check, folder: Path) -> Context:
     context = open_context(NodeSetup("here", folder, slots=True))
-    context.workload = Workload()
+    context.workload = CheckedJob()
     context.chosen = Chosen((0, 1), ("here",), max(check.level, 1), check.limit_s)
     context.group = _alone(str(folder), "first")
     return context

@@ -2,10 +2,10 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from longshore.ring.wire import Report
 
+from longshore.cluster.files.durable import as_json
 from longshore.scheduler.api.rings import _kept_page
-from longshore.scheduler.failover.wire import Report
-from longshore.scheduler.files.durable import as_json
 
 SEATS = 3
 

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.control.steps import SLOW_NODE
-from longshore.scheduler.model.job import Share
 from longshore.scheduler.policy_host.process import Miss
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.decisions import NewDecision, add_decisions

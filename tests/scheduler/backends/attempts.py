@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from longshore.cluster.files.processes import Identity, boot_id, find, is_alive, kill
+from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend
-from longshore.scheduler.files.processes import Identity, boot_id, find, is_alive, kill
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.model.job import Placement
 from longshore.testing.backends import NODES, ONE_GPU, THREE_GPUS, end_of, running, runs, sh, until
 
 __all__ = ["NODES", "ONE_GPU", "THREE_GPUS", "end_of", "running", "runs", "sh", "until"]

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 
 from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import Identity, boot_id, children, find, is_alive
 from longshore.scheduler.backends.ray.backend import DEADLINE_S, RayBackend
 from longshore.scheduler.backends.ray.launcher import LABEL, gpu_resource
-from longshore.scheduler.files.processes import Identity, boot_id, children, find, is_alive
 from tests.scheduler.backends.attempts import until
 from tests.support import processes
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from benchmarks.slurm_cluster import GPUS, SlurmCluster
+from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.commands import TIMES, Times
-from longshore.scheduler.model.job import Placement, Share
 
 NODES = dict.fromkeys("abcd", GPUS)
 ON_A: Placement = (Share("a", (2,)),)

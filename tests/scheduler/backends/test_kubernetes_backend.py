@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
+from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.backends.protocol import Attempt, RefusedError
-from longshore.scheduler.model.job import Placement, Share
 from longshore.scheduler.model.states import Run
 from longshore.scheduler.rules.retry import ExitClass, class_of
 from tests.kubernetes_double.cluster import uuid_of

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from longshore.cluster.files.processes import boot_id, find, is_alive
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.ranks import confine, remove
 from longshore.scheduler.backends.protocol import Attempt
-from longshore.scheduler.files.processes import boot_id, find, is_alive
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
     NODES,

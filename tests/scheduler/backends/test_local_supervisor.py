@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from longshore.cluster.files.processes import children, find
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.ranks import _TOGETHER_S
 from longshore.scheduler.backends.local.supervisor import STARTED_BEFORE, TWIN
 from longshore.scheduler.backends.protocol import Attempt
-from longshore.scheduler.files.processes import children, find
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
     NODES,

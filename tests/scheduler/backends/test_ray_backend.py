@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.ray.backend import RayBackend, RaySettings
 from longshore.scheduler.backends.ray.launcher import QUEUE, gpus_among
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.model.job import Placement, Share
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
     end_of,

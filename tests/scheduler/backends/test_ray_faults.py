@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pytest
 
 from longshore.cluster.files.errors import BackendError
+from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
 from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.ray.launcher import ALIVE, QUEUE
-from longshore.scheduler.model.job import Placement, Share
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
     end_of,

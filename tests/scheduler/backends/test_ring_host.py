@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from longshore.ring import launcher
+from longshore.ring.launcher import Launcher
+from longshore.ring.standing import Limits, make_ring, write_file
+from longshore.ring.warm import UNKNOWN_STATUS
+from longshore.ring.wire import End
 
 from longshore.scheduler.backends.local import ring_host
 from longshore.scheduler.backends.local.ranks import Rank, Spec
 from longshore.scheduler.backends.local.ring_host import RING, Host, places_in
-from longshore.scheduler.failover.launcher import Launcher
-from longshore.scheduler.failover.processes import keeper, tools
-from longshore.scheduler.failover.processes.forked import UNKNOWN_STATUS
-from longshore.scheduler.failover.settings import Limits, make_ring, write_file
-from longshore.scheduler.failover.wire import End
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -111,7 +111,7 @@ def test_a_coordinator_that_cannot_be_started_at_first_is_started_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
-    real = tools.start_tool
+    real = launcher.start_tool
 
     async def start(*given: Any, **named: Any) -> Any:
         started.append(1)
@@ -123,7 +123,7 @@ def test_a_coordinator_that_cannot_be_started_at_first_is_started_later(
         await all_run(host)
         os.kill(host._launcher.coordinator_pid or 0, signal.SIGKILL)
 
-    monkeypatch.setattr(keeper, "start_tool", start)
+    monkeypatch.setattr(launcher, "start_tool", start)
     status, _ = run_host(tmp_path, "sleep 3; exit 9", kill)
     assert (len(started), status) == (4, 9)
 
@@ -137,8 +137,8 @@ def test_a_coordinator_that_can_never_be_started_again_ends_the_ring(
 
     async def kill(host: Host) -> None:
         await all_run(host)
-        monkeypatch.setattr(keeper, "start_tool", start)
-        monkeypatch.setattr(keeper, "TRIES", 3)
+        monkeypatch.setattr(launcher, "start_tool", start)
+        monkeypatch.setattr(launcher, "TRIES", 3)
         os.kill(host._launcher.coordinator_pid or 0, signal.SIGKILL)
 
     status, host = run_host(tmp_path, "sleep 1000", kill)
@@ -148,8 +148,8 @@ def test_a_coordinator_that_can_never_be_started_again_ends_the_ring(
 
 @pytest.mark.full
 def test_a_coordinator_that_hangs_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "SILENT_S", 2.0)
-    monkeypatch.setattr(keeper, "ASK_S", 0.5)
+    monkeypatch.setattr(launcher, "SILENT_S", 2.0)
+    monkeypatch.setattr(launcher, "ASK_S", 0.5)
 
     async def stop(host: Host) -> None:
         await all_run(host)

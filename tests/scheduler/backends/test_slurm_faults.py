@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
 from longshore.cluster.files.errors import BackendError
+from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.model.job import Placement, Share
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
     end_of,

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.commands import Times
-from longshore.scheduler.model.job import Share
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import until
 

@@ -5,10 +5,11 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.api.problems import answer_with_problems
 from longshore.scheduler.dashboard.entering import page_routers, static_router
 from longshore.scheduler.dashboard.rendering import refusal_page
-from longshore.scheduler.model.job import JobRow, Share, new_job_id
+from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, PolicyChoice, Settings

@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 
 from longshore.cluster.files.errors import BackendError
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.protocol import NoLogError
-from longshore.scheduler.model.job import Share
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.store.attempts import CheckpointRow, register
 from longshore.scheduler.store.decisions import NewDecision

@@ -10,11 +10,11 @@ import pytest
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import PluginError
+from longshore.cluster.files.processes import children
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Outcome, Ranker, Ranking
 from longshore.scheduler.extender.wire import RANKS, read_offer
-from longshore.scheduler.files.processes import children
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import ROW, Asked, Known
 from longshore.scheduler.placement.placer import Advice

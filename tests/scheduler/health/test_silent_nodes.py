@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.files.processes import this_process
 from longshore.cluster.model.problem import stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.scheduler.backends.protocol import NodeView
 from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.control.reconciler import Reconciler
-from longshore.scheduler.files.processes import this_process
 from longshore.scheduler.health.liveness import DOWN_MISSES, GpuReport, NodeReport
 from longshore.scheduler.health.monitor import POLL_S
 from longshore.scheduler.model.job import JobRow

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import StepLines
 from longshore.scheduler.health.detectors import Cusum
@@ -20,7 +21,6 @@ from longshore.scheduler.health.step_monitor import (
     together,
 )
 from longshore.scheduler.health.step_watch import Begun, Slowness, StepKind, StepWatch
-from longshore.scheduler.model.job import Placement, Share
 from longshore.scheduler.model.job_spec import Watching
 
 TRAIN, CHECKPOINT, OTHER, DONE = StepKind.TRAIN, StepKind.CHECKPOINT, StepKind.OTHER, StepKind.DONE

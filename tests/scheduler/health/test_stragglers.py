@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from longshore.ring.suspicion import FAR, LEAST_S
 
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.failover.judging.slow import FAR, LEAST_S
 from longshore.scheduler.health.step_monitor import Running, StepMonitor, Stragglers, straggling
 from longshore.scheduler.health.step_watch import LEFT_OUT, RankTimes
-from longshore.scheduler.model.job import Share
 from longshore.scheduler.model.job_spec import Watching
 
 COMPUTE_S = st.lists(st.none() | st.floats(1e-4, 100.0), max_size=12)

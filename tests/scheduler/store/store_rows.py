@@ -4,7 +4,8 @@ from typing import Unpack
 
 from sqlalchemy import Connection
 
-from longshore.scheduler.model.job import JobRow, Placement, Share
+from longshore.cluster.model.placement import Placement, Share
+from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.store.attempts import AttemptColumns, Opening, get_attempt
 from longshore.scheduler.store.events import EventRow, events_after

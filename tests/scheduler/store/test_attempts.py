@@ -1,6 +1,7 @@
 import pytest
 
-from longshore.scheduler.model.job import JobRow, Share
+from longshore.cluster.model.placement import Share
+from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, Desired, JobState
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of, get_attempt, held_gpus, unclosed_attempts
 from longshore.scheduler.store.decisions import NewDecision, decisions_of

@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 
-from longshore.scheduler.model.job import Share
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.store.decisions import (
     NewDecision,
     add_decisions,

@@ -2,7 +2,8 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from longshore.scheduler.model.job import JobRow, Share
+from longshore.cluster.model.placement import Share
+from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.store.decisions import NewDecision
 from longshore.scheduler.store.opening import Store

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from longshore.preflight.link_checks import MOST_BYTES
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.switching import SURE_BYTES_PER_S, believed_bytes_per_s
@@ -38,7 +39,6 @@ from longshore.scheduler.health.link_probes import (
     sealed,
     sender_at,
 )
-from longshore.scheduler.preflight.link_checks.bandwidth import MOST_BYTES
 from tests.scheduler.served import PATIENCE_S, until
 from tests.support.budgets import examples
 

@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from longshore.preflight.link_checks import LEAST_BYTES, MOST_BYTES, PROBE_S
 
 from longshore.scheduler.health import link_probes
 from longshore.scheduler.health.link_probes import LIMIT_S, STALLED_S, STAMP, STAMPS, Figure, _figure, receive
-from longshore.scheduler.preflight.link_checks.bandwidth import LEAST_BYTES, MOST_BYTES, PROBE_S
 
 CHUNK = 16 << 10  # bytes that come at a time
 

@@ -1,0 +1,554 @@
+"""Readers of hardware: GPUs through NVML, the kernel's log, Xid numbers, and network ports.
+
+What a driver tells of the GPUs of a node, as a protocol: NVML has it, and a scripted twin for tests.
+
+None stands for what a GPU or its driver does not support.
+
+Source: NVIDIA's catalogue of Xid errors, as of 2025-10; CUDA C++ Programming Guide, CUDA Environment Variables.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol, TypeVar
+
+from ..cluster.files.errors import BackendError
+
+
+class GpuLostError(Exception):
+    """Raised when a GPU that is there does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU and what it is."""
+
+    index: int  # in the order of PCI addresses
+    uuid: str
+    name: str
+    pci: str  # such as 0000:0f:00.0
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Versions that have to be the same on all nodes of a job."""
+
+    driver: str
+    library: str  # NVML's own
+    firmware: str = ""  # of the GPUs, all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of memory that a GPU has replaced."""
+
+    corrected: int
+    uncorrected: int
+    pending: bool  # a reset puts it in force
+    failed: bool  # there was no spare row left
+
+
+@dataclass(frozen=True, slots=True)
+class Pcie:
+    """The link of a GPU to its host."""
+
+    generation: int
+    width: int
+    most_width: int  # the lesser of what slot and card can
+
+
+@dataclass(frozen=True, slots=True)
+class NvLink:
+    """One link of a GPU to another, or to a switch."""
+
+    link: int
+    active: bool
+    remote_pci: str  # of what is at its other end; "" where that is not told
+    recoveries: int | None = None  # how often it had to be set up again
+    replays: int | None = None
+    crc_errors: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Why a GPU runs slower than it could."""
+
+    reasons: tuple[str, ...]  # names of those of the hardware, which mean that something is wrong
+    power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    bytes: int
+
+
+class GpuReader(Protocol):
+    """Reads the GPUs of this node. Each method may raise GpuLostError."""
+
+    def driver(self) -> Driver:
+        """Return the versions."""
+        ...
+
+    def gpus(self) -> Sequence[Gpu]:
+        """Return all GPUs in the order of their PCI addresses."""
+        ...
+
+    def uncorrected_errors(self, gpu: int) -> int | None:
+        """Return the uncorrected memory errors since the driver was loaded."""
+        ...
+
+    def rows(self, gpu: int) -> Rows | None:
+        """Return the replaced rows of memory."""
+        ...
+
+    def pcie(self, gpu: int) -> Pcie | None:
+        """Return the link to the host."""
+        ...
+
+    def nvlinks(self, gpu: int) -> Sequence[NvLink] | None:
+        """Return the links to other GPUs."""
+        ...
+
+    def clocks(self, gpu: int) -> Clocks | None:
+        """Return why it is slow."""
+        ...
+
+    def holders(self, gpu: int) -> Sequence[Holder] | None:
+        """Return the processes that hold its memory."""
+        ...
+
+    def lock_clock(self, gpu: int, mhz: int) -> bool | None:
+        """Let its cores run at a clock, until it is reset; None without the right to do so."""
+        ...
+
+    def limit_power(self, gpu: int, watts: float) -> bool | None:
+        """Let it take no more power, until that is reset; None without the right to do so."""
+        ...
+
+    def reset_clocks(self, gpu: int) -> bool | None:
+        """Let its clocks and its power limit be as they are by default; None without the right to do so."""
+        ...
+
+
+KMSG = Path("/dev/kmsg")
+MOST_BYTES = 16 << 20  # of what is read; the kernel keeps much less
+RECORD_BYTES = 8192
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class XidLine:
+    """A fault that the log tells of."""
+
+    at_s: float  # since the boot
+    pci: str  # as the driver writes it: 0000:0f:00
+    number: int
+    line: str
+
+
+def read_log(path: Path) -> list[str] | None:
+    """Return the lines of the kernel's log, None without the right to read it, or where there is none.
+
+    Args:
+        path: /dev/kmsg, or a file with lines as that has them.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return list(_lines(file))
+    except PermissionError:
+        return None
+    finally:
+        os.close(file)
+
+
+def _lines(file: int) -> Iterator[str]:
+    """Yield lines until there are no more; /dev/kmsg gives one record at each reading."""
+    rest, taken = b"", 0
+    while taken < MOST_BYTES:
+        try:
+            part = os.read(file, RECORD_BYTES)
+        except BlockingIOError:
+            break
+        except BrokenPipeError:  # records were overwritten meanwhile; the next reading goes on behind them
+            continue
+        if not part:
+            break
+        taken += len(part)
+        *whole, rest = (rest + part).split(b"\n")
+        yield from (line.decode(errors="replace") for line in whole)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def xid_lines(lines: Iterable[str]) -> list[XidLine]:
+    """Return the faults that lines of the log tell of.
+
+    Args:
+        lines: As /dev/kmsg has them: `6,1234,5678901,-;text`, the third number in microseconds since the boot.
+    """
+    found = []
+    for line in lines:
+        head, _, text = line.partition(";")
+        match = _XID.search(text or head)
+        if match is not None:
+            found.append(XidLine(_at_s(head), match[1].lower(), int(match[2]), (text or head).strip()[:300]))
+    return found
+
+
+def _at_s(head: str) -> float:
+    fields = head.split(",")
+    return int(fields[2]) / 1e6 if len(fields) >= 3 and fields[2].isdecimal() and len(fields[2]) < 20 else 0.0
+
+
+def same_gpu(pci: str, line: XidLine) -> bool:
+    """Say whether a line is about the GPU at a PCI address; domains have four digits in the log, eight in NVML."""
+    return _short(pci) == _short(line.pci)
+
+
+def _short(pci: str) -> tuple[str, ...]:
+    domain, _, rest = pci.lower().partition(":")
+    return (domain.lstrip("0"), rest.partition(".")[0])
+
+
+class Blame(StrEnum):
+    """What a fault is held against."""
+
+    NOTHING = "nothing"
+    JOB = "job"  # its own fault, unless two jobs see it on one GPU
+    WARN = "warn"
+    GPU = "gpu"
+    LINK = "link"
+    NODE = "node"  # at once
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """What is known of a number."""
+
+    about: str
+    blame: Blame
+    action: str
+
+
+_RESET = "reset the GPU, then run level 2"
+_TABLE = (
+    ((13, 31, 32, 69), Xid("exception or page fault of a program", Blame.JOB, "restart the job")),
+    ((43, 45), Xid("stopped after another fault", Blame.NOTHING, "")),
+    ((46, 62, 109, 110, 119, 120, 143, 158), Xid("time-out, firmware or start-up", Blame.GPU, _RESET)),
+    ((48,), Xid("double-bit memory error", Blame.GPU, _RESET)),
+    ((63,), Xid("a row of memory was replaced", Blame.WARN, "reset the GPU when it is idle")),
+    ((64,), Xid("a row of memory could not be replaced", Blame.GPU, "reset the GPU; replace it if it returns")),
+    ((74, 144, 145, 149), Xid("NVLink", Blame.LINK, "reset the GPUs; check fabric manager and bridge")),
+    ((79,), Xid("the GPU has fallen off the bus", Blame.NODE, "restart the machine; reseat or replace the GPU")),
+    ((92,), Xid("many single-bit memory errors", Blame.WARN, "run level 2 when it is idle")),
+    ((94,), Xid("a contained memory error", Blame.WARN, "restart the job")),
+    ((95, 140), Xid("an uncontained memory error", Blame.GPU, _RESET)),
+)
+XIDS = {number: xid for numbers, xid in _TABLE for number in numbers}
+UNKNOWN = Xid("not in our table", Blame.WARN, "look it up in NVIDIA's catalogue of Xid errors")
+
+
+def xid_of(number: int) -> Xid:
+    """Return what is known of a number."""
+    return XIDS.get(number, UNKNOWN)
+
+
+Value = TypeVar("Value")
+
+_LOST = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERROR_UNKNOWN")
+# Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean that something is wrong; idle and power cap do not.
+_HARDWARE_REASONS = {
+    0x08: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}  # fmt: skip
+
+
+def open_nvml() -> "NvmlReader":
+    """Return a reader of the GPUs of this machine.
+
+    Raises:
+        BackendError: If the package is not installed, or there is no driver.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        problem = "nvidia-ml-py is not installed; run pip install 'longshore[nvidia]'"
+        raise BackendError(problem) from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise BackendError(f"the driver of the GPUs does not answer: {error}") from error
+    return NvmlReader(pynvml)
+
+
+class NvmlReader:
+    """Reads GPUs through NVML.
+
+    Args:
+        nvml: The module `pynvml`, after `nvmlInit`.
+    """
+
+    def __init__(self, nvml: ModuleType) -> None:
+        self._nvml = nvml
+        self._lost = tuple(getattr(nvml, name) for name in _LOST)
+
+    def driver(self) -> Driver:
+        """Return the versions.
+
+        Raises:
+            GpuLostError: If the driver does not answer.
+        """
+        nvml = self._nvml
+        firmware = {self._told(partial(nvml.nvmlDeviceGetVbiosVersion, self._handle(gpu.index))) for gpu in self.gpus()}
+        versions = [self._must(call) for call in (nvml.nvmlSystemGetDriverVersion, nvml.nvmlSystemGetNVMLVersion)]
+        return Driver(_text(versions[0]), _text(versions[1]), " ".join(sorted(_text(it) for it in firmware if it)))
+
+    def count(self) -> int:
+        """Return how many GPUs there are, with those that do not answer.
+
+        Raises:
+            GpuLostError: If the driver does not.
+        """
+        return int(self._must(self._nvml.nvmlDeviceGetCount))
+
+    def gpus(self) -> Sequence[Gpu]:
+        """Return all GPUs that answer.
+
+        Raises:
+            GpuLostError: If the driver does not.
+        """
+        found = (self._gpu(index) for index in range(self.count()))
+        return [gpu for gpu in found if gpu is not None]
+
+    def _gpu(self, index: int) -> Gpu | None:
+        nvml = self._nvml
+        try:
+            gpu = self._handle(index)
+            memory = self._must(partial(nvml.nvmlDeviceGetMemoryInfo, gpu))
+            uuid, name = (
+                _text(self._must(partial(call, gpu))) for call in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName)
+            )
+            pci = _text(self._must(partial(nvml.nvmlDeviceGetPciInfo, gpu)).busId)
+        except GpuLostError:
+            return None
+        return Gpu(index, uuid, name, pci, int(memory.total), int(memory.free))
+
+    def uncorrected_errors(self, gpu: int) -> int | None:
+        """Return the uncorrected memory errors since the driver was loaded."""
+        nvml, handle = self._nvml, self._handle(gpu)
+        kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        return self._told(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, *kinds)))
+
+    def rows(self, gpu: int) -> Rows | None:
+        """Return the replaced rows of memory."""
+        found = self._told(partial(self._nvml.nvmlDeviceGetRemappedRows, self._handle(gpu)))
+        if found is None:
+            return None
+        corrected, uncorrected, pending, failure = found
+        return Rows(int(corrected), int(uncorrected), pending=bool(pending), failed=bool(failure))
+
+    def pcie(self, gpu: int) -> Pcie | None:
+        """Return the link to the host."""
+        nvml, handle = self._nvml, self._handle(gpu)
+        calls = (
+            nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth,
+            nvml.nvmlDeviceGetMaxPcieLinkWidth,
+        )  # fmt: skip
+        values = [self._told(partial(call, handle)) for call in calls]
+        known = [int(value) for value in values if value is not None]
+        return Pcie(*known) if len(known) == len(calls) else None
+
+    def nvlinks(self, gpu: int) -> Sequence[NvLink] | None:
+        """Return the links to other GPUs; None of a GPU that has none."""
+        handle = self._handle(gpu)
+        found = [self._nvlink(handle, link) for link in range(self._nvml.NVML_NVLINK_MAX_LINKS)]
+        known = [link for link in found if link is not None]
+        return known or None
+
+    def _nvlink(self, handle: object, link: int) -> NvLink | None:
+        nvml = self._nvml
+        state = self._told(partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
+        if state is None:
+            return None
+        remote = self._told(partial(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
+        kinds = (nvml.NVML_NVLINK_ERROR_DL_RECOVERY, nvml.NVML_NVLINK_ERROR_DL_REPLAY,
+                 nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT)  # fmt: skip
+        errors = [self._told(partial(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, kind)) for kind in kinds]
+        counted = [None if it is None else int(it) for it in errors]
+        return NvLink(link, bool(state), "" if remote is None else _text(remote.busId), *counted)
+
+    def clocks(self, gpu: int) -> Clocks | None:
+        """Return why it is slow."""
+        nvml, handle = self._nvml, self._handle(gpu)
+        mask = self._told(partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle))
+        if mask is None:
+            return None
+        calls = (nvml.nvmlDeviceGetPowerManagementLimit, nvml.nvmlDeviceGetPowerManagementDefaultLimit)
+        limits = [self._told(partial(call, handle)) for call in calls]
+        watts = [None if it is None else int(it) / 1000.0 for it in limits]
+        return Clocks(tuple(words for bit, words in _HARDWARE_REASONS.items() if int(mask) & bit), *watts)
+
+    def holders(self, gpu: int) -> Sequence[Holder] | None:
+        """Return the processes that hold its memory."""
+        nvml, handle = self._nvml, self._handle(gpu)
+        # The call without a version is that of the newest driver; an older one has the second.
+        for call in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses_v2):
+            found = self._told(partial(call, handle))
+            if found is not None:
+                return [Holder(int(it.pid), int(it.usedGpuMemory or 0)) for it in found]
+        return None
+
+    def lock_clock(self, gpu: int, mhz: int) -> bool | None:
+        """Let its cores run at a clock, until it is reset; None without the right to do so."""
+        handle = self._handle(gpu)
+        return self._did(partial(self._nvml.nvmlDeviceSetGpuLockedClocks, handle, mhz, mhz))
+
+    def limit_power(self, gpu: int, watts: float) -> bool | None:
+        """Let it take no more power, until that is reset; None without the right to do so."""
+        handle = self._handle(gpu)
+        return self._did(partial(self._nvml.nvmlDeviceSetPowerManagementLimit, handle, round(watts * 1000.0)))
+
+    def reset_clocks(self, gpu: int) -> bool | None:
+        """Let its clocks and its power limit be as they are by default; None without the right to do so."""
+        nvml, handle = self._nvml, self._handle(gpu)
+
+        def reset() -> None:
+            nvml.nvmlDeviceResetGpuLockedClocks(handle)
+            default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
+            nvml.nvmlDeviceSetPowerManagementLimit(handle, default)
+
+        return self._did(reset)
+
+    def _did(self, change: Callable[[], object]) -> bool | None:
+        """Change something, and say whether that was done; None without the right to do so."""
+        nvml = self._nvml
+        try:
+            change()
+        except nvml.NVMLError as error:
+            unable = (
+                nvml.NVML_ERROR_NO_PERMISSION, nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            )  # fmt: skip
+            return None if error.value in unable else False
+        return True
+
+    def _handle(self, gpu: int) -> object:
+        return self._must(partial(self._nvml.nvmlDeviceGetHandleByIndex, gpu))
+
+    def _must(self, read: Callable[[], Value]) -> Value:
+        try:
+            return read()
+        except self._nvml.NVMLError as error:
+            raise GpuLostError(str(error)) from error
+
+    def _told(self, read: Callable[[], Value]) -> Value | None:
+        """Return a value, None where it is not supported.
+
+        Raises:
+            GpuLostError: If the GPU does not answer.
+        """
+        try:
+            return read()
+        except self._nvml.NVMLError as error:
+            if error.value in self._lost:
+                raise GpuLostError(str(error)) from error
+            return None
+        except self._nvml.NVMLLibraryMismatchError:  # the driver is older than the package
+            return None
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+SYSFS = Path("/sys/class/infiniband")
+FATAL = ("link_downed", "link_error_recovery")  # counters of which none may rise
+RATED = ("symbol_error", "port_rcv_errors")  # counters that may rise slowly
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port as it is at one moment."""
+
+    name: str  # such as mlx5_0/1
+    state: str  # such as ACTIVE; "" where it is not told
+    physical: str  # such as LinkUp
+    rate: str  # such as 400 Gb/sec (4X NDR)
+    counters: Mapping[str, int]  # by name; those that cannot be read are left out
+
+
+def read_ports(root: Path) -> Sequence[Port]:
+    """Return all ports, in the order of their names.
+
+    Args:
+        root: Such as SYSFS. A folder that is not there has none.
+    """
+    folders = sorted(root.glob("*/ports/*"), key=lambda path: (path.parent.parent.name, path.name))
+    return [_port(path) for path in folders if path.is_dir()]
+
+
+def _port(path: Path) -> Port:
+    counters = {}
+    for name in (*FATAL, *RATED):
+        with suppress(OSError, ValueError):
+            counters[name] = int((path / "counters" / name).read_text())
+    return Port(
+        f"{path.parent.parent.name}/{path.name}",
+        _word(path / "state"), _word(path / "phys_state"), _line(path / "rate"), counters,
+    )  # fmt: skip
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()[:200]
+    except OSError:
+        return ""
+
+
+def _word(path: Path) -> str:
+    """Return the word of a line such as `4: ACTIVE`."""
+    return _line(path).rpartition(":")[2].strip()
+
+
+def shown_gpus(told: str | None, gpus: Sequence[Gpu] | None) -> list[int] | None:
+    """Return NVML's numbers of the GPUs that CUDA shows, in CUDA's order; None if these are all, or cannot be told.
+
+    CUDA passes over all that stands behind an entry which names no GPU. Parts of GPUs (MIG) cannot be told.
+
+    Args:
+        told: CUDA_VISIBLE_DEVICES: numbers by PCI address, or UUIDs, of which the beginning is enough. None if unset.
+        gpus: All that NVML sees; None if it is not there, so that UUIDs cannot be told either.
+    """
+    if told is None or "MIG-" in told:
+        return None
+    found: list[int] = []
+    for entry in told.split(","):
+        name = entry.strip()
+        if gpus is None and name.startswith("GPU-"):
+            return None
+        number = _number(name, gpus or ())
+        if number is None:
+            break
+        found.append(number)
+    return found
+
+
+def _number(name: str, gpus: Sequence[Gpu]) -> int | None:
+    if name.isascii() and name.isdecimal():
+        return int(name[:9])
+    named = [gpu.index for gpu in gpus if gpu.uuid.startswith(name)] if name.startswith("GPU-") else []
+    return named[0] if len(named) == 1 else None

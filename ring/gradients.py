@@ -1,0 +1,375 @@
+"""Mean gradients over processes that train one model: the same exchange for rings and for plans.
+
+The mean is that of one process that trains on the whole batch. A parameter without a gradient on some processes counts
+there as zero; one without on all of them keeps none, so that its optimizer does not touch it. Each gradient is divided
+before it is summed, and numbers of 16 bits and less are summed as 32 bits, so no sum overflows whose mean does not.
+
+Source: SPEC F8, P1.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import inf
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..cluster.files.errors import InputError
+
+
+class Exchange(Protocol):
+    """Processes that sum tensors."""
+
+    @property
+    def rank(self) -> int:
+        """Of this process among them."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def sum(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all processes, each of which has the same bits then."""
+
+
+class _Kind(NamedTuple):
+    dtype: torch.dtype  # in which gradients are summed
+    device: torch.device
+
+
+class Gathered(NamedTuple):
+    """The gradients of a piece, as one process computed them."""
+
+    flat: Tensor  # numbers of the dense ones, two flags for each parameter, and what travels along
+    apart: dict[int, Tensor]  # by their place in the piece, those that are not among these numbers
+
+
+class Averaged(NamedTuple):
+    """The mean gradients of a piece."""
+
+    gradients: Sequence[Tensor | None]
+    beside: Tensor  # what travelled along
+
+
+class Piece:
+    """Parameters whose gradients travel in one flat tensor.
+
+    Args:
+        parameters: Of one kind, in an order that is the same on all processes.
+        tables: Identities of parameters with sparse gradients: they have no room in the flat tensor.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], tables: Collection[int]) -> None:
+        self.parameters = parameters
+        self._dtype, self._device = _kind(parameters[0])
+        self._is_table = [id(it) in tables for it in parameters]
+        self._sizes = [0 if is_table else _numbers(it) for it, is_table in zip(parameters, self._is_table, strict=True)]
+        # What nearly all models have takes the short way: 1,000 parameters would take milliseconds more on the other.
+        self._is_usual = not any(self._is_table) and all(it.dtype is _dtype(it) is self._dtype for it in parameters)
+        count = len(parameters)
+        self._flags = torch.tensor([1.0] * count + [0.0] * count, dtype=self._dtype, device=self._device)
+
+    def gathered(self, beside: Sequence[Tensor] = (), wide: Mapping[int, Tensor] = MappingProxyType({})) -> Gathered:
+        """Return the gradients as they are now.
+
+        Args:
+            beside: Vectors that travel along, and are averaged as well.
+            wide: Gradients that count in place of those of parameters, by their identities.
+        """
+        gradients = [it.grad for it in self.parameters]
+        along = [it.to(self._flags) for it in beside]
+        if self._is_usual and all(map(self._is_dense, gradients)):
+            dense = (it.reshape(-1) for it in gradients if it is not None)
+            return Gathered(torch.cat([*dense, self._flags, *along]), {})
+        apart, parts, is_dense = dict[int, Tensor](), list[Tensor](), list[float]()
+        for at, parameter in enumerate(self.parameters):
+            found = wide.get(id(parameter), gradients[at])
+            gradient = None if found is None else _carried(found)
+            is_dense.append(float(gradient is not None and gradient.layout is torch.strided))
+            if gradient is not None and (self._is_table[at] or not is_dense[at]):
+                apart[at], gradient = gradient, None
+            if gradient is None:
+                parts.append(torch.zeros(self._sizes[at], dtype=self._dtype, device=self._device))
+            else:
+                parts.append(_flat(gradient, self._dtype))
+        flags = torch.tensor([*is_dense, *(float(at in apart) for at in range(len(is_dense)))])
+        return Gathered(torch.cat([*parts, flags.to(self._flags), *along]), apart)
+
+    def averaged(self, mean: Tensor, own: Gathered, exchange: Exchange, parts: int) -> Averaged:
+        """Return the gradients that a mean holds, and exchange those that are not in it.
+
+        Args:
+            mean: Of what all processes have gathered.
+            own: What this one has gathered.
+            exchange: All of them.
+            parts: What sums are divided by.
+        """
+        pieces = torch.split(mean, [*self._sizes, len(self._flags), len(mean) - sum(self._sizes) - len(self._flags)])
+        if self._is_usual and torch.equal(pieces[-2] > 0, self._flags > 0):
+            each = zip(self.parameters, pieces[:-2], strict=True)
+            usual = [it.view_as(to) if to.is_contiguous() else _shaped(it, to) for to, it in each]
+            return Averaged(usual, pieces[-1])
+        is_dense, is_apart = (pieces[-2].reshape(2, -1) > 0).tolist()
+        found: list[Tensor | None] = []
+        for at, parameter in enumerate(self.parameters):
+            inside = pieces[at] if is_dense[at] and not self._is_table[at] else None
+            if is_apart[at] and not is_dense[at]:
+                found.append(_mean_of_sparse(parameter, own.apart.get(at), exchange, parts))
+                continue
+            if is_apart[at]:
+                apart = _mean_of_apart(parameter, own.apart.get(at), exchange, parts)
+                inside = apart if inside is None else inside + apart
+            found.append(None if inside is None else _shaped(inside, parameter))
+        return Averaged(found, pieces[-1])
+
+    def _is_dense(self, gradient: Tensor | None) -> bool:
+        return gradient is not None and gradient.dtype is self._dtype and gradient.layout is torch.strided
+
+    def put(self, gradients: Sequence[Tensor | None]) -> None:
+        """Make tensors the gradients of the parameters."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+
+class Gradients:
+    """Gradients of one step, kept as this process computed them until they are applied: they may be sent again.
+
+    Args:
+        pieces: Of all parameters, the same on all processes.
+        wide: Gradients that count in place of those of parameters, by their identities.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], wide: Mapping[int, Tensor] = MappingProxyType({})) -> None:
+        self._kept = [(piece, piece.gathered(wide=wide)) for piece in pieces]
+
+    def averaged(self, exchange: Exchange, parts: int) -> "Averages":
+        """Return the mean over all processes; what is kept stays as it is.
+
+        Args:
+            exchange: The processes.
+            parts: What sums are divided by: a process may have several parts of a batch.
+
+        Raises:
+            Exception: Whatever the exchange raises.
+        """
+        found = []
+        for piece, own in self._kept:
+            mean = own.flat / parts
+            exchange.sum(mean)
+            found.append((piece, piece.averaged(mean, own, exchange, parts).gradients))
+        return Averages(found)
+
+
+class Averages:
+    """Mean gradients that are not those of the parameters yet.
+
+    Args:
+        found: Of each piece.
+    """
+
+    def __init__(self, found: Sequence[tuple[Piece, Sequence[Tensor | None]]]) -> None:
+        self._found = found
+
+    def put(self) -> None:
+        """Make them the gradients of the parameters; one that no process had a gradient for has none."""
+        for piece, gradients in self._found:
+            piece.put(gradients)
+
+
+def average_now(pieces: Sequence[Piece], exchange: Exchange, parts: int, beside: Sequence[Tensor] = ()) -> Tensor:
+    """Replace gradients by their means, without keeping what this process computed.
+
+    Args:
+        pieces: Of the parameters, the same on all processes.
+        exchange: The processes.
+        parts: What sums are divided by.
+        beside: Vectors that travel along with the first piece.
+
+    Returns:
+        The mean of what travelled along, one vector.
+    """
+    found = torch.zeros(0)
+    for at, piece in enumerate(pieces):
+        own = piece.gathered(() if at else beside)
+        mean = own.flat.div_(parts)
+        exchange.sum(mean)
+        averaged = piece.averaged(mean, own, exchange, parts)
+        piece.put(averaged.gradients)
+        found = found if at else averaged.beside
+    return found
+
+
+class WideSums:
+    """Gradients of 16 bits and less that one process adds up over several parts of a batch, as numbers of 32 bits.
+
+    Args:
+        parameters: Of the model.
+        is_shared: Says whether this process has several parts now; else gradients stay where they are.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], is_shared: Callable[[], bool]) -> None:
+        self._sums: dict[int, Tensor] = {}
+        self._is_shared = is_shared
+        self._waiting = [it for it in parameters if it.dtype is not _wide(it)]  # for their first gradient
+        self.begin()
+
+    def begin(self) -> None:
+        """Add up from now on what is trained by now: layers may be thawed after the first step."""
+        for it in self._waiting:
+            if it.requires_grad:
+                it.register_post_accumulate_grad_hook(self._came)  # type: ignore[no-untyped-call]
+        self._waiting = [it for it in self._waiting if not it.requires_grad]
+
+    def take(self) -> dict[int, Tensor]:
+        """Return the sums by the identities of their parameters, and begin anew."""
+        found, self._sums = self._sums, {}
+        return found
+
+    def _came(self, parameter: Tensor) -> None:
+        if parameter.grad is not None and self._is_shared():
+            gradient = parameter.grad.to(_wide(parameter))
+            before = self._sums.get(id(parameter))
+            self._sums[id(parameter)] = gradient if before is None else before + gradient
+            parameter.grad = None
+
+
+def pieces_of(parameters: Sequence[Tensor], tables: Collection[int] = (), most_bytes: float = inf) -> list[Piece]:
+    """Return parameters as pieces, in their order.
+
+    Args:
+        parameters: Those that are trained, the same on all processes.
+        tables: Identities of those with sparse gradients.
+        most_bytes: Of a piece of several; then only neighbours are in one.
+    """
+    return [Piece(it, tables) for it in (_by_kind(parameters) if most_bytes == inf else _runs(parameters, most_bytes))]
+
+
+def tables_of(model: nn.Module) -> frozenset[int]:
+    """Return the identities of weights whose modules give sparse gradients, such as `nn.Embedding(sparse=True)`."""
+    found = ((module, getattr(module, "weight", None)) for module in model.modules())
+    return frozenset(id(it) for module, it in found if it is not None and getattr(module, "sparse", False) is True)
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Look whether the gradients of a model can be exchanged.
+
+    Raises:
+        InputError: If not.
+    """
+    for name, it in model.named_parameters():
+        if is_lazy(it):
+            raise InputError(f"the parameter {name} has no shape yet", "run the model once on a batch before")
+        if not it.requires_grad:
+            continue
+        if type(it) not in (nn.Parameter, Tensor):
+            problem = f"the parameter {name} is a {type(it).__name__}, whose gradients are not exchanged"
+            raise InputError(problem, "train a model of plain tensors, or freeze it")
+        if it.layout is not torch.strided or it.is_quantized or it.is_meta:
+            kind = (
+                "on the meta device" if it.is_meta else str(it.layout if it.layout is not torch.strided else it.dtype)
+            )
+            raise InputError(f"the parameter {name} is {kind}, whose gradients are not exchanged", "make it dense")
+
+
+def _kind(parameter: Tensor) -> _Kind:
+    real = parameter.dtype.to_real()
+    return _Kind(real if real.itemsize >= 4 else torch.float32, parameter.device)
+
+
+def _dtype(parameter: Tensor) -> torch.dtype:
+    """Return the type of a parameter's gradients; before PyTorch 2.10 that is its own."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
+def _wide(parameter: Tensor) -> torch.dtype:
+    """Return the type in which the gradients of a parameter are added up."""
+    dtype = _kind(parameter).dtype
+    return dtype.to_complex() if parameter.is_complex() else dtype
+
+
+def _numbers(parameter: Tensor) -> int:
+    return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def _by_kind(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    found: dict[_Kind, list[Tensor]] = {}
+    for it in parameters:
+        found.setdefault(_kind(it), []).append(it)
+    return list(found.values())
+
+
+def _runs(parameters: Sequence[Tensor], most_bytes: float) -> Iterator[list[Tensor]]:
+    found, size = list[Tensor](), 0
+    for it in parameters:
+        if found and (_kind(it) != _kind(found[0]) or size + it.nbytes > most_bytes):
+            yield found
+            found, size = [], 0
+        found.append(it)
+        size += it.nbytes
+    if found:
+        yield found
+
+
+def _carried(gradient: Tensor) -> Tensor:
+    """Return a gradient as it travels: dense, or sparse by rows."""
+    if gradient.layout is torch.strided or (gradient.layout is torch.sparse_coo and gradient.sparse_dim() == 1):
+        return gradient
+    return gradient.to_dense()
+
+
+def _flat(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the real numbers of a gradient behind each other, whatever its strides are."""
+    numbers = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+    flat = numbers.reshape(-1)
+    return flat if flat.dtype is dtype else flat.to(dtype)  # also where nothing changes, `to` takes microseconds
+
+
+def _shaped(numbers: Tensor, parameter: Tensor) -> Tensor:
+    """Return real numbers as a gradient of a parameter, in its strides: fused optimizers go by the memory alone."""
+    if parameter.is_complex():
+        shaped = torch.view_as_complex(numbers.reshape(*parameter.shape, 2).clone())
+    else:
+        shaped = numbers.view(parameter.shape)
+    dtype = _dtype(parameter)
+    shaped = shaped if shaped.dtype is dtype else shaped.to(dtype)
+    if parameter.is_contiguous():
+        return shaped
+    return torch.empty_like(parameter, dtype=shaped.dtype, requires_grad=False).copy_(shaped)
+
+
+def _mean_of_apart(parameter: Tensor, own: Tensor | None, exchange: Exchange, parts: int) -> Tensor:
+    """Return the mean of sparse gradients where other processes have dense ones, as real numbers."""
+    dtype, device = _kind(parameter)
+    if own is None:
+        mean = torch.zeros(_numbers(parameter), dtype=dtype, device=device)
+    else:
+        mean = _flat(own if own.layout is torch.strided else own.to_dense(), dtype) / parts
+    _sum(mean, exchange)
+    return mean
+
+
+def _mean_of_sparse(parameter: Tensor, own: Tensor | None, exchange: Exchange, parts: int) -> Tensor:
+    """Return the mean of sparse gradients: the rows of all processes, added up where several have one."""
+    wide, device = _wide(parameter), parameter.device
+    rows = None if own is None else own.coalesce()
+    counts = torch.zeros(exchange.size, dtype=torch.int64, device=device)
+    counts[exchange.rank] = 0 if rows is None else rows.values().shape[0]
+    _sum(counts, exchange)
+    before, count = int(counts[: exchange.rank].sum()), int(counts[exchange.rank])
+    indices = torch.zeros((1, int(counts.sum())), dtype=torch.int64, device=device)
+    values = torch.zeros((indices.shape[1], *parameter.shape[1:]), dtype=wide, device=device)
+    if rows is not None:
+        indices[:, before : before + count] = rows.indices()
+        values[before : before + count] = rows.values().to(wide) / parts
+    _sum(indices, exchange)
+    _sum(torch.view_as_real(values) if values.is_complex() else values, exchange)
+    whole = torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False).coalesce()
+    return whole.to(_dtype(parameter))
+
+
+def _sum(tensor: Tensor, exchange: Exchange) -> None:
+    """Sum a tensor in place, if it has any number: not every library exchanges nothing."""
+    if tensor.numel():
+        exchange.sum(tensor.view(-1))

@@ -1,0 +1,369 @@
+"""A warm process that has imported PyTorch: members are forked from it in tens of milliseconds.
+
+A warm process: it has imported PyTorch, and members are forked from it in tens of milliseconds.
+
+Started with a path, it listens there on a Unix socket. Each connection is one member: a line of JSON says what to run,
+with the output's descriptor beside it. Back come a line with the member's pid and, when it has ended, one with its
+status. The member's process ends if the connection does. It is forked while this process has one thread, before
+anything was computed. Its script is run as Python would run it, and ends as Python does: threads are waited for,
+`atexit` is called, files are flushed. Source: SPEC F8.
+"""
+
+import asyncio
+import builtins
+import contextlib
+import gc
+import io
+import json
+import os
+import pkgutil
+import random
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Coroutine, Mapping
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+from ..cluster.files.processes import short_name
+
+MOST_BYTES = 1 << 20
+# What the first optimizer imports takes as long as PyTorch itself.
+IMPORTS = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "longshore.ring",
+    "longshore.ring.member",
+)
+
+
+def main() -> None:
+    """Serve members at the path that is the first argument, until the parent is gone.
+
+    What is behind it are modules to import, too.
+    """
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"  # or a library would start threads, which do not come along with a fork
+    for name in (*IMPORTS, *sys.argv[2:]):
+        __import__(name)
+    # Members would copy the memory of all that was imported, each time their garbage is looked for and at their end.
+    gc.collect()
+    gc.freeze()
+    member = Warm(Path(sys.argv[1])).serve()
+    if member is not None:
+        run(member)
+
+
+class Member(NamedTuple):
+    """What a process that was forked just now is to be."""
+
+    what: dict[str, Any]  # `arguments` behind the interpreter, `environment` and `folder`
+    output: int  # descriptor for what it writes
+
+
+class _ForkedError(Exception):
+    """This is the forked process: it leaves the loop of its parent."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__()
+        self.member = member
+
+
+class Warm:
+    """The loop of the warm process.
+
+    Args:
+        path: Of the socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._selector = selectors.DefaultSelector()
+        self._members: dict[int, socket.socket] = {}
+        self._parent = os.getppid()
+
+    def serve(self) -> Member | None:
+        """Fork a member for each connection, and tell how it ends.
+
+        Returns:
+            None once the parent is gone; in a process that was forked, what it is to be.
+        """
+        try:
+            self._serve()
+        except _ForkedError as forked:
+            return forked.member
+        return None
+
+    def _serve(self) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        with short_name(self._path) as name:
+            listener.bind(name)
+        self._path.chmod(0o600)
+        listener.listen(64)
+        self._selector.register(listener, selectors.EVENT_READ)
+        woken, waker = socket.socketpair()
+        waker.settimeout(0.0)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        self._selector.register(woken, selectors.EVENT_READ)
+        while os.getppid() == self._parent:
+            for key, _ in self._selector.select(1.0):
+                if key.fileobj is listener:
+                    self._accept(listener)
+                elif key.fileobj is woken:
+                    woken.recv(4096)
+                else:
+                    self._hung_up(key.fileobj)
+            self._reap()
+        for pid in self._members:
+            os.kill(pid, signal.SIGKILL)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Fork the member of a connection; one that cannot be forked is told by closing that."""
+        outputs: list[int] = []
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            time.sleep(0.1)  # no descriptor is left
+            return
+        try:
+            connection.settimeout(5.0)
+            data, outputs, _, _ = socket.recv_fds(connection, MOST_BYTES, 1)
+            while not data.endswith(b"\n"):
+                more = connection.recv(MOST_BYTES)
+                if not more:
+                    raise ValueError("half a line")
+                data += more
+            what = json.loads(data)
+            if len(outputs) != 1:
+                raise ValueError("no output")
+            pid = os.fork()
+        except (OSError, ValueError):
+            connection.close()
+        else:
+            if pid == 0:
+                listener.close()
+                connection.close()
+                self._selector.close()
+                raise _ForkedError(Member(what, outputs[0]))
+            self._members[pid] = connection
+            self._selector.register(connection, selectors.EVENT_READ, pid)
+            _say(connection, {"pid": pid})
+        for output in outputs:
+            os.close(output)
+
+    def _hung_up(self, connection: Any) -> None:
+        """End the member whose launcher is gone."""
+        self._selector.unregister(connection)
+        for pid, its in self._members.items():
+            if its is connection:
+                os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        for pid in list(self._members):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                connection = self._members.pop(pid)
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(connection)
+                _say(connection, {"status": os.waitstatus_to_exitcode(status)})
+                connection.close()
+
+
+def _say(connection: socket.socket, what: dict[str, int]) -> None:
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(what).encode() + b"\n")
+
+
+def run(member: Member) -> None:
+    """Become a member: run a script as Python would have been started with it.
+
+    Raises:
+        BaseException: What the script did not catch; the interpreter does the rest, as it does for any script.
+    """
+    try:
+        _become(member)
+        _run_script(member.what["arguments"])
+    except BaseException:
+        shown = sys.excepthook  # perhaps the script's own
+
+        def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            trace = _of_script(trace)
+            shown(kind, error.with_traceback(trace), trace)
+
+        sys.excepthook = show
+        raise
+
+
+def _of_script(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without its first lines, which are of what has run the script."""
+    own, at = {"<string>", __file__, runpy.__file__, "<frozen runpy>"}, trace
+    while at is not None and at.tb_frame.f_code.co_filename in own:
+        at = at.tb_next
+    return at
+
+
+def _become(member: Member) -> None:
+    what, output = member
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(what["environment"])
+    os.chdir(what["folder"])
+    import numpy
+    import torch
+
+    random.seed()  # A fork has the numbers of its parent.
+    numpy.random.seed()  # noqa: NPY002
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else len(os.sched_getaffinity(0)))
+
+
+def _run_script(arguments: list[str]) -> None:
+    """Run a script or a module as `__main__`, which it stays: threads and `atexit` may need it after the last line."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]  # what `python -m` calls
+        return
+    sys.argv = list(arguments)
+    path = arguments[0]
+    if Path(path).is_dir() or zipfile.is_zipfile(path):
+        sys.path.insert(0, path)
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    whole = str(Path(path).absolute())
+    main.__dict__.update(__file__=whole, __cached__=None, __loader__=SourceFileLoader("__main__", whole))
+    exec(_code_of(path), main.__dict__)
+
+
+def _code_of(path: str) -> CodeType:
+    """Return the code of a script, or end this process as Python does where there is none."""
+    try:
+        with io.open_code(str(Path(path).absolute())) as file:
+            compiled: CodeType | None = pkgutil.read_code(file)  # of a .pyc
+    except OSError as error:
+        problem = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: can't open file {str(Path(path).absolute())!r}: {problem}\n")
+        raise SystemExit(2) from None
+    return compile(Path(path).read_bytes(), path, "exec") if compiled is None else compiled
+
+
+WARM_S = 120.0  # for a warm process to be ready
+FORK_S = 30.0  # for a warm process to fork a member
+UNKNOWN_STATUS = -1000  # of a process whose parent died before it
+
+
+class Forked(NamedTuple):
+    """A member that was forked."""
+
+    pid: int
+    ends: Coroutine[None, None, int]  # waits for its end and returns its status
+
+
+def python_arguments(command: tuple[str, ...]) -> list[str] | None:
+    """Return what follows the interpreter if a command runs a script with this Python, None if it is anything else."""
+    found = shutil.which(command[0])
+    if len(command) < 2 or found is None or str(Path(found).absolute()) != sys.executable:
+        return None
+    rest = list(command[1:])
+    if rest[0] == "-m":
+        return rest if len(rest) > 1 else None
+    return None if rest[0].startswith("-") else rest
+
+
+async def connect_warm(path: Path, is_gone: Callable[[], bool]) -> socket.socket | None:
+    """Connect to a warm process, which may not be ready yet.
+
+    Args:
+        path: Of its socket.
+        is_gone: Says whether it has ended; what that raises ends the waiting.
+
+    Returns:
+        The connection, None if it has ended or is never ready.
+    """
+    until_s = asyncio.get_running_loop().time() + WARM_S
+    while asyncio.get_running_loop().time() < until_s:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            with short_name(path) as name:
+                connection.connect(name)
+        except OSError:
+            connection.close()
+            if is_gone():
+                return None
+            await asyncio.sleep(0.02)
+        else:
+            return connection
+    return None
+
+
+async def fork(connection: socket.socket, what: Mapping[str, Any], output: int) -> Forked | None:
+    """Let a warm process fork a member, None if it cannot.
+
+    Args:
+        connection: To the warm process.
+        what: To run; see `warm.run`.
+        output: Descriptor for what it writes.
+    """
+    try:
+        socket.send_fds(connection, [json.dumps(what).encode() + b"\n"], [output])
+        connection.settimeout(0.0)
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        async with asyncio.timeout(FORK_S):
+            pid = int(json.loads(await reader.readline())["pid"])
+    except (OSError, ValueError):
+        connection.close()
+        return None
+    return Forked(pid, _end_of_forked(pid, reader, writer))
+
+
+async def _end_of_forked(pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+    """Wait for the end of a member that a warm process forked, and return its status."""
+    try:
+        return int(json.loads(await reader.readline())["status"])
+    except (OSError, ValueError):
+        await _until_gone(pid)  # The warm process was killed; the member lives on.
+        return UNKNOWN_STATUS
+    finally:
+        writer.close()
+
+
+async def _until_gone(pid: int) -> None:
+    """Wait for the end of a process that is no child of this one."""
+    handle = -1
+    while handle < 0:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        except OSError:  # No descriptor is left; that does not prove its end.
+            await asyncio.sleep(1.0)
+    gone, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(handle, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+
+
+if __name__ == "__main__":
+    main()

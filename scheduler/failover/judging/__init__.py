@@ -1,1 +1,0 @@
-"""What the coordinator concludes from what it hears: who is to be declared gone, and who is slow."""

@@ -1,1 +1,0 @@
-"""What runs inside a training script: its seat in the ring, and the copy of its state."""

@@ -1,1 +1,0 @@
-"""The processes of a ring beside its members: how they are started, and kept."""

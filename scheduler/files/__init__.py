@@ -1,1 +1,0 @@
-"""Durable files and processes of this machine. Standard library only."""

@@ -1,1 +1,0 @@
-"""One warm process for each node: it holds what takes long to load, and runs the checks."""

@@ -1,0 +1,165 @@
+"""`longshore preflight` by hand, and checks that travel with a job."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.files.network import free_port
+from longshore.preflight.checked_job import CheckedJob
+from longshore.preflight.travelling import NOT_FIT, rank_of, wrapped
+from longshore.scheduler.rules.retry import TEMPFAIL
+from tests.command_line import Command
+from tests.preflight.gpus import gpu
+from tests.support import processes
+
+CLUSTER = """
+node_types: {slots: {gpus: 2, peak_flops: 1e12, memory_bytes: 1e9}}
+racks: [{nodes: [{type: slots, name: a}, {type: slots, name: b}, {type: slots, name: c}]}]
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def test_nodes_that_are_fit_are_told_with_status_0(longshore: Command, cluster: Path, tmp_path: Path) -> None:
+    done = longshore("preflight", "--cluster", cluster, "--folder", tmp_path, "--nodes", "a, c", "--json")
+    assert done.status == 0
+    told = json.loads(done.out)
+    assert (told["passed"], told["nodes"], told["bad_nodes"]) == (True, ["a", "c"], [])
+    assert {"check", "node", "outcome", "got", "wanted", "action", "seconds"} <= set(told["results"][0])
+
+
+@pytest.mark.full
+def test_a_node_that_is_not_fit_is_shown_in_a_table_with_status_1(
+    longshore: Command, cluster: Path, tmp_path: Path
+) -> None:
+    wiring = tmp_path / "wiring.yaml"
+    wiring.write_text("nodes: {b: {ports: {mlx5_0/1: {}}}}")
+    done = longshore("preflight", "--cluster", cluster, "--folder", tmp_path, "--wiring", wiring, "--level", 0)
+    assert done.status == 1
+    (row,) = [line for line in done.out.splitlines() if line.startswith("b ")]
+    assert "the port is not there" in row
+    assert "reseat or replace the card" in row
+    assert "2 of 3 nodes are fit" in done.out
+    assert "b: wiring: fail" in done.err
+
+
+def test_wiring_is_learned_into_a_file_that_can_be_checked_against(
+    longshore: Command, cluster: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "learned.yaml"
+    here = ("preflight", "--cluster", cluster, "--folder", tmp_path, "--nodes", "a")
+    assert longshore(*here, "--learn-wiring", path).status == 0
+    assert longshore(*here, "--wiring", path, "--level", 0).status == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--nodes", "nobody"), ("--nodes", ""), ("--nodes", "a,a"), ("--nodes", ",".join("a" * 200)),
+        ("--nodes", "a\x1b[31m"), ("--level", "4"), ("--level", "-1"), ("--level", "x"), ("--dtype", "fp8"),
+        ("--wiring", "/nowhere"), ("--wiring", "/"), ("--port-facts", "/nowhere"), ("--learn-wiring", "/nowhere/x"),
+        ("--learn-wiring", "/"), ("--cluster", "/nowhere"), ("--folder", "/proc/nowhere"), ("--folder", "/dev/null"),
+    ],
+)  # fmt: skip
+def test_an_option_that_makes_no_sense_is_told_in_one_line(
+    option: str, value: str, longshore: Command, cluster: Path, tmp_path: Path
+) -> None:
+    rest = {"--cluster": cluster, "--folder": tmp_path} | {option: Path(value) if value.startswith("/") else value}
+    done = longshore("preflight", *(it for pair in rest.items() for it in pair))
+    assert done.status == 2
+    assert done.out == ""
+    assert done.err.startswith("longshore: ")
+    assert done.err.count("\n") == 1
+
+
+def travelling(*arguments: str, **environment: str) -> "processes.Process[str]":
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    line = [sys.executable, "-m", "longshore.preflight", *arguments]
+    return processes.start(line, env=kept | environment, stdout=processes.PIPE, stderr=processes.PIPE, text=True)
+
+
+def test_ranks_check_themselves_and_each_other_and_become_the_command() -> None:
+    port, ranks = str(free_port()), 2
+    running = [
+        travelling(
+            "--slots", "--", "sh", "-c", "echo rank $RANK", RANK=str(rank), LOCAL_RANK=str(rank), MASTER_PORT=port,
+            WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", LONGSHORE_NODE="a",
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    assert [process.communicate() for process in running] == [("rank 0\n", ""), ("rank 1\n", "")]
+    assert [process.returncode for process in running] == [0, 0]
+
+
+@pytest.mark.full
+def test_a_rank_without_the_gpu_that_it_needs_does_not_become_the_command() -> None:
+    running = travelling("--", "echo", "never")
+    out, err = running.communicate()
+    assert (running.returncode, out) == (NOT_FIT, "")
+    assert "count.type" in err
+
+
+@pytest.mark.full
+def test_a_rank_that_is_not_fit_asks_to_be_tried_again_where_the_scheduler_put_the_checks_before_it() -> None:
+    line = wrapped(("echo", "never"), CheckedJob(dtype="bf16", backend="nccl"), slots=False)
+    assert line[:3] == ("python", "-m", "longshore.preflight")
+    running = travelling(*line[3:])
+    out, err = running.communicate()
+    assert (running.returncode, out) == (TEMPFAIL, "")
+    assert "count.type" in err
+    workload = CheckedJob(dtype="bf16", backend="nccl", attachments=("host", "nic"))
+    fit = travelling(*wrapped(("echo", "--", "here"), workload, slots=True)[3:])
+    assert fit.communicate() == ("-- here\n", "")
+
+
+@pytest.mark.full
+def test_a_command_that_is_not_there_is_told() -> None:
+    running = travelling("--slots", "--level", "0", "--", "/no/such/program")
+    _, err = running.communicate()
+    assert running.returncode == 127
+    assert "cannot be run" in err
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"RANK": "x"}, {"RANK": "-1"}, {"RANK": "3"}, {"RANK": "9" * 30}, {"WORLD_SIZE": "0"}, {"MASTER_PORT": "1e3"},
+     {"LOCAL_RANK": "2"}, {"RANK": "²"}],
+)  # fmt: skip
+def test_an_environment_that_makes_no_sense_is_told(environment: Mapping[str, str]) -> None:
+    with pytest.raises(InputError):
+        rank_of(environment)
+
+
+def test_a_rank_is_on_the_gpu_that_the_scheduler_gave_it() -> None:
+    told = rank_of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LONGSHORE_GPUS": "2,6", "LONGSHORE_NODE": "b"})
+    assert (told.rank, told.ranks, told.gpu, told.node) == (5, 8, 6, "b")
+
+
+@pytest.mark.parametrize(
+    ("visible", "local", "expected"),
+    [
+        (None, 1, 6),
+        ("GPU-0", 1, 0),  # a container: the node's GPU 6 is its only one
+        ("0", 1, 0),
+        ("3", 0, 3),  # a shell that shows one GPU
+        ("2,3", 1, 3),  # ranks that torchrun starts there
+        ("GPU-3,GPU-2", 0, 3),
+        ("MIG-1", 1, 6),
+        ("", 1, 6),
+    ],
+)
+def test_a_rank_checks_the_gpu_that_cuda_shows_it(visible: str | None, local: int, expected: int) -> None:
+    gpus = [gpu(it).gpu for it in range(4)]
+    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": str(local), "LONGSHORE_GPUS": "2,6"}
+    told = environment if visible is None else environment | {"CUDA_VISIBLE_DEVICES": visible}
+    assert rank_of(told, gpus).gpu == expected

@@ -1,0 +1,142 @@
+"""The reader of NVML against a C library of our own in place of NVIDIA's; no real driver is asked."""
+
+import json
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support import processes
+from tests.support.processes import PYTHON_PATH
+
+SOURCE = Path(__file__).parent / "nvml_stub.c"
+CLUSTER = """
+node_types: {boards: {gpus: 2, peak_flops: 1e12, memory_bytes: 1e9}}
+racks: [{nodes: [{type: boards, name: a}]}]
+"""
+READ = """
+from longshore.preflight.readers import GpuLostError
+from longshore.preflight.readers import open_nvml
+
+reader = open_nvml()
+print(reader.driver())
+for gpu in reader.gpus():
+    print(gpu)
+for gpu in range(4):
+    for read in (reader.uncorrected_errors, reader.rows, reader.pcie, reader.nvlinks, reader.clocks, reader.holders,
+                 reader.reset_clocks):
+        try:
+            print(gpu, read.__name__, read(gpu))
+        except GpuLostError as error:
+            print(gpu, read.__name__, "lost")
+"""
+TOLD = """\
+Driver(driver='580.65.06', library='13.580.65', firmware='96.00')
+Gpu(index=0, uuid='GPU-0', name='NVIDIA H100', pci='00000000:0F:00.0', memory_bytes=85899345920, free_bytes=84825604096)
+Gpu(index=1, uuid='GPU-1', name='NVIDIA H100', pci='00000000:10:00.0', memory_bytes=85899345920, free_bytes=84825604096)
+Gpu(index=2, uuid='GPU-2', name='NVIDIA H100', pci='00000000:11:00.0', memory_bytes=85899345920, free_bytes=84825604096)
+0 uncorrected_errors 0
+0 rows Rows(corrected=1, uncorrected=2, pending=False, failed=False)
+0 pcie Pcie(generation=5, width=8, most_width=16)
+0 nvlinks [NvLink(link=0, active=True, remote_pci='00000000:10:00.0', recoveries=10, replays=0, crc_errors=20), \
+NvLink(link=1, active=False, remote_pci='00000000:10:00.0', recoveries=11, replays=1, crc_errors=21)]
+0 clocks Clocks(reasons=(), power_limit_w=400.0, default_power_limit_w=700.0)
+0 holders []
+0 reset_clocks None
+1 uncorrected_errors 1
+1 rows Rows(corrected=1, uncorrected=2, pending=True, failed=False)
+1 pcie Pcie(generation=5, width=8, most_width=16)
+1 nvlinks [NvLink(link=0, active=True, remote_pci='00000000:0F:00.0', recoveries=10, replays=0, crc_errors=20), \
+NvLink(link=1, active=False, remote_pci='00000000:0F:00.0', recoveries=11, replays=1, crc_errors=21)]
+1 clocks Clocks(reasons=('hardware thermal slowdown',), power_limit_w=400.0, default_power_limit_w=700.0)
+1 holders [Holder(pid=4321, bytes=1073741824)]
+1 reset_clocks None
+2 uncorrected_errors None
+2 rows None
+2 pcie None
+2 nvlinks None
+2 clocks None
+2 holders None
+2 reset_clocks None
+3 uncorrected_errors lost
+3 rows lost
+3 pcie lost
+3 nvlinks lost
+3 clocks lost
+3 holders lost
+3 reset_clocks lost
+"""
+JUDGE = """
+from pathlib import Path
+from longshore.preflight.context import Place, open_context
+from tests.preflight.gpus import ask
+
+for check in ("rows.remap", "ecc.volatile", "clocks.thermal", "pcie.link"):
+    for it in ask(open_context(Place("n1", Path())), check, (0, 1, 2)):
+        print(*filter(None, (check, it.device, it.outcome, it.got or it.reason, it.action)), sep=" | ")
+"""
+JUDGED = """\
+rows.remap | gpu 0 | pass | 3 rows replaced
+rows.remap | gpu 1 | fail | a row of memory waits to be replaced | reset the GPU
+rows.remap | gpu 2 | skipped | the GPU does not tell
+ecc.volatile | gpu 0 | pass
+ecc.volatile | gpu 1 | fail | 1 uncorrected errors | reset the GPU; replace it if they return
+ecc.volatile | gpu 2 | skipped | the GPU does not tell
+clocks.thermal | gpu 0 | warn | a power limit of 400 W | restore it: nvidia-smi -pl
+clocks.thermal | gpu 1 | fail | hardware thermal slowdown | look at cooling and power
+clocks.thermal | gpu 2 | skipped | the GPU does not tell
+pcie.link | gpu 0 | fail | width 8, generation 5 | reseat the card; replace the riser
+pcie.link | gpu 1 | fail | width 8, generation 5 | reseat the card; replace the riser
+pcie.link | gpu 2 | skipped | the GPU does not tell
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler for the library in place of NVML")
+    if find_spec("pynvml") is None:
+        pytest.skip("nvidia-ml-py is not installed")
+    target = tmp_path / "libnvidia-ml.so.1"
+    processes.run([compiler, "-shared", "-fPIC", "-o", target, SOURCE], check=True)
+    return tmp_path
+
+
+def test_what_nvml_tells_is_read_and_what_it_does_not_support_is_none(library: Path) -> None:
+    assert said(library, READ) == TOLD
+
+
+def test_what_nvml_tells_has_its_verdict_and_what_it_does_not_support_is_skipped(library: Path) -> None:
+    assert said(library, JUDGE) == JUDGED
+
+
+@pytest.mark.full
+def test_without_a_cluster_file_this_machine_is_checked_with_its_gpus(library: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    done = preflight(library, "--folder", folder)
+    assert "no GPU answers here" not in done.stderr
+    told = json.loads(done.stdout)
+    assert told["nodes"] == [os.uname().nodename]
+    answers = {it["device"]: it["outcome"] for it in told["results"] if it["check"] == "count.type"}
+    assert answers == {"gpu 0": "pass", "gpu 1": "pass", "gpu 2": "pass", "gpu 3": "fail"}  # the last is lost
+    assert not (folder / "cluster.yaml").exists()
+    (folder / "cluster.yaml").write_text(CLUSTER)
+    assert json.loads(preflight(library, "--folder", folder).stdout)["nodes"] == ["a"]
+
+
+def preflight(library: Path, *options: str | Path) -> processes.CompletedProcess[str]:
+    command = [sys.executable, "-m", "longshore", "preflight", "--level", "0", "--json", *options]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
+    return processes.run(command, env=environment, capture_output=True, check=False)
+
+
+def said(library: Path, code: str) -> str:
+    """Return what a program says that finds this library in place of NVML."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": PYTHON_PATH}
+    done = processes.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+    assert done.stderr == ""
+    return done.stdout

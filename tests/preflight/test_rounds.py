@@ -1,0 +1,58 @@
+"""Rounds of checks beside a scheduler come to an end, whatever a stranger's check does."""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from longshore.preflight.check import Report
+from longshore.preflight.context import NodeSetup
+from longshore.preflight.rounds import MOST_ROUNDS, Rounds
+from longshore.preflight.warm import Node, WarmNodes
+from tests.scheduler.served import until
+
+REPORT = Report(("a",), (), 0.1)
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> Rounds:
+    return Rounds(WarmNodes(lambda node: NodeSetup(node, tmp_path, slots=True)), lambda: None)
+
+
+def raising(error: BaseException) -> Callable[[Mapping[str, Node]], Report]:
+    def work(nodes: Mapping[str, Node]) -> Report:
+        raise error
+
+    return work
+
+
+@pytest.mark.few(1)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), MemoryError()])
+def test_a_check_that_ends_in_any_way_frees_its_node(rounds: Rounds, error: BaseException) -> None:
+    for number in range(2 * MOST_ROUNDS):
+        name = str(number)
+        assert rounds.begin(name, ["a"], raising(error))
+        until(lambda name=name: name in rounds.ended())  # type: ignore[misc]
+        ended = rounds.ended()[name]
+        assert ended.report is None
+        assert type(error).__name__ in ended.problem
+    assert rounds.begin("well", ["a"], lambda _: REPORT)
+    until(lambda: "well" in rounds.ended())
+    assert rounds.ended()["well"].report == REPORT
+
+
+def test_a_round_for_which_no_thread_can_be_had_has_ended(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuses)
+        assert rounds.begin("first", ["a"], lambda _: REPORT)
+    assert rounds.ended()["first"].report is None
+    assert not rounds.is_running("first")
+    assert rounds.begin("second", ["a"], lambda _: REPORT)
+    until(lambda: "second" in rounds.ended())
+    assert sys.exc_info() == (None, None, None)

@@ -1,0 +1,180 @@
+"""A job may put anything into its ring's folder, and answer in its coordinator's place: nobody waits for it."""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.files.errors import BackendError
+from longshore.ring import asking
+from longshore.ring.asking import RingDesk, ask_report, retire
+from longshore.ring.standing import RING, STATE, make_ring
+from longshore.ring.wire import Hello, Report, Welcome, challenge, decode, encode, is_right, welcome
+from longshore.scheduler.backends.local.backend import LocalBackend
+
+REPORT = Report("running", 1, 2, [0, 1], [], 5, {}, [])
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def holding(content: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_text(content)
+
+    return write
+
+
+HOSTILE: dict[str, Callable[[Path], None]] = {
+    "a pipe": pipe, "an endless file": endless, "a folder": Path.mkdir, "nothing": lambda _: None,
+    "no JSON": holding("{"), "a list": holding("[]"), "null": holding("null"), "no field": holding("{}"),
+    "deep": holding("[" * 60_000), "of other types": holding('{"secret": [], "port": {}}'),
+    "no port": holding('{"port": 1e400, "secret": ""}'), "a port too high": holding('{"port": 70000, "secret": ""}'),
+    "a negative port": holding('{"port": -1, "secret": ""}'),
+}  # fmt: skip
+
+
+def in_time(call: Callable[[], object]) -> object:
+    """Return what a call returns or raises; it would block for ever if it waited for a job."""
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60.0)
+    assert found, "it waits for ever"
+    return found[0]
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as it:
+        yield it
+
+
+def ring_at(folder: Path, listening: socket.socket) -> Path:
+    ring = folder / "ring"
+    make_ring(ring, 2)
+    (ring / STATE).write_text(json.dumps({"port": listening.getsockname()[1]}))
+    return ring
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", [RING, STATE])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_whatever_lies_in_the_place_of_a_file_nobody_waits_for_it(
+    tmp_path: Path, listening: socket.socket, name: str, kind: str
+) -> None:
+    ring = ring_at(tmp_path, listening)
+    (ring / name).unlink()
+    HOSTILE[kind](ring / name)
+    assert in_time(lambda: ask_report(ring)) is None
+    assert isinstance(in_time(lambda: retire(ring, {0: "a test"})), TimeoutError)
+    desk = RingDesk(ring, lambda: None, ring / "places.json")
+    assert in_time(desk.close) is None
+
+
+def answering(listening: socket.socket, answer: Callable[[socket.socket], object]) -> None:
+    """Answer each who connects, in threads."""
+
+    def to(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            answer(connection)
+            while connection.recv(1 << 16):  # until the other end has gone
+                pass
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # once it is closed
+            while True:
+                threading.Thread(target=to, args=(listening.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+def welcomes(connection: socket.socket, secret: str) -> None:
+    asked = challenge()
+    connection.sendall(encode(asked))
+    hello = decode(connection.makefile("rb").readline())
+    assert isinstance(hello, Hello)
+    assert is_right(secret, asked, hello)
+    connection.sendall(encode(welcome(secret, asked, hello)) + encode(REPORT))
+
+
+def drips(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"x")
+        time.sleep(0.1)
+
+
+def floods(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"x" * 65536)
+
+
+def welcomes_anybody(connection: socket.socket) -> None:
+    asked = challenge()
+    connection.sendall(encode(asked))
+    hello = decode(connection.makefile("rb").readline())
+    assert isinstance(hello, Hello)
+    connection.sendall(encode(welcome("guessed", asked, hello)) + encode(REPORT))
+
+
+ANSWERS: dict[str, Callable[[socket.socket], object]] = {
+    "a byte now and then": drips, "a line without an end": floods, "nothing": lambda _: None,
+    "its end": lambda it: it.shutdown(socket.SHUT_WR), "no message": lambda it: it.sendall(b"[1]\n"),
+    "another message": lambda it: it.sendall(b'{"kind": "Lease", "number": "x"}\n'),
+    "a report, and no challenge": lambda it: it.sendall(encode(REPORT)),
+    "no proof": lambda it: it.sendall(encode(challenge()) + encode(Welcome("")) + encode(REPORT)),
+    "the proof of another secret": welcomes_anybody,
+}  # fmt: skip
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_whoever_answers_nobody_waits_for_long(tmp_path: Path, listening: socket.socket, kind: str) -> None:
+    answering(listening, ANSWERS[kind])
+    ring = ring_at(tmp_path, listening)
+    assert in_time(lambda: ask_report(ring)) is None
+    assert isinstance(in_time(lambda: retire(ring, {0: "a test"})), TimeoutError)
+    desk = RingDesk(ring, lambda: None, ring / "places.json")
+    assert in_time(desk.close) is None
+
+
+def test_nobody_else_than_this_machine_is_asked(tmp_path: Path, listening: socket.socket) -> None:
+    ring = ring_at(tmp_path, listening)
+    settings = json.loads((ring / RING).read_text())
+    answering(listening, lambda it: welcomes(it, settings["secret"]))
+    (ring / RING).write_text(json.dumps({**settings, "host": "192.0.2.1"}))
+    assert ask_report(ring) == REPORT
+    assert asking.HOST == "127.0.0.1"
+
+
+def test_a_link_in_the_place_of_an_attempts_folder_leads_to_no_other_ring(tmp_path: Path) -> None:
+    backend = LocalBackend(tmp_path, {"a": 2})
+    attempts = tmp_path / "attempts"
+    victim, thief = attempts / f"ls-{'0' * 26}-1", attempts / f"ls-{'1' * 26}-1"
+    make_ring(victim / "ring", 2)
+    thief.symlink_to(victim)
+    for call in (
+        lambda: backend.ring(thief.name), lambda: backend.places(thief.name),
+        lambda: backend.retire(thief.name, [("a", 0)], "a test"),
+        lambda: backend.desk(thief.name, lambda: None), lambda: backend.add(thief.name, 2, "a", 1),
+    ):  # fmt: skip
+        with pytest.raises(BackendError):
+            call()

@@ -1,0 +1,140 @@
+"""The coordinator, or the member that hosts the store, is killed after each message of a recovery."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longshore.ring import launcher
+from longshore.ring.rounds import UNNEEDED
+from longshore.ring.standing import RECOVERIES
+from tests.support.processes import ROOT
+
+from .desk import bring
+from .trial import Outcome, Trial, assert_as_undisturbed, nothing, run_ring
+
+pytestmark = pytest.mark.long
+
+LOST, HOST, SEATS = 3, 0, 4  # the host gives the state, and has the store at which the others meet
+# By the order in which they come; a ring without spares asks its desk, which is told, promises, and starts a member.
+WITH_SPARES = [
+    *("heard Exited", "heard Fault", "wrote stopping", "told Abort", "told Declared", "heard Stopped"),
+    *("wrote forming", "told Form", "heard Ready", "wrote running", "told Go", "heard Running"),
+]
+WITH_DESK = ["told Want", "told Lease", "heard Coming", "heard Starting"]
+LATER = ["heard Beat", "heard Done", "wrote done", "told Finish", "told End"]
+COORDINATOR = [f"{it}=coordinator" for it in (*WITH_SPARES, *WITH_DESK, *LATER)]
+MEMBER = [f"{it}={HOST}" for it in (*WITH_SPARES, *WITH_DESK)]
+BOTH = [
+    f"wrote stopping=coordinator,told Form={HOST}",
+    f"told Form={HOST},heard Stopped=coordinator",
+    f"heard Ready={HOST},told Abort=coordinator",
+    f"told Want=coordinator,heard Coming={HOST}",
+    f"heard Starting={HOST},told Form=coordinator",
+    "told Abort=coordinator,told Form=coordinator",
+]
+FAST = ["wrote stopping=coordinator", "told Form=coordinator", "heard Coming=coordinator", f"told Form={HOST}"]
+RARE = [it for it in (*COORDINATOR, *MEMBER, *BOTH) if it not in FAST]
+KILLS = [*FAST, *(pytest.param(it, marks=pytest.mark.full) for it in RARE)]
+
+
+@pytest.fixture
+def killing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Coordinators that kill."""
+    monkeypatch.setattr(launcher, "COORDINATOR", "tests.ring.killed_coordinator")
+    monkeypatch.setattr(launcher, "BEGIN", f"import sys; sys.path.append({str(ROOT)!r}); {launcher.BEGIN}")
+    return monkeypatch
+
+
+def fault(member: int, at: str, do: object) -> dict[str, Any]:
+    return {"member": member, "step": 10, "at": at, "do": do}
+
+
+def faults_before(kills: str) -> Sequence[dict[str, Any]]:
+    """Return what goes wrong first: a process ends, or, for who speaks of it, a link between two that live."""
+    return [fault(1, "computing", "break 2")] if "heard Fault" in kills else [fault(LOST, "computing", "KILL")]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kills", KILLS)
+def test_whoever_is_killed_after_a_message_of_a_recovery_the_ring_goes_on_where_it_was(
+    kills: str, warm: Path, undisturbed: Outcome, tmp_path: Path, killing: pytest.MonkeyPatch
+) -> None:
+    killing.setenv("KILLS", kills)
+    asks = any(it in kills for it in WITH_DESK)
+    # A member that started before its promise was heard could take its seat before anybody hears of it.
+    desk = partial(bring, most=2, may_start=(tmp_path / "heard-Coming").exists)
+    # Steps that take so long that each member beats in what follows the fault.
+    found = run_ring(
+        tmp_path, warm, spares=0 if asks else 2, faults=faults_before(kills), pause_s=0.1,
+        during=desk if asks else nothing,
+    )  # fmt: skip
+    assert_as_undisturbed(found, undisturbed)
+    assert not any(0 < it["members"] < SEATS for it in json.loads((tmp_path / RECOVERIES).read_text()))
+    killed = kills.split(",")
+    assert len(list(tmp_path.glob("killed-*"))) == len(killed)
+    assert found.generation() <= 2 + len(killed)
+    dead = {HOST for it in killed if it.endswith(f"={HOST}")} | {
+        it["member"] for it in faults_before(kills) if it["do"] == "KILL"
+    }
+    # A spare that comes when all is done is not waited for.
+    late = {number for number, reason in found.declared.items() if reason == UNNEEDED}
+    assert {number for number, status in found.exits.items() if status == -9} - late == dead, found.declared
+
+
+@pytest.mark.full
+def test_a_coordinator_that_is_killed_once_nobody_comes_lets_the_ring_shrink_all_the_same(
+    warm: Path, undisturbed: Outcome, tmp_path: Path, killing: pytest.MonkeyPatch
+) -> None:
+    killing.setenv("KILLS", "heard NoneComing=coordinator")
+    found = run_ring(tmp_path, warm, faults=faults_before(""), pause_s=0.1, during=partial(bring, most=0))
+    assert found.end.outcome == "done"
+    assert found.steps() == undisturbed.steps()
+    assert (tmp_path / "killed-0").exists()
+    assert (len(found.of("end")), len(found.digests())) == (SEATS - 1, 1)
+    assert found.generation() <= 3
+
+
+@pytest.mark.full
+def test_a_coordinator_may_be_killed_while_the_state_is_copied(
+    warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    async def kill(trial: Trial) -> None:
+        await trial.until(lambda: any(it["it"]["at"] == "copying" for it in trial.lines() if it["kind"] == "fault"))
+        trial.kill_coordinator()
+        (tmp_path / "go").touch()
+
+    faults = [fault(LOST, "computing", "KILL"), fault(HOST, "copying", "wait")]
+    found = run_ring(tmp_path, warm, spares=1, faults=faults, during=kill)
+    assert_as_undisturbed(found, undisturbed)
+    assert found.generation() <= 3
+
+
+@pytest.mark.full
+def test_a_ring_runs_on_while_its_coordinator_is_away(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    async def kill(trial: Trial) -> None:
+        await trial.reached(10)
+        trial.kill_coordinator()
+
+    found = run_ring(tmp_path, warm, during=kill)
+    assert_as_undisturbed(found, undisturbed)
+    assert found.generation() == 1
+
+
+# Where the host itself is, rather than what the coordinator has heard of it.
+POINTS = ["stopped", "copying", "ready", "going", "running"]
+PLACES = ["formed", *(pytest.param(it, marks=pytest.mark.full) for it in POINTS)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("at", PLACES)
+def test_the_host_of_the_store_may_be_killed_anywhere_in_a_recovery(
+    at: str, warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    found = run_ring(tmp_path, warm, spares=2, faults=[fault(2, "computing", "KILL"), fault(HOST, at, "KILL")])
+    assert_as_undisturbed(found, undisturbed)
+    assert set(found.declared) == {HOST, 2}
+    assert found.generation() <= 3

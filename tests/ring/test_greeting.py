@@ -1,0 +1,299 @@
+"""Whoever listens on a ring's connection, takes its port or says again what was said before, gets in nowhere."""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from longshore.ring import wire
+from longshore.ring import wire as wire_lines
+from longshore.ring.asking import ask_report
+from longshore.ring.wire import answer, challenge, check_welcome, greet_blocking, is_right, welcome
+from tests.support import processes
+from tests.support.processes import PYTHON_PATH
+
+from .coordinator_process import Peer, Process, started
+from .trial import LIMIT_S
+
+SECRET = "0123456789abcdef"
+texts = st.text(max_size=20)
+hellos = st.builds(wire.Hello, role=texts, member=st.integers(-1, 9), token=texts, step=st.integers(0, 9), node=texts)
+
+
+# The proofs themselves
+
+
+@given(hellos, texts)
+def test_both_ends_prove_the_secret_to_each_other(hello: wire.Hello, nonce: str) -> None:
+    asked = wire.Challenge(nonce)
+    said = wire_lines.decode(wire_lines.encode(answer(SECRET, asked, hello)))
+    assert isinstance(said, wire.Hello)
+    assert replace(said, nonce="", proof="") == hello
+    assert is_right(SECRET, asked, said)
+    check_welcome(SECRET, asked, said, welcome(SECRET, asked, said))
+
+
+@given(hellos, hellos, texts, texts, texts)
+def test_a_proof_is_of_one_challenge_one_secret_and_one_hello(
+    hello: wire.Hello, other: wire.Hello, nonce: str, later: str, secret: str
+) -> None:
+    asked, said = wire.Challenge(nonce), answer(SECRET, wire.Challenge(nonce), hello)
+    assume(nonce != later and hello != other and secret != SECRET)
+    assert not is_right(SECRET, wire.Challenge(later), said)
+    assert not is_right(secret, asked, said)
+    assert not is_right(SECRET, asked, replace(other, nonce=said.nonce, proof=said.proof))
+    assert not is_right(SECRET, asked, replace(said, nonce=later))
+
+
+@given(hellos, st.text(max_size=80), st.sampled_from(["proof", "nonce", "secret", "hello's"]))
+def test_a_welcome_is_of_one_hello_and_one_secret(hello: wire.Hello, text: str, what: str) -> None:
+    asked = challenge()
+    said, right = answer(SECRET, asked, hello), welcome(SECRET, asked, answer(SECRET, asked, hello))
+    wrong = {
+        "proof": wire.Welcome(text), "nonce": welcome(SECRET, challenge(), said), "secret": welcome(text, asked, said),
+        "hello's": wire.Welcome(said.proof),
+    }[what]  # fmt: skip
+    for it in (wrong, right, wire.Gone("x"), asked):  # The right one is that of another hello: it has another nonce.
+        with pytest.raises(wire_lines.WireError):
+            check_welcome(SECRET, asked, said, it)
+
+
+# Against a coordinator
+
+
+@contextlib.contextmanager
+def tapped(port: int) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
+    """A port that leads to another one, and what was said over it: by who connects, and by who is there."""
+    asked, answered = list[bytes](), list[bytes]()
+
+    def carry(one: socket.socket, other: socket.socket, said: list[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                said.append(data)
+                other.sendall(data)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_WR)
+
+    with contextlib.ExitStack() as opened, socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    near = opened.enter_context(listening.accept()[0])
+                    far = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    ways = [(near, far, asked), (far, near, answered)]
+                    serving.extend(threading.Thread(target=carry, args=way) for way in ways)
+                    for thread in serving[-2:]:
+                        thread.start()
+
+        serving = [threading.Thread(target=serve)]
+        serving[0].start()
+        try:
+            yield listening.getsockname()[1], asked, answered
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            serving[0].join()
+            for thread in serving[1:]:
+                thread.join()
+
+
+def overheard(process: Process, role: str) -> tuple[bytes, bytes]:
+    """Return what a whole greeting and what follows say, from both sides."""
+    with tapped(process.port) as (port, asked, answered):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            until_s = time.monotonic() + LIMIT_S
+            greet_blocking(connection, process.settings.secret, wire.Hello(role, 7, "t7"), until_s)
+            connection.sendall(wire_lines.encode(wire.Here(7, 1, 0)))
+            connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionError):
+                while connection.recv(1 << 16):
+                    pass
+        return b"".join(asked), b"".join(answered)
+
+
+@pytest.mark.parametrize("role", ["member", "launcher", "desk", "status"])
+def test_who_listens_learns_no_secret_and_what_was_said_is_of_no_use_again(role: str, ring: Process) -> None:
+    asked, answered = overheard(ring, role)
+    assert ring.settings.secret.encode() not in asked + answered
+    assert asked.count(b"proof") == 1
+    with socket.create_connection(("127.0.0.1", ring.port), LIMIT_S) as again:
+        again.sendall(asked)
+        said = b"".join(iter(lambda: again.recv(1 << 16), b""))
+    assert [type(wire_lines.decode(line)) for line in said.splitlines()] == [wire.Challenge]
+
+
+Hostile = Callable[[socket.socket, wire.Challenge, Process], object]
+
+
+def says(of: Callable[[wire.Challenge, Process], bytes]) -> Hostile:
+    return lambda connection, asked, process: connection.sendall(of(asked, process))
+
+
+def right(asked: wire.Challenge, process: Process, role: str = "status") -> wire.Hello:
+    return answer(process.settings.secret, asked, wire.Hello(role, 2, "t2"))
+
+
+def with_proof(hello: wire.Hello, change: Callable[[str], str]) -> wire.Hello:
+    return replace(hello, proof=change(hello.proof))
+
+
+def drips(connection: socket.socket, asked: wire.Challenge, process: Process) -> None:
+    """Say the right thing, but so slowly that it does not come to an end in time."""
+    line = wire_lines.encode(right(asked, process))
+    for at in range(len(line) - 1):
+        connection.sendall(line[at : at + 1])
+        time.sleep(0.1)
+
+
+HOSTILE: dict[str, Hostile] = {
+    "wrong": says(lambda asked, process: wire_lines.encode(answer("guessed", asked, wire.Hello("status")))),
+    "empty": says(lambda asked, process: wire_lines.encode(wire.Hello("status"))),
+    "the empty secret": says(lambda asked, process: wire_lines.encode(answer("", asked, wire.Hello("status")))),
+    "long": says(lambda asked, process: wire_lines.encode(replace(right(asked, process), proof="0" * 1_000_000))),
+    "one character more": says(
+        lambda asked, process: wire_lines.encode(with_proof(right(asked, process), lambda it: it + "0"))
+    ),
+    "one character less": says(
+        lambda asked, process: wire_lines.encode(with_proof(right(asked, process), lambda it: it[:-1]))
+    ),
+    "of other signs": says(
+        lambda asked, process: wire_lines.encode(with_proof(right(asked, process), lambda it: "\u0664" * 64))
+    ),
+    "half a character": says(
+        lambda asked, process: wire_lines.encode(right(asked, process)).replace(b'"proof": "', b'"proof": "\\ud800')
+    ),
+    "replayed": says(lambda asked, process: overheard(process, "status")[0]),
+    "of another nonce": says(lambda asked, process: wire_lines.encode(right(challenge(), process))),
+    "of another role": says(lambda asked, process: wire_lines.encode(replace(right(asked, process), role="launcher"))),
+    "of another member": says(
+        lambda asked, process: wire_lines.encode(replace(right(asked, process, "member"), member=1, token="t1"))
+    ),
+    "the challenge said back": says(lambda asked, process: wire_lines.encode(asked)),
+    "a welcome": says(
+        lambda asked, process: wire_lines.encode(welcome(process.settings.secret, asked, right(asked, process)))
+    ),
+    "truncated": says(lambda asked, process: wire_lines.encode(right(asked, process))[:-20]),
+    "the secret itself": says(
+        lambda asked, process: b'{"kind": "Hello", "role": "status", "secret": "%s"}\n'
+        % process.settings.secret.encode()
+    ),
+    "nothing": lambda connection, asked, process: None,
+    "slow": drips,
+}  # fmt: skip
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_whoever_does_not_prove_the_secret_hears_nothing_and_the_ring_goes_on(kind: str, ring: Process) -> None:
+    with socket.create_connection(("127.0.0.1", ring.port), LIMIT_S) as connection:
+        file = connection.makefile("rb")
+        asked = wire_lines.decode(file.readline())
+        assert isinstance(asked, wire.Challenge)
+        with contextlib.suppress(OSError):  # The coordinator may end it while more is said.
+            HOSTILE[kind](connection, asked, ring)
+            if kind == "truncated":
+                connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            assert file.read() == b""
+    report = ask_report(ring.folder)
+    assert report is not None
+    assert (report.gone, report.generation) == ({}, 1)
+
+
+def test_each_connection_has_a_challenge_of_its_own(tmp_path: Path) -> None:
+    with started(tmp_path) as process:
+        found = set()
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", process.port), LIMIT_S) as connection:
+                found.add(connection.makefile("rb").readline())
+        assert len(found) == 50
+
+
+def test_a_hello_counts_once_on_a_connection(ring: Process) -> None:
+    """Said again behind the greeting it is only a message that nobody expects there."""
+    desk = Peer(ring, "desk")
+    desk.say(answer(ring.settings.secret, challenge(), wire.Hello("launcher")))
+    desk.say(wire.Retire(2, "made up"))
+    launcher = Peer(ring, "launcher")
+    assert launcher.hear(wire.Declared) == wire.Declared(2, "made up")
+
+
+# Against a member: somebody else listens at the port while the coordinator is down
+
+MEMBER = """
+import sys, time
+from longshore.ring.control import Control
+it = Control(sys.argv[1], sys.argv[2], 3, "n", "", 0)
+it.start()
+it.form()
+"""
+
+
+def line_of(connection: socket.socket) -> bytes:
+    return connection.makefile("rb").readline()
+
+
+def false_welcome(connection: socket.socket, of: Callable[[wire.Challenge, wire.Hello], wire.Message]) -> None:
+    asked = challenge()
+    connection.sendall(wire_lines.encode(asked))
+    hello = wire_lines.decode(line_of(connection))
+    assert isinstance(hello, wire.Hello)
+    connection.sendall(wire_lines.encode(of(asked, hello)) + wire_lines.encode(wire.Gone("false")))
+
+
+GONE = wire_lines.encode(wire.Gone("false"))
+THIEVES: dict[str, Callable[[socket.socket], object]] = {
+    "no challenge": lambda it: it.sendall(GONE),
+    "no welcome": lambda it: it.sendall(wire_lines.encode(challenge()) + GONE),
+    "two challenges": lambda it: it.sendall(2 * wire_lines.encode(challenge()) + GONE),
+    "no proof": lambda it: false_welcome(it, lambda asked, hello: wire.Welcome("")),
+    "the member's own proof": lambda it: false_welcome(it, lambda asked, hello: wire.Welcome(hello.proof)),
+    "a guess": lambda it: false_welcome(it, lambda asked, hello: welcome("guessed", asked, hello)),
+    "a welcome to another": lambda it: false_welcome(
+        it, lambda asked, hello: welcome(SECRET, asked, replace(hello, nonce="0" * 32))
+    ),
+    "no message": lambda it: it.sendall(b"\n"),
+    "a flood": lambda it: it.sendall(b"x" * (3 << 20)),
+    "its end": lambda it: None,
+    "silence": lambda it: it.recv(1 << 16),
+}  # fmt: skip
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", THIEVES)
+def test_a_member_obeys_nobody_who_does_not_prove_the_secret_and_comes_back_to_who_does(kind: str) -> None:
+    heard = b""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+        member = processes.start(
+            [sys.executable, "-c", MEMBER, address, SECRET], env=environment, stderr=processes.PIPE, text=True
+        )
+        listening.settimeout(LIMIT_S)
+        with listening.accept()[0] as thief, contextlib.suppress(OSError):
+            thief.settimeout(LIMIT_S)
+            THIEVES[kind](thief)
+            if kind != "its end":
+                heard = b"".join(iter(lambda: thief.recv(1 << 16), b""))  # until the member has gone away
+        with listening.accept()[0] as connection:
+            asked = challenge()
+            connection.sendall(wire_lines.encode(asked))
+            file = connection.makefile("rb")
+            hello = wire_lines.decode(file.readline())
+            assert isinstance(hello, wire.Hello)
+            assert is_right(SECRET, asked, hello)
+            connection.sendall(wire_lines.encode(welcome(SECRET, asked, hello)) + wire_lines.encode(wire.Gone("true")))
+            assert member.wait(LIMIT_S) == wire.GONE_STATUS
+    assert SECRET.encode() not in heard
+    assert member.stderr is not None
+    with member.stderr as told:
+        assert "this process ends: true" in told.read()

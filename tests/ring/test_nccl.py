@@ -1,0 +1,170 @@
+"""A group over NCCL gives up what never ends. No GPU is here: a twin behaves as NCCL is known to, also where it hangs.
+
+The twin leaves out all arithmetic, streams and memory of GPUs; tensors are on PyTorch's `meta` device.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from longshore.cluster.files.errors import InputError
+from longshore.ring import groups
+from longshore.ring.control import AbortedError, Control, Pulse
+from longshore.ring.groups import Group, LinkError, NcclGroup, check_nccl
+from longshore.ring.wire import RESTART_STATUS
+
+
+class ToldControl:
+    """Says that the ring is formed anew once `over` does."""
+
+    def __init__(self, over: Callable[[], bool] = lambda: False) -> None:
+        self.pulse, self._over = Pulse(), over
+
+    def check(self) -> None:
+        if self._over():
+            raise AbortedError
+
+
+class Host:
+    """Notes what goes over gloo."""
+
+    ends: list[str] = ["10.0.0.1:4000"]  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        return lambda *_: self.said.append(name)
+
+
+class Twin:
+    """PyTorch's group of NCCL.
+
+    Args:
+        ends: Whether an exchange ends; one with a dead member does not until it is aborted.
+        error: Why it failed.
+        tells: Whether who asks for the failure is given it. Before PyTorch 2.13 that never works, also without a
+            failure; who waits is told then, after an abort.
+        hangs: Whether an abort does.
+    """
+
+    def __init__(self, *, ends: bool = True, error: str = "", tells: bool = True, hangs: bool = False) -> None:
+        self._ends, self._error, self._tells, self._hangs = ends, error, tells, hangs
+        self.aborted, self.begun = 0, 0
+
+    def allreduce(self, tensors: list[torch.Tensor], options: dist.AllreduceOptions) -> Any:
+        self.begun += 1
+        asked_s = time.monotonic()
+
+        failure = RuntimeError(self._error) if self._error else None
+
+        def exception() -> Exception | None:
+            if not self._tells:
+                raise TypeError("Unregistered type : std::__exception_ptr::exception_ptr")
+            return failure
+
+        def wait(timeout: timedelta | None = None) -> None:
+            assert failure is None or not self._tells, "nobody may wait for an exchange that is known to have failed"
+            if failure is not None and timeout is not None:
+                raise failure
+
+        return SimpleNamespace(
+            is_completed=lambda: self._ends and time.monotonic() > asked_s + 0.02, wait=wait, exception=exception
+        )
+
+    def abort(self) -> None:
+        self.aborted += 1
+        if self._hangs:
+            threading.Event().wait()
+
+
+ON_GPU = torch.empty(3, device="meta")
+
+
+def group_of(twin: Twin, control: ToldControl | None = None) -> tuple[NcclGroup, Host]:
+    host = Host()
+    return NcclGroup(cast("Group", host), lambda: twin, cast("Control", control or ToldControl())), host
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_is_on_gpus_goes_over_nccl_and_all_else_over_gloo(*, tells: bool) -> None:
+    twin = Twin(tells=tells)
+    group, host = group_of(twin)
+    group.sum(ON_GPU)
+    assert (twin.begun, host.said) == (1, [])
+    group.sum(torch.zeros(3))
+    group.broadcast(torch.zeros(3), 0)
+    group.begin_broadcast(torch.zeros(3), 0)
+    assert (twin.begun, host.said) == (1, ["sum", "broadcast", "begin_broadcast"])
+    assert group.ends == host.ends
+
+
+def test_an_exchange_that_ends_is_seen_to_move_and_one_under_way_to_wait() -> None:
+    seen: list[bool] = []
+
+    def look() -> bool:
+        seen.append(control.pulse.waiting)
+        return False
+
+    control = ToldControl(look)
+    group_of(Twin(), control)[0].sum(ON_GPU)
+    assert (set(seen), control.pulse.waiting, control.pulse.moved) == ({True}, False, 1)
+
+
+def test_an_exchange_with_a_dead_member_is_aborted_once_the_ring_is_formed_anew() -> None:
+    over = threading.Event()
+    twin = Twin(ends=False)
+    group, host = group_of(twin, ToldControl(over.is_set))
+    threading.Timer(0.1, over.set).start()
+    with pytest.raises(AbortedError):
+        group.sum(ON_GPU)
+    assert (twin.aborted, host.said) == (1, ["close"])
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_an_exchange_that_fails_is_a_broken_link(*, tells: bool) -> None:
+    twin = Twin(error="NCCL error: remote process exited. Last error: ...", tells=tells)
+    with pytest.raises(LinkError, match="remote process exited"):
+        group_of(twin)[0].sum(ON_GPU)
+    assert twin.aborted == 1
+
+
+def test_a_process_whose_abort_hangs_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(groups, "ABORT_S", 0.1)
+    monkeypatch.setattr(groups, "end_process", lambda status, _: ended.append(status))
+    group_of(Twin(hangs=True))[0].close()
+    assert ended == [RESTART_STATUS]
+
+
+def test_members_that_never_meet_are_waited_for_no_longer_than_the_generation_lasts() -> None:
+    over = threading.Event()
+    threading.Timer(0.1, over.set).start()
+
+    def never_returns() -> Twin:
+        threading.Event().wait()
+        return Twin()
+
+    with pytest.raises(AbortedError):
+        NcclGroup(cast("Group", Host()), never_returns, cast("Control", ToldControl(over.is_set)))
+
+
+def test_members_that_cannot_meet_are_a_broken_link() -> None:
+    def fails() -> Twin:
+        raise RuntimeError("connection refused")
+
+    with pytest.raises(LinkError, match="connection refused"):
+        NcclGroup(cast("Group", Host()), fails, cast("Control", ToldControl()))
+
+
+@pytest.mark.skipif(dist.is_nccl_available(), reason="this PyTorch has NCCL")
+def test_without_nccl_a_ring_that_wants_it_is_told_so() -> None:
+    with pytest.raises(InputError, match="this PyTorch has no NCCL"):
+        check_nccl(torch.device("cuda", 0))

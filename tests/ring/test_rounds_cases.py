@@ -1,0 +1,335 @@
+"""What the coordinator decides, case by case."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.ring import wire
+from longshore.ring import wire as wire_lines
+from longshore.ring.rounds import LAUNCHERS, RESTART, Rounds
+from longshore.ring.standing import Limits, Member, Phase
+from longshore.ring.suspicion import UNLIKE_S, unlike_ends
+from tests.ring.obedient_ring import Ring
+
+
+def test_each_member_has_the_seat_of_its_number_whoever_comes_first() -> None:
+    ring = Ring(0)
+    ring.rounds = Rounds(3, Limits(), 0.0)
+    for number in (3, 2, 0):
+        ring.join(number)
+    assert ring.order() == [0, -1, 2]
+    ring.join(1)
+    assert ring.order() == [0, 1, 2]
+    assert ring.rounds.durable.phase is Phase.RUNNING
+
+
+def test_a_member_that_cannot_come_at_the_start_is_replaced_by_a_spare() -> None:
+    ring = Ring(0)
+    ring.rounds = Rounds(2, Limits(), 0.0)
+    ring.join(0)
+    ring.join(2)
+    ring.exit(1)
+    assert ring.order() == [0, 2]
+
+
+def test_a_spare_is_taken_before_anybody_is_asked() -> None:
+    ring = Ring(3, spares=1)
+    ring.rounds.desk_came(0.0)
+    ring.exit(1)
+    assert ring.order() == [0, 3, 2]
+    assert ring.rounds.durable.generation == 2
+    assert not any(want.empty for want in ring.wants())
+
+
+def test_the_desk_is_told_which_seat_is_empty_and_between_whom() -> None:
+    ring = Ring(4)
+    ring.rounds.desk_came(0.0)
+    ring.exit(3)
+    (want,) = ring.wants()
+    assert want.empty == [wire.Empty(seat=3, before=2, after=0)]
+    assert want.order == [0, 1, 2]
+
+
+def test_who_comes_from_the_desk_is_waited_for_and_has_the_seat() -> None:
+    ring = Ring(4)
+    ring.rounds.desk_came(0.0)
+    ring.exit(1)
+    ring.rounds.desk_said(wire.Coming(7, "node", 0), ring.now_s)
+    ring.wait(10.0)
+    assert ring.rounds.durable.phase is Phase.STOPPING
+    ring.join(7)
+    assert (ring.order(), ring.rounds.durable.generation) == ([0, 7, 2, 3], 2)
+
+
+def test_who_is_promised_without_a_number_is_waited_for_until_the_launcher_says_who_it_is() -> None:
+    ring = Ring(4)
+    ring.rounds.desk_came(0.0)
+    ring.exit(1)
+    ring.rounds.desk_said(wire.Coming(-1, "node", 0), ring.now_s)
+    ring.wait(10.0)
+    assert ring.rounds.durable.phase is Phase.STOPPING
+    ring.rounds.launcher_said(wire.Starting(4), ring.now_s)
+    ring.exit(4)
+    ring.wait(3.0)
+    assert (ring.order(), ring.rounds.durable.phase) == ([0, -1, 2, 3], Phase.RUNNING)
+
+
+@pytest.mark.parametrize("answer", ["none", "nothing", "nobody there", "one that never comes", "one that dies"])
+def test_without_anybody_the_ring_shrinks(answer: str) -> None:
+    ring = Ring(4, limits=Limits(coming_s=5.0))
+    if answer != "nobody there":
+        ring.rounds.desk_came(0.0)
+    ring.exit(1)
+    if answer == "none":
+        ring.rounds.desk_said(wire.NoneComing("no GPU is free"), ring.now_s)
+        ring.answer()
+    elif answer.startswith("one"):
+        ring.rounds.desk_said(wire.Coming(9), ring.now_s)
+        if answer == "one that dies":
+            ring.exit(9)
+    if answer not in ("none", "nobody there"):
+        assert ring.rounds.durable.phase is Phase.STOPPING
+        ring.wait(6.0)
+    assert (ring.order(), ring.rounds.durable.phase) == ([0, -1, 2, 3], Phase.RUNNING)
+    forms = [it for _, it in ring.told if isinstance(it, wire.Form)]
+    assert [place.shards for place in forms[-1].places] == [[0, 1], [2], [3]]
+
+
+def test_a_member_that_comes_later_makes_the_ring_whole_once_it_has_made_a_step() -> None:
+    ring = Ring(3)
+    ring.exit(0)
+    assert ring.order() == [-1, 1, 2]
+    ring.join(5)
+    assert (ring.order(), ring.rounds.durable.generation) == ([5, 1, 2], 3)
+    assert len({ring.steps[it] for it in (1, 2, 5)}) == 1
+
+
+def test_a_silent_member_is_declared_gone_after_ten_seconds_and_not_before() -> None:
+    ring = Ring(4, spares=1)
+    ring.quiet.add(2)
+    ring.wait(9.5)
+    assert ring.order() == [0, 1, 2, 3]
+    ring.wait(1.5)
+    assert ring.order() == [0, 1, 4, 3]
+
+
+def test_where_most_are_silent_nobody_is_declared_gone_until_they_have_ended_themselves() -> None:
+    ring = Ring(5)
+    ring.quiet |= {1, 2, 3}
+    ring.wait(50.0)
+    assert ring.order() == [0, 1, 2, 3, 4]
+    ring.wait(11.0)
+    assert ring.order() == [0, -1, -1, -1, 4]
+
+
+def test_sixty_of_a_hundred_that_are_silent_at_once_are_one_alarm() -> None:
+    ring = Ring(100)
+    ring.quiet |= set(range(20, 80))
+    ring.wait(30.0)
+    assert ring.order() == list(range(100))
+    assert len([it for it in ring.rounds.news if it.startswith("alarm")]) == 1
+    ring.quiet.clear()
+    ring.wait(30.0)
+    assert ring.order() == list(range(100))
+
+
+def test_most_that_fall_silent_one_after_the_other_within_a_beat_are_no_fault_of_the_first() -> None:
+    ring = Ring(4)
+    for number in range(4):
+        ring.quiet.add(number)
+        ring.wait(0.3)
+    ring.wait(40.0)
+    assert ring.order() == [0, 1, 2, 3]
+
+
+def test_a_coordinator_that_stood_still_declares_nobody_gone() -> None:
+    ring = Ring(4)
+    ring.now_s += 100.0
+    ring.rounds.tick(ring.now_s)
+    assert ring.order() == [0, 1, 2, 3]
+
+
+def test_a_member_that_hears_and_does_not_stop_is_declared_gone() -> None:
+    ring = Ring(3, spares=2)
+    ring.quiet.add(2)
+    ring.exit(1)
+    ring.wait(4.5)
+    assert ring.order() == [0, 3, 2]
+    ring.wait(1.0)
+    assert (ring.order(), ring.rounds.durable.phase) == ([0, 3, 4], Phase.RUNNING)
+
+
+def fault(ring: Ring, member: int, peer: int) -> None:
+    ring.say(wire.Fault(member, ring.rounds.durable.generation, f"host:{peer}", "closed"))
+    ring.answer()
+
+
+def test_of_a_pair_that_fails_three_times_the_later_one_is_replaced() -> None:
+    ring = Ring(4, spares=1)
+    for _ in range(2):
+        fault(ring, 1, 2)
+    assert ring.order() == [0, 1, 2, 3]
+    fault(ring, 2, 1)
+    assert ring.order() == [0, 1, 4, 3]
+
+
+def test_of_a_pair_that_fails_three_times_the_one_with_more_faults_is_replaced() -> None:
+    ring = Ring(4, spares=1)
+    fault(ring, 0, 1)
+    for _ in range(3):
+        fault(ring, 1, 2)
+    assert ring.order() == [0, 4, 2, 3]
+
+
+def test_faults_of_long_ago_do_not_count() -> None:
+    ring = Ring(4, spares=1)
+    for _ in range(4):
+        fault(ring, 1, 2)
+        ring.wait(601.0)
+    assert ring.order() == [0, 1, 2, 3]
+
+
+def test_a_worn_process_is_started_anew_and_waited_for() -> None:
+    ring = Ring(3)
+    ring.groups = 20
+    ring.rounds.said(0, wire.Fault(0, 1, "", "made up"), ring.now_s)
+    ring.quiet.add(0)
+    ring.answer()
+    ring.wait(6.0)
+    assert [reason for reason in ring.rounds.durable.gone.values() if reason == RESTART]
+    gone = [it for _, it in ring.told if isinstance(it, wire.Gone) and it.restart]
+    assert gone
+
+
+def test_nobody_may_save_who_has_no_seat_or_is_of_another_generation() -> None:
+    ring = Ring(2, spares=1)
+    for member, generation in ((0, 1), (0, 0), (2, 1)):
+        ring.say(wire.AskToSave(member, generation, 5))
+    granted = [it.granted for _, it in ring.rounds.outbox if isinstance(it, wire.MaySave)]
+    assert granted == [True, False, False]
+
+
+def test_a_process_that_was_declared_gone_or_has_a_members_number_is_refused() -> None:
+    ring = Ring(2)
+    ring.exit(1)
+    assert not ring.rounds.joined(wire.Hello("member", 1, "t1"), 0.0)
+    assert not ring.rounds.joined(wire.Hello("member", 0, "another"), 0.0)
+    assert not ring.rounds.joined(wire.Hello("member", -2, "x"), 0.0)
+    assert not ring.rounds.joined(wire.Hello("member", 8, "x", fresh=False), 0.0)
+    assert ring.order() == [0, -1]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_member_that_is_retired_leaves_and_its_seat_is_filled(number: int) -> None:
+    ring = Ring(2, spares=1)
+    for _ in range(2):  # asked again, nothing more happens
+        ring.rounds.desk_said(wire.Retire(number, "its GPU is broken"), ring.now_s)
+        ring.answer()
+    assert ring.rounds.durable.gone == {str(number): "its GPU is broken"}
+    assert (-2, wire.Declared(number, "its GPU is broken")) in ring.told
+    assert ring.rounds.durable.phase is Phase.RUNNING
+    assert sorted(ring.rounds.durable.holders) == sorted({0, 1, 2} - {number})
+
+
+def started(ring: Ring, number: int, how: str) -> None:
+    """A member is started; its launcher says so once, or again and again, or its seat was promised before."""
+    if how == "promised":
+        ring.rounds.desk_came(ring.now_s)
+        ring.rounds.desk_said(wire.Coming(-1, "node", 0), ring.now_s)
+    for _ in range(3 if how == "told again" else 1):
+        ring.launch(number)
+        ring.wait(5.0)
+
+
+@pytest.mark.parametrize("how", ["told once", "told again", "promised"])
+@pytest.mark.parametrize("seats", [2, 3], ids=["for a seat", "as a spare"])
+def test_a_member_that_never_says_a_word_is_declared_gone_and_people_are_told(how: str, seats: int) -> None:
+    ring = Ring(0)
+    ring.rounds = Rounds(2, Limits(), 0.0)
+    for number in range(seats):
+        ring.launch(number)
+        ring.join(number)
+    ring.exit(0)
+    started(ring, 9, how)
+    ring.wait(40.0)
+    assert (ring.rounds.durable.phase, "9" in ring.rounds.durable.gone) == (Phase.RUNNING, False)
+    ring.wait(20.0)
+    assert set(ring.rounds.durable.gone) == {"0", "9"}
+    assert [to for to, it in ring.told if isinstance(it, wire.Declared) and it.member == 9] == [LAUNCHERS]
+    assert any(line.startswith("member 9 is gone") for line in ring.rounds.news)
+    assert not ring.rounds.joined(wire.Hello("member", 9, "t9"), ring.now_s)
+
+
+def test_at_the_start_members_have_as_long_as_the_ring_waits_and_no_longer() -> None:
+    ring = Ring(0)
+    ring.rounds = Rounds(3, Limits(gather_s=200.0), 0.0)
+    for number in range(3):
+        ring.launch(number)
+    ring.join(0)
+    ring.join(1)
+    ring.wait(199.0)
+    assert (ring.rounds.durable.phase, ring.rounds.durable.gone) == (Phase.STOPPING, {})
+    ring.wait(2.0)
+    assert (ring.order(), set(ring.rounds.durable.gone)) == ([0, 1, -1], {"2"})
+    assert ring.rounds.durable.phase is Phase.RUNNING
+
+
+def test_where_scripts_take_long_before_their_first_word_those_that_come_later_may_too() -> None:
+    ring = Ring(0)
+    ring.rounds = Rounds(2, Limits(), 0.0)
+    for number in range(3):
+        ring.launch(number)
+    ring.wait(80.0)
+    for number in range(2):
+        ring.join(number)
+    ring.wait(150.0)
+    assert ring.rounds.durable.gone == {}
+    ring.join(2)
+    assert ring.rounds.report().spares == [2]
+
+
+def test_a_coordinator_that_stood_still_waits_on_for_those_that_were_started() -> None:
+    ring = Ring(2)
+    ring.launch(2)
+    ring.now_s += 1000.0
+    ring.rounds.tick(ring.now_s)
+    ring.join(2)
+    assert (ring.rounds.report().spares, ring.rounds.durable.gone) == ([2], {})
+
+
+def test_members_that_have_not_heard_of_the_end_yet_are_not_left_without_an_answer() -> None:
+    ring = Ring(2)
+    for number in range(2):
+        ring.say(wire.Done(number, 1, 1))
+    assert ring.rounds.durable.phase is Phase.DONE
+    ring.rounds.outbox.clear()
+    ring.say(wire.Beat(1, 1, 7, 1))
+    assert ring.rounds.outbox == [(1, wire.Lease(7))]
+
+
+def test_of_very_many_members_that_are_gone_all_are_refused_and_few_reasons_are_kept() -> None:
+    ring = Ring(2)
+    for number in range(2, 2000):
+        ring.join(number)
+        ring.rounds.said(number, wire.Leave(number, 1, "\U0001f525" * 500), ring.now_s)
+    ring.answer()
+    assert len(wire_lines.encode(ring.rounds.report())) < wire_lines.MOST_BYTES
+    assert not any(ring.rounds.joined(wire.Hello("member", it, f"t{it}"), 0.0) for it in range(2, 2000))
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=6),
+    st.sampled_from([0.0, UNLIKE_S, UNLIKE_S + 0.1]),
+)
+def test_ends_are_unlike_only_if_somebody_waits_in_a_step_that_another_does_not_take(
+    told: list[tuple[bool, bool, int]], quiet_s: float
+) -> None:
+    members = [
+        Member(number, "", 0.0, done=done, waiting=waiting, step=step)
+        for number, (done, waiting, step) in enumerate(told)
+    ]
+    last = max((step for done, _, step in told if done), default=4)
+    ahead = [number for number, (done, waits, step) in enumerate(told) if not done and waits and step >= last]
+    found = unlike_ends(members, quiet_s)
+    assert bool(found) == (bool(ahead) and quiet_s > UNLIKE_S)
+    assert not found or f"member {ahead[0]} goes on" in found

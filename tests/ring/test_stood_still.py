@@ -1,0 +1,120 @@
+"""A machine that stands still for longer than a member may be silent, as one that is moved to another host does."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from longshore.ring import control, wire
+from longshore.ring.control import LONGEST_LOOK_S, AbortedError, Control, Silence
+
+from .trial import Outcome, Trial, assert_as_undisturbed, run_ring
+
+pytestmark = pytest.mark.long
+
+STILL_S = 12.0
+
+
+class Clock:
+    """A clock of a member alone that is set by hand: servers in other threads of this process go by the real one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        for module in (control, control):
+            monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("looks_s", "first_s", "is_too_long"),
+    [
+        ([1.0] * 10, 10.0, False),
+        ([1.0] * 11, 10.0, True),
+        ([0.1] * 99, 10.0, False),
+        ([1.0] * 60, 60.0, False),
+        ([1.0] * 61, 60.0, True),
+        ([3600.0], 10.0, False),  # it stood still
+        ([1.0] * 8 + [3600.0], 10.0, False),
+        ([1.0] * 9 + [3600.0], 10.0, True),
+        ([3600.0] + [1.0] * 9, 10.0, True),
+        ([2.0] * 6, 10.0, True),  # it has little of the machine, and may listen all the same
+    ],
+)
+def test_silence_counts_while_something_could_have_been_heard(
+    monkeypatch: pytest.MonkeyPatch, looks_s: Sequence[float], first_s: float, *, is_too_long: bool
+) -> None:
+    clock = Clock(monkeypatch)
+    quiet = Silence(first_s)
+    for look_s in looks_s:
+        clock.now_s += look_s
+        quiet.look()
+    assert quiet.is_too_long is is_too_long
+    assert quiet.look() == pytest.approx(sum(min(it, LONGEST_LOOK_S) for it in looks_s))
+    quiet.end()
+    assert (quiet.is_too_long, quiet.look()) == (False, 0.0)
+
+
+@pytest.mark.parametrize("said", [wire.Lease(1), wire.Abort(2)], ids=lambda it: type(it).__name__)
+def test_a_member_changes_nothing_without_a_lease(monkeypatch: pytest.MonkeyPatch, said: wire.Message) -> None:
+    """It waits for what the coordinator says, however long it stood still."""
+    clock = Clock(monkeypatch)
+    member = Control("127.0.0.1:9", "secret", 0, "node", "", 5)
+    member.generation = member._at = 1
+    clock.now_s += 3600.0
+    member._beat()  # as it goes on
+    ended = []
+
+    def apply() -> None:
+        try:
+            member.begin_apply()
+        except AbortedError:
+            ended.append("aborted")
+        else:
+            ended.append("applies")
+
+    thread = threading.Thread(target=apply, daemon=True)
+    thread.start()
+    thread.join(0.2)
+    assert not ended
+    member._hear(said)
+    thread.join(10.0)
+    assert ended == ["applies" if isinstance(said, wire.Lease) else "aborted"]
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", ["members", "coordinator"])
+@pytest.mark.parametrize("at", ["computing", "reducing", "reduced", "telling Done"])
+def test_a_ring_on_a_machine_that_stands_still_goes_on(
+    at: str, first: str, warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    """Whoever wakes up first, and wherever they were."""
+
+    async def stand_still(trial: Trial) -> None:
+        members = trial.launcher.running
+        await trial.until(lambda: set(members) == {0, 1, 2, 3} or members.update(trial.launcher.running))
+        await trial.until(lambda: stopped(members[2]))
+        coordinator = trial.launcher.coordinator_pid
+        assert coordinator is not None
+        everybody = [*members.values(), coordinator]
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(STILL_S)
+        for pid in everybody if first == "members" else everybody[::-1]:
+            if pid == everybody[-1 if first == "members" else -2]:
+                await asyncio.sleep(0.5)
+            os.kill(pid, signal.SIGCONT)
+
+    faults = [{"member": 2, "step": 30 if at == "telling Done" else 10, "at": at, "do": "STOP"}]
+    found = run_ring(tmp_path, warm, faults=faults, during=stand_still)
+    assert_as_undisturbed(found, undisturbed)
+    assert (found.declared, found.exits) == ({}, {0: 0, 1: 0, 2: 0, 3: 0})

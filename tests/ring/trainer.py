@@ -1,0 +1,216 @@
+"""A training script for tests: a small network and Adam on made-up data that hang on step and shard alone.
+
+Its log has a line for each step, and at the end the SHA-256 of parameters and Adam's state. FAULTS says what goes wrong
+where: a list of {"member", "step", "at", "do"}, each happening once. To "wait" is to wait for a file "go".
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import random
+import re
+import select
+import signal
+import socket
+import struct
+import sys
+import termios
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import namespaces
+from longshore.ring import Ring, state, wire
+from longshore.ring.control import Control
+from longshore.ring.gradients import Gradients
+from longshore.ring.groups import GlooGroup
+
+MEMBER = int(os.environ[wire.MEMBER])
+COPIED = 10  # pieces of the state that are under way or copied when something goes wrong: a third of all
+FAULTS: list[dict[str, Any]] = [it for it in json.loads(os.environ.get("FAULTS", "[]")) if it["member"] == MEMBER]
+
+
+def happen(at: str, step: int) -> None:
+    """Let happen what is to go wrong here."""
+    for fault in list(FAULTS):
+        if fault["at"] == at and fault["step"] == step:
+            FAULTS.remove(fault)
+            say("fault", fault)
+            if fault["do"] in ("KILL", "STOP"):
+                os.kill(os.getpid(), getattr(signal, f"SIG{fault['do']}"))
+            elif fault["do"] == "raise":
+                raise RuntimeError("made up")
+            elif fault["do"] == "wait":
+                while not Path("go").exists():
+                    time.sleep(0.01)
+            elif str(fault["do"]).startswith("break"):
+                break_links(int(fault["do"].split()[1]))
+            else:
+                time.sleep(float(fault["do"]))
+
+
+def say(kind: str, content: object) -> None:
+    """Add a line to the log, in one piece."""
+    os.write(1, (json.dumps({"kind": kind, "member": MEMBER, "at": time.time(), "it": content}) + "\n").encode())
+
+
+def instrument(ring_step: list[int]) -> None:
+    """Make the places known at which something may go wrong."""
+    instrument_exchanges(ring_step)
+    form, ran, ready, tell = Control.form, Control.ran, Control.ready, Control._say
+
+    def getting_ready(control: Control, message: wire.Ready) -> None:
+        Path(f"ends-{MEMBER}.json").write_text(json.dumps(message.ends))
+        if any(it["at"] == "ready" and it["step"] == message.step for it in FAULTS):
+            control._say(message)
+        happen("ready", message.step)
+        ready(control, message)
+
+    def telling(control: Control, message: wire.Message) -> None:
+        happen(f"telling {type(message).__name__}", control.step)
+        tell(control, message)
+
+    def forming(control: Control) -> wire.Form:
+        if control.generation:
+            happen("stopped", control.step)
+        found = form(control)
+        say("form", [found.generation, found.source, found.receivers])
+        happen("formed" if found.generation > 1 else "", control.step)
+        return found
+
+    def running(control: Control) -> None:
+        happen("going" if control.generation > 1 else "", control.step - 1)
+        ran(control)
+        happen("running" if control.generation > 1 else "", control.step - 1)
+
+    Control.form, Control.ran = forming, running  # type: ignore[method-assign, assignment]
+    Control.ready, Control._say = getting_ready, telling  # type: ignore[method-assign, assignment]
+
+
+def instrument_exchanges(ring_step: list[int]) -> None:
+    """Make the places known in exchanges of gradients and in the copy of the state."""
+    pieces = Counter[int]()  # by generation
+    finish, averaged, broadcast = GlooGroup._finish, Gradients.averaged, GlooGroup.begin_broadcast
+
+    def finishing(group: GlooGroup, work: Any) -> None:
+        happen("reducing", ring_step[0])
+        finish(group, work)
+
+    def averaging(gradients: Gradients, group: Any, seats: int) -> Any:
+        found = averaged(gradients, group, seats)
+        happen("reduced", ring_step[0])
+        return found
+
+    def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> Callable[[], None]:
+        finish = broadcast(group, tensor, root)
+        pieces[group._control.generation] += tensor.numel() == state.PIECE_BYTES
+        if pieces[group._control.generation] == COPIED:
+            happen("copying", ring_step[0])
+        return finish
+
+    GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
+    GlooGroup.begin_broadcast = broadcasting  # type: ignore[method-assign, assignment]
+    state.PIECE_BYTES = 1 << 10
+
+
+def break_links(other: int) -> None:
+    """Cut the sockets to another member, as a broken cable between two living machines does."""
+    ends = json.loads(Path(f"ends-{other}.json").read_text())
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as end:
+                if end.family == socket.AF_INET and "{}:{}".format(*end.getpeername()) in ends:
+                    end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue
+
+
+def looks_again() -> bool:
+    """Say whether a thread waits for what has come already, and would hear of it again and again."""
+    for name in os.listdir("/proc/self/fdinfo"):  # noqa: PTH208
+        with suppress(OSError):
+            description = Path(f"/proc/self/fdinfo/{name}").read_text()
+            for number, events in re.findall(r"^tfd: *(\d+) events: *([0-9a-f]+)", description, re.MULTILINE):
+                with suppress(OSError):  # one that listens has no bytes
+                    unread = struct.unpack("i", fcntl.ioctl(int(number), termios.FIONREAD, b"\0" * 4))[0]
+                    if unread and not int(events, 16) & select.EPOLLET:
+                        return True
+    return False
+
+
+def goes_on_looking() -> bool:
+    """Say whether that stays so."""
+    for _ in range(50):
+        if not looks_again():
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def batch(shard: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the data of a shard of a step."""
+    generator = torch.Generator().manual_seed(step * 1000 + shard)
+    x = torch.randn(16, 32, generator=generator)
+    return x, x.sum(1, keepdim=True).sin()
+
+
+def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return the SHA-256 of all that training has changed."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        for tensor in (parameter.detach(), *optimizer.state[parameter].values()):
+            found.update(tensor.numpy().tobytes())
+    return found.hexdigest()
+
+
+def main(until: int, pause_s: float, folder: Path | None) -> None:
+    """Train."""
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    width = int(os.environ.get("WIDTH", "64"))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, width),
+        torch.nn.Dropout(float(os.environ.get("DROPOUT", "0.1"))),
+        torch.nn.Tanh(),
+        torch.nn.Linear(width, 1),
+    )
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+    now = [0]
+    instrument(now)
+    with Ring(model, optimizer, checkpoints=folder) as ring:
+        ring.keep("schedule", schedule)
+        say("seated", [ring.seat, ring.generation])
+        for step in ring.steps(until):
+            now[0] = step
+            loss = 0.0
+            for shard in ring.shards:
+                x, y = batch(shard, step)
+                one = torch.nn.functional.mse_loss(model(x), y)
+                one.backward()  # type: ignore[no-untyped-call]
+                loss += one.item()
+            happen("computing", step)
+            time.sleep(pause_s * (8.0 if Path(f"slow-{MEMBER}").exists() else 1.0))
+            if ring.step():
+                schedule.step()
+                say("step", [step, ring.generation, ring.seat, ring.shards, loss])
+                if folder is not None and step % 10 == 9:
+                    ring.save()
+    drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
+    say("end", [digest(model, optimizer), ring.seat, ring.generation, drawn, schedule.state_dict()["last_epoch"]])
+    say("looks", goes_on_looking())
+    say("descriptors", [len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))])
+
+
+if __name__ == "__main__":
+    namespaces.enter()
+    Path(f"pid-{MEMBER}").write_text(str(os.getpid()))
+    main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)
