@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 
 from .harness import ROOT, Row, main, progress
 

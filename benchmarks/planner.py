@@ -15,7 +15,8 @@ from statistics import mean
 import numpy as np
 
 from longshore.planner.calibration import calibrate, fit, ratios, read_runs
-from longshore.planner.model import DEFAULT, Constants, GpuType, Measured, Runs, select
+from longshore.planner.model import DEFAULT, Constants, Measured, Runs, select
+from longshore.planner.pool import GpuType
 from longshore.planner.profile.profiling import Limits, ModelProfile, profile
 from longshore.planner.question import question
 from longshore.planner.search import choose

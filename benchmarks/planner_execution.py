@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
-from longshore.cluster.model.workload import PlanFile
+from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.asking import model_of
-from longshore.planner.execution.launching import file_of, launch, read_plan, write_plan
+from longshore.planner.execution.launching import launch
+from longshore.planner.execution.plan_file import file_of, read_plan, write_plan
 from longshore.planner.measuring import measured_host
-from longshore.planner.model import ranks_of
+from longshore.planner.pool import ranks_of
 from longshore.planner.profile.profiling import Limits
 from longshore.planner.question import Question, question
 from longshore.planner.search import choose

@@ -17,8 +17,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from longshore.cluster.model.workload import PlanFile, StagePlan
-from longshore.planner.execution.launching import launch, read_plan, write_plan
+from longshore.cluster.model.training_plan import PlanFile, StagePlan
+from longshore.planner.execution.launching import launch
+from longshore.planner.execution.plan_file import read_plan, write_plan
 
 from .harness import ROOT, Row, main, progress, seconds
 

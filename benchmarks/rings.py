@@ -17,13 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from longshore.cluster.files.typed_json import from_json
 from longshore.ring import wire
 from longshore.ring import wire as wire_lines
 from longshore.ring.launcher import Launcher, Start
 from longshore.ring.standing import make_ring
 from longshore.ring.wire import greet
-
-from longshore.cluster.files.durable import from_json
 
 from .harness import ROOT, Row, progress
 

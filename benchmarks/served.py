@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 # Open, as it is measured without a look at tokens; as root only where everything is.
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 
 SERVE = ["serve", "--open", *(["--as-root"] if os.geteuid() == 0 else [])]
 READY_S = 120.0  # the first start of a machine compiles

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from longshore.cluster.files.network import free_port
-from longshore.cluster.files.processes import Identity, boot_id, environment, find, is_alive, kill, living
+from longshore.cluster.files.processes import Identity, boot_id, environment, find, free_port, is_alive, kill, living
 from tests.support import processes
 
 GPUS = 4

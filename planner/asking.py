@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ..cluster.files.errors import InputError
 from ..cluster.presets.cluster_file import read_cluster
-from .calibration import read_hardware
-from .model import DEFAULT, HardwareProfile, HostProfile, Pool, pool_of, ranks_of
+from .hardware_file import read_hardware
+from .model import DEFAULT, HardwareProfile, HostProfile
+from .pool import Pool, pool_of, ranks_of
 from .profile.building import read_table
 from .profile.profiling import Limits, ModelProfile, profile
 from .question import Question, question

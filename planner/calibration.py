@@ -22,12 +22,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from scipy.optimize import minimize
 
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import read_head
-from ..cluster.files.output_file import readable, write_text
-from ..cluster.files.yaml_file import read_yaml, validated, yaml_text
+from ..cluster.files.output_file import readable
 from ..cluster.traces.read import Rows, columns_of, read_rows
 from .model import (
     FULL,
@@ -40,7 +38,6 @@ from .model import (
     DecoderWork,
     FittedConstants,
     HardwareProfile,
-    HostProfile,
     Machine,
     Measured,
     Runs,
@@ -83,6 +80,8 @@ def fit(runs: Runs, measured: Measured, start: Constants | None = None) -> Const
         measured: The hardware that they ran on.
         start: Where to begin, if that is known well; else several starts are tried.
     """
+    from scipy.optimize import minimize
+
     prior = np.log(prior_of(measured))
     work = work_of(runs, machine_of(measured), measured.gpus_per_node)
     loss = partial(_loss, work=work, measured_log=np.log(runs.iteration_s), prior_log=prior)
@@ -230,46 +229,6 @@ def rises(runs: Runs, measured: Measured, constants: Constants) -> dict[str, flo
         name: max(error(constants._replace(**{name: value * factor})) for factor in (0.5, 2.0)) - here
         for name, value in constants._asdict().items()
     }
-
-
-HEAD = (
-    "# A hardware profile for `longshore plan --hardware`, by `longshore planner calibrate`. Units are in the names.\n"
-)
-HOST_HEAD = HEAD.replace("calibrate", "measure")
-
-
-def read_hardware(path: Path) -> HardwareProfile | HostProfile:
-    """Return a hardware profile, of GPUs or of this machine's ranks.
-
-    Raises:
-        InputError: If the file cannot be used.
-    """
-    file = read_yaml(path, "docs/planner.md")
-    if isinstance(file.data, dict) and str(file.data.get("format")).startswith("longshore-host"):
-        return validated(file, HostProfile, file.data)
-    return validated(file, HardwareProfile, file.data)
-
-
-def read_gpus(path: Path) -> HardwareProfile:
-    """Return a hardware profile of GPUs.
-
-    Raises:
-        InputError: If the file cannot be used, or is of this machine's ranks.
-    """
-    found = read_hardware(path)
-    if isinstance(found, HostProfile):
-        raise InputError("it is of ranks of a machine without GPUs", "give one of `planner calibrate`", path=path)
-    return found
-
-
-def write_hardware(path: Path, profile: HardwareProfile | HostProfile) -> None:
-    """Write a hardware profile.
-
-    Raises:
-        InputError: If it cannot be written.
-    """
-    head = HOST_HEAD if isinstance(profile, HostProfile) else HEAD
-    write_text(path, head + yaml_text(profile.model_dump(mode="json")))
 
 
 MOST_RUNS = 100_000

@@ -31,7 +31,6 @@ from .model import (
     STATE_BYTES,
     Array,
     Copies,
-    GpuType,
     HostProfile,
     Machine,
     Offload,
@@ -44,13 +43,14 @@ from .model import (
     kept_share,
     micro_batch_s,
     pays,
-    slowest,
     synchronisation_s,
     unhidden_s,
     usable_bytes,
 )
-from .partition import Cuts, StageCosts, evaluate_on_host, partition, sums
+from .on_host import evaluate_on_host
+from .partition import Cuts, StageCosts, partition, sums
 from .plan import SAVINGS, FoundPlan, Layout, Layouts, Misfit, Stage, Times
+from .pool import GpuType, slowest
 from .question import Chain, Layers, MemoryCosts, Question, memory, pieces, stage_types
 
 

@@ -27,9 +27,10 @@ from ..cluster.files.yaml_file import read_yaml, validated
 from ..cluster.model.problem import laid_out, reference_s
 from ..cluster.model.workload import Iteration, Plan, Workload
 from ..cluster.presets.cluster_file import ClusterSetup
-from .model import NUMBER_BYTES, GpuType, HardwareProfile, Pool, pool_of
+from .model import NUMBER_BYTES, HardwareProfile
 from .plan import FoundPlan
 from .plan import FoundPlan as Found
+from .pool import GpuType, Pool, pool_of
 from .profile.profiling import LayerProfile, ModelProfile
 from .question import question
 from .search import fastest_by_gpus

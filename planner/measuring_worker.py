@@ -29,7 +29,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -254,6 +253,8 @@ def _figures(times: Sequence[LayerTime], way: int) -> Array:
 
 
 def _rates(figures: Array, times_s: Sequence[float]) -> LayerRates:
+    from scipy.optimize import nnls
+
     relative = figures / np.array(times_s)[:, None]
     scale = relative.max(axis=0)
     found, _ = nnls(relative / scale, np.ones(len(times_s)))

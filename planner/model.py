@@ -31,7 +31,6 @@ Source: SPEC P4, P1; the constants are fitted to measured runs (docs/planner.md)
 weights, 2 of gradients, 12 of optimizer (docs/planner.md).
 """
 
-import math
 from collections.abc import Sequence
 from enum import StrEnum
 from math import inf
@@ -41,9 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..cluster.model.topology import Cluster
-from ..cluster.model.workload import Saving
-from ..cluster.presets.cluster_file import ClusterSetup
+from ..cluster.model.training_plan import Saving
 
 MARGIN_S = 0.005  # by which an expectation may be wrong; a copy back begins so much earlier, too
 
@@ -589,73 +586,3 @@ def _ready_s(works: Sequence[StageWork], ended: dict[tuple[int, _Pass], float], 
 def schedule_of(micro_batches: int, stages: int) -> Schedule:
     """Return the schedule that plans use: 1F1B, which keeps least; it needs as many micro-batches as stages."""
     return Schedule.one_forward_one_backward if micro_batches >= stages else Schedule.gpipe
-
-
-class GpuType(NamedTuple):
-    """GPUs of one type."""
-
-    name: str
-    gpus: int
-    peak_flops: float  # of one GPU
-    memory_bytes: float  # of one GPU
-    gpus_per_node: int
-    intra_bytes_per_s: float  # between two GPUs of a node
-    nic_bytes_per_s: float  # between nodes, the slowest link on the way
-    host_bytes_per_s: float = 0.0  # between a GPU and host memory; 0 where nobody told
-    host_room_bytes: float = math.inf  # of host memory, for each GPU
-
-
-Pool = tuple[GpuType, ...]  # fastest first
-
-
-def pool_of(setup: ClusterSetup) -> Pool:
-    """Return the GPUs of a cluster file by type, fastest first."""
-    cluster = setup.cluster
-    counts = np.diff(cluster.first_gpu)
-    found = [
-        _gpu_type(cluster, number, offer.gpu_type, counts)._replace(
-            host_bytes_per_s=host_bytes_per_s, host_room_bytes=offer.host_memory_bytes_per_gpu
-        )
-        for number, (offer, host_bytes_per_s) in enumerate(zip(setup.offers, setup.host_bytes_per_s, strict=True))
-    ]
-    return tuple(sorted((it for it in found if it.gpus), key=lambda it: (-it.peak_flops, it.name)))
-
-
-def ranks_of(host: HostProfile) -> Pool:
-    """Return the ranks of a machine without GPUs in the place of GPUs; what they do in a second the profile says."""
-    return (GpuType("rank", host.ranks, 1.0, host.memory_bytes / host.ranks, host.ranks, 1.0, 1.0),)
-
-
-def _gpu_type(cluster: Cluster, number: int, name: str, counts: np.ndarray[tuple[int], np.dtype[np.int32]]) -> GpuType:
-    nodes = np.flatnonzero(cluster.node_type == number)
-    if not nodes.size:
-        return GpuType(name, 0, 1.0, 1.0, 1, 1.0, 1.0)
-    racks = np.unique(cluster.node_rack[nodes])
-    # Nodes of several racks talk through the uplinks of these.
-    uplink = float(cluster.uplink_bytes_per_s[racks].min()) if racks.size > 1 else np.inf
-    first = int(nodes[0])
-    return GpuType(
-        name,
-        int(counts[nodes].sum()),
-        float(cluster.peak_flops[first]),
-        float(cluster.memory_bytes[first]),
-        int(counts[first]),
-        float(cluster.intra_bytes_per_s[first]),
-        min(float(cluster.nic_bytes_per_s[first]), uplink),
-    )
-
-
-def slowest(types: Sequence[GpuType]) -> GpuType:
-    """Return what several types amount to in one group: in each figure the least of them."""
-    names = " + ".join(dict.fromkeys(it.name for it in types))
-    return GpuType(names, sum(it.gpus for it in types), *(min(column) for column in list(zip(*types, strict=True))[2:]))
-
-
-def carried_over(constants: Constants, measured: Measured, to: GpuType) -> Constants:
-    """Return constants for GPUs of another type: bandwidths keep their share of what the datasheet says."""
-    inside, across = to.intra_bytes_per_s / measured.intra_bytes_per_s, to.nic_bytes_per_s / measured.nic_bytes_per_s
-    return constants._replace(
-        tensor_bytes_per_s=constants.tensor_bytes_per_s * inside,
-        inside_bytes_per_s=constants.inside_bytes_per_s * inside,
-        across_bytes_per_s=constants.across_bytes_per_s * across,
-    )

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.model.workload import Saving
-from .model import GpuType, Seconds
+from ..cluster.model.training_plan import Saving
+from .model import Seconds
+from .pool import GpuType
 
 Counts = NDArray[np.int64]
 SAVINGS = tuple(Saving)

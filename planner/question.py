@@ -8,25 +8,22 @@ from math import ceil
 
 import numpy as np
 
-from ..cluster.model.workload import Saving
+from ..cluster.model.training_plan import Saving
 from .model import HOST_NUMBER_BYTES as HOST_BYTES
 from .model import (
     NUMBER_BYTES,
     Array,
     Constants,
-    GpuType,
     HardwareProfile,
     HostProfile,
     Pieces,
-    Pool,
     all_reduce_bytes,
-    carried_over,
     kept_share,
     optimizer_state_bytes,
-    slowest,
     state_bytes,
 )
 from .plan import Layout
+from .pool import GpuType, Pool, carried_over, slowest
 from .profile.profiling import ModelProfile
 
 

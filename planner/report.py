@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ..cluster.files.yaml_file import duration_text, exact_text
+from ..cluster.files.durations import duration_text, exact_text
 from .calibration import ENOUGH
 from .model import CONTEXT_BYTES, FRAGMENTATION, MEANINGS, HardwareProfile, HostProfile, Runs
 from .plan import FoundPlan, Misfit, Stage, Times

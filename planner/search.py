@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.files.errors import InputError
-from ..cluster.model.workload import Saving
+from ..cluster.model.training_plan import Saving
 from .evaluating import evaluate, least_step_s, may_fit
-from .model import Array, GpuType, HostProfile
-from .partition import stages_at_most
+from .model import Array, HostProfile
+from .on_host import stages_at_most
 from .plan import SAVINGS, FoundPlan, Layout, Layouts, Misfit, layouts, tensor_degrees
+from .pool import GpuType
 from .question import Chain, Question, chains, gpus_of
 
 MOST_GPUS = 65_536  # of a cluster that would do

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..cluster.files.durable import from_json, open_folder, read_whole
+from ..cluster.files.durable import open_folder, read_whole
+from ..cluster.files.typed_json import from_json
 from .standing import RING, STATE
 from .wire import End, Hello, Hint, Lines, Message, Report, Retire, Want, encode, greet_blocking
 

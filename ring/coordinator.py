@@ -20,7 +20,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..cluster.files.durable import as_json
+from ..cluster.files.typed_json import as_json
 from .rounds import DESKS, LAUNCHERS, Rounds
 from .standing import RECOVERIES, STATE, Durable, Phase, Settings, read_settings, write_file
 from .suspicion import Relief

@@ -45,7 +45,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from ..cluster.files.durable import as_json, from_json
+from ..cluster.files.typed_json import as_json, from_json
 
 ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{it}" for it in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
 LOST_STATUS, GONE_STATUS, RESTART_STATUS = 3, 76, 77  # a ring without members; a member without a seat; one to restart

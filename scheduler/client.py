@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import httpx
 
+from ..cluster.files.certificates import tls_problem, trusting
 from ..cluster.files.errors import BackendError, InputError
-from ..cluster.files.network import tls_problem, trusting
 
 PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
 AGAIN = frozenset({409, 503})  # statuses after which that may help, where the answer says when

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection
 
-from ..cluster.files.durable import Room
+from ..cluster.files.disk_space import Room
 from .control.job_errors import ERROR
 from .health.step_monitor import HEALTH, Figures, SlowWord
 from .model.gpu_index import Layout

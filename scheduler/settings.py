@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..cluster.files.errors import InputError
-from ..cluster.files.plugins import RegisteredName
+from ..cluster.files.registered_name import RegisteredName
 from ..cluster.files.yaml_file import YamlFile, read_yaml, validated
 from .access.browsers import is_loopback
 from .model.job_spec import Priority

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 from tests.checkout import ROOT
 from tests.command_line import Command, words_of
 

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.files import yaml_file
+from longshore.cluster.files import durations
 from longshore.cluster.files.yaml_file import FLOAT, TextLoader
 from tests.support.budgets import examples
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("agents", "cluster", "envs", "eval", "planner", "scheduler", "training")
+ROOMS = ("agents", "cluster", "envs", "eval", "planner", "preflight", "ring", "scheduler", "training")
 LENGTH = 200_000  # whose square takes half a minute and more, where other patterns take milliseconds
 CPU_S = 1.0
-KNOWN_TO_MATCH = {yaml_file._PART}  # what it looks for in a text was seen to be all that the text is
+KNOWN_TO_MATCH = {durations._PART}  # what it looks for in a text was seen to be all that the text is
 
 Use = tuple[re.Pattern[Any], str]  # with what it is asked
 

@@ -16,11 +16,12 @@ from longshore.cluster.files.output_file import readable, write_text
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.problem import stack
 from longshore.cluster.model.topology import grid_cluster
-from longshore.cluster.model.workload import PlanFile, StagePlan, workload_of
+from longshore.cluster.model.training_plan import PlanFile, StagePlan
+from longshore.cluster.model.workload import workload_of
 from longshore.cluster.traces.statistics import write_events, write_jobs
-from longshore.planner.calibration import read_hardware, write_hardware
-from longshore.planner.execution.launching import read_plan, write_plan
+from longshore.planner.execution.plan_file import read_plan, write_plan
 from longshore.planner.execution.worker import Measured
+from longshore.planner.hardware_file import read_hardware, write_hardware
 from longshore.planner.model import DEFAULT, HardwareProfile
 from longshore.preflight.check import warned
 from longshore.preflight.warm_worker import answer_of, read_answer

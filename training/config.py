@@ -17,7 +17,8 @@ from ..agents.networks.candidates import CandidateNetwork
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
 from ..cluster.files.output_file import in_one_line
-from ..cluster.files.plugins import RegisteredName, registered
+from ..cluster.files.plugins import registered
+from ..cluster.files.registered_name import RegisteredName
 from ..cluster.files.yaml_file import read_yaml
 from ..cluster.model.outcome import Weighting, weighting_of
 from ..cluster.presets.problems import Regime

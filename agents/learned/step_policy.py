@@ -15,7 +15,8 @@ from ...envs.batch import ACTIONS, OBSERVATIONS
 from ...envs.features import NODE_COUNT
 from ...envs.layout import action_count, observation_size
 from ...envs.stepping import begin_rows, choose, continue_rows, show
-from .network import LARGEST, DecisionRecord, Network, joined, log_softmax, open_in, starts_due_in
+from .decisions import DecisionRecord, joined, log_softmax, open_in, starts_due_in
+from .network import LARGEST, Network
 from .schema import Schema
 
 # Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.

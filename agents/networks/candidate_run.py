@@ -13,7 +13,8 @@ from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.state.state import Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, Rows, write_candidates
 from ...envs.features import time_unit_s
-from ..learned.network import LARGEST, spent_on_objective_s, unit_of_objective_s
+from ..learned.decisions import spent_on_objective_s, unit_of_objective_s
+from ..learned.network import LARGEST
 from ..protocol import ALL
 
 Row = NDArray[np.float32]

@@ -18,7 +18,8 @@ from ...cluster.model.outcome import Objective
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
-from ..learned.network import Arrays, DecisionRecord, Layout, Network, listed_in, log_softmax
+from ..learned.decisions import DecisionRecord, listed_in, log_softmax
+from ..learned.network import Arrays, Layout, Network
 from ..learned.schema import Schema
 from ..learned.step_policy import LearnedPolicy, drawn_action
 from ..protocol import ALL, Look, decisions_of_a_part

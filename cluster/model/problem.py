@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ..files.errors import InputError
 from ..files.plugins import registered
-from .topology import ANYTHING, Cluster, Needs
+from .needs import ANYTHING, Needs
+from .topology import Cluster
 from .workload import Iteration, Plan, Workload, best_plan, reference_iteration_s
 
 EVERY_JOB = 2**31 - 1

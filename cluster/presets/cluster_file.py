@@ -14,8 +14,9 @@ from ..files.errors import InputError, raise_all
 from ..files.input_problems import MOST_TOLD, Place, nearest, shortened
 from ..files.plugins import registered
 from ..files.yaml_file import YamlFile, not_told, read_yaml, validated
+from ..model.needs import Offer
 from ..model.problem import DEFAULT_HAZARD_PER_S, MOST_RESTART_S, ORDERS, Rules
-from ..model.topology import Cluster, Offer
+from ..model.topology import Cluster
 from ..switching import FORMULAS
 
 MAX_GPUS = 1_000_000

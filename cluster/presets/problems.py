@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from ..faults.recorded import FaultTrace, node_faults_per_s, replay
 from ..files.errors import InputError
+from ..model.needs import classified
 from ..model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Problem, Rules, Scenarios, fault_sources, stack
-from ..model.topology import Cluster, classified, speed_sum
+from ..model.topology import Cluster, speed_sum
 from ..model.workload import Workload
 from ..state.holding import startable_gpus
 from ..workloads.windows import sample_windows

@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 
 from pydantic import BaseModel, Field
 
+from ..files.certificates import OF_SYSTEM, certificate_problem, trusting
 from ..files.errors import InputError
 from ..files.input_problems import nearest
-from ..files.network import OF_SYSTEM, certificate_problem, trusting
 from ..files.yaml_file import read_json_array
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.topology import Needs
+from ..model.needs import Needs
 from ..model.workload import DEFAULT_PARAMETER_BYTES, Plan, Workload
 from .plan_cells import agree, plans_in
 from .read import (

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from ..files.errors import InputError, PluginError
 from ..files.input_problems import open_text, read_head, shown
 from ..files.plugins import load, registered
+from ..model.needs import ANYTHING, Needs
 from ..model.problem import laid_out
-from ..model.topology import ANYTHING, Needs
 from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Plan, Told, Workload, taken, workload_of
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,10 @@ import numpy as np
 
 from ..files.errors import InputError
 from ..files.output_file import write_text
+from ..model.needs import Needs
 from ..model.outcome import Event
 from ..model.problem import Rules, Scenarios
-from ..model.topology import Cluster, Needs
+from ..model.topology import Cluster
 from ..model.workload import Workload, gap_variation
 from .formats import LONGSHORE_COLUMNS
 from .plan_cells import cell_of

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from longshore.cluster.files.errors import LongshoreError
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 from longshore.scheduler.client import Client
 
 HERE = Path(__file__).absolute().parent

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ...cluster.files.errors import InputError
-from ...cluster.model.workload import PlanFile
+from ...cluster.model.training_plan import PlanFile
 from ...reporting import Steps
 from ...ring.plain_state import read_state, write_state
 from .training import Seat

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...cluster.files.errors import InputError
-from ...cluster.model.workload import PlanFile
+from ...cluster.model.training_plan import PlanFile
 from ..model import Offload
 from .checkpoints import ANEW, folder_of_job, is_of_a_plan
 from .cutting import Script, arguments, check_layers, some_of, state_of

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...cluster.files.errors import InputError
-from ...cluster.model.workload import PlanFile
+from ...cluster.model.training_plan import PlanFile
 from ...ring.gradients import Gathered, Piece, average_now, check_parameters, pieces_of, tables_of
 from ..model import Schedule, Seconds
 from ..offload.offloading import Offloading, PartMeasured, Wish

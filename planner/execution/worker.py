@@ -26,7 +26,7 @@ from rich.table import Table
 
 from ...cluster.files.errors import InputError, LongshoreError
 from ...cluster.files.output_file import in_one_line
-from ...cluster.model.workload import PlanFile, StagePlan
+from ...cluster.model.training_plan import PlanFile, StagePlan
 from ...reporting import Steps
 from ..model import Offload, Schedule, Seconds, schedule_of
 from ..offload.offloading import PartMeasured, Wish
@@ -35,7 +35,7 @@ from ..sharing import Turn
 from .checkpoints import Checkpoints, resume
 from .cutting import Script, script_of
 from .in_ring import MakeRing, train_in_ring
-from .launching import plan_in, read_plan
+from .plan_file import plan_in, read_plan
 from .training import Member, Seat, take_seat
 
 StepT = TypeVar("StepT")

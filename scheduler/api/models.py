@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection
 
+from ...cluster.model.needs import ANYTHING, Needs
 from ...cluster.model.placement import Placement
-from ...cluster.model.topology import ANYTHING, Needs
 from ..control.rehydrate import needs_of
 from ..control.unknown_attempts import UnknownAttempt
 from ..model.job import JobRow

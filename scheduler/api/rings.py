@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from ...cluster.files.durable import from_json
+from ...cluster.files.typed_json import from_json
 from ...ring.wire import Recovery, Report
 from ..backends.protocol import MemberPlace, Seats, ask
 from ..control.attempt_driver import attempt_name

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...cluster.files.durations import duration_text
 from ...cluster.files.errors import InputError
 from ...cluster.files.output_file import in_one_line
-from ...cluster.files.yaml_file import duration_text
 from ..model.job import estimate_words
 from ..model.states import JobState
 from ..rules.attempts import UNFIT

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...cluster.files.durations import duration_text
 from ...cluster.files.output_file import in_one_line, make_folder
-from ...cluster.files.yaml_file import duration_text
 from .options import (
     DEFAULT_URL,
     DURATION,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from ...cluster.files.durations import seconds_of
 from ...cluster.files.output_file import in_one_line
-from ...cluster.files.yaml_file import seconds_of
 
 if TYPE_CHECKING:
     from ..client import Client

@@ -72,7 +72,7 @@ def needs_of(types: Sequence[str], memory_gb: float | None) -> dict[str, object]
     if types:
         told["gpu_types"] = list(types)
     if memory_gb is not None:
-        from ...cluster.model.topology import GB
+        from ...cluster.model.needs import GB
 
         told["gpu_memory_bytes"] = memory_gb * GB
     return told or None

@@ -10,9 +10,9 @@ from dataclasses import replace
 from operator import itemgetter
 from types import MappingProxyType
 
+from ...cluster.model.needs import ANYTHING, Needs
 from ...cluster.model.placement import Share
-from ...cluster.model.topology import ANYTHING, Needs
-from ...cluster.model.workload import PlanFile
+from ...cluster.model.training_plan import PlanFile
 from ..mirror.standing import Asked, Known, Spread, Standing, Turn
 from ..mirror.vacant_seats import Form
 from ..model.gpu_index import Layout

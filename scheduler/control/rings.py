@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster.files.durable import as_json
 from ...cluster.files.errors import BackendError
+from ...cluster.files.typed_json import as_json
 from ...cluster.model.placement import Placement
 from ...ring.wire import Empty, Want
 from ..backends.protocol import Desk, Seats, ask

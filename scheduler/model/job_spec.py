@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ...cluster.files.errors import LongshoreError
-from ...cluster.files.plugins import RegisteredName
+from ...cluster.files.registered_name import RegisteredName
 from ...cluster.files.yaml_file import ExactTypes
-from ...cluster.model.topology import ANYTHING, Needs
-from ...cluster.model.workload import PlanFile
+from ...cluster.model.needs import ANYTHING, Needs
+from ...cluster.model.training_plan import PlanFile
 from ...preflight.checked_job import ALL_ATTACHMENTS, Attachment, CheckedJob, Collectives, Dtype
 from .job import DEFAULT_TRIES, NO_PROGRESS, Tries
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 from sqlalchemy import Connection
 
 from ...cluster.model.problem import ORDERS
-from ...cluster.model.workload import PlanFile, StagePlan
+from ...cluster.model.training_plan import PlanFile, StagePlan
 from ...cluster.queue.order_table import order_of
 from ..control.facade import Control
 from ..control.job_errors import JobErrors

@@ -11,7 +11,7 @@ import numpy as np
 from ...agents.learned.schema import USERS, remark_on, use_of
 from ...agents.protocol import Policy
 from ...agents.registry import check_registered, find_policy
-from ...cluster.files.durable import Room
+from ...cluster.files.disk_space import Room
 from ...cluster.files.errors import BackendError, InputError, LongshoreError, words_of
 from ...cluster.files.paths import exists
 from ...cluster.files.processes import this_process

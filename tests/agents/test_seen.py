@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.learned.network import Observing
+from longshore.agents.learned.decisions import Observing
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Policy

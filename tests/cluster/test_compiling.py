@@ -19,7 +19,7 @@ from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.rehearsals import decisions_by
 from longshore.agents.rehearsals import rehearsals_of as rehearsals_of_runs
 from longshore.cluster.files.errors import PluginError
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 from longshore.cluster.kernels import ahead, kept
 from longshore.cluster.kernels.ahead import Stand, _callees_first, _found, compile_ahead, missing
 from longshore.cluster.kernels.compiled import Kernel, kernel

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.files.yaml_file import UNITS_S, duration_text, exact_text, seconds_of
+from longshore.cluster.files.durations import UNITS_S, duration_text, exact_text, seconds_of
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.files import network as module
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files import processes as module
+from longshore.cluster.files.processes import free_port
 
 
 def given() -> range:

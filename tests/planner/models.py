@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from longshore.planner.model import DEFAULT, Exchange, GpuType, HostProfile, LayerRates
+from longshore.planner.model import DEFAULT, Exchange, HostProfile, LayerRates
+from longshore.planner.pool import GpuType
 from longshore.planner.profile.profiling import LayerProfile, ModelProfile
 
 RATES = LayerRates(flop_s=1e-11, kept_byte_s=1e-10, parameter_s=1e-10, layer_s=1e-4)

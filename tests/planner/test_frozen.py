@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.workload import Saving
+from longshore.cluster.model.training_plan import Saving
 from longshore.planner.evaluating import evaluate
 from longshore.planner.model import DEFAULT, state_bytes
 from longshore.planner.plan import FoundPlan, Layout

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.model.workload import Saving
+from longshore.cluster.model.training_plan import Saving
 from longshore.planner.evaluating import evaluate
 from longshore.planner.model import (
     DEFAULT,

@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.planner.calibration import (
-    FEWEST,
-    accuracy,
-    calibrate,
-    fit,
-    ratios,
-    read_hardware,
-    read_runs,
-    write_hardware,
-)
+from longshore.planner.calibration import FEWEST, accuracy, calibrate, fit, ratios, read_runs
+from longshore.planner.hardware_file import read_hardware, write_hardware
 from longshore.planner.model import DEFAULT, PRIOR, Measured, select
 from tests.planner.measured_runs import HEAD, ROW, TRUE, made_runs
 

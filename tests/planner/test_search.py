@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from longshore.planner import search
 from longshore.planner.evaluating import evaluate, least_step_s, may_fit
-from longshore.planner.model import DEFAULT, GpuType, Pool
+from longshore.planner.model import DEFAULT
 from longshore.planner.plan import FoundPlan, Misfit
+from longshore.planner.pool import GpuType, Pool
 from longshore.planner.profile.profiling import ModelProfile
 from longshore.planner.question import Question, chains, question
 from longshore.planner.search import choose, every_plan

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.model.workload import Saving
+from longshore.cluster.model.training_plan import Saving
 from longshore.planner import search
 from longshore.planner.evaluating import evaluate, least_step_s, may_fit, with_copies
-from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, MARGIN_S, GpuType
+from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, MARGIN_S
 from longshore.planner.plan import FoundPlan, Layout, Misfit
+from longshore.planner.pool import GpuType
 from longshore.planner.profile.profiling import ModelProfile
 from longshore.planner.question import Question, question
 from tests.planner.models import a100, any_model, layer

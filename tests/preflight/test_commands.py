@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 from longshore.preflight.checked_job import CheckedJob
 from longshore.preflight.travelling import NOT_FIT, rank_of, wrapped
 from longshore.scheduler.rules.retry import TEMPFAIL

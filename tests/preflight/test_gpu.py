@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from longshore.cluster.files.errors import BackendError
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 from longshore.preflight.readers import NvmlReader, open_nvml
 from longshore.ring import groups
 from longshore.ring.control import Control, Pulse

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.files.durable import as_json
+from longshore.cluster.files.typed_json import as_json
 from longshore.ring import wire
 from longshore.ring import wire as wire_lines
 

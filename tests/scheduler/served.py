@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 from tests.support import processes
 from tests.support.warm import Forked, Warm
 

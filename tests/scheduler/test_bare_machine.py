@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 from longshore.scheduler.backends.local.ranks import user_variables
 from longshore.scheduler.backends.shared_folder.records import sweep
 from tests.scheduler.served import LONGSHORE, Served, until

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import Connection
 
-from longshore.cluster.files.durable import RESERVE, Room
+from longshore.cluster.files.disk_space import RESERVE, Room
 from longshore.scheduler.store.engines import StoreFullError
 from longshore.scheduler.store.opening import open_store
 from tests.scheduler.backends.attempts import end_all

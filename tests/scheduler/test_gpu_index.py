@@ -2,7 +2,7 @@
 
 import pytest
 
-from longshore.cluster.model.topology import Needs, Offer
+from longshore.cluster.model.needs import Needs, Offer
 from longshore.scheduler.model.gpu_index import Layout
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from longshore.cluster.files.durable import Room
+from longshore.cluster.files.disk_space import Room
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.health.step_monitor import HEALTH, Figures, SlowWord
 from longshore.scheduler.metrics import Metrics

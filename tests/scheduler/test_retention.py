@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sqlalchemy import insert, text
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.files.durable import Room
+from longshore.cluster.files.disk_space import Room
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.queue.order import may_wait
 from longshore.cluster.state.state import Simulation

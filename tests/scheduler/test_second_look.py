@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 from longshore.scheduler.health.liveness import Door
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import CHANGE

@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from longshore.cluster.model.workload import PlanFile
-from longshore.planner.execution.launching import plan_in
+from longshore.cluster.model.training_plan import PlanFile
+from longshore.planner.execution.plan_file import plan_in
 from longshore.scheduler.health.step_monitor import Figures
 from longshore.scheduler.health.step_watch import Average
 from longshore.scheduler.model.job_spec import MOST_PLAN_BYTES, JobFile, plan_text

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
-from longshore.agents.learned.network import objective_unit_s, spent_s
+from longshore.agents.learned.decisions import objective_unit_s, spent_s
 from longshore.agents.learned.schema import Schema
 from longshore.agents.networks.candidates import TEMPERATURE, CandidateNetwork, CandidatePolicy
 from longshore.agents.rollouts import NEVER, Rollout, Search

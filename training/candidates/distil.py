@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...agents.heuristics import HEURISTICS
 from ...agents.learned.checkpoint import layout_of
-from ...agents.learned.network import objective_unit_s, spent_s
+from ...agents.learned.decisions import objective_unit_s, spent_s
 from ...agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
 from ...agents.rollouts import Base, Ranking, Rollout, Search
 from ...cluster.files.errors import CheckpointError, InputError

@@ -23,7 +23,7 @@ from .launching import refuse_what_cannot_start, remembered_in, spawn_supervisor
 from .ranks import encode
 from .reading import proven_gone, read_status
 from .ring_host import PLACES, RING, add_name, members_in, places_in
-from .supervisor import SPEC_BYTES, write_exit
+from .supervision import SPEC_BYTES, write_exit
 
 _PLACE_BYTES = 4096
 

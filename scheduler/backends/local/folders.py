@@ -14,7 +14,7 @@ from ....cluster.files.durable import is_there, make_folder, open_file, open_fol
 from ....cluster.files.errors import BackendError
 from ..protocol import NoLogError, StepLines
 from .ranks import decode, log_name, read_log, saved_name, steps_name
-from .supervisor import SPEC_BYTES
+from .supervision import SPEC_BYTES
 
 _NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
 _ID_BYTES = 64

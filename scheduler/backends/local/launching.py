@@ -18,7 +18,8 @@ from ...model.job import is_job_id
 from ..protocol import Attempt, RefusedError, refuse_placement, refuse_texts
 from .folders import Folders, told_as_backend_error
 from .ranks import Rank, Spec, decode
-from .supervisor import SPEC_BYTES, STARTED_BEFORE, TWIN
+from .supervision import SPEC_BYTES
+from .supervisor import STARTED_BEFORE, TWIN
 
 _START_WITHIN_S = 30.0  # a machine under load; usually 0.03
 _ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package

@@ -13,7 +13,7 @@ from ...model.states import Run, Status
 from ..local.folders import Folders, delete_but, opened, read_log_of, read_told, told_as_backend_error
 from ..local.launching import refuse_what_cannot_start, remembered_in, spec_of
 from ..local.ranks import Spec, encode
-from ..local.supervisor import SPEC_BYTES
+from ..local.supervision import SPEC_BYTES
 from ..protocol import Attempt, StepLines
 from .node import CANCELLED, revoke
 from .records import Records, is_released, read_records, status_of

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ....cluster.files.durable import is_there, make_folder, open_folder, read_whole, write_first
-from ....cluster.files.network import free_port
-from ....cluster.files.processes import Process
+from ....cluster.files.processes import Process, free_port
+from ..local.guard import guarded
 from ..local.ranks import Part, Spec, adopt_orphans, decode
-from ..local.supervisor import SPEC_BYTES, guarded, own_marker, run_ranks, write_exit_patiently
+from ..local.supervision import SPEC_BYTES, own_marker, run_ranks, write_exit_patiently
 
 CANCELLED = "cancelled"
 

@@ -20,7 +20,7 @@ from ....cluster.files.processes import Identity, boot_id, find, is_alive, kill
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from ..local.folders import read_progress
 from ..local.reading import Ends, Exited, Marker, Ranks, Traces, kill_all, rank_ends, read_marker
-from ..local.supervisor import own_marker
+from ..local.supervision import own_marker
 from .node import MISPLACED, STOPPED, read_stop
 
 SWITCHED_OFF = "the node is switched off"  # a proof

@@ -13,16 +13,18 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from ..cluster.files.durations import seconds_of
 from ..cluster.files.errors import InputError
-from ..cluster.files.yaml_file import ExactTypes, YamlFile, seconds_of, validated
-from ..cluster.model.workload import LEAST_COMPUTE_S as FEWEST_S
-from ..cluster.model.workload import PlacedIteration, PlanFile
+from ..cluster.files.yaml_file import ExactTypes, YamlFile, validated
+from ..cluster.model.training_plan import LEAST_COMPUTE_S as FEWEST_S
+from ..cluster.model.training_plan import PlacedIteration, PlanFile
 from ..planner.asking import model_of, samples_of
-from ..planner.calibration import read_hardware
-from ..planner.execution.launching import file_of
+from ..planner.execution.plan_file import file_of
+from ..planner.hardware_file import read_hardware
 from ..planner.jobs import iteration_of
-from ..planner.model import DEFAULT, GpuType, HostProfile, ranks_of
+from ..planner.model import DEFAULT, HostProfile
 from ..planner.plan import FoundPlan
+from ..planner.pool import GpuType, ranks_of
 from ..planner.profile.profiling import Limits
 from ..planner.question import Question, question
 from ..planner.report import layout_words, time_text, verdict

@@ -87,7 +87,7 @@ def plan(
     with progress("profiling the model") as tell:
         from ..cluster.files.output_file import check_outputs
         from ..planner.asking import Request, ask
-        from ..planner.execution.launching import file_of, not_carried_out, write_plan
+        from ..planner.execution.plan_file import file_of, not_carried_out, write_plan
         from ..planner.profile.profiling import Limits
         from ..planner.report import choice_json, print_choice, print_table
         from ..planner.search import choose, every_plan
@@ -162,7 +162,8 @@ def calibrate(
     with progress("reading the runs") as tell:
         from ..cluster.files.output_file import check_outputs
         from ..planner.calibration import calibrate as fit_profile
-        from ..planner.calibration import read_runs, write_hardware
+        from ..planner.calibration import read_runs
+        from ..planner.hardware_file import write_hardware
         from ..planner.model import Measured
         from ..planner.report import print_calibration
 
@@ -197,7 +198,7 @@ def measure(
     """
     with progress(f"measuring {ranks} ranks"):
         from ..cluster.files.output_file import check_outputs
-        from ..planner.calibration import write_hardware
+        from ..planner.hardware_file import write_hardware
         from ..planner.measuring import measured_host
         from ..planner.report import host_table
 
@@ -240,7 +241,8 @@ def run(
     """
     from ..cluster.files.errors import InputError
     from ..cluster.files.output_file import check_outputs
-    from ..planner.execution.launching import launch, read_plan
+    from ..planner.execution.launching import launch
+    from ..planner.execution.plan_file import read_plan
 
     check_outputs({"--json": as_json}, {"PLAN": plan_file, "MODEL": _file_of(model)})
     plan = read_plan(plan_file)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.cluster.model.topology import Needs
+from longshore.cluster.model.needs import Needs
 from longshore.cluster.model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload
 from longshore.cluster.traces.read import detect_format, read_trace
 from longshore.cluster.traces.statistics import write_trace

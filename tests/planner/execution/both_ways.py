@@ -11,9 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from longshore.cluster.model.workload import PlanFile
+from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.execution.cutting import script_of
-from longshore.planner.execution.launching import read_plan
+from longshore.planner.execution.plan_file import read_plan
 from longshore.planner.execution.training import Member, take_seat
 from longshore.planner.model import Offload, schedule_of
 from longshore.planner.offload import offloading

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from longshore.planner.execution.launching import read_plan
+from longshore.planner.execution.plan_file import read_plan
 from longshore.planner.execution.worker import main
 
 

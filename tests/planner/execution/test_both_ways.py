@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longshore.cluster.model.workload import PlanFile, StagePlan
-from longshore.planner.execution.launching import launch, write_plan
+from longshore.cluster.model.training_plan import PlanFile, StagePlan
+from longshore.planner.execution.launching import launch
+from longshore.planner.execution.plan_file import write_plan
 
 pytestmark = pytest.mark.full
 

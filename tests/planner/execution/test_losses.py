@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.cluster.files.network import free_port
-from longshore.cluster.model.workload import PlanFile, StagePlan
+from longshore.cluster.files.processes import free_port
+from longshore.cluster.model.training_plan import PlanFile, StagePlan
 from longshore.planner.execution.cutting import script_of
-from longshore.planner.execution.launching import launch, write_plan
+from longshore.planner.execution.launching import launch
+from longshore.planner.execution.plan_file import write_plan
 from longshore.planner.execution.worker import Measured
 
 pytestmark = pytest.mark.full

@@ -2,9 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from longshore.ring.wire import Report
 
-from longshore.cluster.files.durable import as_json
+from longshore.cluster.files.typed_json import as_json
+from longshore.ring.wire import Report
 from longshore.scheduler.api.rings import _kept_page
 
 SEATS = 3

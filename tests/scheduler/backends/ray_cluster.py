@@ -14,8 +14,7 @@ from typing import Any
 
 import httpx
 
-from longshore.cluster.files.network import free_port
-from longshore.cluster.files.processes import Identity, boot_id, children, find, is_alive
+from longshore.cluster.files.processes import Identity, boot_id, children, find, free_port, is_alive
 from longshore.scheduler.backends.ray.backend import DEADLINE_S, RayBackend
 from longshore.scheduler.backends.ray.launcher import LABEL, gpu_resource
 from tests.scheduler.backends.attempts import until

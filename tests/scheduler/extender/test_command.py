@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from longshore.cluster.files.network import free_port
+from longshore.cluster.files.processes import free_port
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.commands.serving import DEFAULT_PORT, extender
 from longshore.scheduler.extender.app import create_app

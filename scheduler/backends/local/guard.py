@@ -1,0 +1,64 @@
+"""The parent of a supervisor: should that be killed, what it leaves behind comes here, and is killed.
+
+Standard library only, and as little of it as will do: there is one for each attempt.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from ....cluster.files.processes import Process, find
+from .ranks import adopt_orphans, kill_children, send
+
+if TYPE_CHECKING:
+    from ....cluster.files.processes import Process
+
+
+_KILLED = 128  # and the signal: the exit code of who was ended by one, as shells say it
+
+
+def guarded(supervise: Callable[[Process | None], int]) -> int:
+    """Run a supervisor as a child of this process, and return when it and all that it left are gone.
+
+    Args:
+        supervise: What the child does, before it exits with what that returns. It is told who its guard is.
+
+    Returns:
+        Exit code of the child.
+
+    Raises:
+        OSError: If there can be no further process.
+    """
+    adopt_orphans()
+    guard = find(os.getpid())
+    supervisor = os.fork()
+    if supervisor == 0:
+        _become(supervise, guard)
+    code = _wait_for(supervisor)
+    kill_children()
+    return code
+
+
+def _become(supervise: Callable[[Process | None], int], guard: Process | None) -> NoReturn:
+    code = 1
+    try:
+        code = supervise(guard)
+    except BaseException:
+        import traceback  # Only here: it takes as much time and memory as all the rest.
+
+        os.write(2, traceback.format_exc().encode())
+    finally:  # A copy of the guard must not live on.
+        os._exit(code)
+
+
+def _wait_for(supervisor: int) -> int:
+    """Return the exit code of a child, which gets the wishes to end that come to this process."""
+    while True:
+        pid, status = os.waitpid(supervisor, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else _KILLED - code
+        woken = signal.sigwaitinfo({signal.SIGCHLD, signal.SIGTERM})
+        if woken.si_signo == signal.SIGTERM:
+            send(os.kill, supervisor, signal.SIGTERM)
