@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+
+from longshore.cluster.model.placement import Share
 from longshore.preflight.arithmetic import SIZE, Maker, Products, furthest_off, opened
 from longshore.preflight.check import Report, find_check
 from longshore.preflight.checked_job import CheckedJob
@@ -16,8 +18,6 @@ from longshore.preflight.context import NodeSetup
 from longshore.preflight.round import preflight
 from longshore.preflight.warm import LocalNode, Node
 from longshore.preflight.warm_worker import Target, serve_node
-
-from longshore.cluster.model.placement import Share
 
 from . import faulty_nodes
 from .harness import Row, main, progress, seconds

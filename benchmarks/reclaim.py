@@ -19,9 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from longshore.ring.asking import ask_report
-
 from longshore.cluster.files.processes import environment, living
+from longshore.ring.asking import ask_report
 from longshore.scheduler.client import Client
 from longshore.scheduler.model.states import FINAL
 from longshore.scheduler.store.attempts import held_gpus

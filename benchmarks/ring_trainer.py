@@ -9,10 +9,10 @@ import sys
 import time
 
 import torch
-from longshore.ring import Ring, wire
-from longshore.ring.control import Control
 
 from benchmarks import namespaces
+from longshore.ring import Ring, wire
+from longshore.ring.control import Control
 
 WIDTH = 568  # 363,520 weights between the inner layers and to the last
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-from longshore.ring.wire import Empty, Want
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.problem import ORDERS, Problem
@@ -27,6 +26,7 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.holding import held_gpus
 from longshore.cluster.state.state import Simulation
 from longshore.cluster.switching import FORMULAS
+from longshore.ring.wire import Empty, Want
 from longshore.scheduler.control.rings import Around, ring_of
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import OF_JOBS, Site, Snapshot

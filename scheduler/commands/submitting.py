@@ -365,10 +365,10 @@ def _spec(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> di
 
 
 def _job(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> "JobFile":
-
     if file is None:
         return job_with(given)
     from ...cluster.files.yaml_file import read_yaml, validated
+    from ..model.job_spec import JobFile
 
     content = read_yaml(file, PAGE)
     data = dict(content.data) if isinstance(content.data, dict) else {}

@@ -28,10 +28,8 @@ from ..dashboard.rendering import refusal_page
 from ..service.service import Service
 
 ROUTERS = (
-    submitting.router, jobs.router, jobs.router, jobs.router, jobs.router, jobs.router, logs.router,
-    rings.router, nodes.router, rings.router, rings.router, nodes.router,
-    changes.router, nodes.router, nodes.router, tokens.router,
-    tokens.router, submitting.router, health.router,
+    submitting.router, jobs.router, logs.router, rings.router, nodes.router, changes.router, tokens.router,
+    health.router,
 )  # fmt: skip
 
 

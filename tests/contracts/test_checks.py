@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from longshore.preflight.check import Check, Finding, Outcome, Stage, all_checks, chosen_checks, find_check, passed
-from longshore.preflight.checked_job import CheckedJob
-from longshore.preflight.context import Context
 
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import registered
+from longshore.preflight.check import Check, Finding, Outcome, Stage, all_checks, chosen_checks, find_check, passed
+from longshore.preflight.checked_job import CheckedJob
+from longshore.preflight.context import Context
 from longshore.testing import check_preflight_check
 from tests.packages import install
 

@@ -71,11 +71,11 @@ NvLink(link=1, active=False, remote_pci='00000000:0F:00.0', recoveries=11, repla
 """
 JUDGE = """
 from pathlib import Path
-from longshore.preflight.context import Place, open_context
+from longshore.preflight.context import NodeSetup, open_context
 from tests.preflight.gpus import ask
 
 for check in ("rows.remap", "ecc.volatile", "clocks.thermal", "pcie.link"):
-    for it in ask(open_context(Place("n1", Path())), check, (0, 1, 2)):
+    for it in ask(open_context(NodeSetup("n1", Path())), check, (0, 1, 2)):
         print(*filter(None, (check, it.device, it.outcome, it.got or it.reason, it.action)), sep=" | ")
 """
 JUDGED = """\

@@ -171,10 +171,10 @@ def test_no_process_of_a_node_outlives_its_runner(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from longshore.preflight.context import Place
+from longshore.preflight.context import NodeSetup
 from longshore.preflight.warm import LocalNode
 if __name__ == "__main__":
-    node = LocalNode(Place("n0", Path({str(tmp_path)!r}), slots=True))
+    node = LocalNode(NodeSetup("n0", Path({str(tmp_path)!r}), slots=True))
     node.begin()
     assert node.is_warm()
     print(node.pid, flush=True)

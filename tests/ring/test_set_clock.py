@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore import scheduler
+import longshore
 from longshore.ring.standing import Limits
 from tests.scheduler.set_clock import SetClock
 from tests.support import processes
@@ -75,8 +75,8 @@ def test_a_wall_clock_that_is_set_is_no_fault_and_hides_none(
     assert max(told_s) - min(told_s) > HOUR_S / 2  # the members saw another clock
 
 
-PACKAGE = Path(scheduler.__file__).parent
-BY_NO_WALL_CLOCK = [*(PACKAGE / "failover").rglob("*.py"), PACKAGE / "health" / "monitoring" / "leases.py"]
+PACKAGE = Path(longshore.__file__).parent
+BY_NO_WALL_CLOCK = [*(PACKAGE / "ring").rglob("*.py"), PACKAGE / "scheduler" / "health" / "liveness.py"]
 
 
 @pytest.mark.parametrize("path", BY_NO_WALL_CLOCK, ids=lambda it: str(it.relative_to(PACKAGE)))

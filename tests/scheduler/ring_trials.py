@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from sqlalchemy import Connection
+
+from longshore.cluster.model.placement import Placement
 from longshore.preflight.context import NodeSetup
 from longshore.preflight.rounds import Rounds
 from longshore.preflight.warm import WarmNodes
 from longshore.ring.wire import Report
-from sqlalchemy import Connection
-
-from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Desk, MemberPlace, NodeView, StepLines
 from longshore.scheduler.control.node_checks import NodeChecks

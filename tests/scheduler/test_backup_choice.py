@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from longshore.ring.wire import Coming, Empty, NoneComing, Slow, Want
 
+from longshore.ring.wire import Coming, Empty, NoneComing, Slow, Want
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import MemberPlace
 from longshore.scheduler.control import seat_choice

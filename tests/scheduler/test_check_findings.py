@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from longshore.preflight.check import Outcome, Report, Result
 
 from longshore.cluster.model.placement import Share
+from longshore.preflight.check import Outcome, Report, Result
 from longshore.scheduler.control.node_checks import MOST_TEXT, MOST_TOLD, findings_of, lines_of, told_of
 from longshore.scheduler.health.quarantining import Acted, clear, quarantine
 from longshore.scheduler.model.gpu_index import WHOLE, Clears, Place

@@ -13,7 +13,7 @@ from tests.scheduler.checked import Checked
 from tests.scheduler.served import until
 from tests.support import processes
 
-STUB = Path(__file__).parent / "preflight" / "nvml_stub.c"
+STUB = Path(__file__).parent.parent / "preflight" / "nvml_stub.c"
 SETTINGS = """\
 cluster: cluster.yaml
 folder: .longshore

@@ -18,7 +18,7 @@ def test_every_test_that_the_page_names_is_there() -> None:
 
 
 def test_every_file_that_the_page_names_is_there() -> None:
-    own = ("scheduler/policy_host", "scheduler/backends/local", "scheduler/backends/local/supervisor")
+    own = ("scheduler/policy_host", "scheduler/backends/local")
     folders = [ROOT, *(ROOT / it for it in own), ROOT / "tests" / "scheduler"]
     named = {name for name in NAMED if re.fullmatch(r"[\w/-]+\.(py|yaml)", name)}
 

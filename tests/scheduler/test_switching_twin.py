@@ -1,11 +1,11 @@
 """Whole runs with faults and switching: the live scheduler fills the seats that the simulator fills, as it does."""
 
 import pytest
-from longshore.ring.wire import NoneComing
 
 from benchmarks.switching_twin import NODE_GPUS, NODES, Compared, compared, trace
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.switching import RING, SOURCE
+from longshore.ring.wire import NoneComing
 from longshore.scheduler.backends.protocol import Attempt, Seats
 from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.model.gpu_index import Layout

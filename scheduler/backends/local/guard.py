@@ -6,14 +6,10 @@ Standard library only, and as little of it as will do: there is one for each att
 import os
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ....cluster.files.processes import Process, find
 from .ranks import adopt_orphans, kill_children, send
-
-if TYPE_CHECKING:
-    from ....cluster.files.processes import Process
-
 
 _KILLED = 128  # and the signal: the exit code of who was ended by one, as shells say it
 

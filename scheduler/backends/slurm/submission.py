@@ -16,7 +16,8 @@ from ..local.launching import NO_FILE_OF_OURS
 from ..local.ranks import Spec
 from ..protocol import CannotHonourError
 from ..shared_folder.node import nodes_of, python_line, read_spec
-from ..shared_folder.records import SWITCHED_OFF, Records, write_gone
+from ..shared_folder.records import Records
+from ..shared_folder.sweep import SWITCHED_OFF, write_gone
 from .commands import Commands
 from .snapshot import Node, Snapshot
 

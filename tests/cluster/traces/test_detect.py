@@ -82,9 +82,9 @@ def test_a_file_that_fits_two_formats_has_to_be_named(tmp_path: Path, monkeypatc
 
 def test_a_format_from_another_package_is_found_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
-        "from longshore.cluster.traces.formats import FORMAT\n"
+        "from longshore.cluster.traces.formats import ITP\n"
         "def sniff(head): return head.startswith('%stranger')\n"
-        "def read(path): return FORMAT.read(path.with_suffix('.csv'))\n"
+        "def read(path): return ITP.read(path.with_suffix('.csv'))\n"
     )
     install(tmp_path / "theirs", monkeypatch, "traces", {"strange": "stranger"}, stranger=text)
     (tmp_path / "jobs.csv").write_text(EXAMPLES["itp"][0])

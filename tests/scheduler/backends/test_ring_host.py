@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from longshore.ring import launcher
 from longshore.ring.launcher import Launcher
 from longshore.ring.standing import Limits, make_ring, write_file
 from longshore.ring.warm import UNKNOWN_STATUS
 from longshore.ring.wire import End
-
 from longshore.scheduler.backends.local import ring_host
 from longshore.scheduler.backends.local.ranks import Rank, Spec
 from longshore.scheduler.backends.local.ring_host import RING, Host, places_in

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from longshore.ring.suspicion import FAR, LEAST_S
 
 from longshore.cluster.model.placement import Share
+from longshore.ring.suspicion import FAR, LEAST_S
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.health.step_monitor import Running, StepMonitor, Stragglers, straggling
 from longshore.scheduler.health.step_watch import LEFT_OUT, RankTimes

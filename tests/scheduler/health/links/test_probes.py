@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from longshore.preflight.link_checks import MOST_BYTES
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.switching import SURE_BYTES_PER_S, believed_bytes_per_s
+from longshore.preflight.link_checks import MOST_BYTES
 from longshore.scheduler.health import link_probes
 from longshore.scheduler.health.link_probes import (
     BLOCK,
@@ -121,7 +121,11 @@ def test_a_link_to_an_agent_that_has_ended_is_not_known(agents: tuple[Prober, Pr
 def test_a_link_over_which_a_node_is_not_reached_is_broken_if_the_scheduler_reaches_it(
     agents: tuple[Prober, Prober], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    scheduler = threading.current_thread()
+
     def refuse(sender: Sender, until_s: float) -> socket.socket:
+        if threading.current_thread() is scheduler:
+            return connect(sender, until_s)
         raise BrokenError("127.0.0.1:1: Connection refused")
 
     monkeypatch.setattr(link_probes, "connect", refuse)  # as the receiver does; the scheduler connects as ever

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from longshore.preflight.link_checks import LEAST_BYTES, MOST_BYTES, PROBE_S
 
+from longshore.preflight.link_checks import LEAST_BYTES, MOST_BYTES, PROBE_S
 from longshore.scheduler.health import link_probes
 from longshore.scheduler.health.link_probes import LIMIT_S, STALLED_S, STAMP, STAMPS, Figure, _figure, receive
 
