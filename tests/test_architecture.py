@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "developers" / "architecture.md").read_text()
 DRAWING = PAGE.split("```text\n")[1].split("```")[0]
 WALKS = {part.split("\n", 1)[0]: part for part in PAGE.split("\n## ")[1:]}
 MOST_FILES = 12

@@ -141,7 +141,7 @@ def test_a_machine_that_is_calibrated_has_two_speeds_beside_those_of_the_referen
 
 
 BENCHMARKS = Path(harness.__file__).parent
-PAGE = (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text()
+PAGE = (BENCHMARKS.parent / "docs" / "developers" / "benchmarks.md").read_text()
 
 
 def test_every_benchmark_stands_in_a_table_of_the_page_those_of_make_bench_in_one_of_their_own() -> None:

@@ -20,7 +20,8 @@ LEFT_OUT = ("...", "[", "$(")  # parts that the reader or a shell fills in
 
 def written() -> list[str]:
     """Return the commands of all pages that stand on a line of their own or between backticks."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    docs = ROOT / "docs"
+    pages = [ROOT / "README.md", *sorted(docs.glob("*.md")), *sorted((docs / "developers").glob("*.md"))]
     found = {BEHIND.split(text)[0].strip(): None for page in pages for text in LINE.findall(page.read_text())}
     return [text for text in found if not any(part in text for part in LEFT_OUT)]
 
