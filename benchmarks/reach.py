@@ -6,12 +6,13 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import sysconfig
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,9 +83,28 @@ def record(root: Path, folder: Path, arguments: Sequence[str]) -> None:
     line = [sys.executable, "-m", "pytest", "-p", "tests.reach_recorder", *arguments]
     with _started_everywhere(tool):
         subprocess.run(line, cwd=root, env=environment, check=False, timeout=STEP_TIMEOUT_S)
+    remove_damaged(folder / "data")
     coverage = [sys.executable, "-m", "coverage"]
     combine: list[str | Path] = [*coverage, "combine", "--keep", "--rcfile", configuration, folder / "data"]
     subprocess.run(combine, cwd=root, env=environment, check=True, timeout=STEP_TIMEOUT_S)
+
+
+def remove_damaged(folder: Path) -> list[str]:
+    """Remove the data that cannot be read, as one such file would fail the whole recording; return their names.
+
+    They come from processes that tests kill, or for which a test has made the disk small.
+    """
+    damaged = []
+    for path in sorted(folder.iterdir()):
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                state = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.DatabaseError as error:
+            state = str(error)
+        if state != "ok":
+            damaged.append(path.name)
+            path.unlink()
+    return damaged
 
 
 @contextmanager

@@ -1,4 +1,11 @@
-"""Which changes of a line leave machine code as it is: a fault that is tried with stale code would count as missed."""
+"""Which changes of a line leave machine code as it is: a fault that is tried with stale code would count as missed.
+
+And which of the recorded data can be read.
+"""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +35,16 @@ def test_what_is_compiled_or_decides_what_is_does_not_leave_it(name: str) -> Non
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_plain_function_leaves_it(name: str) -> None:
     assert reach.leaves_kernels(ROOT, *line_of(name))
+
+
+@pytest.mark.parametrize("bytes_left", [0, 100, 3000, 10_000, 20_000])
+def test_data_that_a_full_disk_or_a_kill_has_cut_is_removed(tmp_path: Path, bytes_left: int) -> None:
+    for name in ("whole", "cut"):
+        with closing(sqlite3.connect(tmp_path / name)) as connection, connection:
+            connection.execute("CREATE TABLE lines (bits BLOB)")
+            connection.executemany("INSERT INTO lines VALUES (?)", [(bytes(1000),) for _ in range(30)])
+    with (tmp_path / "cut").open("r+b") as cut:
+        cut.truncate(bytes_left)
+    removed = reach.remove_damaged(tmp_path)
+    assert (tmp_path / "whole").exists()
+    assert removed == ([] if bytes_left == 0 else ["cut"])  # an empty file is a database without tables
