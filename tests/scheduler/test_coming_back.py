@@ -7,10 +7,10 @@ import pytest
 
 from longshore.scheduler.control.rehydrate import known_of, waiting_standing
 from longshore.scheduler.model.states import Desired, JobState
-from longshore.scheduler.service.twin import id_of
 from longshore.scheduler.store.attempts import unclosed_attempts
 from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs, set_priority
 from longshore.scheduler.store.opening import open_store
+from longshore.testing.twin import id_of
 from tests.scheduler.troubled import Case
 
 

@@ -7,8 +7,8 @@ from longshore.cluster.files.errors import BackendError
 from longshore.cluster.switching import RING, SOURCE
 from longshore.ring.wire import NoneComing
 from longshore.scheduler.backends.protocol import Attempt, Seats
-from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.model.gpu_index import Layout
+from longshore.testing.simulated import SimulatedBackend
 
 JOBS = 15  # of a trace that takes seconds
 SEED = 6  # of the trace in which `Launched` has a member whose GPU fails and stays so

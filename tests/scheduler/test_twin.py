@@ -19,11 +19,11 @@ from longshore.scheduler.mirror.standing import Beliefs
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.service.twin import id_of, starts_of
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
 from longshore.scheduler.store.engines import StoreUnreachableError
 from longshore.scheduler.store.jobs import get_job, set_desired
 from longshore.scheduler.store.opening import Store, open_store
+from longshore.testing.twin import id_of, starts_of
 from tests.compiled_runs import read_out
 from tests.plain_run import busy_case
 from tests.scheduler.store.postgresql_server import Server

@@ -14,9 +14,9 @@ from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import Opening, decode, encode, encode_opening, to_json
 from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.service.twin import starts_of
 from longshore.scheduler.store.nodes import UserTurn, delete_turns, put_turns, user_turns
 from longshore.scheduler.store.opening import Store, open_store
+from longshore.testing.twin import starts_of
 from tests.scheduler.live_run import site_of
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.trials import Trial

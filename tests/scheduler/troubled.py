@@ -8,16 +8,16 @@ from longshore.cluster.files.errors import BackendError
 from longshore.cluster.files.processes import this_process
 from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
-from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import Desired, JobState, Status
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.service.twin import Twin, id_of
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.events import EventRow, events_after
 from longshore.scheduler.store.jobs import get_job, list_jobs, set_desired
 from longshore.scheduler.store.opening import Store
+from longshore.testing.simulated import SimulatedBackend
+from longshore.testing.twin import Twin, id_of
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.live_run import site_of

@@ -8,12 +8,12 @@ import numpy as np
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime, hetero64_problem
-from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import export
-from longshore.scheduler.service.twin import Start, Twin
 from longshore.scheduler.store.opening import Store, open_store
+from longshore.testing.simulated import SimulatedBackend
+from longshore.testing.twin import Start, Twin
 from tests.compiled_runs import compiled, run_policy
 from tests.scheduler.live_run import site_of
 from tests.strategies import Case

@@ -25,7 +25,7 @@ from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode
 from longshore.scheduler.mirror.standing import ROW
 from longshore.scheduler.placement.replay import read_decisions
-from longshore.scheduler.service.twin import id_of
+from longshore.testing.twin import id_of
 from longshore.training.asked import Asked, Sizes
 from longshore.training.candidates.group import effective_sample_size, lesson_of
 from longshore.training.config import TrainingConfig, config_of

@@ -12,8 +12,8 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import CheckpointError
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.service.twin import starts_of
 from longshore.scheduler.store.opening import open_store
+from longshore.testing.twin import starts_of
 from longshore.training.asked import Asked, Problems, Sizes
 from longshore.training.presets import PRESETS, Hyperparameters
 from tests.command_line import Command

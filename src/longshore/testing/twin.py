@@ -8,22 +8,21 @@ from collections.abc import Iterable
 import numpy as np
 from sqlalchemy import Connection
 
-from ...cluster.simulator.seats import compute_s
-from ..backends.simulated import SimulatedBackend
-from ..backends.simulated_rings import ROW
-from ..control.reconciler import Reconciler
-from ..control.state_cache import Parts
-from ..health.monitor import Monitor
-from ..mirror.standing import Site
-from ..model.gpu_index import Layout
-from ..model.states import AttemptState
-from ..placement.placer import Placer
-from ..store.attempts import attempts_of
-from ..store.events import events_after
-from ..store.jobs import NewJob, insert_job
-from ..store.nodes import put_records
-from ..store.opening import Store
-from ..store.schema import compute_record
+from ..cluster.simulator.seats import compute_s
+from ..scheduler.control.reconciler import Reconciler
+from ..scheduler.control.state_cache import Parts
+from ..scheduler.health.monitor import Monitor
+from ..scheduler.mirror.standing import Site
+from ..scheduler.model.gpu_index import Layout
+from ..scheduler.model.states import AttemptState
+from ..scheduler.placement.placer import Placer
+from ..scheduler.store.attempts import attempts_of
+from ..scheduler.store.events import events_after
+from ..scheduler.store.jobs import NewJob, insert_job
+from ..scheduler.store.nodes import put_records
+from ..scheduler.store.opening import Store
+from ..scheduler.store.schema import compute_record
+from .simulated import ROW, SimulatedBackend
 
 WRITER = "twin"
 EVERY_EVENT = 1 << 40
