@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longshore.cluster.files.plugins import registered
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.ranks import steps_name
-from longshore.scheduler.health.detectors import Detector, MadRule, MedianRule, new_detector
+from longshore.scheduler.health.detectors import DETECTORS, Detector, MadRule, MedianRule
 from longshore.scheduler.health.step_monitor import LOOK_S, Running, StepMonitor
 from longshore.scheduler.health.step_watch import Begun, StepKind, StepWatch
 from longshore.scheduler.model.job_spec import Watching
@@ -28,7 +26,7 @@ from .harness import Row, main, progress
 from .step_times import NOISES, Noise, step_times
 
 RULES: dict[str, Callable[[], Detector]] = {
-    **{name: partial(new_detector, name) for name in registered("detectors")},
+    **DETECTORS,
     "in_a_row, three": lambda: MedianRule(1.2, 3),
     "mad, three": lambda: MadRule(3),
 }
@@ -61,13 +59,13 @@ def figures_of(make: Callable[[], Detector], noise: Noise, runs: int = RUNS) -> 
 
 
 def _alarms(detector: Detector, took_s: list[float]) -> int:
-    told = [False, *(detector.tell(step_s) for step_s in took_s)]
+    told = [False, *(detector.update(step_s) for step_s in took_s)]
     return sum(now and not was for was, now in pairwise(told))
 
 
 def _delay(detector: Detector, took_s: list[float], slow_from: int) -> list[int]:
     """Return how many slow steps it took, nothing if all that there are did not do."""
-    told = [detector.tell(step_s) for step_s in took_s]
+    told = [detector.update(step_s) for step_s in took_s]
     return [at + 1 for at, slow in enumerate(told[slow_from:]) if slow][:1]
 
 

@@ -57,7 +57,7 @@ def test_help_and_messages_name_what_a_stranger_adds(packages: list[Path]) -> No
 
 def test_a_broken_package_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:
     folders = []
-    for seam in ("heuristics", "orders", "rewards", "metrics", "detectors", "faults", "networks", "pages", "traces"):
+    for seam in ("heuristics", "orders", "rewards", "metrics", "faults", "networks", "pages", "traces"):
         write_package(tmp_path / seam, seam, {"broken": "nowhere:THING"})
         folders.append(tmp_path / seam)
     small = str(ROOT / "examples" / "small.yaml")

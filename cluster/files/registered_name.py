@@ -1,7 +1,6 @@
 """Fields of files and requests that hold a registered name."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -18,13 +17,9 @@ class RegisteredName:
 
     Args:
         seam: A key of `plugins.SEAMS`.
-        besides: Further words that the field may have.
-        renamed: Today's name for each old one, which files may still have.
     """
 
     seam: str
-    besides: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         """Check the name that was given."""
@@ -37,11 +32,10 @@ class RegisteredName:
         return {**handler(schema), "enum": self.names()}
 
     def names(self) -> list[str]:
-        """Return all words that the field may have."""
-        return [*registered(self.seam), *self.besides]
+        """Return all names that the field may have."""
+        return list(registered(self.seam))
 
     def _checked(self, given: str) -> str:
-        name = self.renamed.get(given, given)
-        if name not in self.besides and not is_registered(self.seam, name):
+        if not is_registered(self.seam, given):
             raise PydanticKnownError("literal_error", {"expected": ", ".join(self.names())})
-        return name
+        return given

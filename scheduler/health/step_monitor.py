@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import NamedTuple
 
-from ...cluster.files.errors import BackendError, PluginError
+from ...cluster.files.errors import BackendError
 from ...cluster.model.placement import Placement
 from ...ring.suspicion import far_longer
 from ..backends.protocol import Backend, StepLines, WritesSteps
 from ..model.job_spec import OFF, Watching
-from .detectors import Detector, new_detector
+from .detectors import DETECTORS
 from .liveness import AT_ONCE_LEAST, AT_ONCE_S, AT_ONCE_SHARE
 from .step_watch import (
     NOTHING,
@@ -290,7 +290,7 @@ class StepMonitor:
         self._unwritten.clear()
 
     def _begin(self, it: Running, wanted: Watching, now_s: float, others: int) -> _Followed:
-        detector = _detector_of(it.name, wanted.slow)
+        detector = None if wanted.slow == OFF else DETECTORS[wanted.slow]()
         # Not all at the same moment, even if a scheduler takes all of them up at once.
         wait_s = LOOK_S * (others % 8) / 8.0
         watch = StepWatch(len(it.nodes), detector, wanted.hang_s, now_s)
@@ -371,17 +371,6 @@ def _figures(one: _Followed) -> Figures:
     computed_s = tuple(it.compute_s for it in one.watch.times)
     away_bytes = tuple(one.watch.away_bytes)
     return Figures(one.watch.step, one.watch.present_s(), average, slowest, computed_s, one.watch.loss, away_bytes)
-
-
-def _detector_of(attempt: str, wanted: str) -> Detector | None:
-    """Return the detector that a job wants; None where it cannot be made, so that hangs are noticed all the same."""
-    if wanted == OFF:
-        return None
-    try:
-        return new_detector(wanted)
-    except PluginError as error:
-        log.warning("slow steps of %s are not looked for: %s", attempt, error)
-        return None
 
 
 def _last(saved: Iterable[Iterable[Saved]]) -> list[Saved]:

@@ -16,7 +16,7 @@ import re
 import statistics
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
 from statistics import fmean
@@ -299,12 +299,12 @@ class StepWatch:
     @property
     def is_ready(self) -> bool:
         """Whether slow steps would be noticed."""
-        return bool(self._ask(lambda detector: detector.is_ready))
+        return self._detector is not None and self._detector.is_ready
 
     @property
     def is_slow(self) -> bool:
         """Whether steps are slow."""
-        return bool(self._ask(lambda detector: detector.is_slow))
+        return self._detector is not None and self._detector.is_slow
 
     def train_s(self) -> Sequence[float]:
         """Return the times of the last training steps; any thread may ask."""
@@ -427,7 +427,7 @@ class StepWatch:
             rank.times.tell(took_s, begun.computed_s)
             if begun.computed_s:
                 rank.compute = rank.compute or Cusum()
-                rank.compute.tell(begun.computed_s)
+                rank.compute.update(begun.computed_s)
         key = (was.kind, was.step)
         it = self._pending.get(key) or _Pending(0, 0.0, begun.at_s, self._look)
         self._pending[key] = _Pending(it.ranks + 1, max(it.took_s, took_s), begun.at_s, it.look)
@@ -458,24 +458,11 @@ class StepWatch:
         told.append(took_s)
         if len(told) > 2 * RECENT:
             del told[:-RECENT]
-        if kind is StepKind.TRAIN:
-            self._ask(lambda detector: self._tell(detector, told, at_s))
-
-    def _ask(self, question: Callable[[Detector], object]) -> object:
-        """Return what the detector answers; None without one. One that fails is dropped; hangs are still noticed."""
-        if self._detector is None:
-            return None
-        try:
-            return question(self._detector)
-        except Exception:  # a stranger's code may fail in any way
-            log.exception("the detector failed: slow steps of this attempt are no longer looked for")
-            self._detector = None
-            return None
-
-    def _tell(self, detector: Detector, told: "array[float]", at_s: float) -> None:
-        """Tell the detector of the last training step."""
+        detector = self._detector
+        if kind is not StepKind.TRAIN or detector is None:
+            return
         was_slow = detector.is_slow
-        is_slow = detector.tell(told[-1])
+        is_slow = detector.update(took_s)
         if detector.slow_steps == 0:
             self._calm_s = at_s
         elif is_slow and not was_slow:

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ...cluster.files.errors import LongshoreError
-from ...cluster.files.registered_name import RegisteredName
 from ...cluster.files.yaml_file import ExactTypes
 from ...cluster.model.needs import ANYTHING, Needs
 from ...cluster.model.training_plan import PlanFile
@@ -49,15 +48,16 @@ VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
 VisibleGpus = Literal["node", "rank"]  # GPUs that a rank sees: those of all ranks on its node, or its own alone
-OFF = "off"  # in place of a detector: slow steps are not looked for
-OLD_DETECTORS = {"source_mean": "patent_mean", "source_literal": "patent_literal"}
-DetectorName = Annotated[str, RegisteredName("detectors", (OFF,), OLD_DETECTORS)]
+OFF: Literal["off"] = "off"  # in place of a detector: slow steps are not detected
+DetectorName = Literal[  # those of health/detectors.py, or OFF
+    "cusum", "ewma", "in_a_row", "mad", "median_k", "patent_literal", "patent_mean", "off"
+]  # fmt: skip
 
 
 class Watching(NamedTuple):
     """What the steps of a job are looked at for."""
 
-    slow: str = "cusum"  # name of a detector, or OFF
+    slow: DetectorName = "cusum"
     hang_s: float | None = None  # how long a step may take, inf for as long as it likes; None to go by those before
 
 

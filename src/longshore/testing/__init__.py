@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backends import check_backend
     from .checks import check_preflight_check
-    from .detectors import check_detector
     from .models import check_fault_model, check_reward, check_trace_format
     from .networks import check_network
     from .orders import check_order
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_backend",
-    "check_detector",
     "check_fault_model",
     "check_network",
     "check_order",
@@ -30,7 +28,7 @@ __all__ = [
     "check_trace_format",
 ]
 _MODULES = {
-    "check_backend": "backends", "check_detector": "detectors", "check_fault_model": "models",
+    "check_backend": "backends", "check_fault_model": "models",
     "check_network": "networks", "check_order": "orders", "check_page": "pages",
     "check_policy": "policies", "check_preflight_check": "checks", "check_reward": "models",
     "check_trace_format": "models",

@@ -158,26 +158,6 @@ def test_the_rank_that_computes_longer_is_to_blame_and_not_those_that_wait_for_i
     assert abs(found.since_s - 300.0) <= 5.0
 
 
-class Failing(Cusum):
-    """A detector that fails at its third step."""
-
-    def tell(self, step_s: float) -> bool:
-        if self._seen == 2:
-            raise ZeroDivisionError
-        return super().tell(step_s)
-
-
-def test_a_detector_that_fails_is_told_of_once_and_hangs_are_noticed_all_the_same(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    it = StepWatch(1, Failing(), None, 0.0)
-    last_s = train(it, 50)
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["the detector failed"]
-    assert not it.is_ready
-    assert not it.is_slow
-    assert it.hang(last_s + 61.0) is not None
-
-
 def test_slow_steps_are_told_once_a_minute() -> None:
     it = watch()
     slow_after(it, 1, {0: 1.5})
