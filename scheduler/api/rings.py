@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from ...cluster.files.typed_json import from_json
 from ...ring.wire import Recovery, Report
-from ..backends.protocol import MemberPlace, Seats, ask
+from ..backends.protocol import MemberPlace, call_backend
 from ..control.attempt_driver import attempt_name
 from ..model.job import JobRow
 from ..model.job_spec import stored_or_usual
@@ -122,12 +122,12 @@ def ring_page(job: str, service: Service) -> RingPage | None:
         kept = ring_ends(tx, job).get(last.number)
     if kept is not None:
         return _kept_page(kept, given)
-    if not isinstance(service.backend, Seats):
+    if not service.backend.capabilities.runs_rings:
         return None
-    report = ask(partial(service.backend.ring, attempt_name(last)))
+    report = call_backend(partial(service.backend.ring_report, attempt_name(last)))
     if report is None:
         return None
-    places = ask(partial(service.backend.places, attempt_name(last))) or ()
+    places = call_backend(partial(service.backend.ring_places, attempt_name(last))) or ()
     return _page(report, places, held, given)
 
 

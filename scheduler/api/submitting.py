@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import Connection
 
 from ..access.tokens import Caller, Role
-from ..backends.protocol import Seats
 from ..model.job import new_job_id
 from ..model.job_spec import JobFile
 from ..service.queue_now import room_in
@@ -143,7 +142,7 @@ def check_failover(spec: JobFile, service: Service) -> None:
     Raises:
         ProblemError: Naming the backend.
     """
-    if spec.seats and not isinstance(service.backend, Seats):
+    if spec.seats and not service.backend.capabilities.runs_rings:
         name = service.settings.backend.name
         raise ProblemError("invalid", f"the backend {name} cannot switch members of a ring; use `failover: restart`")
 

@@ -1,8 +1,7 @@
-"""Backends by name: ours and those that other packages register, found without importing any until it is used."""
+"""Backends by name: ours and those that other packages register, found each imported when it is used."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
@@ -16,26 +15,6 @@ from .protocol import Backend
 PLACE = ("backend", "settings")  # in the configuration file
 
 
-class Buildable(Protocol):
-    """What is registered: the class of a backend, which knows its own settings."""
-
-    Settings: type[BaseModel]
-
-    @classmethod
-    def build(cls, settings: Any, folder: Path, layout: Layout) -> Backend:
-        """Return the backend.
-
-        Args:
-            settings: Of the class `Settings`.
-            folder: Of the scheduler; a backend that writes files makes a folder of its own in it.
-            layout: Nodes and their GPUs, in cluster-file order.
-
-        Raises:
-            LongshoreError: If it cannot be used here.
-        """
-        ...
-
-
 def build(
     name: str, settings: Mapping[str, object], folder: Path, layout: Layout, file: YamlFile | None = None
 ) -> Backend:
@@ -46,7 +25,7 @@ def build(
         settings: Its own.
         folder: Of the scheduler.
         layout: Nodes and their GPUs.
-        file: That the settings come from, so that errors can name the line.
+        file: Source of the settings, so that errors can name the line.
 
     Raises:
         InputError: If there is no such backend, or its settings cannot be used.
@@ -60,12 +39,12 @@ def build(
         raise BackendError(f"backend {name!r} cannot use {error.filename or folder}: {error.strerror}") from error
 
 
-def kind_of(name: str, file: YamlFile | None = None) -> Buildable:
+def kind_of(name: str, file: YamlFile | None = None) -> type[Backend]:
     """Return what is registered as a backend.
 
     Args:
         name: Of the backend.
-        file: That the name comes from, so that errors can name the line.
+        file: Source of the name, so that errors can name the line.
 
     Raises:
         InputError: If there is no such backend.
@@ -79,18 +58,18 @@ def kind_of(name: str, file: YamlFile | None = None) -> Buildable:
             if file is None
             else file.error(("backend", "name"), problem, nearest(name, known))
         )
-    kind: Buildable = load("backends", name)
-    if not hasattr(kind, "Settings") or not hasattr(kind, "build"):
-        raise PluginError(f"backend {name!r} ({known[name].value}) cannot be built: it lacks Settings or build")
+    kind: object = load("backends", name)
+    if not isinstance(kind, type) or not issubclass(kind, Backend) or not hasattr(kind, "Settings"):
+        raise PluginError(f"backend {name!r} ({known[name].value}) is no subclass of Backend with Settings and build")
     return kind
 
 
 def full_name(name: str, backend: Backend) -> str:
-    """Return what attempts are marked with: only a backend of the same full name knows what became of them."""
+    """Return the name that attempts are stored with: only a backend of the same full name knows them."""
     return f"{name} {backend.capabilities.known_in}".rstrip()
 
 
-def _own(kind: Buildable, settings: Mapping[str, object], file: YamlFile | None) -> BaseModel:
+def _own(kind: type[Backend], settings: Mapping[str, object], file: YamlFile | None) -> BaseModel:
     if file is not None:
         return validated(file, kind.Settings, settings, PLACE)
     try:
@@ -99,6 +78,7 @@ def _own(kind: Buildable, settings: Mapping[str, object], file: YamlFile | None)
         found = input_problems(error.errors(include_url=False), kind.Settings.model_json_schema(), settings)
         fix = "write it into a configuration file (docs/configuration.md)"
         raise_all(
-            InputError(f"{it.problem}; {it.fix}", fix, field=".".join(map(str, (*PLACE, *it.place)))) for it in found
+            InputError(f"{one.problem}; {one.fix}", fix, field=".".join(map(str, (*PLACE, *one.place))))
+            for one in found
         )
         raise AssertionError("an error has a cause") from error

@@ -1,19 +1,27 @@
-"""The one interface of all backends: what each is asked, and what each refuses.
+"""The interface of all backends: class `Backend`, and what its methods take and return.
 
-Source: SPEC R8, F1, K6; every call has a deadline of its own, and an exception means that the answer is not known,
-never that a job is gone.
+Source: SPEC R8, F1, K6.
 """
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+
+from pydantic import BaseModel
 
 from ...cluster.files.errors import BackendError, words_of
 from ...cluster.model.placement import Placement, Share
 from ...ring.wire import Coming, NoneComing, Report, Want
+from ..model.gpu_index import Layout
 from ..model.states import Status
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class CannotHonourError(BackendError):
@@ -25,14 +33,14 @@ class NoLogError(BackendError):
 
 
 class RefusedError(BackendError):
-    """Raised when a backend will never start what it was given, such as a program that is not there."""
+    """Raised when a backend will never start what it was given, such as a program that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One try to run a job."""
 
-    name: str  # ls-<job>-<number>: at most 63 of a-z, 0-9 and -; what a backend knows it by
+    name: str  # ls-<job>-<number>: at most 63 of a-z, 0-9 and -; identifies it at the backend
     job: str
     number: int
     command: tuple[str, ...]  # run once for each GPU, without a shell
@@ -41,9 +49,9 @@ class Attempt:
     grace_s: float = 30.0  # between asking a job to stop and killing it
     limit_s: float = float("inf")  # running time after which it is stopped
     image: str = ""  # container image; "" for the backend's own choice
-    is_held: bool = False  # the backend has it already, and holds it until it is launched
-    seats: int = 0  # of its ring; more GPUs than that are of members that wait. 0: ranks that stop together
-    backups: int = 0  # slow members of its ring in whose place others may compute, which are added while it runs
+    is_external: bool = False  # its job was submitted at the backend, which holds it until this launch
+    seats: int = 0  # of its ring; any further GPUs are of spare members. 0: ranks that stop together
+    backups: int = 0  # slow members of its ring whose work backup members, added while it runs, may do
     # GPUs that a rank sees: "node" for those of all ranks on its node, of which its own is number LOCAL_RANK, as under
     # torchrun; "rank" for its own alone, with LOCAL_RANK 0 of LOCAL_WORLD_SIZE 1
     visible_gpus: str = "node"
@@ -51,7 +59,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """A GPU as its node tells."""
+    """A GPU as its node reports it."""
 
     index: int
     healthy: bool = True
@@ -62,60 +70,36 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as it answers."""
+    """A node as the backend sees it."""
 
     name: str
     gpus: tuple[GpuView, ...]
     seen_s: float  # Unix time of its last answer
     slots: bool = False  # its GPUs are slots that only behave like GPUs
-    takes_jobs: bool = True  # False where those that run there go on, but none may start
+    takes_jobs: bool = True  # False where running jobs continue, but none may start
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can promise."""
+    """What a backend can promise, and which optional methods of `Backend` it has."""
 
-    exact_gpus: bool  # the indices that were chosen are what a job gets
+    exact_gpus: bool  # a job gets exactly the GPU indices that were chosen
     atomic_gang: bool  # all ranks start or none
     enforced: bool  # others cannot take the GPUs of a job
-    known_in: str = ""  # outside of it nobody knows its attempts; "" where they are known wherever one asks
-
-
-@runtime_checkable
-class Closes(Protocol):
-    """What a backend may do as well: let go of what it holds while a scheduler uses it."""
-
-    def close(self) -> None:
-        """Look at nothing more; jobs run on. What goes wrong is logged, and holds nobody up."""
-        ...
+    known_in: str = ""  # only backends with the same value know its attempts; "" where they are known everywhere
+    lists_attempts: bool = False  # it has `launched`
+    reads_steps: bool = False  # it has `step_lines`
+    runs_rings: bool = False  # it has `ring_report`, `retire_members`, `connect_to_ring`, `ring_places`, `add_to_ring`
+    has_external_jobs: bool = False  # it has `external_jobs` and `discard_external_job`
 
 
 class StepLines(NamedTuple):
-    """What a rank told of its steps and checkpoints behind some offsets: whole lines, as docs/steps.md has them."""
+    """What a rank reported of its steps and checkpoints after some offsets, in whole lines (docs/steps.md)."""
 
     steps: bytes = b""
     saved: bytes = b""
-    steps_end: int = 0  # offsets behind them
+    steps_end: int = 0  # offsets after them
     saved_end: int = 0
-
-
-@runtime_checkable
-class WritesSteps(Protocol):
-    """What a backend may do as well: let jobs tell of their steps and checkpoints."""
-
-    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
-        """Return what each rank of an attempt has told since the last time; nothing of one that has not begun.
-
-        Args:
-            name: Of the attempt.
-            placement: Its GPUs.
-            before: What it returned then, by rank; `StepLines()` for the first time. If much has come since, only the
-                last part of it is returned.
-
-        Raises:
-            BackendError: If that cannot be seen.
-        """
-        ...
 
 
 class MemberPlace(NamedTuple):
@@ -123,51 +107,207 @@ class MemberPlace(NamedTuple):
 
     node: str
     gpu: int  # index on the node
-    is_used: bool = True  # a process of the ring is there, or will be
-    is_left: bool = False  # no process of it will be there any more, and all that were are proven gone
+    is_used: bool = True  # a process of the ring runs there, or will
+    is_left: bool = False  # no process of it will run there again, and all that did are proven gone
     member: int = -1  # the last one there
     pid: int = 0  # of its process on the node; 0 if none runs
 
 
-class Desk(Protocol):
-    """Where the members come from that a ring lacks: what its coordinator says, and what it is told."""
+class RingConnection(Protocol):
+    """A connection to the coordinator of a ring: which members it lacks, and the replies to that."""
 
     @property
     def want(self) -> Want | None:
-        """What the coordinator said last of empty seats; None if nobody knows, or if the ring is over."""
+        """The empty seats that the coordinator last reported; None if not known, or once the ring is over."""
         ...
 
     def hints(self) -> list[str]:
-        """Return what may be wrong with the script, for people, as far as that is new."""
+        """Return possible mistakes in the script, for people, each once."""
         ...
 
     def say(self, message: Coming | NoneComing) -> bool:
-        """Tell the coordinator whether somebody comes, and return whether it could be told."""
+        """Send the coordinator whether a member will come, and return whether it was sent."""
         ...
 
     def close(self) -> None:
-        """Let the ring do without."""
+        """Close the connection; the ring continues without it."""
         ...
 
 
-@runtime_checkable
-class Seats(Protocol):
-    """What a backend may do as well: let the ring of an attempt go on without members that fail.
+@dataclass(frozen=True, slots=True)
+class ExternalJob:
+    """A job that was submitted at the backend, such as by sbatch, which holds it until its GPUs have been chosen."""
 
-    Of an attempt with `seats` one process runs for each GPU, as ever. But a process that fails stops no other: the
-    attempt ends when its ring does (docs/decisions/0015).
+    job: str  # its id here, always the same
+    number: str  # its id at the backend
+    name: str
+    owner: str
+    nodes: int  # that it needs, with the same number of GPUs on each
+    gpus: int  # on all of them
+    estimate_s: float | None  # run time; None if its owner gave none
+    submitted_s: float  # Unix time
+    is_over: bool = False
+    is_cancelled: bool = False  # it is over because it was cancelled at the backend
+
+
+class Backend(ABC):
+    """What starts, watches and stops attempts: the contract of every backend, ours and those of plug-ins.
+
+    A backend runs each attempt, one process a GPU, on exactly the GPUs of its placement. The scheduler decides; the
+    backend carries out and reports. All methods follow these rules:
+
+    - **An error means "not known".** A `BackendError` never means that an attempt is gone. Each call has a deadline of
+      its own, so that a backend which does not answer holds up nothing else.
+    - **Every call may come again.** The scheduler may crash after any call, or never get the answer. So `launch`,
+      `cancel`, `forget`, `retire_members` and `add_to_ring` do nothing the second time, and an attempt never starts
+      twice: not after its end, and not after a `cancel` that came before its launch.
+    - **Nothing is known by this object alone.** A new object, in another process, finds the attempts of an earlier one.
+    - **GPUs are free only by proof.** `released` is true once no process of the attempt lives or can start.
+    - **Names identify attempts.** A name is `ls-<job>-<number>`; one that is never launched is `Run.ABSENT`.
+
+    The life of an attempt is `launch`, then `status` or `statuses` until it has ended, `released` until that is true,
+    then `forget`; `cancel` may come at any time, and `logs` also after `forget`.
+
+    A subclass has all abstract methods, a pydantic model `Settings` of its section of the configuration, and `build`.
+    The others are optional: their defaults belong to a backend without the feature, and `capabilities` says which
+    features it has. Register the class under the entry point group `longshore.backends`, and check it with
+    `longshore.testing.check_backend`.
+
+    Attributes:
+        Settings: Model of its settings in the configuration file.
+        capabilities: What it promises, and which optional methods it has; fixed while the object lives.
     """
 
-    def ring(self, name: str) -> Report | None:
-        """Return how the ring of an attempt stands, or stood last if nobody answers; None of one that has none.
+    Settings: ClassVar[type[BaseModel]]
+    capabilities: Capabilities
+
+    @classmethod
+    def build(cls, settings: Any, folder: Path, layout: Layout) -> Self:
+        """Return the backend of a scheduler.
+
+        Args:
+            settings: Of the class `Settings`.
+            folder: Of the scheduler; a backend that writes files makes a folder of its own in it.
+            layout: Nodes and their GPUs, in cluster-file order.
 
         Raises:
-            BackendError: If that cannot be seen.
+            LongshoreError: If it cannot be used here.
         """
-        ...
+        raise NotImplementedError(f"{cls.__name__} cannot be built from a configuration")
 
-    def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
-        """Let the members on some GPUs leave the ring of an attempt; asked again, it does nothing more.
+    @abstractmethod
+    def observe(self) -> tuple[NodeView, ...]:
+        """Return all its nodes, in cluster-file order.
+
+        Raises:
+            BackendError: If one of them cannot be seen.
+        """
+
+    @abstractmethod
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        """Start an attempt on exactly these GPUs; again, or after its end, this does nothing.
+
+        Raises:
+            CannotHonourError: If these GPUs cannot be given.
+            RefusedError: If it will never start, as its program does not exist.
+            BackendError: If it is not known whether it starts, or another attempt has this name.
+        """
+
+    @abstractmethod
+    def status(self, name: str) -> Status:
+        """Return what is known of an attempt.
+
+        Raises:
+            BackendError: If that is no name of an attempt.
+        """
+
+    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
+        """Return what is known of many attempts; override it where one query can answer for all.
+
+        Raises:
+            BackendError: If one of these is no name of an attempt.
+        """
+        return {name: self.status(name) for name in names}
+
+    @abstractmethod
+    def cancel(self, name: str, reason: str) -> None:
+        """Ask an attempt to stop, now or before it starts, and kill it after its grace; return at once.
+
+        Args:
+            name: Of the attempt.
+            reason: For people.
+
+        Raises:
+            BackendError: If the request could not be stored.
+        """
+
+    @abstractmethod
+    def released(self, name: str) -> bool:
+        """Return whether all processes of an attempt are proven gone; False where that is not known."""
+
+    @abstractmethod
+    def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
+        """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
+
+        Raises:
+            NoLogError: If there is no such rank.
+            BackendError: If it cannot be read at the moment.
+            ValueError: If the offset or the size is negative.
+        """
+
+    @abstractmethod
+    def forget(self, name: str) -> None:
+        """Delete what an attempt that ended left at the backend, except its logs and what keeps it from starting again.
+
+        Raises:
+            BackendError: If its processes are not proven gone, or something cannot be deleted.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """Release what it holds while a scheduler uses it, such as connections; jobs continue. Errors are logged."""
+
+    def launched(self) -> Mapping[str, tuple[Attempt, Placement]]:
+        """Return all attempts that may have processes, now or later: launched, and not forgotten.
+
+        Needs `lists_attempts`. Without it, attempts that are missing from a restored store are not found.
+
+        Returns:
+            Each attempt with its GPUs, by name. Where its record is damaged, only the name is known, and no GPUs.
+
+        Raises:
+            BackendError: If one of them cannot be read.
+        """
+        return {}
+
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
+        """Return what each rank of an attempt has reported since the last call; nothing of one that has not begun.
+
+        Needs `reads_steps`. Without it, no slow or hung steps are detected, and no checkpoints recorded.
+
+        Args:
+            name: Of the attempt.
+            placement: Its GPUs.
+            before: The last return value, by rank; `StepLines()` for the first time. If much was written since, only
+                the last part of it is returned.
+
+        Raises:
+            BackendError: If that cannot be read.
+        """
+        return []
+
+    # Rings (docs/decisions/0015): an attempt with `seats` has one process a GPU as well, but a process that fails stops
+    # no other, and the attempt ends when its ring does. Without `runs_rings`, jobs with `failover: switch` are refused.
+
+    def ring_report(self, name: str) -> Report | None:
+        """Return the state of an attempt's ring, the last known one if its coordinator does not answer.
+
+        Raises:
+            BackendError: If that cannot be read.
+        """
+        return None
+
+    def retire_members(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
+        """Remove the members on some GPUs from the ring of an attempt.
 
         Args:
             name: Of the attempt.
@@ -175,163 +315,71 @@ class Seats(Protocol):
             reason: For people.
 
         Returns:
-            Whether the ring goes on without them, or is done.
+            Whether the ring continues without them, or is done.
 
         Raises:
-            BackendError: If that cannot be seen.
+            BackendError: If that is not known.
         """
-        ...
+        return False
 
-    def desk(self, name: str, wake: Callable[[], object]) -> Desk:
-        """Return a desk for the ring of an attempt; there is one at a time, and it hears as long as the ring lives.
+    def connect_to_ring(self, name: str, wake: Callable[[], object]) -> RingConnection:
+        """Return a connection to the coordinator of a ring, which lasts as long as the ring; one at a time.
 
         Args:
             name: Of the attempt.
-            wake: Called from any thread when there is something new to look at.
+            wake: Called from any thread when there is news.
 
         Raises:
             BackendError: If that is no name of an attempt.
         """
-        ...
+        raise BackendError(f"{name} has no ring")
 
-    def places(self, name: str) -> Sequence[MemberPlace] | None:
-        """Return all GPUs that the ring of an attempt was ever given, by rank; None if that cannot be told yet.
+    def ring_places(self, name: str) -> Sequence[MemberPlace] | None:
+        """Return all GPUs that the ring of an attempt was ever given, by rank; None if that is not known yet.
 
         Raises:
-            BackendError: If it cannot be seen.
+            BackendError: If that cannot be read.
         """
-        ...
+        return None
 
-    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
-        """Let a ring have one GPU more, on which it starts a member; again, it does nothing.
+    def add_to_ring(self, name: str, rank: int, node: str, gpu: int) -> None:
+        """Add a GPU to a ring, which starts a member there; again, this does nothing.
 
         Args:
             name: Of the attempt.
-            rank: Of the process there, by which it is known from then on: behind all that the ring was given before.
+            rank: Of the process there, the next after those of all GPUs that the ring was given before.
             node: Of the GPU.
             gpu: Index on the node.
 
         Raises:
-            BackendError: If it is not known whether that comes to be, or the rank is another GPU's.
+            BackendError: If it is not known whether that happens, or the rank is another GPU's.
         """
-        ...
+        raise BackendError(f"{name} has no ring")
 
+    def external_jobs(self) -> Sequence[ExternalJob]:
+        """Return all jobs that were submitted at the backend itself, also those that are over while it knows them.
 
-@runtime_checkable
-class Lists(Protocol):
-    """What a backend may do as well: tell which attempts it has that nobody has let it forget."""
-
-    def remembered(self) -> Mapping[str, tuple[Attempt, Placement]]:
-        """Return all attempts that may have processes, now or later, with what was to be run and their GPUs, by name.
-
-        Of one without GPUs nobody knows more than its name.
+        Needs `has_external_jobs`. Until the next call, no other method reports anything newer about them.
 
         Raises:
-            BackendError: If they cannot all be told.
+            BackendError: If not all are known.
         """
-        ...
+        return ()
 
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A job that came by the backend's own way, and is held there until its GPUs have been chosen."""
-
-    job: str  # its id here, always the same
-    number: str  # that its owner knows it by
-    name: str
-    owner: str
-    nodes: int  # that it needs, with the same number of GPUs on each
-    gpus: int  # on all of them
-    estimate_s: float | None  # run time; None if its owner did not say
-    submitted_s: float  # Unix time
-    is_over: bool = False
-    is_cancelled: bool = False  # it is over, by somebody's wish
-
-
-class Backend(Protocol):
-    """Starts, watches and stops attempts. Register one under the entry point group `longshore.backends`."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it promises."""
-        ...
-
-    def observe(self) -> tuple[NodeView, ...]:
-        """Return all its nodes, in cluster-file order.
-
-        Raises:
-            BackendError: If they cannot all be told.
-        """
-        ...
-
-    def launch(self, attempt: Attempt, placement: Placement) -> None:
-        """Start an attempt on exactly these GPUs. Doing it again does nothing; an attempt never starts twice.
-
-        Raises:
-            CannotHonourError: If these GPUs cannot be given.
-            RefusedError: If it will never be started, as its program is not there.
-            BackendError: If it is not known whether it starts.
-        """
-        ...
-
-    def status(self, name: str) -> Status:
-        """Return what is known of an attempt."""
-        ...
-
-    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
-        """Return what is known of many attempts in one reading."""
-        ...
-
-    def cancel(self, name: str, reason: str) -> None:
-        """Ask an attempt to stop, and kill it after its grace; returns at once, and may be asked again."""
-        ...
-
-    def released(self, name: str) -> bool:
-        """Say whether all processes of an attempt are proven gone; False where that is not known."""
-        ...
-
-    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
-        """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
-
-        Raises:
-            NoLogError: If there is no such rank.
-            BackendError: If it cannot be read at the moment.
-        """
-        ...
-
-    def forget(self, name: str) -> None:
-        """Delete what an attempt that ended left at the backend, but for its logs."""
-        ...
-
-
-@runtime_checkable
-class Holds(Protocol):
-    """What a backend has beside, if jobs may come by its own way."""
-
-    def held(self) -> Sequence[Held]:
-        """Return all jobs that came so, those that are over too as long as the backend knows them.
-
-        Until it is called again, nothing newer is told of them by anything else.
-
-        Raises:
-            BackendError: If they cannot all be told.
-        """
-        ...
-
-    def discard(self, job: str) -> None:
-        """End a job that came so, for good.
+    def discard_external_job(self, job: str) -> None:
+        """End a job that was submitted at the backend itself, for good.
 
         Raises:
             BackendError: If it is not known whether it ends.
         """
-        ...
+        raise BackendError(f"no job {job} was submitted at this backend")
 
 
 def refuse_placement(attempt: Attempt, placement: Placement, nodes: Mapping[str, int]) -> None:
-    """Refuse GPUs that are not there.
+    """Refuse GPUs that do not exist.
 
     Args:
-        attempt: Whose they are to be.
+        attempt: That is to have them.
         placement: The GPUs.
         nodes: GPUs of each node.
 
@@ -348,10 +396,10 @@ def refuse_texts(attempt: Attempt) -> None:
     """Refuse what cannot be passed to a program.
 
     Raises:
-        RefusedError: If another backend holds it, the command is empty, or a text cannot be an argument or variable.
+        RefusedError: If another backend holds its job, or the command or an environment variable cannot be passed.
     """
-    if attempt.is_held:
-        raise RefusedError(f"{attempt.name}: the job came by another backend, which holds it")
+    if attempt.is_external:
+        raise RefusedError(f"{attempt.name}: another backend holds the job")
     if not attempt.command:
         raise RefusedError(f"{attempt.name}: its command is empty")
     for text in (*attempt.command, attempt.folder, *attempt.environment, *attempt.environment.values()):
@@ -374,13 +422,8 @@ def _refuse_share(share: Share, nodes: Mapping[str, int]) -> None:
         raise CannotHonourError(f"node {share.node} has GPUs 0 to {nodes[share.node] - 1}, asked for {share.gpus}")
 
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-def ask(call: Callable[[], T]) -> T:
-    """Ask the backend something: whatever goes wrong there must not hold up anything else.
+def call_backend(call: Callable[[], T]) -> T:
+    """Call a method of a backend; whatever goes wrong there must not hold up anything else.
 
     Raises:
         BackendError: If it does not answer, or by mistake raises something else.

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import BackendError, words_of
-from ..backends.protocol import Held, Holds
+from ..backends.protocol import Backend, ExternalJob
 from ..mirror.cluster_mirror import ClusterMirror
 from ..model.job import JobRow
 from ..model.job_spec import LEAST_S, YEAR_S, External, Retry, Shape, StoredJob
@@ -166,8 +166,8 @@ class ExternalJobs:
 
     def __init__(self, parts: Parts, *, discard_s: float = DISCARD_S) -> None:
         self._parts, self._discard_s = parts, discard_s
-        self._backend = parts.backend if isinstance(parts.backend, Holds) else None
-        self._seen: Sequence[Held] | None = None
+        self._backend = parts.backend if parts.backend.capabilities.has_external_jobs else None
+        self._seen: Sequence[ExternalJob] | None = None
         self._ended: set[str] = set()  # jobs in a final state that the backend still knows
 
     def look(self, cache: StateCache, now_s: float) -> None:
@@ -179,7 +179,7 @@ class ExternalJobs:
         if self._backend is None:
             return
         try:
-            held = self._backend.held()
+            held = self._backend.external_jobs()
             if held is not self._seen:
                 self._take_in(cache, held, now_s)
                 self._seen = held
@@ -187,7 +187,7 @@ class ExternalJobs:
         except BackendError as error:
             log.warning("what the backend holds cannot be kept up with: %s", error)
 
-    def _take_in(self, cache: StateCache, held: Sequence[Held], now_s: float) -> None:
+    def _take_in(self, cache: StateCache, held: Sequence[ExternalJob], now_s: float) -> None:
         unknown_attempts = [it.job for it in held if it.job not in cache.jobs and it.job not in self._ended]
         with self._parts.store.read() as tx:
             rows = [
@@ -206,7 +206,7 @@ class ExternalJobs:
         if new or cancelled:
             self._parts.store.write(lambda tx: _write(tx, cache.fence, new, cancelled, now_s))
 
-    def _discard(self, backend: Holds, held: Iterable[Held], unwanted: Collection[str]) -> None:
+    def _discard(self, backend: Backend, held: Iterable[ExternalJob], unwanted: Collection[str]) -> None:
         """End at the backend what has ended here, or is to: an attempt of it may not be stopped by less.
 
         Raises:
@@ -215,12 +215,12 @@ class ExternalJobs:
         until_s = time.monotonic() + self._discard_s
         for it in held:
             if (it.job in self._ended or it.job in unwanted) and not it.is_over:
-                backend.discard(it.job)
+                backend.discard_external_job(it.job)
                 if time.monotonic() >= until_s:
                     return  # the next look goes on
 
 
-def _job_of(held: Held) -> NewJob | None:
+def _job_of(held: ExternalJob) -> NewJob | None:
     """Return the job of the store that a held one becomes, None if it cannot become one."""
     try:
         return new_job_of(held)
@@ -237,7 +237,7 @@ def _write(tx: Connection, fence: int, new: Iterable[NewJob], cancelled: Iterabl
         set_desired(tx, job, Desired.CANCEL, at_s=now_s, writer=WRITER)
 
 
-def new_job_of(held: Held) -> NewJob:
+def new_job_of(held: ExternalJob) -> NewJob:
     """Return the job of the store that a held one becomes."""
     given = {
         "name": name_of(held.name), "gpus": held.gpus, "command": ("sbatch", held.name), "retry": RETRY,

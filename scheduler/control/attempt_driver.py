@@ -12,7 +12,7 @@ from typing import Unpack
 
 from ...cluster.files.errors import BackendError, words_of
 from ...cluster.kernels.structures import uniform
-from ..backends.protocol import Attempt, CannotHonourError, RefusedError, Seats, ask
+from ..backends.protocol import Attempt, CannotHonourError, RefusedError, call_backend
 from ..health.liveness import is_gone
 from ..model.job import JobRow, NewEvent, name_of
 from ..model.job_spec import PLAN_VARIABLE, plan_text, stored_job, stored_or_usual
@@ -173,7 +173,7 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
         spec.grace_s,
         limit_s,
         spec.image,
-        is_held=spec.external is not None,
+        is_external=spec.external is not None,
         seats=spec.seats,
         backups=spec.backups,
         visible_gpus=spec.visible_gpus,
@@ -263,10 +263,10 @@ def _let_go(cache: StateCache, row: AttemptRow, status: Status, now_s: float) ->
         return True
     if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
         return False
-    if is_over(status.run, is_cancelled=name in cache.cancelled) and ask(partial(backend.released, name)):
+    if is_over(status.run, is_cancelled=name in cache.cancelled) and call_backend(partial(backend.released, name)):
         give_up(cache, row, now_s)
         return True
-    ask(partial(backend.cancel, name, cache.jobs[row.job_id].cause))
+    call_backend(partial(backend.cancel, name, cache.jobs[row.job_id].cause))
     cache.cancelled.add(name)
     return False
 
@@ -287,7 +287,7 @@ def _statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Status]:
     statuses = {}
     for name in names.values():
         try:
-            statuses[name] = ask(partial(backend.status, name))
+            statuses[name] = call_backend(partial(backend.status, name))
         except BackendError as error:
             statuses[name] = Status(Run.UNREACHABLE, words=str(error))
     return statuses
@@ -309,7 +309,7 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
         return False
     if step.do is Do.CANCEL:
         first = attempt_name(row) not in cache.cancelled
-        ask(partial(cache.parts.backend.cancel, attempt_name(row), cache.jobs[row.job_id].cause))
+        call_backend(partial(cache.parts.backend.cancel, attempt_name(row), cache.jobs[row.job_id].cause))
         cache.cancelled.add(attempt_name(row))
         cache.cancelled_s.setdefault(attempt_name(row), time.monotonic())
         return first and view.status.run is Run.ABSENT
@@ -335,7 +335,7 @@ def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
         state=row.state,
         opened_s=max(row.opened_s, checked.passed_s),
         status=status,
-        is_gone=is_lost or (drains and ask(partial(cache.parts.backend.released, attempt_name(row)))),
+        is_gone=is_lost or (drains and call_backend(partial(cache.parts.backend.released, attempt_name(row)))),
         is_cancelled=attempt_name(row) in cache.cancelled,
         has_fault=False,
         checks=checked.checks,
@@ -351,9 +351,9 @@ def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
         return False
     try:
         attempt = attempt_of(cache.jobs[row.job_id], row, _begins_with(cache, row), cache.parts.checks)
-        if attempt.seats and not isinstance(cache.parts.backend, Seats):
+        if attempt.seats and not cache.parts.backend.capabilities.runs_rings:
             raise RefusedError(f"the backend {cache.parts.backend_name} has no rings: write `failover: restart`")
-        ask(partial(cache.parts.backend.launch, attempt, row.placement))
+        call_backend(partial(cache.parts.backend.launch, attempt, row.placement))
     except (CannotHonourError, RefusedError) as error:
         # Other GPUs, or the same a little later, may do; a program that is not there will not come.
         after = AfterStop.RETRY if isinstance(error, CannotHonourError) else AfterStop.FAIL
@@ -395,7 +395,7 @@ def _close(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     if now_s < cache.close_after_s.get(name, now_s):
         return False
     try:
-        ask(partial(cache.parts.backend.forget, name))
+        call_backend(partial(cache.parts.backend.forget, name))
     except BackendError as error:
         cache.close_after_s[name] = now_s + CLOSE_AGAIN_S
         if row.cleanup_error:  # told once, whatever its words are the next time

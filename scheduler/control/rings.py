@@ -17,7 +17,7 @@ from ...cluster.files.errors import BackendError
 from ...cluster.files.typed_json import as_json
 from ...cluster.model.placement import Placement
 from ...ring.wire import Empty, Want
-from ..backends.protocol import Desk, Seats, ask
+from ..backends.protocol import RingConnection, call_backend
 from ..health.link_probes import State
 from ..health.link_table import AGAIN_S, ROUND_S, Link, LinkTable, Pair
 from ..mirror.cluster_mirror import ClusterMirror
@@ -51,10 +51,10 @@ def later_nodes(cache: StateCache, row: AttemptRow, name: str) -> tuple[str, ...
         name: Of it at the backend.
     """
     job, backend = cache.jobs.get(row.job_id), cache.parts.backend
-    if job is None or not is_switching(job.spec) or not isinstance(backend, Seats):
+    if job is None or not is_switching(job.spec) or not backend.capabilities.runs_rings:
         return ()
     try:
-        places = ask(partial(backend.places, name)) or ()
+        places = call_backend(partial(backend.ring_places, name)) or ()
     except BackendError:
         return ()
     first = sum(len(share.gpus) for share in row.placement)
@@ -71,10 +71,13 @@ def keep_ring(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> No
         now_s: The present.
     """
     job, backend = cache.jobs.get(row.job_id), cache.parts.backend
-    if job is None or not is_switching(job.spec) or not isinstance(backend, Seats):
+    if job is None or not is_switching(job.spec) or not backend.capabilities.runs_rings:
         return
     try:
-        report, places = ask(partial(backend.ring, name)), ask(partial(backend.places, name))
+        report, places = (
+            call_backend(partial(backend.ring_report, name)),
+            call_backend(partial(backend.ring_places, name)),
+        )
     except BackendError as error:
         log.warning("attempt %s: how its ring ended is not known: %s", name, error)
         return
@@ -96,14 +99,14 @@ def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
         name: Of the attempt at the backend.
     """
     job, backend = cache.jobs.get(row.job_id), cache.parts.backend
-    if job is None or row.state is not AttemptState.RUNNING or not isinstance(backend, Seats):
+    if job is None or row.state is not AttemptState.RUNNING or not backend.capabilities.runs_rings:
         return False
     if not stored_or_usual(job.spec).seats:
         return False
     faulty, layout = set(cache.health.faulty), cache.parts.layout
     places = [layout.place(gpu) for gpu in layout.numbers(held_by(cache, row)) if gpu in faulty]
     try:
-        return ask(partial(backend.retire, name, places, FAULTY))
+        return call_backend(partial(backend.retire_members, name, places, FAULTY))
     except BackendError as error:
         # Like an attempt that cannot be reached: it goes on, and is asked again at the next look.
         log.warning("attempt %s: %s", name, error)
@@ -411,11 +414,11 @@ class LiveRing:
 
     Args:
         row: Its attempt.
-        desk: Of it.
+        connection: To its coordinator.
     """
 
-    def __init__(self, row: AttemptRow, desk: Desk) -> None:
-        self.row, self.desk = row, desk
+    def __init__(self, row: AttemptRow, connection: RingConnection) -> None:
+        self.row, self.connection = row, connection
         self.given: list[ReplacementRow] | None = None  # None while the store is to be asked
         self.checked: dict[int, Checked] = {}  # GPUs that are reserved and not given yet
         self.probing: Probing | None = None  # links that were measured last

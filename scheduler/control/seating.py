@@ -1,6 +1,6 @@
 """Empty seats of rings are filled from the GPUs that are free, and GPUs that rings have left are given to others.
 
-The leader is the desk of each ring that runs. A ring that is short of members gets a free GPU before any job that
+The leader is connected to each ring that runs. A ring that is short of members gets a free GPU before any job that
 waits. What it is given is reserved before the backend hears of it, and what it has left is freed after the backend has
 proven it: wherever a scheduler is killed, the next one finds which GPUs a ring holds.
 
@@ -16,7 +16,7 @@ from functools import partial
 from ...cluster.files.errors import BackendError
 from ...cluster.model.placement import Share
 from ...ring.wire import Coming, NoneComing, Want
-from ..backends.protocol import MemberPlace, Seats, ask
+from ..backends.protocol import Backend, MemberPlace, call_backend
 from ..mirror.vacant_seats import warm_up
 from ..model.job import NewEvent, ReservationRow, name_of
 from ..model.job_spec import StoredJob, is_switching, stored_or_usual
@@ -56,7 +56,7 @@ UNCHECKED = "its checks were not brought to an end"
 
 
 class Seating:
-    """Keeps a desk for each ring, as long as this scheduler leads.
+    """Keeps a connection to each ring, as long as this scheduler leads.
 
     Args:
         parts: What the scheduler works with.
@@ -64,7 +64,7 @@ class Seating:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._backend = parts.backend if isinstance(parts.backend, Seats) else None
+        self._backend = parts.backend if parts.backend.capabilities.runs_rings else None
         self._rings: dict[str, LiveRing] = {}  # by job
         self._cache: StateCache | None = None
         self.measures = False  # at the last look the links of a ring were being measured, and GPUs wait for that
@@ -92,7 +92,7 @@ class Seating:
             self._cache = cache
             for ring in self._rings.values():
                 ring.given = None
-        self._keep_desks(cache, self._backend)
+        self._connect(cache, self._backend)
         self.measures = False
         in_turn = sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq))
         # Rings that stand still come before those that go on, and these before those that have all their members.
@@ -107,22 +107,24 @@ class Seating:
                         log.warning("ring of job %s: %s", job, error)
 
     def close(self) -> None:
-        """Let the rings do without a desk."""
+        """Close the connections to all rings."""
         for ring in self._rings.values():
-            ring.desk.close()
+            ring.connection.close()
         self._rings.clear()
 
-    def _keep_desks(self, cache: StateCache, backend: Seats) -> None:
-        """Have a desk for each ring that runs, and for no other."""
+    def _connect(self, cache: StateCache, backend: Backend) -> None:
+        """Keep a connection to each ring that runs, and to no other."""
         running = {job: row for job, row in cache.attempts.items() if self._is_ring(cache, row)}
         for job, ring in list(self._rings.items()):
             if job not in running or running[job].number != ring.row.number:
-                self._rings.pop(job).desk.close()
+                self._rings.pop(job).connection.close()
         for job, row in running.items():
             if job not in self._rings:
                 name = name_of(row.job_id, row.number)
                 try:
-                    self._rings[job] = LiveRing(row, ask(partial(backend.desk, name, self._parts.wake)))
+                    self._rings[job] = LiveRing(
+                        row, call_backend(partial(backend.connect_to_ring, name, self._parts.wake))
+                    )
                 except BackendError as error:
                     log.warning("ring of job %s: %s", job, error)
 
@@ -131,8 +133,8 @@ class Seating:
         runs = row.state is AttemptState.RUNNING and row.backend == self._parts.backend_name
         return runs and job is not None and cache.mirror.has(job.id) and is_switching(job.spec)
 
-    def _look_at(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
-        places = ask(partial(backend.places, ring.name))
+    def _look_at(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
+        places = call_backend(partial(backend.ring_places, ring.name))
         if places is None:
             return
         is_new = ring.given is None
@@ -141,7 +143,7 @@ class Seating:
                 ring.given = replacements_of(tx, ring.row.job_id, ring.row.number)
         self._remind(ring, backend, places)
         self._free_left(cache, ring, places, now_s)
-        for words in ring.desk.hints():
+        for words in ring.connection.hints():
             event = self._event(cache, ring, HINT, words, now_s)._replace(kind=RING)
             log.warning("ring of job %s: %s", ring.row.job_id, words)
             self._parts.store.write(partial(note, event=event))
@@ -153,16 +155,16 @@ class Seating:
             self._ask_checks(cache, ring, backend, places, gpu, now_s)
         self._fill(cache, ring, backend, now_s, grows=False)
 
-    def _remind(self, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace]) -> None:
+    def _remind(self, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace]) -> None:
         """Say again who is on the way: who reserved it, or who heard of it, may be gone since."""
-        want = ring.desk.want
+        want = ring.connection.want
         for row in self._unseen(ring, places):
             if want is not ring.reminded:
-                ring.desk.say(Coming(-1, row.node, row.gpu))
-            ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
+                ring.connection.say(Coming(-1, row.node, row.gpu))
+            call_backend(partial(backend.add_to_ring, ring.name, row.rank, row.node, row.gpu))
         ring.reminded = want
 
-    def _let_grow(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
+    def _let_grow(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
         if ring.short and ring.given is not None and not against and not self.measures:
             self._fill(cache, ring, backend, now_s, grows=True)
@@ -207,7 +209,7 @@ class Seating:
         self._free(cache, ring, [place], self._event(cache, ring, STRUCK_OFF, cause, now_s), now_s)
 
     def _adopt(
-        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], now_s: float
+        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], now_s: float
     ) -> None:
         """Reserve GPUs that a ring has and the store does not know of, as after the restore of an older store.
 
@@ -231,12 +233,12 @@ class Seating:
                 self._parts.store.write(partial(give, row=row, event=event))
             except TakenError:
                 log.error("ring of job %s: GPU %d of %s is another job's", ring.row.job_id, it.gpu, it.node)
-                ask(partial(backend.retire, ring.name, [(it.node, it.gpu)], ANOTHERS))
+                call_backend(partial(backend.retire_members, ring.name, [(it.node, it.gpu)], ANOTHERS))
             else:
                 cache.is_torn = True  # the store is read anew
 
     def _ask_checks(
-        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], gpu: int, now_s: float
+        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], gpu: int, now_s: float
     ) -> None:
         """Give a ring a GPU that has passed its checks, and strike one off that has not."""
         job, (node, index) = cache.jobs[ring.row.job_id], self._parts.layout.place(gpu)
@@ -246,7 +248,7 @@ class Seating:
         chosen, why = ring.checked.pop(gpu).chosen, found.found
         if gpu in {*cache.health.faulty, *cache.health.closed}:
             why = why or "it went out of service"
-        spec, want = stored_or_usual(job.spec), ring.desk.want
+        spec, want = stored_or_usual(job.spec), ring.connection.want
         if self._missing(ring, want, spec, places) + len(seat_choice.wanted(want, spec)) <= len(ring.checked):
             why = why or "the seat is filled"
         if why:
@@ -259,12 +261,12 @@ class Seating:
     ) -> int:  # fmt: skip
         """Return how many GPUs a ring lacks for its seats; what is checked for it may never be its.
 
-        What is compared with this comes of the same wish: the desk hears another one at any moment.
+        What is compared with this is of the same request: the connection may receive another at any moment.
         """
         has = sum(it.is_used for it in places) + len(self._unseen(ring, places))
         return spec.seats + seat_choice.relieved(want, spec) - has
 
-    def _fill(self, cache: StateCache, ring: LiveRing, backend: Seats, now_s: float, *, grows: bool) -> None:
+    def _fill(self, cache: StateCache, ring: LiveRing, backend: Backend, now_s: float, *, grows: bool) -> None:
         """Give a ring free GPUs, one after the other, or say that there are none.
 
         Args:
@@ -274,11 +276,11 @@ class Seating:
             now_s: The present.
             grows: Whether for the seats that it goes on without; else for those that have become empty since.
         """
-        want = ring.desk.want
+        want = ring.connection.want
         if want is None or not want.empty:
             ring.short = ring.short if want is None else 0  # a ring that says nothing is as short as it was
             return
-        places = ask(partial(backend.places, ring.name))
+        places = call_backend(partial(backend.ring_places, ring.name))
         if places is None:
             return
         spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
@@ -305,18 +307,22 @@ class Seating:
             took_s = time.monotonic() - began_s
             chosen = chosen_of(found.choice, found.links, want, formula_of(cache), self._parts.layout, took_s)
             self._give_or_check(cache, ring, backend, places, chosen, now_s)
-            missing, want = missing - 1, ring.desk.want
+            missing, want = missing - 1, ring.connection.want
             ring.short = min(ring.short, missing)
-        if any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values()) and want and ring.desk.want:
+        if (
+            any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values())
+            and want
+            and ring.connection.want
+        ):
             self._refuse(cache, ring, want, "a GPU is checked first", now_s)
 
-    def _back_up(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
+    def _back_up(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
         """Give a ring a GPU for a member that computes in place of a slow one, or tell people why there is none."""
-        want, spec = ring.desk.want, stored_or_usual(cache.jobs[ring.row.job_id].spec)
+        want, spec = ring.connection.want, stored_or_usual(cache.jobs[ring.row.job_id].spec)
         slow = seat_choice.wanted(want, spec)
         if against or want is None or want.empty or not slow or ring.given is None:
             return
-        places = ask(partial(backend.places, ring.name))
+        places = call_backend(partial(backend.ring_places, ring.name))
         if places is None:
             return
         if not 0 < (lacking := self._missing(ring, want, spec, places) + len(slow) - len(ring.checked)) <= len(slow):
@@ -334,7 +340,7 @@ class Seating:
             self._parts.store.write(partial(note, event=event))
 
     def _give_or_check(
-        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], chosen: Chosen,
+        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: Chosen,
         now_s: float,
     ) -> None:  # fmt: skip
         if self._parts.checks.are_wanted(stored_or_usual(cache.jobs[ring.row.job_id].spec)):
@@ -356,7 +362,7 @@ class Seating:
         self._parts.checks.newcomer(ring.row, cache.jobs[job], Share(node, (gpu,)))
 
     def _give(
-        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], chosen: Chosen,
+        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: Chosen,
         now_s: float, *, is_held: bool = False,
     ) -> None:  # fmt: skip
         """Reserve a GPU for a ring, and let the backend start a member there."""
@@ -375,12 +381,12 @@ class Seating:
             cache.mirror.claim(job, chosen.gpu)
         ring.given.append(row)
         log.info("ring of job %s: %s", job, cause)
-        ring.desk.say(Coming(-1, node, gpu))
-        ask(partial(backend.add, ring.name, rank, node, gpu))
+        ring.connection.say(Coming(-1, node, gpu))
+        call_backend(partial(backend.add_to_ring, ring.name, rank, node, gpu))
 
     def _refuse(self, cache: StateCache, ring: LiveRing, want: Want, why: str, now_s: float) -> None:
         """Let a ring shrink at once, and tell people."""
-        if ring.refused != want.generation and ring.desk.say(NoneComing(why)):
+        if ring.refused != want.generation and ring.connection.say(NoneComing(why)):
             ring.refused = want.generation
         if ring.told == want.generation:
             return

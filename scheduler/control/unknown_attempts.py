@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from ...cluster.files.errors import BackendError, InputError, words_of
 from ...cluster.model.placement import Placement
-from ..backends.protocol import Attempt, Lists, ask
+from ..backends.protocol import Attempt, call_backend
 from ..model.job import JobRow, NewEvent
 from ..model.states import AttemptState, Desired, JobState
 from ..store.attempts import Opening, get_attempt
@@ -60,7 +60,7 @@ class UnknownAttempts:
 
     def __init__(self, parts: Parts, *, look_s: float = LOOK_S, find_again_s: float = FIND_AGAIN_S) -> None:
         self._parts, self._look_s, self._find_again_s = parts, look_s, find_again_s
-        self._backend = parts.backend if isinstance(parts.backend, Lists) else None
+        self._backend = parts.backend if parts.backend.capabilities.lists_attempts else None
         self._fence: int | None = None  # of the lease under which they were looked for
         self._is_waiting = False  # for the backend to tell them
         self._again_s = self._looked_s = float("-inf")
@@ -109,7 +109,7 @@ class UnknownAttempts:
         if self._backend is None or self.are_known(fence) or time.monotonic() < self._again_s:
             return
         try:
-            remembered = ask(self._backend.remembered)
+            remembered = call_backend(self._backend.launched)
         except BackendError as error:
             self._is_waiting, self._again_s = True, time.monotonic() + self._find_again_s
             log.warning("nothing starts, as it is not known which attempts run: %s", error)
@@ -152,13 +152,15 @@ class UnknownAttempts:
 
     def _end(self, name: str) -> None:
         try:
-            ask(partial(self._parts.backend.cancel, name, "an operator ends it, as the store does not have it"))
+            call_backend(
+                partial(self._parts.backend.cancel, name, "an operator ends it, as the store does not have it")
+            )
         except BackendError as error:
             log.warning("%s cannot be ended: %s", name, error)
 
     def _is_gone(self, name: str) -> bool:
         try:
-            return ask(partial(self._parts.backend.released, name))
+            return call_backend(partial(self._parts.backend.released, name))
         except BackendError:
             return False
 

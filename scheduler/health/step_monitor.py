@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ...cluster.files.errors import BackendError
 from ...cluster.model.placement import Placement
 from ...ring.suspicion import far_longer
-from ..backends.protocol import Backend, StepLines, WritesSteps
+from ..backends.protocol import Backend, StepLines
 from ..model.job_spec import OFF, Watching
 from .detectors import DETECTORS
 from .liveness import AT_ONCE_LEAST, AT_ONCE_S, AT_ONCE_SHARE
@@ -205,7 +205,7 @@ class StepMonitor:
         self._types = types
         self._left: dict[str, dict[str, Computed]] = {}  # of attempts that are over: not recorded yet, by job and type
         self._recorded_s = -math.inf
-        self._backend = backend if isinstance(backend, WritesSteps) else None
+        self._backend = backend if backend.capabilities.reads_steps else None
         self._followed: dict[str, _Followed] = {}  # by name of the attempt
         self._unwritten: dict[
             str, list[Saved]

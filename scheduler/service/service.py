@@ -19,7 +19,7 @@ from ...cluster.model.problem import ORDERS, stopping
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from ..access.tokens import Role, first_token
 from ..backends.building import build, full_name
-from ..backends.protocol import Backend, Closes
+from ..backends.protocol import Backend
 from ..control.facade import Control
 from ..control.reconciler import Reconciler
 from ..control.state_cache import Parts
@@ -206,8 +206,7 @@ class Service:
                 thread.join()
         self.checks.close()
         self.reconciler.close()
-        if isinstance(self.backend, Closes):
-            self.backend.close()
+        self.backend.close()
         self.store.close()
 
     def _first_token(self) -> str | None:

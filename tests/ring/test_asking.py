@@ -172,9 +172,9 @@ def test_a_link_in_the_place_of_an_attempts_folder_leads_to_no_other_ring(tmp_pa
     make_ring(victim / "ring", 2)
     thief.symlink_to(victim)
     for call in (
-        lambda: backend.ring(thief.name), lambda: backend.places(thief.name),
-        lambda: backend.retire(thief.name, [("a", 0)], "a test"),
-        lambda: backend.desk(thief.name, lambda: None), lambda: backend.add(thief.name, 2, "a", 1),
+        lambda: backend.ring_report(thief.name), lambda: backend.ring_places(thief.name),
+        lambda: backend.retire_members(thief.name, [("a", 0)], "a test"),
+        lambda: backend.connect_to_ring(thief.name, lambda: None), lambda: backend.add_to_ring(thief.name, 2, "a", 1),
     ):  # fmt: skip
         with pytest.raises(BackendError):
             call()

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from longshore.cluster.model.placement import Placement
-from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuView, NodeView, StepLines
+from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, GpuView, NodeView, StepLines
 from longshore.scheduler.model.states import EndedBy, RankEnd, Run, Status
 
 WELL = Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0),), started_s=1.0)
@@ -12,14 +12,14 @@ AGAIN = Status(Run.EXITED, (RankEnd(0, 75, 0, 2.0),), EndedBy.RANK_FAILED, start
 STOPPED = Status(Run.EXITED, (RankEnd(0, 0, 15, 2.0),), EndedBy.CANCEL, started_s=1.0)
 
 
-class Obedient:
+class Obedient(Backend):
     """Runs attempts until they are told to stop or the test ends them.
 
     Args:
         nodes: GPUs of each node.
     """
 
-    capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=True)
+    capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=True, reads_steps=True)
 
     def __init__(self, nodes: Mapping[str, int]) -> None:
         self.nodes = dict(nodes)
@@ -40,9 +40,6 @@ class Obedient:
     def status(self, name: str) -> Status:
         return self.known.get(name, Status(Run.ABSENT))
 
-    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
-        return {name: self.status(name) for name in names}
-
     def end(self, status: Status, job: str = "") -> int:
         """End what runs, of one job or of all; return how many attempts that were."""
         ended = [name for name, it in self.known.items() if it.run is Run.RUNNING and job in name]
@@ -56,7 +53,7 @@ class Obedient:
     def released(self, name: str) -> bool:
         return name not in self.holds and self.status(name).run is not Run.RUNNING
 
-    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+    def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
         return b"", offset
 
     def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:

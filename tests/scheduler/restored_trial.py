@@ -1,11 +1,12 @@
 """Trials of the scheduler on this machine whose store can go back to an older copy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from longshore.cluster.model.placement import Placement
-from longshore.scheduler.backends.protocol import Attempt
+from longshore.scheduler.backends.protocol import Attempt, Backend
 from longshore.scheduler.control.unknown_attempts import STRANGER
 from longshore.scheduler.store.copying import back_up, put_in_place
 from longshore.scheduler.store.opening import open_store
@@ -16,11 +17,15 @@ NODES = {"a": 4, "b": 4}
 
 
 class ListingWay(Way):
-    """A way on which the backend tells what it remembers."""
+    """A way on which the backend lists its attempts."""
 
-    def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
-        self.before("remembered")
-        return self.backend.remembered()  # type: ignore[attr-defined,no-any-return]
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self.capabilities = replace(self.capabilities, lists_attempts=True)
+
+    def launched(self) -> Mapping[str, tuple[Attempt, Placement]]:
+        self.before("launched")
+        return self.backend.launched()
 
 
 class Restored(Trial):

@@ -17,7 +17,7 @@ from longshore.preflight.rounds import Rounds
 from longshore.preflight.warm import WarmNodes
 from longshore.ring.wire import Report
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Desk, MemberPlace, NodeView, StepLines
+from longshore.scheduler.backends.protocol import MemberPlace, NodeView, RingConnection, StepLines
 from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.state_cache import Parts, StateCache
 from longshore.scheduler.model.job import name_of
@@ -28,7 +28,7 @@ from tests.scheduler.trials import KilledError, Trial, Way
 Gpu = tuple[str, int]
 RING_PATIENCE_S = 240.0
 T = TypeVar("T")
-CHANGING = ("write", "retire", "desk", "add")
+CHANGING = ("write", "retire_members", "connect_to_ring", "add_to_ring")
 LATER_S = 4000.0  # until a ring may have as many GPUs again
 
 
@@ -39,6 +39,7 @@ class RingWay(Way):
 
     def __init__(self, backend: LocalBackend, broken: Collection[Gpu] = ()) -> None:
         super().__init__(backend)
+        self.capabilities = replace(self.capabilities, reads_steps=True, runs_rings=True)
         self.broken = set(broken)
 
     def observe(self) -> tuple[NodeView, ...]:
@@ -53,20 +54,20 @@ class RingWay(Way):
     def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         return self.backend.step_lines(name, placement, before)
 
-    def ring(self, name: str) -> Report | None:
-        return self.backend.ring(name)
+    def ring_report(self, name: str) -> Report | None:
+        return self.backend.ring_report(name)
 
-    def retire(self, name: str, gpus: Collection[Gpu], reason: str) -> bool:
-        return self._call("retire", lambda: self.backend.retire(name, gpus, reason))
+    def retire_members(self, name: str, gpus: Collection[Gpu], reason: str) -> bool:
+        return self._call("retire_members", lambda: self.backend.retire_members(name, gpus, reason))
 
-    def desk(self, name: str, wake: Callable[[], object]) -> Desk:
-        return self._call("desk", lambda: self.backend.desk(name, wake))
+    def connect_to_ring(self, name: str, wake: Callable[[], object]) -> RingConnection:
+        return self._call("connect_to_ring", lambda: self.backend.connect_to_ring(name, wake))
 
-    def places(self, name: str) -> Sequence[MemberPlace] | None:
-        return self._call("places", lambda: self.backend.places(name))
+    def ring_places(self, name: str) -> Sequence[MemberPlace] | None:
+        return self._call("ring_places", lambda: self.backend.ring_places(name))
 
-    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
-        self._call("add", lambda: self.backend.add(name, rank, node, gpu))
+    def add_to_ring(self, name: str, rank: int, node: str, gpu: int) -> None:
+        self._call("add_to_ring", lambda: self.backend.add_to_ring(name, rank, node, gpu))
 
 
 class RingTrial(Trial):
@@ -138,7 +139,7 @@ class RingTrial(Trial):
         return name_of(job, self.attempts(job)[-1].number)
 
     def report(self, job: str) -> Report | None:
-        return self.way.backend.ring(self.name(job))
+        return self.way.backend.ring_report(self.name(job))
 
     def is_whole(self, job: str) -> bool:
         """Say whether the ring runs with all its seats."""
@@ -147,7 +148,7 @@ class RingTrial(Trial):
 
     def used(self, job: str) -> set[Gpu]:
         """Return the GPUs on which the ring has members, or will have some."""
-        return {(it.node, it.gpu) for it in self.way.backend.places(self.name(job)) or () if it.is_used}
+        return {(it.node, it.gpu) for it in self.way.backend.ring_places(self.name(job)) or () if it.is_used}
 
     def holds(self, job: str) -> set[Gpu]:
         """Return the GPUs that are reserved for a job."""
@@ -164,7 +165,7 @@ class RingTrial(Trial):
     def lose(self, job: str, place: Gpu) -> None:
         """Let the member on a GPU leave for good, though the GPU is well."""
         until_s = time.monotonic() + RING_PATIENCE_S
-        while not self.way.backend.retire(self.name(job), [place], "taken away by the test"):
+        while not self.way.backend.retire_members(self.name(job), [place], "taken away by the test"):
             assert time.monotonic() < until_s
 
     def assert_arrays_are_as_the_store(self) -> None:

@@ -25,11 +25,11 @@ from tests.scheduler.trials import Trial
 class Restless(Obedient):
     """Jobs that are rings of two on one node, and one of whose members is slow until another has its seat.
 
-    The desk hears of that at any time that it is asked, in the midst of a look too. There are no processes, and nothing
-    is refused.
+    What the ring reports changes at any time, also between two reads of one pass. There are no processes, and
+    nothing is refused.
 
     Args:
-        after: Times that the desk is asked after a third GPU was added, until it hears that its member has a seat.
+        after: Reads after a third GPU was added, until the member there is reported to have a seat.
     """
 
     def __init__(self, nodes: Mapping[str, int], after: int) -> None:
@@ -54,19 +54,19 @@ class Restless(Obedient):
     def close(self) -> None:
         """Do nothing."""
 
-    def ring(self, name: str) -> None:
+    def ring_report(self, name: str) -> None:
         """Return nothing, as a coordinator that does not answer."""
 
-    def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
+    def retire_members(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
         return True
 
-    def desk(self, name: str, wake: Callable[[], object]) -> "Restless":
+    def connect_to_ring(self, name: str, wake: Callable[[], object]) -> "Restless":
         return self
 
-    def places(self, name: str) -> list[MemberPlace]:
+    def ring_places(self, name: str) -> list[MemberPlace]:
         return list(self.given)
 
-    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
+    def add_to_ring(self, name: str, rank: int, node: str, gpu: int) -> None:
         if rank == len(self.given):
             self.given.append(MemberPlace(node, gpu))
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection
 
 from longshore.cluster.model.placement import Placement
-from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuView, NodeView
+from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, GpuView, NodeView
 from longshore.scheduler.model.states import FINAL, AttemptState, Desired, EndedBy, JobState, RankEnd, Run, Status
 from longshore.scheduler.store.jobs import WISH
 from tests.scheduler.backends.attempts import until
@@ -28,7 +28,7 @@ ENDS = [
 ]
 
 
-class Chance:
+class Chance(Backend):
     """A backend whose attempts begin, end and obey by chance; it outlives every scheduler."""
 
     capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=True)
@@ -73,7 +73,7 @@ class Chance:
     def released(self, name: str) -> bool:
         return name not in self.lives
 
-    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+    def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
         return b"", offset
 
     def forget(self, name: str) -> None:

@@ -95,7 +95,7 @@ def test_nothing_starts_until_it_is_known_what_runs(trial: Restored) -> None:
     trial.crash()
 
     def fail(name: str) -> None:
-        if name == "remembered":
+        if name == "launched":
             raise BackendError("status 500")
 
     trial.way.before = fail

@@ -6,7 +6,7 @@ from benchmarks.switching_twin import NODE_GPUS, NODES, Compared, compared, trac
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.switching import RING, SOURCE
 from longshore.ring.wire import NoneComing
-from longshore.scheduler.backends.protocol import Attempt, Seats
+from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.testing.simulated import SimulatedBackend
 
@@ -60,10 +60,10 @@ class Launched:
 
     def until_a_seat_is_empty(self) -> None:
         """Let time pass until the fault of a member is found."""
-        desk = self.backend.desk(NAME, lambda: None)
-        while desk.want is None or not desk.want.empty:
+        connection = self.backend.connect_to_ring(NAME, lambda: None)
+        while connection.want is None or not connection.want.empty:
             self.pass_on()
-            report = self.backend.ring(NAME)
+            report = self.backend.ring_report(NAME)
             assert report is not None
             assert report.phase in ("running", "stopping")  # not over without a fault that stays
 
@@ -76,7 +76,7 @@ class Launched:
     @property
     def used(self) -> int:
         """GPUs on which the ring has members."""
-        return sum(it.is_used for it in self.backend.places(NAME) or ())
+        return sum(it.is_used for it in self.backend.ring_places(NAME) or ())
 
 
 @pytest.fixture(scope="module")
@@ -89,41 +89,41 @@ def struck() -> Launched:
 
 def test_the_simulated_backend_has_rings() -> None:
     backend = Launched().backend
-    assert isinstance(backend, Seats)
-    report = backend.ring(NAME)
+    assert backend.capabilities.runs_rings
+    report = backend.ring_report(NAME)
     assert report is not None
     assert (report.phase, report.order) == ("running", [0, 1, 2, 3])
-    assert backend.ring("ls-1-1") is None
+    assert backend.ring_report("ls-1-1") is None
 
 
 def test_a_member_is_gone_once_its_fault_is_found_and_its_gpu_is_proven_left(struck: Launched) -> None:
-    places = struck.backend.places(NAME) or []
+    places = struck.backend.ring_places(NAME) or []
     gone = [it for it in places if not it.is_used]
     assert gone
     assert all(it.is_left for it in gone)
-    want = struck.backend.desk(NAME, lambda: None).want
+    want = struck.backend.connect_to_ring(NAME, lambda: None).want
     assert want is not None
     assert len(want.empty) == len(gone)
     assert len(want.order) == struck.seats - len(gone)
-    assert struck.backend.retire(NAME, [(it.node, it.gpu) for it in gone], "faulty")
+    assert struck.backend.retire_members(NAME, [(it.node, it.gpu) for it in gone], "faulty")
 
 
 def test_a_member_on_a_gpu_that_is_well_does_not_leave(struck: Launched) -> None:
-    well = next(it for it in struck.backend.places(NAME) or () if it.is_used)
+    well = next(it for it in struck.backend.ring_places(NAME) or () if it.is_used)
     with pytest.raises(BackendError, match="is well"):
-        struck.backend.retire(NAME, [(well.node, well.gpu)], "wanted elsewhere")
+        struck.backend.retire_members(NAME, [(well.node, well.gpu)], "wanted elsewhere")
 
 
 def test_a_rank_is_given_once_and_in_turn(struck: Launched) -> None:
     node, gpu = struck.free()
     with pytest.raises(BackendError, match="is next"):
-        struck.backend.add(NAME, struck.seats + 1, node, gpu)
-    first = (struck.backend.places(NAME) or [])[0]
-    struck.backend.add(NAME, 0, first.node, first.gpu)  # as it was
+        struck.backend.add_to_ring(NAME, struck.seats + 1, node, gpu)
+    first = (struck.backend.ring_places(NAME) or [])[0]
+    struck.backend.add_to_ring(NAME, 0, first.node, first.gpu)  # as it was
     with pytest.raises(BackendError, match="cannot be of rank 0"):
-        struck.backend.add(NAME, 0, node, gpu)
+        struck.backend.add_to_ring(NAME, 0, node, gpu)
     with pytest.raises(BackendError, match="not free"):
-        struck.backend.add(NAME, struck.seats, first.node, first.gpu)
+        struck.backend.add_to_ring(NAME, struck.seats, first.node, first.gpu)
 
 
 @pytest.mark.full
@@ -132,7 +132,7 @@ def test_a_ring_that_is_not_answered_has_shrunk_when_time_goes_on() -> None:
     case.until_a_seat_is_empty()
     used = case.used
     case.pass_on()
-    report = case.backend.ring(NAME)
+    report = case.backend.ring_report(NAME)
     assert report is not None
     assert report.phase == "running"
     assert case.used == used < case.seats
@@ -142,21 +142,21 @@ def test_a_ring_goes_on_once_it_is_told_that_nobody_comes_and_grows_when_somebod
     case = Launched()
     case.until_a_seat_is_empty()
     used, woken = case.used, list[int]()
-    desk = case.backend.desk(NAME, lambda: woken.append(1))
-    assert desk.say(NoneComing("no GPU is free"))
+    connection = case.backend.connect_to_ring(NAME, lambda: woken.append(1))
+    assert connection.say(NoneComing("no GPU is free"))
     assert woken
-    want = desk.want
+    want = connection.want
     assert want is not None
     node, gpu = case.free()
-    case.backend.add(NAME, case.seats, node, gpu)
+    case.backend.add_to_ring(NAME, case.seats, node, gpu)
     assert case.used == used + 1
-    assert desk.want is not None
-    assert len(desk.want.empty) == len(want.empty) - 1
-    assert desk.want.generation > want.generation
+    assert connection.want is not None
+    assert len(connection.want.empty) == len(want.empty) - 1
+    assert connection.want.generation > want.generation
 
 
 def test_a_ring_that_lacks_nobody_takes_nobody() -> None:
     case = Launched()
     node, gpu = case.free()
     with pytest.raises(BackendError, match="no seat"):
-        case.backend.add(NAME, case.seats, node, gpu)
+        case.backend.add_to_ring(NAME, case.seats, node, gpu)

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from longshore.cluster.model.placement import Placement
-from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import StepLines
+from longshore.scheduler.backends.protocol import Backend, StepLines
 from longshore.scheduler.model.states import AttemptState, Desired, JobState
 from longshore.scheduler.store.attempts import checkpoints_of
 from tests.scheduler.trials import Trial, Way
@@ -22,9 +22,11 @@ exec sleep 1000
 
 
 class TellingWay(Way):
-    """The way to a backend that knows what jobs tell."""
+    """The way to a backend that reads the steps of jobs."""
 
-    backend: LocalBackend
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self.capabilities = replace(self.capabilities, reads_steps=True)
 
     def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         return self.backend.step_lines(name, placement, before)

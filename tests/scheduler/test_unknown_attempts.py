@@ -18,7 +18,7 @@ from longshore.cluster.model.placement import Share
 from longshore.scheduler.api.models import UnknownAttemptPage
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.folders import Folders
-from longshore.scheduler.backends.local.launching import remembered_in
+from longshore.scheduler.backends.local.launching import launched_in
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.submission import is_late
 from longshore.scheduler.control.unknown_attempts import LOOK_S, UnknownAttempts
@@ -125,7 +125,7 @@ def test_an_attempt_that_cannot_be_written_down_as_its_backend_tells_it_hides_no
 ) -> None:
     told = {name: (Attempt(name, JOB, 1, (), "", {}), (Share(node, (0,)),)) for name, node in
             (("ls-bad-1", "\ud800"), (NAME, "a"))}  # fmt: skip
-    monkeypatch.setattr(LocalBackend, "remembered", lambda _: told)
+    monkeypatch.setattr(LocalBackend, "launched", lambda _: told)
     monkeypatch.setattr(LocalBackend, "released", lambda *_: False)
 
     unknown_attempts = trial.looks()
@@ -147,7 +147,7 @@ def test_an_attempt_whose_file_may_not_be_read_hides_no_other(closed: str) -> No
             path.chmod(0o755)
         (folder / "attempts" / NAME / closed).chmod(0)
         with as_nobody():
-            found = remembered_in(Folders(folder))
+            found = launched_in(Folders(folder))
         (folder / "attempts" / NAME).chmod(0o700)
 
     told = {name: (attempt.job, attempt.number, placement) for name, (attempt, placement) in found.items()}
@@ -161,7 +161,7 @@ def test_where_no_attempt_may_be_seen_it_is_not_known_which_there_are() -> None:
         write(folder, NAME, json.dumps(GOOD).encode())
         (folder / "attempts").chmod(0)
         with as_nobody(), pytest.raises(BackendError, match="Permission denied"):
-            remembered_in(Folders(folder))
+            launched_in(Folders(folder))
         (folder / "attempts").chmod(0o700)
 
 
@@ -225,7 +225,7 @@ def test_a_bug_of_the_backend_that_keeps_its_attempts_from_being_known_lets_noth
     unknown_attempts = UnknownAttempts(trial.parts(ListingWay(trial.make()), "another"), find_again_s=0.0)
     fence = trial.scheduler._fence or 0
     with monkeypatch.context() as broken:
-        broken.setattr(LocalBackend, "remembered", fails(BUG))
+        broken.setattr(LocalBackend, "launched", fails(BUG))
         unknown_attempts.find(fence)
         assert "not known which attempts run" in unknown_attempts.against_starts(fence)
         assert unknown_attempts.are_due

@@ -54,7 +54,7 @@ class KilledError(BaseException):
     """The scheduler was killed at this point; nobody catches it but the test."""
 
 
-class Way:
+class Way(Backend):
     """The way to a backend, on which calls can be lost, refused, slow, or the last ones of a scheduler.
 
     Args:
@@ -63,13 +63,11 @@ class Way:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        known = backend.capabilities
+        self.capabilities = Capabilities(known.exact_gpus, known.atomic_gang, known.enforced, known.known_in)
         self.before: Callable[[str], None] = lambda _call: None  # told the name of each call before it is made
         self.after: Callable[[str], None] = lambda _call: None  # and when it has been made
         self.silent_s: dict[str, float] = {}  # last answer of each silent node
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.backend.capabilities
 
     def _call(self, name: str, call: Callable[[], ValueT]) -> ValueT:
         self.before(name)
@@ -96,8 +94,8 @@ class Way:
     def released(self, name: str) -> bool:
         return self._call("released", lambda: self.backend.released(name))
 
-    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
-        return self.backend.logs(name, rank, offset, most)
+    def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
+        return self.backend.logs(name, rank, offset, max_bytes)
 
     def forget(self, name: str) -> None:
         self._call("forget", lambda: self.backend.forget(name))

@@ -10,7 +10,7 @@ from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
 from ...model.states import Run, Status
-from ..protocol import Attempt, Capabilities, GpuView, NodeView
+from ..protocol import Attempt, Backend, Capabilities, GpuView, NodeView
 from .api import Api, View
 from .launching import LEAD_TIMES, Launch, Lead, LeadTimes
 from .objects import (
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"ls-[a-z0-9-]{0,55}[a-z0-9]")  # with a dash and the number of a pod, a name of 63
 
 
-class KubernetesBackend:
+class KubernetesBackend(Backend):
     """Runs each attempt as pods that this backend creates, places, watches and removes.
 
     Pods and their status are what is known of an attempt, so that any scheduler of the cluster finds them; a

@@ -37,7 +37,7 @@ class Folders:
         Raises:
             BackendError: If it cannot be read or written.
         """
-        with told_as_backend_error("attempts.id"):
+        with as_backend_error("attempts.id"):
             folder = open_folder(str(self._attempts.parent))
             try:
                 write_first(folder, "attempts.id", os.urandom(8).hex().encode())
@@ -63,7 +63,7 @@ class Folders:
         Raises:
             BackendError: If that cannot be seen.
         """
-        with told_as_backend_error("attempts"), os.scandir(self._attempts) as entries:
+        with as_backend_error("attempts"), os.scandir(self._attempts) as entries:
             return sorted(
                 it.name for it in entries
                 if _NAME.fullmatch(it.name) and it.is_dir(follow_symlinks=False) and _may_hold(it.path, file)
@@ -121,7 +121,7 @@ def _may_hold(path: str, file: str) -> bool:
 
 
 @contextmanager
-def told_as_backend_error(name: str) -> Iterator[None]:
+def as_backend_error(name: str) -> Iterator[None]:
     """Let what goes wrong with an attempt's files be an error of the backend.
 
     Raises:
@@ -181,7 +181,7 @@ def read_log_of(
         raise ValueError(f"offset {offset} and most {most} must not be negative")
     if not isinstance(rank, int) or not 0 <= rank < _MOST_RANKS:
         raise NoLogError(f"{name}: no rank {rank!r}")
-    with told_as_backend_error(name), folders.open(name) as folder:
+    with as_backend_error(name), folders.open(name) as folder:
         if folder is None:
             raise NoLogError(f"no attempt {name}")
         for place in places(folder):
@@ -288,7 +288,7 @@ def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:
     return content[first:end], begin + end
 
 
-def read_told(folder: int, first: int, before: Sequence[StepLines]) -> list[StepLines]:
+def read_step_lines(folder: int, first: int, before: Sequence[StepLines]) -> list[StepLines]:
     """Return what ranks of one folder have told since the last time.
 
     Args:

@@ -16,7 +16,7 @@ from ....cluster.files.errors import BackendError, words_of
 from ....cluster.model.placement import Placement, Share
 from ...model.job import is_job_id
 from ..protocol import Attempt, RefusedError, refuse_placement, refuse_texts
-from .folders import Folders, told_as_backend_error
+from .folders import Folders, as_backend_error
 from .ranks import Rank, Spec, decode
 from .supervision import SPEC_BYTES
 from .supervisor import STARTED_BEFORE, TWIN
@@ -119,7 +119,7 @@ _MOST_LETTERS = 200  # of a node's name, as in a cluster file
 _MOST_GPU = 10**9
 
 
-def remembered_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
+def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
     """Return the attempts that were launched and not forgotten, with their GPUs, by name.
 
     Of one whose file makes no sense, which the log has, no more is told than its name does, and no GPUs.
@@ -129,7 +129,7 @@ def remembered_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
     """
     found: dict[str, tuple[Attempt, Placement]] = {}
     for name in folders.names_with(SPEC):
-        with told_as_backend_error(name):
+        with as_backend_error(name):
             try:
                 spec = _read(folders, name)
                 if spec is not None:

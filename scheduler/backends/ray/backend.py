@@ -21,7 +21,7 @@ from ....cluster.files.errors import BackendError, InputError
 from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
 from ...model.states import Run, Status
-from ..local.folders import told_as_backend_error
+from ..local.folders import as_backend_error
 from ..protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView
 from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.node import CANCELLED, python_line, revoke
@@ -159,7 +159,7 @@ class Launcher:
         """
         if time.monotonic() < self._look_at_s:
             return
-        with told_as_backend_error("the launcher"):
+        with as_backend_error("the launcher"):
             if self._job and self._status(self._job) in _LIVING and not self._is_hung():
                 self._tries = 0
             else:
@@ -330,7 +330,9 @@ class RayBackend(SharedFolderBackend):
         InputError: If the token cannot be read.
     """
 
-    capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=False)
+    capabilities = Capabilities(
+        exact_gpus=True, atomic_gang=True, enforced=False, lists_attempts=True, reads_steps=True
+    )
 
     Settings = RaySettings
 
@@ -390,7 +392,7 @@ class RayBackend(SharedFolderBackend):
         if self._write_down(attempt, placement) is None:
             return
         self._refuse(placement)
-        with told_as_backend_error(attempt.name):
+        with as_backend_error(attempt.name):
             _put(self._queue, attempt.name)
         self._launcher.see()
 

@@ -10,16 +10,16 @@ from ....cluster.files.durable import is_there, read_whole, write_first
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ...model.states import Run, Status
-from ..local.folders import Folders, delete_but, opened, read_log_of, read_told, told_as_backend_error
-from ..local.launching import refuse_what_cannot_start, remembered_in, spec_of
+from ..local.folders import Folders, as_backend_error, delete_but, opened, read_log_of, read_step_lines
+from ..local.launching import launched_in, refuse_what_cannot_start, spec_of
 from ..local.ranks import Spec, encode
 from ..local.supervision import SPEC_BYTES
-from ..protocol import Attempt, StepLines
+from ..protocol import Attempt, Backend, StepLines
 from .node import CANCELLED, revoke
 from .records import Records, is_released, read_records, status_of
 
 
-class SharedFolderBackend:
+class SharedFolderBackend(Backend):
     """Writes down what is to be run, and reads what supervisors on the nodes write.
 
     Args:
@@ -57,7 +57,7 @@ class SharedFolderBackend:
         """
         self._folders.path(name)
         told = list[StepLines]()
-        with told_as_backend_error(name), self._folders.open(name) as folder:
+        with as_backend_error(name), self._folders.open(name) as folder:
             if folder is None:
                 return told
             for part, share in enumerate(placement):
@@ -65,16 +65,16 @@ class SharedFolderBackend:
                     return []
                 with opened(folder, f"part-{part}") as own:
                     first = len(told)
-                    told += read_told(own, first, before[first : first + len(share.gpus)])
+                    told += read_step_lines(own, first, before[first : first + len(share.gpus)])
         return told
 
-    def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
+    def launched(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name.
 
         Raises:
             BackendError: If one of them cannot be read.
         """
-        return remembered_in(self._folders)
+        return launched_in(self._folders)
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, but for its logs and the proof that it ended.
@@ -84,7 +84,7 @@ class SharedFolderBackend:
         """
         if not self.released(name):
             raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
-        with told_as_backend_error(name), self._folders.open(name) as folder:
+        with as_backend_error(name), self._folders.open(name) as folder:
             if folder is None:
                 return
             parts = _parts(folder)
@@ -107,7 +107,7 @@ class SharedFolderBackend:
         """
         name, path = attempt.name, self._folders.path(attempt.name)
         spec = spec_of(attempt, placement, self._nodes, path / "work")
-        with told_as_backend_error(name):
+        with as_backend_error(name):
             with self._folders.open(name) as folder:
                 if folder is not None and _has_begun(folder, name, encode(spec)):
                     return None
@@ -131,7 +131,7 @@ class SharedFolderBackend:
             BackendError: If the wish could not be written down.
         """
         self._folders.path(name)
-        with told_as_backend_error(name), self._folders.make(name) as folder:
+        with as_backend_error(name), self._folders.make(name) as folder:
             if is_there(folder, "claim.json") and self.released(name):
                 yield None
                 return

@@ -11,9 +11,9 @@ from ....cluster.files.errors import BackendError, InputError
 from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status
-from ..local.folders import delete_but, told_as_backend_error
+from ..local.folders import as_backend_error, delete_but
 from ..local.reading import read_marker
-from ..protocol import Attempt, Capabilities, GpuView, Held, NodeView, refuse_placement
+from ..protocol import Attempt, Capabilities, ExternalJob, GpuView, NodeView, refuse_placement
 from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.node import CANCELLED, revoke
 from ..shared_folder.records import Records, status_of_running
@@ -42,7 +42,9 @@ class SlurmBackend(SharedFolderBackend):
         InputError: If one of the options is another.
     """
 
-    capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=True)
+    capabilities = Capabilities(
+        exact_gpus=True, atomic_gang=True, enforced=True, lists_attempts=True, reads_steps=True, has_external_jobs=True
+    )
 
     Settings = SlurmSettings
 
@@ -77,7 +79,7 @@ class SlurmBackend(SharedFolderBackend):
         self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes, times)
         self._door = None if door is None else Door(door, self._nodes)
 
-    def held(self) -> Sequence[Held]:
+    def external_jobs(self) -> Sequence[ExternalJob]:
         """Return all jobs that came by sbatch; none if these are not asked for.
 
         Raises:
@@ -88,7 +90,7 @@ class SlurmBackend(SharedFolderBackend):
         self._door.see()
         return self._held.held()
 
-    def discard(self, job: str) -> None:
+    def discard_external_job(self, job: str) -> None:
         """End a job that came by sbatch, for good.
 
         Raises:
@@ -121,7 +123,7 @@ class SlurmBackend(SharedFolderBackend):
             RefusedError: If its program or folder is not there.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
-        if attempt.is_held:
+        if attempt.is_external:
             refuse_placement(attempt, placement, self._nodes)
             self._held.launch(attempt, placement)
             return
@@ -215,7 +217,7 @@ class SlurmBackend(SharedFolderBackend):
             BackendError: If that cannot be seen.
         """
         self._folders.path(name)
-        with told_as_backend_error(name), self._folders.open(name) as folder:
+        with as_backend_error(name), self._folders.open(name) as folder:
             yield folder if folder is not None and is_there(folder, Taken.file_name) else None
 
     def _status_of_held(self, name: str) -> Status | None:

@@ -23,7 +23,7 @@ from ....cluster.model.placement import Placement
 from ...model.job import job_id_of
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from ..local.reading import Marker
-from ..protocol import CannotHonourError, Held
+from ..protocol import CannotHonourError, ExternalJob
 from .commands import Commands
 from .snapshot import OVER, TIMED_OUT, Node
 from .submission import NEVER, gres_of
@@ -51,7 +51,7 @@ class HeldJob(NamedTuple):
     is_early: bool  # its user does not want it to begin yet
     exit_status: int  # as wait() tells; of a job that is over
     restarts: int  # by Slurm
-    told: Held
+    external: ExternalJob
 
     @property
     def is_over(self) -> bool:
@@ -92,11 +92,11 @@ def _job(line: str, now_s: float) -> HeldJob | None:
         is_early = _is_early(eligible, now_s)
     except ValueError as error:
         raise BackendError(f"Slurm says {line!r}, which makes no sense: {error}") from error
-    told = Held(
+    external = ExternalJob(
         _id(float(since), chance, number), number, name, user, int(nodes), int(nodes) * int(gpus),
         limit_s(limit), float(since), state in OVER, state == "CANCELLED",
     )  # fmt: skip
-    return HeldJob(told.job, number, mark, state, is_held, is_early, exit_status, restarted, told)
+    return HeldJob(external.job, number, mark, state, is_held, is_early, exit_status, restarted, external)
 
 
 def _is_early(eligible: str, now_s: float) -> bool:

@@ -17,9 +17,9 @@ from ....cluster.files.durable import is_there, write_first
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ...model.states import EndedBy, Run, Status
-from ..local.folders import Folders, told_as_backend_error
+from ..local.folders import Folders, as_backend_error
 from ..local.reading import read_marker
-from ..protocol import Attempt, Held, RefusedError
+from ..protocol import Attempt, ExternalJob, RefusedError
 from ..shared_folder.node import MISPLACED
 from .commands import TIMES, Commands, Times
 from .held import (
@@ -64,20 +64,20 @@ class HeldAttempts:
         self._folders, self._commands, self._view, self._nodes, self._times = folders, commands, view, nodes, times
         self._jobs: dict[str, HeldJob] = {}
         self._read_s = float("-inf")  # when Slurm was asked last
-        self._told: tuple[Held, ...] = ()
+        self._external: tuple[ExternalJob, ...] = ()
         self._again_s: dict[str, float] = {}  # before which a job is not ended once more
         self._back_s: dict[str, float] = {}  # since when the nodes of an attempt answer again
         self._away: set[str] = set()  # attempts one of whose nodes was seen not to answer before all of it was gone
         self._checked: set[str] = set()  # attempts that have the GPUs that they were to have
 
-    def held(self) -> Sequence[Held]:
+    def held(self) -> Sequence[ExternalJob]:
         """Return all jobs that came by sbatch; the same object while Slurm is not asked again.
 
         Raises:
             BackendError: If Slurm does not answer.
         """
         self._look(self._times.old_s)
-        return self._told
+        return self._external
 
     def _look(self, old_s: float) -> None:
         if time.monotonic() > self._read_s + old_s:
@@ -89,7 +89,7 @@ class HeldAttempts:
             job.id: why_never(job.told.nodes, job.told.gpus // job.told.nodes, self._nodes)
             for job in self._jobs.values()
         }
-        self._told = tuple(job.told for job in self._jobs.values() if not never[job.id] and not job.is_early)
+        self._external = tuple(job.told for job in self._jobs.values() if not never[job.id] and not job.is_early)
         for job in self._jobs.values():
             if never[job.id] and job.is_held:  # nobody could be asked when it was submitted
                 log.warning("job %s is refused: %s", job.number, never[job.id])
@@ -117,7 +117,7 @@ class HeldAttempts:
         """
         self._look(self._times.old_s)
         job = self._job(attempt)
-        with told_as_backend_error(attempt.name), self._folders.make(attempt.name) as folder:
+        with as_backend_error(attempt.name), self._folders.make(attempt.name) as folder:
             if is_there(folder, "cancel.json"):
                 return
             taken = read_marker(folder, attempt.name, Taken)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from ..cluster.files.errors import BackendError
 from ..cluster.model.placement import Placement, Share
-from ..scheduler.backends.protocol import Attempt, Backend, CannotHonourError, RefusedError, StepLines, WritesSteps
+from ..scheduler.backends.protocol import Attempt, Backend, CannotHonourError, RefusedError, StepLines
 from ..scheduler.model.states import Run, Status
 
 NODES = {"a": 4, "b": 2}
@@ -392,7 +392,7 @@ def _a_running_attempt_cannot_be_forgotten(trial: BackendTrial) -> None:
 @_check
 def _what_ranks_tell_of_their_steps_comes_rank_by_rank_and_once(trial: BackendTrial) -> None:
     backend = trial.backend
-    if not isinstance(backend, WritesSteps):
+    if not backend.capabilities.reads_steps:
         return
     tells = 'echo "train $RANK 5.0" >> $LONGSHORE_STEPS; echo "$RANK 5.0 - /ckpt" >> $LONGSHORE_SAVED; exec sleep 1000'
     attempt = sh(tells)
@@ -416,5 +416,5 @@ def _what_ranks_tell_of_their_steps_comes_rank_by_rank_and_once(trial: BackendTr
 @_check
 def _an_attempt_that_never_began_has_told_nothing(trial: BackendTrial) -> None:
     backend = trial.backend
-    if isinstance(backend, WritesSteps):
+    if backend.capabilities.reads_steps:
         assert backend.step_lines(sh("true").name, THREE_GPUS, [StepLines()] * 3) == []

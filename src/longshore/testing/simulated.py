@@ -42,6 +42,7 @@ from ..cluster.state.state import Simulation
 from ..ring.wire import Coming, Empty, NoneComing, Report, Want
 from ..scheduler.backends.protocol import (
     Attempt,
+    Backend,
     CannotHonourError,
     Capabilities,
     GpuView,
@@ -64,63 +65,181 @@ class _Ring:
     ranks: list[int]  # GPU of each
     left: set[int] = field(default_factory=set)  # ranks whose members are gone
     generation: int = 1
-    asks: bool = False  # it stands still until somebody comes for each empty seat, or nobody does
-    empty: list[int] = field(default_factory=list)  # GPUs that failed on the seats for which it asks
+    asks: bool = False  # it stands still until its request for members is answered
+    empty: list[int] = field(default_factory=list)  # GPUs that failed, of the seats for which it asks
     before_s: float = 0.0  # iteration time before that
-    held: int = 0  # GPUs before others came to a ring that runs, at this moment; 0 if none did
-    told: Want | None = None  # what it last said of its seats, if that still holds
-    wake: Callable[[], object] | None = None  # of its desk
+    held: int = 0  # GPUs of a running ring before others were added at this moment; 0 if none were
+    want: Want | None = None  # its last report of empty seats, if that still holds
+    wake: Callable[[], object] | None = None  # of its connection
 
 
-class SimulatedDesk:
-    """What the ring of an attempt says of its empty seats, and hears.
+class SimulatedConnection:
+    """A connection to a simulated ring, as `RingConnection`.
 
     Args:
-        rings: Of the simulation.
-        ring: One of them.
-        wake: Called when something is new.
+        backend: Of the ring.
+        ring: The ring.
+        wake: Called when there is news.
     """
 
-    def __init__(self, rings: "SimulatedRings", ring: _Ring, wake: Callable[[], object]) -> None:
-        self._rings, self._ring = rings, ring
+    def __init__(self, backend: "SimulatedBackend", ring: _Ring, wake: Callable[[], object]) -> None:
+        self._backend, self._ring = backend, ring
         ring.wake = wake
 
     @property
     def want(self) -> Want | None:
-        """What the ring lacks; None while it stands still and its fault is not found, and once it is over."""
-        return self._rings.want_of(self._ring)
+        """The empty seats of the ring; None while it stands still with a fault not found yet, and once it is over."""
+        return self._backend.want_of(self._ring)
 
     def hints(self) -> list[str]:
         """Return nothing: there is no script."""
         return []
 
     def say(self, message: Coming | NoneComing) -> bool:
-        """Tell the ring whether somebody comes; if not, it goes on without."""
+        """Let the ring continue without a member for its empty seats, if none comes."""
         if isinstance(message, NoneComing):
-            self._rings.give_up_seats(self._ring)
+            self._backend.give_up_seats(self._ring)
         return True
 
     def close(self) -> None:
-        """Let the ring do without."""
+        """Close the connection."""
         self._ring.wake = None
 
 
-class SimulatedRings:
-    """What the simulated backend offers of the protocol `Seats`; its methods say there what they do.
+PROGRESS = {"step": 1.0}  # a simulated job never stands still
+
+
+class SimulatedBackend(Backend):
+    """Runs attempts in a simulation, whose clock moves only by `live_through`.
+
+    Jobs are those of the simulation's scenario: an attempt's job is named by `of_job`, and its start time is now. By
+    rules that switch, an attempt with seats has a ring, whose empty seats the scheduler fills.
 
     Args:
-        sim: The simulation.
+        sim: The simulation, with true run times and faults; its row 0 is reset.
         layout: Names of its nodes.
     """
 
+    capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=True, runs_rings=True)
+
     def __init__(self, sim: Simulation, layout: Layout) -> None:
+        if sim.rules.switching and sim.rules.spares > 0.0:
+            raise ValueError(f"the scheduler has no pool of spares, but the rules have {sim.rules.spares}")
         self.sim, self.layout = sim, layout
-        self.formed: Callable[[int], object] = lambda job: None  # called with the job of a ring that begins, or goes on
+        self.formed: Callable[[int], object] = lambda job: (
+            None
+        )  # called with the job of a ring that begins or continues
         self._rings: dict[str, _Ring] = {}  # by attempt
         self._present: dict[int, _Ring] = {}  # by job, those that are not over
+        self.of_job: dict[str, int] = {}  # job of the scenario, by the id that it was submitted under
+        self._number: dict[str, tuple[int, int]] = {}  # job and how often it had stopped, by attempt
+        reset(sim, ROW, 0)
 
-    def ring(self, name: str) -> Report | None:
-        """Return how the ring of an attempt stands; None of one that has none."""
+    @property
+    def launches(self) -> int:
+        """Return how many attempts were started."""
+        return len(self._number)
+
+    @property
+    def now_s(self) -> float:
+        """Time of the simulation."""
+        return float(self.sim.state.now_s[ROW])
+
+    def next_s(self) -> float:
+        """Return the time of the next event, inf for none."""
+        self._continue_rings()
+        return float(next_time_s(self.sim, ROW))
+
+    def live_through(self, time_s: float) -> None:
+        """Process all events of the next moment."""
+        sim = self.sim
+        if not sim.rules.switching:
+            live_through(sim, ROW, time_s)
+            return
+        self._continue_rings()
+        begin_moment(sim, ROW, time_s)
+        self._end_held()
+        if sim.state.finished[ROW] < sim.scenarios.jobs[sim.state.scenario[ROW]]:
+            change_sources(sim, ROW)
+            self._end_held()
+            submit_due(sim, ROW)
+
+    def _end_held(self) -> None:
+        """End what is over now, and act on the faults that are found now; as the simulator's `end_held`."""
+        sim, state = self.sim, self.sim.state
+        while state.running[ROW] > 0 and state.end_s[ROW, state.run_heap[ROW, 0]] <= state.now_s[ROW]:
+            job = int(state.run_heap[ROW, 0])
+            if not is_struck(sim, ROW, job):
+                finish_held(sim, ROW, job)
+                self._end_ring(job)
+            elif not self._request_members(job):
+                stop_after_fault(sim, ROW, job)
+                self._end_ring(job)
+
+    def observe(self) -> tuple[NodeView, ...]:
+        """Return all nodes."""
+        down = self.sim.state.gpu_down[ROW] > 0
+        first, seen = 0, []
+        for node, gpus in self.layout.nodes.items():
+            healthy = tuple(GpuView(index, healthy=not down[first + index]) for index in range(gpus))
+            seen.append(NodeView(node, healthy, self.now_s, slots=True))
+            first += gpus
+        return tuple(seen)
+
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        """Start an attempt; again, this does nothing.
+
+        Raises:
+            CannotHonourError: If one of the GPUs is not free.
+            RefusedError: If it has seats, and no job of the simulation outlives a fault.
+            BackendError: If the job is not one of the scenario.
+        """
+        if attempt.name in self._number:
+            return
+        if attempt.job not in self.of_job:
+            raise BackendError(f"no job of the simulation is {attempt.job}")
+        if attempt.seats and not self.sim.rules.switching:
+            raise RefusedError("no job of this simulation outlives a fault: let its rules switch")
+        job, gpus, state = self.of_job[attempt.job], self.layout.numbers(placement), self.sim.state
+        if any(state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0 for gpu in gpus):
+            raise CannotHonourError(f"a GPU of {placement} is not free")
+        begin_picks(self.sim, ROW, job)
+        for gpu in gpus:
+            take_gpu(self.sim, ROW, gpu)
+        state.shadow_s[ROW] = math.inf  # reservations are the scheduler's
+        start(self.sim, ROW)
+        self._number[attempt.name] = (job, int(state.stops[ROW, job]))
+        if attempt.seats:
+            self._begin_ring(attempt.name, job, gpus)
+
+    def status(self, name: str) -> Status:
+        """Return what is known of an attempt."""
+        if name not in self._number:
+            return Status(Run.ABSENT)
+        (job, stops), state = self._number[name], self.sim.state
+        if state.stops[ROW, job] > stops:
+            return Status(Run.EXITED, (RankEnd(0, 0, 9, self.now_s),), EndedBy.NODE_FAULT, progress=PROGRESS)
+        if state.finish_s[ROW, job] > 0.0:
+            return Status(Run.EXITED)
+        return Status(Run.RUNNING, started_s=float(state.start_s[ROW, job]))
+
+    def cancel(self, name: str, reason: str) -> None:
+        """Do nothing: a job of a simulation runs until it ends."""
+
+    def released(self, name: str) -> bool:
+        """Return whether an attempt has ended."""
+        return self.status(name).run in (Run.EXITED, Run.ABSENT)
+
+    def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
+        """Return nothing: a job of a simulation writes nothing."""
+        del name, rank, max_bytes
+        return b"", offset
+
+    def forget(self, name: str) -> None:
+        """Do nothing."""
+
+    def ring_report(self, name: str) -> Report | None:
+        """Return the state of an attempt's ring; None without a ring."""
         ring = self._rings.get(name)
         if ring is None:
             return None
@@ -132,11 +251,11 @@ class SimulatedRings:
         gone = {str(rank): "its GPU failed" for rank in sorted(ring.left)}
         return Report(phase, ring.generation, seats, order + [-1] * (seats - len(order)), [], 0, gone, [])
 
-    def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
-        """Say whether a ring goes on without members whose GPUs have failed, or may: they are gone by themselves.
+    def retire_members(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
+        """Return whether a ring continues without members whose GPUs have failed, which are gone by themselves.
 
         Raises:
-            BackendError: If one of the GPUs is well.
+            BackendError: If one of the GPUs is healthy.
         """
         del reason
         ring, state = self._rings.get(name), self.sim.state
@@ -145,18 +264,18 @@ class SimulatedRings:
         for place in gpus:
             gpu = self.layout.number(*place)
             if state.gpu_job[ROW, gpu] == ring.job and state.gpu_down[ROW, gpu] == 0:
-                raise BackendError(f"{name}: GPU {place[1]} of {place[0]} is well, and no member leaves it")
+                raise BackendError(f"{name}: GPU {place[1]} of {place[0]} is healthy, and no member leaves it")
         return True
 
-    def desk(self, name: str, wake: Callable[[], object]) -> SimulatedDesk:
-        """Return a desk for the ring of an attempt.
+    def connect_to_ring(self, name: str, wake: Callable[[], object]) -> SimulatedConnection:
+        """Return a connection to the ring of an attempt.
 
         Raises:
             BackendError: If it has none.
         """
-        return SimulatedDesk(self, self._ring_of(name), wake)
+        return SimulatedConnection(self, self._ring_of(name), wake)
 
-    def places(self, name: str) -> list[MemberPlace] | None:
+    def ring_places(self, name: str) -> list[MemberPlace] | None:
         """Return all GPUs that the ring of an attempt was ever given, by rank; None if it has none."""
         ring = self._rings.get(name)
         if ring is None:
@@ -166,11 +285,11 @@ class SimulatedRings:
             for rank, gpu in enumerate(ring.ranks)
         ]
 
-    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
-        """Let a ring have one GPU more; again, it does nothing.
+    def add_to_ring(self, name: str, rank: int, node: str, gpu: int) -> None:
+        """Add a GPU to a ring; again, this does nothing.
 
         Raises:
-            BackendError: If it is over or lacks nobody, the GPU is not free, or the rank is another GPU's or not next.
+            BackendError: If it is over or has no empty seat, the GPU is not free, or the rank is not the next.
         """
         ring, number, state = self._ring_of(name), self.layout.number(node, gpu), self.sim.state
         if rank < len(ring.ranks) and ring.ranks[rank] == number:
@@ -190,17 +309,17 @@ class SimulatedRings:
             ring.generation += 1
             state.short[ROW, ring.job] -= 1
             state.shrunk[ROW] -= state.short[ROW, ring.job] == 0
-        self._tell(ring)
+        self._notify(ring)
         if ring.asks and not ring.empty:
             self._form(ring)
 
     def want_of(self, ring: _Ring) -> Want | None:
-        """Return what a ring says of its empty seats, as `want` of its desk."""
+        """Return the empty seats of a ring, as `want` of its connection."""
         if not self._lives(ring) or (self._stands_still(ring) and not ring.asks):
             return None
-        if ring.told is None:
+        if ring.want is None:
             members = self._members(ring)
-            ring.told = Want(
+            ring.want = Want(
                 generation=ring.generation,
                 empty=list(self._empty(ring, members)),
                 order=[rank for _, rank in members],
@@ -208,10 +327,10 @@ class SimulatedRings:
                 compute_s={str(rank): float(compute_s(self.sim, ROW, ring.job, gpu)) for gpu, rank in members},
                 nodes={str(rank): self.layout.place(gpu)[0] for gpu, rank in members},
             )
-        return ring.told
+        return ring.want
 
     def give_up_seats(self, ring: _Ring) -> None:
-        """Let a ring that stands still go on without those for whom it asks."""
+        """Let a ring that stands still continue without the members for which it asks."""
         if self._lives(ring) and ring.asks:
             state = self.sim.state
             state.shrunk[ROW] += state.short[ROW, ring.job] == 0
@@ -219,12 +338,12 @@ class SimulatedRings:
             ring.empty.clear()
             self._form(ring)
 
-    def begin(self, name: str, job: int, gpus: Collection[int]) -> None:
-        """Let an attempt that has just started have a ring."""
+    def _begin_ring(self, name: str, job: int, gpus: Collection[int]) -> None:
+        """Give an attempt that has just started a ring."""
         self._rings[name] = self._present[job] = _Ring(name, job, list(gpus))
         self.formed(job)
 
-    def heed(self, job: int) -> bool:
+    def _request_members(self, job: int) -> bool:
         """Let the ring of a job ask for members in place of those that have died; False if it has none, or is lost.
 
         Source: SPEC F5 to F10; the simulator's side is `heed` of cluster/simulator/faults.py.
@@ -248,17 +367,17 @@ class SimulatedRings:
             self._form(ring)
             return True
         remove(state.end_s, state.run_heap, state.run_place, state.running, ROW, job)
-        state.end_s[ROW, job] = math.inf  # until it is answered
+        state.end_s[ROW, job] = math.inf  # until the request is answered
         push(state.end_s, state.run_heap, state.run_place, state.running, ROW, job)
-        self._tell(ring)
+        self._notify(ring)
         return True
 
-    def end(self, job: int) -> None:
-        """Note that a job has ended, or was stopped."""
+    def _end_ring(self, job: int) -> None:
+        """Drop the ring of a job that has ended, or was stopped."""
         self._present.pop(job, None)
 
-    def go_on(self) -> None:
-        """Let rings to which others came go on with them, and those that were not answered without."""
+    def _continue_rings(self) -> None:
+        """Let rings continue: with the members that were added, and without those that they asked for in vain."""
         for ring in list(self._present.values()):
             if ring.asks:
                 self.give_up_seats(ring)
@@ -268,15 +387,15 @@ class SimulatedRings:
                 self._form(ring)
 
     def _form(self, ring: _Ring) -> None:
-        """Let a ring go on with the GPUs that it holds."""
+        """Let a ring continue with the GPUs that it holds."""
         ring.asks = False
         go_on(self.sim, ROW, ring.job)
-        self._tell(ring)
+        self._notify(ring)
         self.formed(ring.job)
 
-    def _tell(self, ring: _Ring) -> None:
-        """Let the desk look again."""
-        ring.told = None
+    def _notify(self, ring: _Ring) -> None:
+        """Wake the reader of the ring's connection."""
+        ring.want = None
         if ring.wake is not None:
             ring.wake()
 
@@ -298,7 +417,7 @@ class SimulatedRings:
         return [(gpu, rank_of[gpu]) for gpu in held]
 
     def _empty(self, ring: _Ring, members: list[tuple[int, int]]) -> Iterator[Empty]:
-        """Yield the empty seats: those of members that have just died, then those that it has gone on without."""
+        """Yield the empty seats: those of members that have just died, then those that it continued without."""
         first, last = members[0][1], members[-1][1]
         for at, place in enumerate(ring.empty):
             before = [rank for gpu, rank in members if gpu < place]
@@ -307,155 +426,3 @@ class SimulatedRings:
         seats = len(members) + len(ring.empty)
         for seat in range(seats, seats + int(self.sim.state.short[ROW, ring.job])):
             yield Empty(seat, last, first)
-
-
-PROGRESS = {"step": 1.0}  # a simulated job never stands still
-
-
-class SimulatedBackend:
-    """Runs attempts in a simulation, whose clock moves only when it is told to.
-
-    Jobs are those of the simulation's scenario: an attempt's job is named by `of_job`, and its start time is now. By
-    rules that switch, an attempt with seats has a ring, whose empty seats the scheduler fills (SimulatedRings).
-
-    Args:
-        sim: The simulation, with true run times and faults; its row 0 is reset.
-        layout: Names of its nodes.
-    """
-
-    capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=True)
-
-    def __init__(self, sim: Simulation, layout: Layout) -> None:
-        if sim.rules.switching and sim.rules.spares > 0.0:
-            raise ValueError(f"the scheduler has no pool of spares, but the rules have {sim.rules.spares}")
-        self.sim, self.layout, self.rings = sim, layout, SimulatedRings(sim, layout)
-        self.of_job: dict[str, int] = {}  # job of the scenario, by the id that it was submitted under
-        self._number: dict[str, tuple[int, int]] = {}  # job and how often it had stopped, by attempt
-        reset(sim, ROW, 0)
-
-    @property
-    def launches(self) -> int:
-        """Return how many attempts were started."""
-        return len(self._number)
-
-    @property
-    def now_s(self) -> float:
-        """Time of the simulation."""
-        return float(self.sim.state.now_s[ROW])
-
-    def next_s(self) -> float:
-        """Return when something happens next, inf for never."""
-        self.rings.go_on()
-        return float(next_time_s(self.sim, ROW))
-
-    def live_through(self, time_s: float) -> None:
-        """Let everything happen that happens at the next moment."""
-        sim = self.sim
-        if not sim.rules.switching:
-            live_through(sim, ROW, time_s)
-            return
-        self.rings.go_on()
-        begin_moment(sim, ROW, time_s)
-        self._end_held()
-        if sim.state.finished[ROW] < sim.scenarios.jobs[sim.state.scenario[ROW]]:
-            change_sources(sim, ROW)
-            self._end_held()
-            submit_due(sim, ROW)
-
-    def _end_held(self) -> None:
-        """End what is over now, and act on the faults that are found now; as the simulator's `end_held`."""
-        sim, state = self.sim, self.sim.state
-        while state.running[ROW] > 0 and state.end_s[ROW, state.run_heap[ROW, 0]] <= state.now_s[ROW]:
-            job = int(state.run_heap[ROW, 0])
-            if not is_struck(sim, ROW, job):
-                finish_held(sim, ROW, job)
-                self.rings.end(job)
-            elif not self.rings.heed(job):
-                stop_after_fault(sim, ROW, job)
-                self.rings.end(job)
-
-    def observe(self) -> tuple[NodeView, ...]:
-        """Return all nodes."""
-        down = self.sim.state.gpu_down[ROW] > 0
-        first, seen = 0, []
-        for node, gpus in self.layout.nodes.items():
-            healthy = tuple(GpuView(index, healthy=not down[first + index]) for index in range(gpus))
-            seen.append(NodeView(node, healthy, self.now_s, slots=True))
-            first += gpus
-        return tuple(seen)
-
-    def launch(self, attempt: Attempt, placement: Placement) -> None:
-        """Start an attempt; again, it does nothing.
-
-        Raises:
-            CannotHonourError: If one of the GPUs is not free.
-            RefusedError: If it has seats, and no job of the simulation outlives a fault.
-            BackendError: If the job is not one of the scenario.
-        """
-        if attempt.name in self._number:
-            return
-        if attempt.job not in self.of_job:
-            raise BackendError(f"no job of the simulation is {attempt.job}")
-        if attempt.seats and not self.sim.rules.switching:
-            raise RefusedError("no job of this simulation outlives a fault: let its rules switch")
-        job, gpus, state = self.of_job[attempt.job], self.layout.numbers(placement), self.sim.state
-        if any(state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0 for gpu in gpus):
-            raise CannotHonourError(f"a GPU of {placement} is not free")
-        begin_picks(self.sim, ROW, job)
-        for gpu in gpus:
-            take_gpu(self.sim, ROW, gpu)
-        state.shadow_s[ROW] = math.inf  # reservations are the scheduler's
-        start(self.sim, ROW)
-        self._number[attempt.name] = (job, int(state.stops[ROW, job]))
-        if attempt.seats:
-            self.rings.begin(attempt.name, job, gpus)
-
-    def status(self, name: str) -> Status:
-        """Return what is known of an attempt."""
-        if name not in self._number:
-            return Status(Run.ABSENT)
-        (job, stops), state = self._number[name], self.sim.state
-        if state.stops[ROW, job] > stops:
-            return Status(Run.EXITED, (RankEnd(0, 0, 9, self.now_s),), EndedBy.NODE_FAULT, progress=PROGRESS)
-        if state.finish_s[ROW, job] > 0.0:
-            return Status(Run.EXITED)
-        return Status(Run.RUNNING, started_s=float(state.start_s[ROW, job]))
-
-    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
-        """Return what is known of many attempts."""
-        return {name: self.status(name) for name in names}
-
-    def cancel(self, name: str, reason: str) -> None:
-        """Do nothing: a job of a simulation runs until it ends."""
-
-    def released(self, name: str) -> bool:
-        """Say whether an attempt has ended."""
-        return self.status(name).run in (Run.EXITED, Run.ABSENT)
-
-    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
-        """Return nothing: a job of a simulation writes nothing."""
-        del name, rank, most
-        return b"", offset
-
-    def forget(self, name: str) -> None:
-        """Do nothing."""
-
-    def ring(self, name: str) -> Report | None:
-        """Return how the ring of an attempt stands, as `Seats` has it."""
-        return self.rings.ring(name)
-
-    def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
-        """Let the members on some GPUs leave the ring of an attempt, as `Seats` has it."""
-        return self.rings.retire(name, gpus, reason)
-
-    def desk(self, name: str, wake: Callable[[], object]) -> SimulatedDesk:
-        """Return a desk for the ring of an attempt, as `Seats` has it."""
-        return self.rings.desk(name, wake)
-
-    def places(self, name: str) -> list[MemberPlace] | None:
-        """Return all GPUs that the ring of an attempt was ever given, as `Seats` has it."""
-        return self.rings.places(name)
-
-    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
-        """Let a ring have one GPU more, as `Seats` has it."""
-        self.rings.add(name, rank, node, gpu)

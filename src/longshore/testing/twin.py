@@ -53,7 +53,7 @@ class Twin:
         )  # fmt: skip
         self.scheduler = Reconciler(self.parts)
         self._is_woken = False
-        backend.rings.formed = self._record
+        backend.formed = self._record
 
     @property
     def is_over(self) -> bool:

@@ -205,7 +205,7 @@ def test_a_job_that_waits_as_nobody_knows_what_runs_says_so_and_the_log_says_why
     def fail(_backend: LocalBackend) -> None:
         raise BackendError("ls-bobs-1: [Errno 13] Permission denied: 'spec.json'")
 
-    monkeypatch.setattr(LocalBackend, "remembered", fail)
+    monkeypatch.setattr(LocalBackend, "launched", fail)
     job = submit(api)
     service.reconciler.tick()
 

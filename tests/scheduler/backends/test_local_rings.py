@@ -13,7 +13,7 @@ import pytest
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.ring_host import PLACES, RING, MemberTraces, Others, kill_members, read_place
-from longshore.scheduler.backends.protocol import MemberPlace, Seats
+from longshore.scheduler.backends.protocol import MemberPlace
 from tests.scheduler.backends.attempts import until
 from tests.support import processes
 
@@ -27,17 +27,17 @@ def backend(tmp_path: Path) -> LocalBackend:
     return LocalBackend(tmp_path, {"a": 4})
 
 
-def test_the_local_backend_has_seats(backend: LocalBackend) -> None:
-    assert isinstance(backend, Seats)
+def test_the_local_backend_runs_rings(backend: LocalBackend) -> None:
+    assert backend.capabilities.runs_rings
 
 
 def test_a_gpu_is_added_once_and_its_rank_is_never_another_gpus(backend: LocalBackend, tmp_path: Path) -> None:
     ring = tmp_path / "attempts" / NAME / RING
     for _ in range(2):
-        backend.add(NAME, 2, "a", 3)
+        backend.add_to_ring(NAME, 2, "a", 3)
     assert read_place(ring, 2) == ("a", 3)
     with pytest.raises(BackendError, match="rank 2"):
-        backend.add(NAME, 2, "a", 1)
+        backend.add_to_ring(NAME, 2, "a", 1)
     assert read_place(ring, 2) == ("a", 3)
 
 
@@ -45,7 +45,7 @@ def test_a_gpu_is_added_once_and_its_rank_is_never_another_gpus(backend: LocalBa
 def test_nothing_is_added_to_what_is_no_attempt(backend: LocalBackend, tmp_path: Path, name: str) -> None:
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(BackendError):
-        backend.add(name, 2, "a", 3)
+        backend.add_to_ring(name, 2, "a", 3)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -66,18 +66,18 @@ def test_nothing_is_added_to_what_is_no_attempt(backend: LocalBackend, tmp_path:
 )
 def test_places_that_make_no_sense_are_not_known(backend: LocalBackend, tmp_path: Path, content: str) -> None:
     (tmp_path / "attempts" / NAME / RING / PLACES).write_text(content)
-    assert backend.places(NAME) is None
+    assert backend.ring_places(NAME) is None
 
 
 def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(backend: LocalBackend, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "attempts" / NAME / RING / PLACES)
-    assert backend.places(NAME) is None
+    assert backend.ring_places(NAME) is None
 
 
 def test_places_are_read_by_rank(backend: LocalBackend, tmp_path: Path) -> None:
     places = [["a", 0, True, False, 2, 77], ["a", 1, False, True, 1, 0]]
     (tmp_path / "attempts" / NAME / RING / PLACES).write_text(json.dumps(places))
-    assert backend.places(NAME) == [
+    assert backend.ring_places(NAME) == [
         MemberPlace("a", 0, member=2, pid=77),
         MemberPlace("a", 1, is_used=False, is_left=True, member=1),
     ]

@@ -78,7 +78,7 @@ def test_a_launch_that_comes_after_a_cancelled_attempt_was_forgotten_starts_noth
     taken(tmp_path, name)
     backend.cancel(name, "not wanted")
     backend.forget(name)
-    backend.launch(Attempt(name, job, 1, ("sbatch", "x"), "", {}, is_held=True), (Share("a", (0, 1)),))
+    backend.launch(Attempt(name, job, 1, ("sbatch", "x"), "", {}, is_external=True), (Share("a", (0, 1)),))
     assert "scontrol" not in (tmp_path / "calls").read_text()
 
 
