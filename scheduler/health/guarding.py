@@ -37,7 +37,7 @@ def since_start_s() -> float:
 
 
 def is_valid(lease: Lease | None, boot: str, now_s: float) -> bool:
-    """Say whether processes may live by a lease.
+    """Return whether processes may live by a lease.
 
     Args:
         lease: What the file says; None if it cannot be read.

@@ -507,7 +507,7 @@ def _judged(told: Told, took_s: float) -> Outcome:
 
 
 def _answers(place: ProbePlace, until_s: float) -> bool:
-    """Say whether an agent answers the scheduler; one that does not says nothing of the links of its node."""
+    """Return whether an agent answers the scheduler; one that does not says nothing of the links of its node."""
     order = Order(id=new_id(), limit_s=LIMIT_S)
     try:
         connect(sender_at(place, order), until_s).close()

@@ -376,19 +376,19 @@ class Report(NamedTuple):
     told: NodeReport
     before: NodeReport | None = None  # the one before it
     address: str = ""  # that it came from
-    came_s: float = 0.0  # when it came, by a clock that nobody sets
+    came_s: float = 0.0  # when it came, by the monotonic clock
 
     def accuses(self, gpu: int, *, slots: bool) -> bool:
-        """Say whether a GPU is faulty by this report alone."""
+        """Return whether a GPU is faulty by this report alone."""
         return accuses(self.told, gpu, slots=slots)
 
     def is_faulty(self, gpu: int, *, slots: bool) -> bool:
-        """Say whether a GPU is faulty by two reports in a row."""
+        """Return whether a GPU is faulty by two reports in a row."""
         return self.before is not None and all(accuses(it, gpu, slots=slots) for it in (self.told, self.before))
 
 
 def accuses(told: NodeReport, gpu: int, *, slots: bool) -> bool:
-    """Say whether a report calls a GPU faulty; one that is missing among others is, unless it is a slot."""
+    """Return whether a report calls a GPU faulty; one that is missing among others is, unless it is a slot."""
     found = next((it for it in told.gpus if it.index == gpu), None)
     return bool(told.gpus) and not slots if found is None else not found.healthy
 
@@ -402,7 +402,7 @@ class Reports:
         self._lock = threading.Lock()
 
     def take(self, node: str, told: NodeReport, at_s: float, address: str = "", came_s: float = 0.0) -> None:
-        """Keep a report, with where it came from and when, by a clock that nobody sets."""
+        """Keep a report, with where it came from and when, by the monotonic clock."""
         with self._lock:
             last = self._last.get(node)
             self._last[node] = Report(at_s, told, None if last is None else last.told, address, came_s)
@@ -477,7 +477,7 @@ class Leases:
             return Granted(LEASE_S, token) if leads() else NO_LEASE
 
     def has_run_out(self, node: str) -> bool:
-        """Say whether no lease of a node can be valid any more, whoever granted it."""
+        """Return whether no lease of a node can be valid any more, whoever granted it."""
         with self._lock:
             last_s = max(self._granted_s.get(node, self._began_s), self._began_s)
             return self._passed_s() - last_s > LEASE_S + MARGIN_S
@@ -486,7 +486,7 @@ class Leases:
 def is_gone(
     attempt: str, placement: Placement, fenced: Collection[str], reports: Mapping[str, Report], since_s: float
 ) -> bool:  # fmt: skip
-    """Say whether no process of an attempt that ran lives on any of its nodes, by leases and by what agents see.
+    """Return whether no process of an attempt that ran lives on any of its nodes, by leases and by what agents see.
 
     Args:
         attempt: Its name. All its ranks ran, so none of them starts any more.
@@ -499,7 +499,7 @@ def is_gone(
 
 
 def _does_not_see(report: Report | None, attempt: str, since_s: float) -> bool:
-    """Say whether an agent that sees all processes of its node does not see an attempt any more."""
+    """Return whether an agent that sees all processes of its node does not see an attempt any more."""
     if report is None or report.told.attempts is None or report.came_s <= since_s:
         return False
     return attempt not in report.told.attempts

@@ -109,13 +109,13 @@ class Accusers:
 
 
 def _repeats(node: NodeView, report: Report, *, is_known: bool) -> bool:
-    """Say whether a node calls a GPU faulty for the second time in a row; one that is known to has to go on only."""
+    """Return whether a node calls a GPU faulty for the second time in a row; one that is known to has to go on only."""
     says = report.accuses if is_known else report.is_faulty
     return any(says(gpu.index, slots=node.slots) for gpu in node.gpus)
 
 
 def _begins(node: NodeView, report: Report) -> bool:
-    """Say whether a report is the first of a row that calls GPUs faulty."""
+    """Return whether a report is the first of a row that calls GPUs faulty."""
     now, before = (
         any(it is not None and accuses(it, gpu.index, slots=node.slots) for gpu in node.gpus)
         for it in (report.told, report.before)
@@ -332,7 +332,7 @@ class Monitor:
                 yield (row.name, gpu.index)
 
     def _is_faulty(self, report: Report, gpu: int, *, slots: bool, before: bool) -> bool:
-        """Say whether a GPU is faulty by its node's reports; while too many nodes tell so, no further one is."""
+        """Return whether a GPU is faulty by its node's reports; while too many nodes tell so, no further one is."""
         if before:
             return report.accuses(gpu, slots=slots)
         return not self._accused_at_once and report.is_faulty(gpu, slots=slots)
@@ -394,7 +394,7 @@ class Monitor:
         return frozenset(name for name in down if leases.has_run_out(name))
 
     def is_down(self, node: str) -> bool:
-        """Say whether a node was down at the last look; any thread may ask."""
+        """Return whether a node was down at the last look; any thread may ask."""
         row = self._rows.get(node)
         return row is not None and row.liveness is Liveness.DOWN
 
@@ -422,7 +422,7 @@ def _answered_s(row: NodeRow, node: NodeView) -> float:
 
 
 def _differs(was: NodeRow | None, row: NodeRow) -> bool:
-    """Say whether more has changed of a node than when it last answered."""
+    """Return whether more has changed of a node than when it last answered."""
     if was is None or (was.agent_s is None) != (row.agent_s is None):
         return True
     if (was.misses < DOWN_MISSES) != (row.misses < DOWN_MISSES):  # by that a suspect node says why it is not down

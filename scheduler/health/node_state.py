@@ -87,7 +87,7 @@ class Usage:
         self.taken = 0  # samples since the start
 
     def is_due(self, now_s: float) -> bool:
-        """Say whether it is time for another sample, also after a clock was set back."""
+        """Return whether it is time for another sample, also after a clock was set back."""
         with self._lock:
             return not self._samples or not 0.0 <= now_s - self._samples[-1].at_s < EVERY_S
 

@@ -286,7 +286,7 @@ class CheckOrders:
         return True
 
     def can(self, node: str) -> bool:
-        """Say whether the agent of a node runs checks."""
+        """Return whether the agent of a node runs checks."""
         with self._lock:
             return self._able.get(node, False)
 

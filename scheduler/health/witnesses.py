@@ -63,7 +63,7 @@ class _Agent:
         return self.silent_s is not None
 
     def is_due(self, who: str, now_s: float) -> bool:
-        """Say whether one who knocks should do so again."""
+        """Return whether one who knocks should do so again."""
         tried_s = self.tried_s.get(who)
         if tried_s is None:
             return True
@@ -78,7 +78,7 @@ def _again_s(silence_s: float) -> float:
 
 
 class Witnesses:
-    """What is known of all doors. Any thread may use it; times are by a clock that nobody sets."""
+    """What is known of all doors. Any thread may use it; times are by the monotonic clock."""
 
     def __init__(self) -> None:
         self._agents: dict[str, _Agent] = {}

@@ -192,7 +192,7 @@ class Rollover:
             self._serving = None
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
-        """Say whether the policy can be asked."""
+        """Return whether the policy can be asked."""
         try:
             return self._serving is not None and self._serving.ready(wait_s) is not None
         except MissError as miss:

@@ -108,10 +108,10 @@ def test_a_member_is_gone_once_its_fault_is_found_and_its_gpu_is_proven_left(str
     assert struck.backend.retire_members(NAME, [(it.node, it.gpu) for it in gone], "faulty")
 
 
-def test_a_member_on_a_gpu_that_is_well_does_not_leave(struck: Launched) -> None:
-    well = next(it for it in struck.backend.ring_places(NAME) or () if it.is_used)
-    with pytest.raises(BackendError, match="is well"):
-        struck.backend.retire_members(NAME, [(well.node, well.gpu)], "wanted elsewhere")
+def test_a_member_on_a_healthy_gpu_does_not_leave(struck: Launched) -> None:
+    healthy = next(it for it in struck.backend.ring_places(NAME) or () if it.is_used)
+    with pytest.raises(BackendError, match=healthy.node):
+        struck.backend.retire_members(NAME, [(healthy.node, healthy.gpu)], "wanted elsewhere")
 
 
 def test_a_rank_is_given_once_and_in_turn(struck: Launched) -> None:

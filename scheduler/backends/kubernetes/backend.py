@@ -46,7 +46,7 @@ class KubernetesBackend(Backend):
     finalizer keeps them until they are forgotten. The folder holds logs and wishes.
 
     Args:
-        folder: Where records and logs of attempts are; made if need be.
+        folder: Where records and logs of attempts are; created if missing.
         nodes: GPUs of each node, in cluster-file order; the names are those of the cluster.
         settings: What was chosen.
         lead_times: Of the lease of its namespace.
@@ -159,7 +159,7 @@ class KubernetesBackend(Backend):
         """Ask an attempt to stop, now or as soon as it is launched.
 
         Raises:
-            BackendError: If the wish could not be written down.
+            BackendError: If the request could not be stored.
         """
         _check_name(name)
         if self._records.end(name) is None:
@@ -170,7 +170,7 @@ class KubernetesBackend(Backend):
                 log.warning("%s is not cancelled yet: %s", name, error)  # `statuses` goes on with it.
 
     def released(self, name: str) -> bool:
-        """Say whether all processes of an attempt are proven gone; False where that is not known."""
+        """Return whether all processes of an attempt are proven gone; False where that is not known."""
         _check_name(name)
         try:
             return all(pod.is_over for pod in self._pods_of(name))
@@ -178,7 +178,7 @@ class KubernetesBackend(Backend):
             return False
 
     def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
-        """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
+        """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
 
         Raises:
             BackendError: If there is no such rank, or its output cannot be had at the moment.

@@ -76,7 +76,7 @@ class Lead:
 
     def __init__(self, api: Api, namespace: str, installation: str, times: LeadTimes = LEAD_TIMES) -> None:
         self._api, self._namespace, self._installation, self._times = api, namespace, installation, times
-        self._held_s = self._asked_s = float("-inf")  # by the clock that nobody sets
+        self._held_s = self._asked_s = float("-inf")  # by the monotonic clock
         self._seen, self._seen_s = _Spec(), 0.0  # what others wrote last, and when that was noticed
         self._told = ""  # why it is not held, as it was last logged
         self._wrote = _Spec()  # by this process, the last time
@@ -145,7 +145,7 @@ class Lead:
         return spec.holder_identity.endswith(f"_{self._installation}")
 
     def _lasts(self, spec: _Spec) -> bool:
-        """Say whether another's lease still counts, by how long ago we saw it change: clocks differ."""
+        """Return whether another's lease still counts, by how long ago we saw it change: clocks differ."""
         if spec != self._seen:
             self._seen, self._seen_s = spec, time.monotonic()
         return bool(spec.holder_identity) and time.monotonic() < self._seen_s + spec.lease_duration_seconds

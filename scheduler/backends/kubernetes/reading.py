@@ -73,7 +73,7 @@ def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, canc
 
 
 def stops_the_others(pods: Sequence[Pod]) -> bool:
-    """Say whether the rest of an attempt is to stop: a pod of it has failed, is on its way out, or is missing."""
+    """Return whether the rest of an attempt is to stop: a pod of it has failed, is on its way out, or is missing."""
     begun = any(not pod.is_gated for pod in pods)
     return any(pod.has_failed or pod.is_deleted for pod in pods) or (begun and len(pods) < pods[0].count(PODS))
 
@@ -135,7 +135,7 @@ def _fault(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> str
 
 
 def _has_no_record(pod: Pod, record: LauncherRecord | None) -> bool:
-    """Say whether a pod ended without anybody's wish, and nobody knows how."""
+    """Return whether a pod ended without anybody's wish, and nobody knows how."""
     if record is not None or pod.is_deleted or pod.status.reason == _TOO_LONG:
         return False
     ended = pod.state.terminated
@@ -201,7 +201,7 @@ class _Left(NamedTuple):
 
 
 class Unbound:
-    """What is remembered of nodes; times are of a clock that nobody sets.
+    """What is remembered of nodes; times are of the monotonic clock.
 
     Args:
         nodes: How many the cluster has.

@@ -37,7 +37,7 @@ class Records:
     `cancelled.json` that it is not to run, `ended.json` how it ended, once it was forgotten.
 
     Args:
-        folder: Of all attempts; made if need be.
+        folder: Of all attempts; created if missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,11 +84,11 @@ class Records:
             return str(json.loads(read_whole(folder, "launched.json", _MOST_BYTES)))
 
     def knows(self, name: str) -> bool:
-        """Say whether anything was noted of an attempt."""
+        """Return whether anything was noted of an attempt."""
         return (self.folder / name).is_dir()
 
     def has(self, name: str, record: str) -> bool:
-        """Say whether there is a record, such as "cancelled"."""
+        """Return whether there is a record, such as "cancelled"."""
         with self.opened(name) as folder:
             return folder is not None and is_there(folder, f"{record}.json")
 
@@ -150,7 +150,7 @@ class Records:
 
     @contextmanager
     def made(self, name: str) -> Iterator[int]:
-        """Open the folder of an attempt, which is made if need be; errors are those of `opened`."""
+        """Open the folder of an attempt, which is created if missing; errors are those of `opened`."""
         try:
             (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:

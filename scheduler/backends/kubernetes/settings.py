@@ -27,7 +27,7 @@ class Toleration(BaseModel):
     toleration_seconds: int | None = None  # for which a taint of effect NoExecute is borne
 
     def bears(self, taint: Taint) -> bool:
-        """Say whether a pod with it can be on a node with a taint, and stay there."""
+        """Return whether a pod with it can be on a node with a taint, and stay there."""
         if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
             return False
         if taint.effect == "NoExecute" and self.toleration_seconds is not None:

@@ -24,7 +24,7 @@ class Folders:
     """The folders of all attempts, by their names.
 
     Args:
-        folder: Where they are; made if need be.
+        folder: Where they are; created if missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,7 +32,7 @@ class Folders:
         self._attempts.mkdir(parents=True, exist_ok=True)
 
     def identity(self) -> str:
-        """Return what tells these folders from all others, also when they are moved; made up if they are new.
+        """Return a random id of these folders, which stays when they are moved; created with them.
 
         Raises:
             BackendError: If it cannot be read or written.
@@ -56,12 +56,12 @@ class Folders:
         return self._attempts / name
 
     def names_with(self, file: str) -> list[str]:
-        """Return the names of all attempts in whose folder there is a file, or of which that may not be seen.
+        """Return the names of all attempts whose folder has a file, or may have it but cannot be read.
 
         None of the folders is opened.
 
         Raises:
-            BackendError: If that cannot be seen.
+            BackendError: If the folder of all attempts cannot be read.
         """
         with as_backend_error("attempts"), os.scandir(self._attempts) as entries:
             return sorted(
@@ -71,10 +71,10 @@ class Folders:
 
     @contextmanager
     def open(self, name: str) -> Iterator[int | None]:
-        """Open an attempt's folder, which may not be there; that of all attempts has to be, else nothing is known.
+        """Open an attempt's folder, None if it does not exist; the folder of all attempts must exist.
 
         Raises:
-            OSError: If nothing is known.
+            OSError: If the folder of all attempts cannot be opened.
         """
         attempts = open_folder(str(self._attempts))
         try:
@@ -91,7 +91,7 @@ class Folders:
 
     @contextmanager
     def make(self, name: str) -> Iterator[int]:
-        """Open an attempt's folder, and make it first if need be.
+        """Open an attempt's folder, created if missing.
 
         Raises:
             OSError: If it cannot be made.
@@ -109,10 +109,10 @@ class Folders:
 
 
 def _may_hold(path: str, file: str) -> bool:
-    """Say whether a folder holds a file; it may if nobody is let to see that, as a job can see to.
+    """Return whether a folder holds a file, also where its permissions hide that: a job can set them.
 
     Raises:
-        OSError: If that cannot be told.
+        OSError: If that is not known.
     """
     try:
         return is_there(None, f"{path}/{file}")
@@ -122,10 +122,10 @@ def _may_hold(path: str, file: str) -> bool:
 
 @contextmanager
 def as_backend_error(name: str) -> Iterator[None]:
-    """Let what goes wrong with an attempt's files be an error of the backend.
+    """Turn errors of an attempt's files into errors of the backend.
 
     Raises:
-        BackendError: If it does.
+        BackendError: In place of an OSError.
     """
     try:
         yield
@@ -134,7 +134,7 @@ def as_backend_error(name: str) -> Iterator[None]:
 
 
 def delete_but(folder: int, proofs: Collection[str]) -> None:
-    """Delete all in a folder but logs and the markers without which its attempt could start a second time.
+    """Delete everything in a folder except logs and the markers without which its attempt could start a second time.
 
     Args:
         folder: Descriptor of the folder.
@@ -154,21 +154,21 @@ def delete_but(folder: int, proofs: Collection[str]) -> None:
             os.unlink(name, dir_fd=folder)
 
 
-_MOST_RANKS = 1 << 16
+_MAX_RANKS = 1 << 16
 _NO_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)  # a link, a folder or a pipe, a socket
 
 
 def read_log_of(
-    folders: Folders, name: str, rank: int, offset: int, most: int, places: Callable[[int], Iterable[str]]
+    folders: Folders, name: str, rank: int, offset: int, max_bytes: int, places: Callable[[int], Iterable[str]]
 ) -> tuple[bytes, int]:
-    """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
+    """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
 
     Args:
         folders: Of all attempts.
         name: The attempt's name.
         rank: The rank.
         offset: Where to begin.
-        most: What to read at most.
+        max_bytes: What to read at most.
         places: Which folders inside that of the attempt, whose descriptor it is given, may hold the log.
 
     Raises:
@@ -177,9 +177,9 @@ def read_log_of(
         ValueError: If the offset or the size is negative.
     """
     folders.path(name)
-    if offset < 0 or most < 0:
-        raise ValueError(f"offset {offset} and most {most} must not be negative")
-    if not isinstance(rank, int) or not 0 <= rank < _MOST_RANKS:
+    if offset < 0 or max_bytes < 0:
+        raise ValueError(f"offset {offset} and max_bytes {max_bytes} must not be negative")
+    if not isinstance(rank, int) or not 0 <= rank < _MAX_RANKS:
         raise NoLogError(f"{name}: no rank {rank!r}")
     with as_backend_error(name), folders.open(name) as folder:
         if folder is None:
@@ -187,7 +187,7 @@ def read_log_of(
         for place in places(folder):
             with opened(folder, place) as own:
                 if is_there(own, log_name(rank)):
-                    return _read(own, rank, offset, most)
+                    return _read(own, rank, offset, max_bytes)
         if rank >= _count_ranks(folder):
             raise NoLogError(f"{name} has no rank {rank}")
     return b"", offset
@@ -207,15 +207,15 @@ def opened(folder: int, place: str) -> Iterator[int]:
         os.close(own)
 
 
-def _read(folder: int, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+def _read(folder: int, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
     try:
         log = open_file(folder, log_name(rank))
     except OSError as error:
         if error.errno not in _NO_FILE:
             raise
-        raise NoLogError(f"the log of rank {rank} is no file any more: the job has replaced it") from error
+        raise NoLogError(f"the log of rank {rank} is not a file: the job has replaced it") from error
     try:
-        return read_log(log, offset, most)
+        return read_log(log, offset, max_bytes)
     finally:
         os.close(log)
 
@@ -226,8 +226,8 @@ def _count_ranks(folder: int) -> int:
     return len(decode(read_whole(folder, "spec.json", SPEC_BYTES)).ranks)
 
 
-_MOST_BYTES = 4096
-_MOST_KEYS = 16
+_MAX_PROGRESS_BYTES = 4096
+_MAX_KEYS = 16
 
 
 def read_progress(folder: int) -> dict[str, float]:
@@ -237,12 +237,12 @@ def read_progress(folder: int) -> dict[str, float]:
         folder: Descriptor of the attempt's folder.
     """
     try:
-        told = json.loads(read_whole(folder, "progress.json", _MOST_BYTES))
+        content = json.loads(read_whole(folder, "progress.json", _MAX_PROGRESS_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(told, dict) or len(told) > _MOST_KEYS:
+    if not isinstance(content, dict) or len(content) > _MAX_KEYS:
         return {}
-    return {key: number for key, value in told.items() if (number := _finite(value)) is not None}
+    return {key: number for key, value in content.items() if (number := _finite(value)) is not None}
 
 
 def _finite(value: object) -> float | None:
@@ -254,17 +254,17 @@ def _finite(value: object) -> float | None:
         return None
 
 
-MOST_BYTES = 8 << 10  # that are read of a file at once: what is older than that is passed over
-FIRST_BYTES = 2 << 10  # the first time, as a scheduler that takes many jobs up has many files to read
+MAX_NEW_BYTES = 8 << 10  # read of a file at once; older lines are skipped
+FIRST_BYTES = 2 << 10  # the first time: a scheduler that starts with many jobs has many files to read
 
 
 def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:
-    """Return the whole lines of a file behind an offset, of many only the last, and the offset behind them.
+    """Return the whole lines of a file after an offset, only the last ones of many, and the offset after them.
 
     Args:
         folder: Descriptor of the folder that it is in.
-        name: Of the file; without it there is nothing.
-        offset: Behind what is known; of a file that has become shorter all is new.
+        name: Of the file; no lines if it does not exist.
+        offset: End of the known lines; all lines of a file that has become shorter are new.
 
     Raises:
         OSError: If it cannot be read, or is not a file.
@@ -278,36 +278,36 @@ def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:
         if size == offset:
             return b"", offset
         start = offset if offset <= size else 0
-        begin = max(start, size - (MOST_BYTES if offset else FIRST_BYTES))
+        begin = max(start, size - (MAX_NEW_BYTES if offset else FIRST_BYTES))
         content = os.pread(file, size - begin, begin)
     finally:
         os.close(file)
-    # Whoever passes something over begins in the middle of a line.
+    # After skipped bytes the first line is cut.
     first = content.find(b"\n") + 1 if begin > start else 0
     end = content.rfind(b"\n") + 1
     return content[first:end], begin + end
 
 
 def read_step_lines(folder: int, first: int, before: Sequence[StepLines]) -> list[StepLines]:
-    """Return what ranks of one folder have told since the last time.
+    """Return what ranks of one folder have reported since the last call.
 
     Args:
         folder: Descriptor of the folder.
         first: The first of the ranks; the others follow it.
-        before: What was returned then, by rank.
+        before: The last return value, by rank.
 
     Raises:
-        OSError: If that cannot be read.
+        OSError: If a file cannot be read.
     """
-    # One look at the folder in place of two at each rank, most of which tell nothing.
-    there = frozenset(os.listdir(folder))
-    return [_read_rank(folder, there, rank, last) for rank, last in enumerate(before, first)]
+    # One listing of the folder replaces two calls for each rank, most of which have reported nothing.
+    existing = frozenset(os.listdir(folder))
+    return [_read_rank(folder, existing, rank, last) for rank, last in enumerate(before, first)]
 
 
-def _read_rank(folder: int, there: frozenset[str], rank: int, last: StepLines) -> StepLines:
+def _read_rank(folder: int, existing: frozenset[str], rank: int, last: StepLines) -> StepLines:
     steps, steps_end, saved, saved_end = b"", last.steps_end, b"", last.saved_end
-    if (name := steps_name(rank)) in there:
+    if (name := steps_name(rank)) in existing:
         steps, steps_end = read_news(folder, name, steps_end)
-    if (name := saved_name(rank)) in there:
+    if (name := saved_name(rank)) in existing:
         saved, saved_end = read_news(folder, name, saved_end)
     return StepLines(steps, saved, steps_end, saved_end)

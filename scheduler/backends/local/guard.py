@@ -1,6 +1,6 @@
-"""The parent of a supervisor: should that be killed, what it leaves behind comes here, and is killed.
+"""The parent of a supervisor: if the supervisor is killed, its orphans become children of the guard, which kills them.
 
-Standard library only, and as little of it as will do: there is one for each attempt.
+Standard library only, and little of it: each attempt has a guard.
 """
 
 import os
@@ -11,14 +11,14 @@ from typing import NoReturn
 from ....cluster.files.processes import Process, find
 from .ranks import adopt_orphans, kill_children, send
 
-_KILLED = 128  # and the signal: the exit code of who was ended by one, as shells say it
+_KILLED = 128  # plus the signal: exit code of a process that a signal ended, as in shells
 
 
 def guarded(supervise: Callable[[Process | None], int]) -> int:
     """Run a supervisor as a child of this process, and return when it and all that it left are gone.
 
     Args:
-        supervise: What the child does, before it exits with what that returns. It is told who its guard is.
+        supervise: What the child does; its return value is the exit code. It gets this process as its guard.
 
     Returns:
         Exit code of the child.
@@ -49,7 +49,7 @@ def _become(supervise: Callable[[Process | None], int], guard: Process | None) -
 
 
 def _wait_for(supervisor: int) -> int:
-    """Return the exit code of a child, which gets the wishes to end that come to this process."""
+    """Return the exit code of a child; a SIGTERM of this process is passed on to it."""
     while True:
         pid, status = os.waitpid(supervisor, os.WNOHANG)
         if pid:

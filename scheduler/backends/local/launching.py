@@ -1,4 +1,4 @@
-"""Starts an attempt: from its placement to a supervisor that has taken over, or to one that a folder remembers."""
+"""Starts an attempt: from its placement to a running supervisor; and lists the attempts that were launched."""
 
 import errno
 import logging
@@ -66,24 +66,24 @@ def refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
 
     Args:
         spec: What is to be run.
-        makes_folder: Whether its folder is made for it, and so empty.
+        makes_folder: Whether its folder is created for it, and so empty.
 
     Raises:
-        RefusedError: If its program or folder is not there.
+        RefusedError: If its program or folder does not exist.
     """
     folder = Path(spec.folder)
     if not makes_folder and not folder.is_absolute():
-        raise RefusedError(f"{spec.attempt}: {spec.folder!r} is no absolute path of a folder")
+        raise RefusedError(f"{spec.attempt}: {spec.folder!r} is not an absolute path")
     if not makes_folder and not folder.is_dir():
-        raise RefusedError(f"{spec.attempt}: there is no folder {spec.folder!r} on this machine")
+        raise RefusedError(f"{spec.attempt}: folder {spec.folder!r} does not exist on this machine")
     program = spec.command[0]
-    wanted = str(folder / program) if "/" in program else program
-    if shutil.which(wanted, path=spec.environment["PATH"]) is None:
+    path = str(folder / program) if "/" in program else program
+    if shutil.which(path, path=spec.environment["PATH"]) is None:
         raise RefusedError(f"{spec.attempt}: no program {program!r} in {folder} or on {spec.environment['PATH']}")
 
 
 def spawn_supervisor(path: Path) -> None:
-    """Start a supervisor on an attempt's folder; where there is or was one, nothing happens.
+    """Start a supervisor on an attempt's folder, unless there is or was one.
 
     Args:
         path: The attempt's folder, absolute.
@@ -91,14 +91,14 @@ def spawn_supervisor(path: Path) -> None:
     Raises:
         BackendError: If it is not known whether it started.
     """
-    # -I -S: nothing of the user's settings or site packages, which also makes it start fast. Nor has it anything of the
+    # -I -S: none of the user's settings or site packages, which also makes it start fast. It has nothing of the
     # environment but HOME, for ranks of a user whom the machine does not know.
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _SUPERVISE, str(_ROOT), str(path)]
-    silent = subprocess.DEVNULL
+    null = subprocess.DEVNULL
     environment = {"HOME": os.environ["HOME"]} if "HOME" in os.environ else {}
     try:
         done = subprocess.run(
-            command, stdin=silent, stdout=silent, stderr=silent, cwd="/", env=environment,
+            command, stdin=null, stdout=null, stderr=null, cwd="/", env=environment,
             start_new_session=True, timeout=_START_WITHIN_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -112,17 +112,17 @@ log = logging.getLogger(__name__)
 SPEC = "spec.json"
 NO_FILE_OF_OURS = (  # errors
     errno.EFBIG, errno.ELOOP, errno.EINVAL, errno.ENXIO,  # too large, a link, a pipe, a socket
-    errno.EACCES, errno.EPERM,  # may not be read, as a job can see to
+    errno.EACCES, errno.EPERM,  # unreadable, as a job can make it
 )  # fmt: skip
-_NAME = re.compile(r"ls-(.+)-([1-9][0-9]{0,8})")
-_MOST_LETTERS = 200  # of a node's name, as in a cluster file
-_MOST_GPU = 10**9
+_ATTEMPT_NAME = re.compile(r"ls-(.+)-([1-9][0-9]{0,8})")
+_MAX_NODE_LETTERS = 200  # of a node's name, as in a cluster file
+_MAX_GPU = 10**9
 
 
 def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
     """Return the attempts that were launched and not forgotten, with their GPUs, by name.
 
-    Of one whose file makes no sense, which the log has, no more is told than its name does, and no GPUs.
+    Of one whose file is damaged, which is logged, only the job and number in its name are known, and no GPUs.
 
     Raises:
         BackendError: If one of them cannot be read.
@@ -143,7 +143,7 @@ def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
 
 
 def _read(folders: Folders, name: str) -> Spec | None:
-    """Return what an attempt is to run, None if it was forgotten just now.
+    """Return what an attempt is to run, None if it has just been forgotten.
 
     Raises:
         ValueError: If its file makes no sense.
@@ -156,7 +156,7 @@ def _read(folders: Folders, name: str) -> Spec | None:
 
 
 def _checked(spec: Spec, name: str) -> Spec:
-    """Return what was read, if it is of this attempt and says what it holds.
+    """Return what was read, if it belongs to this attempt and names its GPUs.
 
     Raises:
         ValueError: If it does not.
@@ -164,28 +164,28 @@ def _checked(spec: Spec, name: str) -> Spec:
     job, number = _numbered(name)
     is_its_own = (spec.attempt, spec.job, spec.number) == (name, job, number) and type(spec.number) is int
     if not is_its_own or not is_job_id(job):
-        told = map(reprlib.repr, (spec.attempt, spec.job, spec.number))
-        raise ValueError("it is of attempt {}, job {}, number {}".format(*told))
+        found = map(reprlib.repr, (spec.attempt, spec.job, spec.number))
+        raise ValueError("it is of attempt {}, job {}, number {}".format(*found))
     places = {(rank.node, rank.gpu) for rank in spec.ranks if _is_place(rank)}
     if not places or len(places) < len(spec.ranks):
-        raise ValueError("it does not say where its ranks run")
+        raise ValueError("it does not name the GPUs of its ranks")
     return spec
 
 
 def _is_place(rank: Rank) -> bool:
-    """Say whether a rank runs where a GPU can be; the name of its node is written where people read it."""
-    is_node = isinstance(rank.node, str) and 0 < len(rank.node) <= _MOST_LETTERS and rank.node.isprintable()
-    return is_node and type(rank.gpu) is int and 0 <= rank.gpu < _MOST_GPU
+    """Return whether a rank has a node and a GPU; the node's name must be printable."""
+    is_node = isinstance(rank.node, str) and 0 < len(rank.node) <= _MAX_NODE_LETTERS and rank.node.isprintable()
+    return is_node and type(rank.gpu) is int and 0 <= rank.gpu < _MAX_GPU
 
 
 def _numbered(name: str) -> tuple[str, int]:
-    """Return the job and the number that the name of an attempt tells, none of any job if it tells none."""
-    told = _NAME.fullmatch(name)
-    return (told[1], int(told[2])) if told else ("", 0)
+    """Return the job and the number in the name of an attempt, of no job if it has none."""
+    found = _ATTEMPT_NAME.fullmatch(name)
+    return (found[1], int(found[2])) if found else ("", 0)
 
 
 def _named(name: str) -> Attempt:
-    """Return what the name of an attempt tells of it."""
+    """Return what is known of an attempt by its name alone."""
     return Attempt(name, *_numbered(name), command=(), folder="", environment={})
 
 

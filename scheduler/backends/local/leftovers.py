@@ -1,4 +1,4 @@
-"""What is left of an attempt that no process watches: found by its traces, and killed. Standard library only."""
+"""Processes of an attempt that has no supervisor: found by their traces, and killed. Standard library only."""
 
 import os
 import time
@@ -12,11 +12,11 @@ from ....cluster.files.processes import Process, environment, kill, living
 from . import ranks
 from .ranks import is_log
 
-_LOOK_AGAIN_S = 0.02
+_KILL_PAUSE_S = 0.02
 
 
 class Traces(NamedTuple):
-    """What an attempt's processes are known by."""
+    """How an attempt's processes are recognised."""
 
     attempt: str  # in the environment of each, as LONGSHORE_ATTEMPT
     folder: int  # descriptor of its folder
@@ -27,31 +27,31 @@ class Traces(NamedTuple):
 
 def left_of(traces: Traces) -> list[Process]:
     """Return the living processes of an attempt: by groups, environment and output, and the descendants of those."""
-    everyone, logs = living(), _logs_in(traces.folder)
+    processes, logs = living(), _logs_in(traces.folder)
     found = {
         process.pid
-        for process in everyone
-        if _is_of_group(process, traces) or _says_so(process, traces) or _writes_to(process, logs)
+        for process in processes
+        if _is_of_group(process, traces) or _names_attempt(process, traces) or _writes_to(process, logs)
     }
     before = 0
     while before != len(found):
         before = len(found)
-        found |= {process.pid for process in everyone if process.parent in found}
-    return [process for process in everyone if process.pid in found]
+        found |= {process.pid for process in processes if process.parent in found}
+    return [process for process in processes if process.pid in found]
 
 
 def kill_all(traces: Traces, within_s: float) -> bool:
-    """Kill what is left of an attempt, and say whether nothing is.
+    """Kill what is left of an attempt, and return whether nothing is.
 
     Args:
-        traces: What its processes are known by.
+        traces: How its processes are recognised.
         within_s: How long to try.
 
     Returns:
-        Whether the last look at their control group, and at all processes, found none of them.
+        Whether the last read of their control group, and of all processes, found none of them.
 
     Raises:
-        OSError: If their control group cannot be looked at.
+        OSError: If their control group cannot be read.
     """
     until_s = time.monotonic() + within_s
     while True:
@@ -64,11 +64,11 @@ def kill_all(traces: Traces, within_s: float) -> bool:
             return False
         for process in left:
             kill(process)
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_KILL_PAUSE_S)
 
 
 def _is_populated(cgroup: str) -> bool:
-    """Say whether a process lives in a control group, after killing all that are in it."""
+    """Return whether a process lives in a control group, after killing all that are in it."""
     if not cgroup:
         return False
     ranks.kill_group(cgroup)
@@ -76,13 +76,13 @@ def _is_populated(cgroup: str) -> bool:
 
 
 def _is_of_group(process: Process, traces: Traces) -> bool:
-    # A group's number can go to a stranger once the group is empty, but not one in the same session and as old.
+    # Once the group is empty its number may be reused, but not in the same session by a process as old.
     led_since = traces.groups.get(process.group)
     return led_since is not None and process.session == traces.session and process.start_ticks >= led_since
 
 
 def _logs_in(folder: int) -> set[tuple[int, int]]:
-    """Return what names the files of ranks' output in an attempt's folder: device and number."""
+    """Return the identity of each log in an attempt's folder: device and inode."""
     found = set()
     for name in filter(is_log, os.listdir(folder)):
         with suppress(OSError):
@@ -102,18 +102,18 @@ def _writes_to(process: Process, logs: Collection[tuple[int, int]]) -> bool:
     return False
 
 
-def _says_so(process: Process, traces: Traces) -> bool:
+def _names_attempt(process: Process, traces: Traces) -> bool:
     if process.uid != os.getuid():
         return False
-    told = environment(process, b"LONGSHORE_ATTEMPT", b"LONGSHORE_PROGRESS")
-    if told.get(b"LONGSHORE_ATTEMPT") != traces.attempt.encode():
+    found = environment(process, b"LONGSHORE_ATTEMPT", b"LONGSHORE_PROGRESS")
+    if found.get(b"LONGSHORE_ATTEMPT") != traces.attempt.encode():
         return False
-    path = os.fsdecode(told.get(b"LONGSHORE_PROGRESS", b""))
+    path = os.fsdecode(found.get(b"LONGSHORE_PROGRESS", b""))
     return not _is_elsewhere(path.rpartition("/")[0], traces.folder)
 
 
 def _is_elsewhere(path: str, folder: int) -> bool:
-    """Say whether a folder is there and another one: that of an attempt of the same name under another scheduler."""
+    """Return whether a folder exists and is another one: of an attempt of the same name under another scheduler."""
     try:
         other = open_folder(path)
     except OSError:

@@ -1,18 +1,11 @@
 """The ranks of an attempt: started, logged, limited and ended, with all their processes. Standard library only.
 
-The output of ranks: files that grow, hold back only their last part, and are read from an offset on.
-
-The supervisor uses it: standard library only.
-
-What to do about processes that lose their parent: they come to an ancestor that asks for them.
-
-The supervisor and its guard use it: standard library only.
-
-A control group (version 2) for the processes of an attempt, where this user may make one.
-
-Whatever a process does to its session, its parent or its environment, what it starts is born into its group.
-
-The supervisor uses it: standard library only.
+- `fork_rank`: the start of a rank, with its environment.
+- `open_log`, `drop_beginning`, `read_log`: the output of ranks, in files that keep only their last part.
+- `adopt_orphans`, `kill_children`: processes that lose their parent become children of the supervisor or its guard.
+- `Gang`: the ranks that a supervisor runs.
+- `confine`, `kill_group`: a control group (version 2) for the processes of an attempt, where this user may create one.
+  Whatever a process does to its session, parent or environment, the processes that it starts are in its group.
 """
 
 import ctypes
@@ -41,7 +34,7 @@ class Rank(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The ranks of an attempt that one supervisor runs, and where they meet those of others."""
+    """The ranks of an attempt that one supervisor runs, and the rendezvous address of all."""
 
     visible: dict[int, str]  # what CUDA_VISIBLE_DEVICES calls the GPU of each rank
     address: str
@@ -61,7 +54,7 @@ class Spec(NamedTuple):
     limit_s: float | None
     ranks: tuple[Rank, ...]
     seats: int = 0  # of its ring; 0 for ranks that stop together
-    backups: int = 0  # slow members of it in whose place others may compute
+    backups: int = 0  # slow members of it whose work backup members may do
     visible_gpus: str = ALL_ON_NODE  # that a rank sees: those of all ranks on its node, or its own
 
 
@@ -70,7 +63,7 @@ def encode(spec: Spec) -> bytes:
     fields = spec._asdict()
     for name, default in Spec._field_defaults.items():
         if fields[name] == default:
-            del fields[name]  # as before there was such a thing, so that attempts of older versions are recognised
+            del fields[name]  # so that attempts of older versions are recognised
     return json.dumps(fields, sort_keys=True).encode()
 
 
@@ -85,13 +78,13 @@ def decode(content: bytes) -> Spec:
         ranks = tuple(Rank(node, gpu) for node, gpu, *_ in fields.pop("ranks"))  # older versions wrote more of each
         return Spec(command=tuple(fields.pop("command")), ranks=ranks, **fields)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not what an attempt is: {type(error).__name__}: {error}") from error
+        raise ValueError(f"not an attempt: {type(error).__name__}: {error}") from error
 
 
 _PR_SET_PDEATHSIG = 1
-_NOT_STARTED = 127  # as shells say it
-_KILLED_BEFORE, _MOST_KILLED = 500, 1000  # thousandths of the memory that a process seems to have beside its own
-# Python ignores the first two, and whoever started the scheduler may have ignored others; an exec keeps that.
+_NOT_STARTED = 127  # as in shells
+_KILLED_BEFORE, _MAX_KILLED = 500, 1000  # thousandths of memory, added to a process's own
+# Python ignores the first two, and the scheduler's parent may have ignored others; an exec keeps that.
 _BACK_TO_DEFAULT = (
     signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
     signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
@@ -101,7 +94,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Start(NamedTuple):
-    """What a rank's start needs beside the spec."""
+    """What a rank's start needs in addition to the spec."""
 
     rank: int
     path: str  # the attempt's folder
@@ -112,17 +105,17 @@ class Start(NamedTuple):
 
 
 def steps_name(rank: int) -> str:
-    """Return the name of the file in which a rank tells of its steps, in the folder of its attempt."""
+    """Return the name of the file in which a rank reports its steps, in the folder of its attempt."""
     return f"steps-{rank}"
 
 
 def saved_name(rank: int) -> str:
-    """Return the name of the file in which a rank tells of its checkpoints, in the folder of its attempt."""
+    """Return the name of the file in which a rank reports its checkpoints, in the folder of its attempt."""
     return f"saved-{rank}"
 
 
 def environment_of(spec: Spec, start: Start) -> dict[str, str]:
-    """Return the environment of a rank: the attempt's, and over it what the placement fixes.
+    """Return the environment of a rank: the attempt's, overridden by what the placement fixes.
 
     As under torchrun, a rank sees the GPUs of all ranks on its node, and its own is number LOCAL_RANK among them. One
     that sees its own alone has the environment of the only rank on a node.
@@ -153,10 +146,10 @@ def environment_of(spec: Spec, start: Start) -> dict[str, str]:
 
 
 def user_variables(path: str) -> dict[str, str]:
-    """Return HOME, USER and LOGNAME of the user that this process runs as, whom the machine need not know.
+    """Return HOME, USER and LOGNAME of the user of this process, who need not have a passwd entry.
 
     HOME is the user's home by passwd, or else that of this process, if it can be written to; else a folder in the
-    attempt's own. Without a name the user goes by the number, as programs that ask for a name fail without any.
+    attempt's own. Without a name, USER is the user id, as programs that read a name fail without any.
 
     Args:
         path: The attempt's folder.
@@ -167,13 +160,14 @@ def user_variables(path: str) -> dict[str, str]:
     except KeyError:
         name, known = str(os.getuid()), ""
     homes = (home for home in (known, os.environ.get("HOME", "")) if home.startswith("/"))
-    home = next((it for it in homes if os.path.isdir(it) and os.access(it, os.W_OK | os.X_OK)), "")  # noqa: PTH112
+    writable = (home for home in homes if os.path.isdir(home) and os.access(home, os.W_OK | os.X_OK))  # noqa: PTH112
+    home = next(writable, "")
     return {"HOME": home or _own_home(path), "USER": name, "LOGNAME": name}
 
 
 def _own_home(path: str) -> str:
     home = f"{path}/home"
-    with suppress(OSError):  # the program says what it lacks, if it needs any
+    with suppress(OSError):  # the program reports it, if it needs a home
         os.makedirs(home, 0o700, exist_ok=True)  # noqa: PTH103  # pathlib is slow to import
     return home
 
@@ -190,7 +184,7 @@ def fork_rank(spec: Spec, start: Start) -> int:
     pid = os.fork()
     if pid == 0:
         _run(spec, start, supervisor)
-    os.setpgid(pid, pid)  # The rank does the same: whoever comes first, no signal to the group misses it.
+    os.setpgid(pid, pid)  # The rank does the same: in either order, no signal to the group misses it.
     return pid
 
 
@@ -221,10 +215,10 @@ def _wait_at_gate(start: Start, supervisor: int) -> None:
 
 
 def _be_killed_first() -> None:
-    """Let memory be taken from ranks before it is taken from who watches over them."""
+    """Let the kernel kill ranks for memory before their supervisor."""
     with suppress(OSError):
         file = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        raised = min(int(os.read(file, 16)) + _KILLED_BEFORE, _MOST_KILLED)
+        raised = min(int(os.read(file, 16)) + _KILLED_BEFORE, _MAX_KILLED)
         os.pwrite(file, str(raised).encode(), 0)
 
 
@@ -243,7 +237,7 @@ def log_name(rank: int) -> str:
 
 
 def is_log(name: str) -> bool:
-    """Say whether that is the name of a rank's log."""
+    """Return whether this is the name of a rank's log."""
     return name.startswith("rank-") and name.endswith(".log")
 
 
@@ -258,7 +252,7 @@ def open_log(folder: int, rank: int) -> int:
 
 
 def drop_beginning(log: int, keep_bytes: int) -> None:
-    """Give back the disk space of all but the last bytes of a log that holds over twice as much.
+    """Free the disk space of all but the last bytes of a log that holds over twice as much.
 
     Offsets stay as they are: the beginning turns into a hole. A file system without holes keeps it all.
 
@@ -274,13 +268,13 @@ def drop_beginning(log: int, keep_bytes: int) -> None:
     libc.fallocate64(log, _KEEP_SIZE | _PUNCH_HOLE, 0, seen.st_size - keep_bytes)
 
 
-def read_log(log: int, offset: int, most_bytes: int) -> tuple[bytes, int]:
-    """Return output from an offset on, past what was given back, and the offset after it.
+def read_log(log: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
+    """Return output from an offset on, after what was freed, and the offset after it.
 
     Args:
         log: Descriptor of the log, open for reading.
         offset: Where to begin; beyond the end there is nothing yet.
-        most_bytes: What to read at most.
+        max_bytes: What to read at most.
 
     Raises:
         OSError: If it cannot be read.
@@ -291,25 +285,25 @@ def read_log(log: int, offset: int, most_bytes: int) -> tuple[bytes, int]:
         if error.errno == errno.ENXIO:
             return b"", offset
         raise
-    content = os.pread(log, most_bytes, begin)
+    content = os.pread(log, max_bytes, begin)
     return content, begin + len(content) if content else offset
 
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LOOK_AGAIN_S = 0.5  # for what does not die at once
+_KILL_AGAIN_S = 0.5  # for what does not die at once
 
 
 def adopt_orphans() -> None:
-    """Let this process learn of the ends of its children and of all they leave behind, and of who asks it to end."""
+    """Let this process adopt the orphans of its children, and receive SIGCHLD and SIGTERM by waiting for them."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ignored, it would hide how the ranks end.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_children() -> None:
-    """Kill all children, and theirs, which come to this process then; return when none is left.
+    """Kill all children, and theirs, which this process then adopts; return when none is left.
 
-    A process that cannot die, as it waits for a disk or a GPU, is waited for: it may still hold the GPU.
+    This waits for a process that cannot die, as it waits for a disk or a GPU: it may still hold the GPU.
     """
     while True:
         try:
@@ -319,17 +313,17 @@ def kill_children() -> None:
             return
         for child in children(os.getpid()):
             send(os.kill, child.pid, signal.SIGKILL)
-        signal.sigtimedwait({signal.SIGCHLD}, _LOOK_AGAIN_S)
+        signal.sigtimedwait({signal.SIGCHLD}, _KILL_AGAIN_S)
 
 
 def send(call: Callable[[int, int], None], to: int, number: int) -> None:
-    """Send a signal with `os.kill` or `os.killpg`, if there is still something to send it to."""
-    with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: it is waited for.
+    """Send a signal with `os.kill` or `os.killpg`, if its target still exists."""
+    with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: the caller waits for it.
         call(to, number)
 
 
-_LOG_BYTES = 64 << 20  # of each rank's output, kept at least; twice as much at most
-_TOGETHER_S = 0.05  # between the signals to a rank and to this process of whoever ends both: a machine, or Slurm
+_LOG_BYTES = 64 << 20  # of each rank's output, kept at least; at most twice as much
+_TOGETHER_S = 0.05  # between the signals to a rank and to this process where one sender ends both: a machine, or Slurm
 _DYING_S = 60.0  # that a process may take from its kill, which counts at once, to its end: it frees its memory first
 
 
@@ -339,7 +333,7 @@ class Gang:
     Args:
         spec: The attempt.
         part: Which of its ranks.
-        folder: Descriptor of the folder for their logs and what they tell.
+        folder: Descriptor of the folder for their logs and reports.
         path: The same folder.
     """
 
@@ -349,7 +343,7 @@ class Gang:
         self._grace_s = spec.grace_s
         self._kill_at_s = 0.0
         self._killed = False
-        self._memory_kills = deque([(time.monotonic(), memory_kills())])  # time and count of the readings of late
+        self._memory_kills = deque([(time.monotonic(), memory_kills())])  # time and count of the last readings
         self._logs = {rank: open_log(folder, rank) for rank in part.visible}
         self._gate, self._gate_in = os.pipe()
         self._ranks: dict[int, int] = {}  # living ranks by pid
@@ -372,20 +366,20 @@ class Gang:
         os.close(self._gate)
         os.close(self._gate_in)
 
-    def wait(self, most_s: float) -> bool:
-        """Wait until a process ended, this one is asked to end, or the grace is over.
+    def wait(self, limit_s: float) -> bool:
+        """Wait until a process ended, this one gets SIGTERM, or the grace is over.
 
         Args:
-            most_s: How long to wait at most.
+            limit_s: How long to wait at most.
 
         Returns:
-            Whether this process is asked to end.
+            Whether this process got SIGTERM.
         """
         if self.reason and not self._killed:
-            most_s = min(most_s, max(self._kill_at_s - time.monotonic(), 0.0))
-        woken = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, most_s)
+            limit_s = min(limit_s, max(self._kill_at_s - time.monotonic(), 0.0))
+        woken = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, limit_s)
         if woken is not None and woken.si_signo == signal.SIGCHLD and not self.reason:
-            # A rank that was asked to end with this process may be the first to react; its end is not its own then.
+            # A rank that got SIGTERM with this process may end first; that is no failure of its own then.
             woken = signal.sigtimedwait({signal.SIGTERM}, _TOGETHER_S)
         return woken is not None and woken.si_signo == signal.SIGTERM
 
@@ -397,7 +391,7 @@ class Gang:
             self._signal(signal.SIGTERM)
 
     def tend(self) -> None:
-        """Take note of the ranks that ended, keep their logs small, and kill what was asked to end long enough ago."""
+        """Record the ranks that ended, limit their logs, and kill what did not end within the grace."""
         self._reap()
         self._count_memory_kills()
         for log in self._logs.values():
@@ -419,22 +413,22 @@ class Gang:
                     self.stop(self._why(code))
 
     def _count_memory_kills(self) -> None:
-        """Note how many processes have been killed for memory: what is counted now may be told to us much later."""
+        """Record how many processes were killed for memory: the end of one counted now may be seen much later."""
         now_s, counts = time.monotonic(), self._memory_kills
         counts.append((now_s, memory_kills()))
         while len(counts) > 1 and counts[1][0] < now_s - _DYING_S:
             counts.popleft()
 
     def _why(self, code: int) -> str:
-        """Return why a rank that failed has failed: nobody else but a lack of memory kills at about that moment."""
+        """Return why a rank has failed: a kill for memory at about that moment was its own."""
         was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # itself, or what a shell waited for
         ran_out = was_killed and memory_kills() > self._memory_kills[0][1]
         return "out of memory" if ran_out else "rank failed"
 
     def _signal(self, number: int) -> None:
-        """Signal the groups of living ranks, and what has come to this process from those that ended.
+        """Signal the groups of living ranks, and the orphans of those that ended.
 
-        Both are children that have not been reaped, so none of these numbers can be a stranger's.
+        Both are children that have not been reaped, so none of these numbers can be reused.
         """
         for pid in self._ranks:
             send(os.killpg, pid, number)
@@ -443,18 +437,18 @@ class Gang:
                 send(os.kill, child.pid, number)
 
 
-_GONE = (errno.ENOENT, errno.ENODEV)  # the second: it went while its file was open
+_GONE = (errno.ENOENT, errno.ENODEV)  # the second: deleted while its file was open
 
 
 def confine(attempt: str, pids: Iterable[int]) -> str:
     """Move processes into a control group of their own, below that of this process.
 
     Args:
-        attempt: Name that the group is known by.
-        pids: The processes, which have started none.
+        attempt: Its name, part of the group's.
+        pids: The processes, which have no children yet.
 
     Returns:
-        Path of the group, "" where there can be none: then nothing has happened.
+        Path of the group, "" where none can be created: then nothing has changed.
     """
     try:
         path = Path(_own_group()) / f"longshore-{attempt}-{os.urandom(4).hex()}"
@@ -476,10 +470,10 @@ def kill_group(path: str) -> None:
     """Kill all processes of a group at once, those of groups inside it too.
 
     Raises:
-        OSError: If that is not allowed.
+        OSError: If the user may not.
     """
     try:
-        file = os.open(f"{path}/cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)  # which makes no file where there is none
+        file = os.open(f"{path}/cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)  # creates no file
         try:
             os.write(file, b"1")
         finally:
@@ -490,10 +484,10 @@ def kill_group(path: str) -> None:
 
 
 def is_populated(path: str) -> bool:
-    """Say whether a process lives in a group, or in one inside it; a group that is gone had none.
+    """Return whether a process lives in a group, or in one inside it; none does in a deleted one.
 
     Raises:
-        OSError: If that cannot be told.
+        OSError: If that is not known.
     """
     try:
         return b"populated 0" not in read_file(f"{path}/cgroup.events")[0].splitlines()
@@ -504,8 +498,8 @@ def is_populated(path: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove a group in which no process is left, with those that were made inside it."""
-    with suppress(OSError):  # It costs next to nothing where it stays.
+    """Remove a group without processes, and the groups inside it."""
+    with suppress(OSError):  # An empty group costs next to nothing.
         for folder, _, _ in os.walk(path, topdown=False):
             Path(folder).rmdir()
 
@@ -514,7 +508,7 @@ def _own_group() -> str:
     """Return the path of the group that this process is in.
 
     Raises:
-        OSError: If it has none that can be seen.
+        OSError: If it has none that is visible.
     """
     lines = os.fsdecode(read_file("/proc/self/cgroup")[0]).splitlines()
     own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")

@@ -1,11 +1,7 @@
 """What is known of an attempt: from its supervisor's files, from living processes, and from what they left behind.
 
-What is left of an attempt once nobody watches over it: found by its traces, and killed.
-
-Its control group is a trace that a process loses only by leaving the group on purpose. The others are lost more
-easily: docs/nodes.md says what is not found then.
-
-Standard library only.
+An attempt whose supervisor is gone has its processes found by their traces, and killed. A process loses the trace of
+its control group only by leaving the group on purpose; the others are lost more easily (docs/nodes.md).
 """
 
 from typing import Annotated, ClassVar, TypeVar
@@ -19,7 +15,7 @@ from .folders import read_progress
 from .leftovers import Traces, kill_all
 from .ranks import log_name
 
-_MOST_BYTES = 1 << 20
+_MAX_MARKER_BYTES = 1 << 20
 
 _Whole = Annotated[int, Field(ge=0)]
 _Time = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -27,7 +23,7 @@ _End = tuple[_Whole, Annotated[int, Field(ge=0, le=255)], Annotated[int, Field(g
 
 
 class Marker(BaseModel):
-    """A file that says something of an attempt."""
+    """A file with facts about an attempt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     file_name: ClassVar[str]
@@ -36,7 +32,7 @@ class Marker(BaseModel):
 
 
 class Started(Marker):
-    """Who the supervisor of an attempt is, and its guard."""
+    """The supervisor of an attempt, and its guard."""
 
     file_name = "started.json"
 
@@ -80,11 +76,11 @@ MarkerT = TypeVar("MarkerT", bound=Marker)
 
 
 def read_marker(folder: int, attempt: str, kind: type[MarkerT]) -> MarkerT | None:
-    """Return a marker of an attempt, None if it is not there.
+    """Return a marker of an attempt, None if it does not exist.
 
     Args:
         folder: Descriptor of the attempt's folder.
-        attempt: Its name, which the marker must bear.
+        attempt: Its name, which the marker must have.
         kind: Which marker.
 
     Raises:
@@ -93,7 +89,7 @@ def read_marker(folder: int, attempt: str, kind: type[MarkerT]) -> MarkerT | Non
     """
     name = kind.file_name
     try:
-        content = read_whole(folder, name, _MOST_BYTES)
+        content = read_whole(folder, name, _MAX_MARKER_BYTES)
     except FileNotFoundError:
         return None
     marker = kind.model_validate_json(content)
@@ -107,12 +103,12 @@ def rank_ends(marker: Ends | Exited | None) -> tuple[RankEnd, ...]:
     return () if marker is None else tuple(RankEnd(*end) for end in marker.ends)
 
 
-_KILL_WITHIN_S = 0.3  # what needs longer is looked at again with the next question
+_KILL_WITHIN_S = 0.3  # what needs longer is tried again with the next call
 _NOTE_BYTES = 1 << 20
 
 
 def read_status(folder: int, attempt: str, boot: str) -> Status:
-    """Return what is known of an attempt; one whose supervisor was killed is ended for good first.
+    """Return what is known of an attempt; first ends one whose supervisor was killed.
 
     Args:
         folder: Descriptor of the attempt's folder.
@@ -130,7 +126,7 @@ def read_status(folder: int, attempt: str, boot: str) -> Status:
     if started is None:
         return Status(Run.PENDING if is_there(folder, "spec.json") else Run.ABSENT)
     if not _supervised(started, boot):
-        # It may have written down the end since it was looked for.
+        # It may have written the exit marker since that was read.
         return _read_end(folder, attempt) or _read_loss(folder, started, boot)
     ranks = read_marker(folder, attempt, Ranks)
     if ranks is None:
@@ -140,7 +136,7 @@ def read_status(folder: int, attempt: str, boot: str) -> Status:
 
 
 def proven_gone(folder: int, attempt: str, boot: str) -> bool:
-    """Say whether no process of an attempt is left, after killing what outlived its supervisor.
+    """Return whether no process of an attempt is left, after killing what outlived its supervisor.
 
     Args:
         folder: Descriptor of the attempt's folder.
@@ -154,7 +150,7 @@ def proven_gone(folder: int, attempt: str, boot: str) -> bool:
     ended = read_marker(folder, attempt, Exited)
     started = read_marker(folder, attempt, Started)
     if started is None:
-        # Accepted and neither started nor ended: it could start at any moment.
+        # Launched and neither started nor ended: it could start at any moment.
         may_start = ended is None and is_there(folder, "spec.json")
         return not may_start and kill_all(Traces(attempt, folder, -1, {}), _KILL_WITHIN_S)
     return not (_supervised(started, boot) or _guarded(started, boot)) and _kill_left(folder, started, boot)
@@ -166,7 +162,7 @@ def _read_end(folder: int, attempt: str) -> Status | None:
         return None
     by, words = read_reason(ended.reason)
     ends = rank_ends(ended)
-    failed = next((it for it in ends if it.code), None) if by in (EndedBy.NOBODY, EndedBy.RANK_FAILED) else None
+    failed = next((end for end in ends if end.code), None) if by in (EndedBy.NOBODY, EndedBy.RANK_FAILED) else None
     if failed is not None and not words:
         words = last_error(log_name(failed.rank), folder)
     return Status(Run.EXITED, ends, by, words, ended.started_s, read_progress(folder))
@@ -201,7 +197,7 @@ def _supervised(started: Started, boot: str) -> bool:
 
 
 def _guarded(started: Started, boot: str) -> bool:
-    """Say whether the guard lives: to it comes what is left, and it ends when nothing is."""
+    """Return whether the guard lives: it adopts what is left, and ends when nothing is."""
     return is_alive(Identity(*started.guard, started.boot), boot)
 
 

@@ -1,8 +1,6 @@
-"""The process that stands for all ranks of an attempt with a ring: it ends when the ring does, as its members did.
+"""The host of a ring: the one rank of an attempt with seats, which runs all members and ends as they did.
 
-The process that stands for all ranks of an attempt with a ring: it ends when the ring does, and as its members did.
-
-It keeps `ring/` in the attempt's folder (failover/settings.py), and there
+It has `ring/` in the attempt's folder (ring/standing.py), and there
 
 members.json   node, GPU and rank of each member
 places.json    node and GPU of each rank, whether it is used, whether it was left (its processes are proven gone), and
@@ -12,9 +10,8 @@ add-RANK.json  written by the scheduler: a GPU more
 A rank's GPU never changes. A rank that was left is never used again. Source: SPEC F8 to F10; docs/decisions/0015.
 Standard library only.
 
-What is left of a member of a ring while others live: its processes are found by their traces, and killed.
-
-Only once none is found may its GPU be another job's. Standard library only.
+Processes that a member left while others live are found by their traces, and killed (`kill_members`): only once none
+is found may its GPU be another job's.
 """
 
 import asyncio
@@ -43,7 +40,7 @@ _ATTEMPT, _MEMBER = b"LONGSHORE_ATTEMPT", b"LONGSHORE_RING_MEMBER"
 
 
 class MemberTraces(NamedTuple):
-    """What the processes of a rank's members are known by."""
+    """How the processes of a rank's members are recognised."""
 
     attempt: str
     members: Collection[int]  # their numbers, in the environment of what they started
@@ -52,74 +49,76 @@ class MemberTraces(NamedTuple):
 
 
 class Others(NamedTuple):
-    """Processes of the attempt that are not meant."""
+    """Processes of the attempt that are to live."""
 
     host: int  # pid of the process that starts the members
-    supervisor: int  # pid of its parent, to whom orphans of all members come
+    supervisor: int  # pid of its parent, which adopts the orphans of all members
     tools: Collection[int]  # pids of the coordinator and of the warm process, which may write to a member's log
     sessions: Collection[int]  # of members that live
 
 
 class _Seen(NamedTuple):
-    """A process at one look, read once for all ranks."""
+    """A process, read once for all ranks."""
 
     process: Process
-    told: dict[bytes, bytes]  # what its environment says of attempt and member; nothing if it cannot be read
+    variables: dict[bytes, bytes]  # attempt and member in its environment; none if it cannot be read
     outputs: frozenset[tuple[int, int] | None]
 
 
 def kill_members(every: Sequence[MemberTraces], others: Others) -> list[bool]:
-    """Kill what is left of members of some ranks, and say of each rank whether nothing was found that may be its own.
+    """Kill what is left of members of some ranks, and return for each rank whether nothing of it was found.
 
-    Whose user a process is does not matter: a program may run as another user than the one that started it, and one
-    that lets nobody look into it seems to be root's. An orphan is a child of the supervisor. One that nobody can tell
-    whose it is has left its session, and has closed its log or cannot be read. While it lives no rank is free of it.
+    The user of a process does not matter: a program may run as another user than the one that started it, and an
+    unreadable process seems to be root's. An orphan is a child of the supervisor. One that belongs to no known rank has
+    left its session, and has closed its log or cannot be read. While it lives no rank counts as left.
     """
-    everyone = [_look_at(process) for process in living()]
-    is_clear = not any(_is_unknown(it, others) for it in everyone)
-    pids = {it.process.pid for it in everyone}
-    found = [_left_of(traces, others, everyone, pids) for traces in every]
+    processes = [_read_process(process) for process in living()]
+    is_clear = not any(_is_unknown(it, others) for it in processes)
+    pids = {it.process.pid for it in processes}
+    found = [_left_of(traces, others, processes, pids) for traces in every]
     for process in {process for left in found for process in left}:
         kill(process)
     return [is_clear and not left for left in found]
 
 
-def _look_at(process: Process) -> _Seen:
+def _read_process(process: Process) -> _Seen:
     outputs = frozenset(_identity(Path(f"/proc/{process.pid}/fd/{descriptor}")) for descriptor in (1, 2))
     return _Seen(process, environment(process, _ATTEMPT, _MEMBER), outputs)
 
 
-def _left_of(traces: MemberTraces, others: Others, everyone: list[_Seen], pids: Collection[int]) -> list[Process]:
+def _left_of(traces: MemberTraces, others: Others, processes: list[_Seen], pids: Collection[int]) -> list[Process]:
     spared = {others.host, others.supervisor, *others.tools}
     log = _identity(traces.log)
-    # The number of a session goes to nobody else while a process is in it; a leader that lives is a stranger.
+    # The number of a session is not reused while a process is in it; a living process of that number is another one.
     sessions = {it for it in traces.sessions if it not in pids}
     found = {
-        it.process.pid for it in everyone
+        it.process.pid for it in processes
         if it.process.session in sessions or _is_member(it, traces) or (log is not None and log in it.outputs)
     }  # fmt: skip
     found -= spared
     before = 0
     while before != len(found):
         before = len(found)
-        found |= {it.process.pid for it in everyone if it.process.parent in found}
-    return [it.process for it in everyone if it.process.pid in found]
+        found |= {it.process.pid for it in processes if it.process.parent in found}
+    return [it.process for it in processes if it.process.pid in found]
 
 
 def _is_member(seen: _Seen, traces: MemberTraces) -> bool:
-    member = seen.told.get(_MEMBER, b"")
-    return seen.told.get(_ATTEMPT) == traces.attempt.encode() and member.isdigit() and int(member) in traces.members
+    member = seen.variables.get(_MEMBER, b"")
+    return (
+        seen.variables.get(_ATTEMPT) == traces.attempt.encode() and member.isdigit() and int(member) in traces.members
+    )
 
 
 def _is_unknown(seen: _Seen, others: Others) -> bool:
     process = seen.process
     if process.parent != others.supervisor or process.pid == others.host:
         return False
-    return process.session not in others.sessions and _MEMBER not in seen.told
+    return process.session not in others.sessions and _MEMBER not in seen.variables
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what names a file: device and number; None if it is not there or may not be seen."""
+    """Return the identity of a file, device and inode; None if it does not exist or is unreadable."""
     with suppress(OSError):
         seen = path.stat()
         return seen.st_dev, seen.st_ino
@@ -127,12 +126,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 RING, MEMBERS, PLACES = "ring", "members.json", "places.json"
-RESTARTS = 3  # of members that died on GPUs that nobody has called faulty, besides those that are to start anew
+RESTARTS = 3  # of members that died on healthy GPUs, besides those that asked for a restart
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
-TEND_S, LOOK_S = 1.0, 0.05  # between two looks at logs, and at GPUs that come
-MOST_LOOK_S = 5.0  # between two looks for processes that do not end: a look reads all of /proc
-PAUSE_S = 1.0  # before a member is started for one that asked for it without a reason, or that could not be started
-_SPEC_BYTES, _FILE_BYTES = 4 << 20, 4 << 20
+TEND_S, SEARCH_S = 1.0, 0.05  # between two checks of logs, and of added GPUs
+MAX_SEARCH_S = 5.0  # between two searches for processes that do not end: each reads all of /proc
+PAUSE_S = 1.0  # before a member is started in place of one that asked for it without a reason, or could not be started
+_MAX_SPEC_BYTES, _MAX_FILE_BYTES = 4 << 20, 4 << 20
 
 
 class Host:
@@ -145,18 +144,18 @@ class Host:
 
     def __init__(self, spec: Spec, path: str) -> None:
         self._spec, self._path = spec, path
-        self._supervisor = os.getppid()  # to whom orphans of members come
+        self._supervisor = os.getppid()  # which adopts orphans of members
         self._part = Part({rank: str(it.gpu) for rank, it in enumerate(spec.ranks)}, "127.0.0.1", 0)
         self._ranks: list[int] = []  # of each member
         self._unused: set[int] = set()  # ranks on which no process will be started any more
         self._left: set[int] = set()  # those of them whose processes are proven gone
         self._leaving: set[int] = set()  # those whose processes are not yet proven gone
-        self._look_s, self._look_at_s = LOOK_S, 0.0
+        self._search_s, self._search_at_s = SEARCH_S, 0.0
         self._waiting: list[tuple[float, int]] = []  # when a member is to be started on which rank
-        self._anew: set[int] = set()  # members in whose place the ring wanted another process
+        self._anew: set[int] = set()  # members for which the ring wants another process
         self._placed: object = None  # as last written
-        self._told: dict[str, str] = {}  # what failed last of each kind of work
-        self._restarts, self._asked = RESTARTS, False
+        self._failures: dict[str, str] = {}  # the last failure of each kind of work
+        self._restarts, self._is_ending = RESTARTS, False
         self._folder = open_folder(path)
         self._logs = [open_log(self._folder, rank) for rank in range(len(spec.ranks))]
 
@@ -174,8 +173,8 @@ class Host:
             self._try(self._write_places)
             for rank in range(len(self._spec.ranks)):
                 self._start(rank)
-            looks = (self._take_in, self._start_waiting, self._prove_left)
-            work = [(TEND_S, it) for it in (self._tend, self._write_places)] + [(LOOK_S, it) for it in looks]
+            searches = (self._add_member, self._start_waiting, self._prove_left)
+            work = [(TEND_S, it) for it in (self._tend, self._write_places)] + [(SEARCH_S, it) for it in searches]
             tasks = [asyncio.create_task(self._repeat(*it)) for it in work]
             end = await self._launcher.ended()
             for task in tasks:
@@ -188,18 +187,18 @@ class Host:
             self._try(work)
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Do a piece of work; if it fails, say so once, as it is done again soon."""
-        name, told = work.__name__.strip("_"), ""
+        """Do a piece of work; log its failure once, as it is repeated soon."""
+        name, failure = work.__name__.strip("_"), ""
         try:
             work()
-        except Exception as error:  # None of them may end for good: GPUs would be held for ever.
-            told = f"{name} failed and is tried again: {error!r}"
-        if told and told != self._told.get(name):
-            self._say(told)
-        self._told[name] = told
+        except Exception as error:  # None of them may stop: GPUs would be held for ever.
+            failure = f"{name} failed and is tried again: {error!r}"
+        if failure and failure != self._failures.get(name):
+            self._log(failure)
+        self._failures[name] = failure
 
     def _write_places(self) -> None:
-        """Tell the scheduler which GPUs the ring has, and which it has left, where that has changed."""
+        """Report to the scheduler which GPUs the ring has, and which it has left, if that has changed."""
         last = {rank: member for member, rank in enumerate(self._ranks)}
         running = self._launcher.running
         places = []
@@ -211,16 +210,16 @@ class Host:
             write_file(Path(self._path) / RING, PLACES, places)
             self._placed = places
 
-    def _take_in(self) -> None:
+    def _add_member(self) -> None:
         """Start a member on a GPU that the scheduler adds."""
         rank = len(self._spec.ranks)
         place = read_place(Path(self._path) / RING, rank)
-        if place is None or self._asked or self._launcher.is_over:
+        if place is None or self._is_ending or self._launcher.is_over:
             return
         self._logs.append(open_log(self._folder, rank))
         self._spec = self._spec._replace(ranks=(*self._spec.ranks, Rank(*place)))
         self._part.visible[rank] = str(place[1])
-        self._say(f"rank {rank} is on GPU {place[1]} of {place[0]}")
+        self._log(f"rank {rank} is on GPU {place[1]} of {place[0]}")
         self._try(self._write_places)
         self._start(rank)
 
@@ -233,7 +232,7 @@ class Host:
         """Start the members whose time has come; where that fails, again after a pause."""
         waiting, self._waiting = self._waiting, []
         for at_s, rank in waiting:
-            if self._asked or self._launcher.is_over:
+            if self._is_ending or self._launcher.is_over:
                 return
             if at_s > time.monotonic():
                 self._waiting.append((at_s, rank))
@@ -241,7 +240,7 @@ class Host:
             try:
                 self._start_now(rank)
             except OSError as error:
-                self._say(f"no member can be started on rank {rank} at present: {error}")
+                self._log(f"no member can be started on rank {rank} at present: {error}")
                 self._waiting.append((time.monotonic() + PAUSE_S, rank))
 
     def _start_now(self, rank: int) -> None:
@@ -249,26 +248,26 @@ class Host:
         members = [[self._spec.ranks[it].node, self._spec.ranks[it].gpu, it] for it in (*self._ranks, rank)]
         write_file(Path(self._path) / RING, MEMBERS, members)
         self._ranks.append(rank)
-        # The GPUs that the ring has now: what it was given later, or has left, is not seen by this process.
+        # The GPUs that the ring has now: this process does not see those that it gets later, or has left.
         has = {it: gpu for it, gpu in self._part.visible.items() if it == rank or it not in self._unused}
         part = self._part._replace(visible=has)
         environment = environment_of(self._spec, RankStart(rank, self._path, part, -1, -1, -1))
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
-            del environment[name]  # The ring says who sits where, and that changes.
+            del environment[name]  # The ring assigns seats, and they change.
         log = Path(self._path) / log_name(rank)
         start = Start(number, self._spec.command, environment, Path(self._spec.folder), log, place.node)
         self._launcher.start(start)
 
     def _exited(self, it: Start, status: int) -> None:
-        """Take note of a member's end, and start another on its GPU unless that was given up.
+        """Record a member's end, and start another on its GPU unless that was given up.
 
-        One that ended as it has no seat was declared gone, though the word of that may come later than its end.
+        A member that ended as it has no seat was declared gone, though that message may come after its end.
         """
         rank = self._ranks[it.member]
-        self._tell_done(rank)
-        if self._asked or self._launcher.is_over:
+        self._write_done(rank)
+        if self._is_ending or self._launcher.is_over:
             return
-        self._say(f"member {it.member} on {it.node} {self._launcher.words_of(it.member)}")
+        self._log(f"member {it.member} on {it.node} {self._launcher.words_of(it.member)}")
         if self._launcher.wants_another(it.member, status):
             self._anew.add(it.member)
             self._start(rank)
@@ -289,20 +288,20 @@ class Host:
         self._unused.add(rank)
         self._try(self._write_places)
         self._leaving.add(rank)
-        self._look_s, self._look_at_s = LOOK_S, 0.0
+        self._search_s, self._search_at_s = SEARCH_S, 0.0
 
     def _prove_left(self) -> None:
-        """Look at all ranks that are being left; the longer nothing changes, the rarer."""
-        if not self._leaving or time.monotonic() < self._look_at_s:
+        """Search for processes of all ranks that are being left; the longer nothing changes, the rarer."""
+        if not self._leaving or time.monotonic() < self._search_at_s:
             return
         ranks = sorted(self._leaving)
-        self._look_s = min(2 * self._look_s, MOST_LOOK_S)
-        self._look_at_s = time.monotonic() + self._look_s
+        self._search_s = min(2 * self._search_s, MAX_SEARCH_S)
+        self._search_at_s = time.monotonic() + self._search_s
         for rank, is_left in zip(ranks, kill_members([self._traces(it) for it in ranks], self._others()), strict=True):
             if is_left:
                 self._leaving.remove(rank)
                 self._left.add(rank)
-                self._say(f"rank {rank} is left: no process of it lives")
+                self._log(f"rank {rank} is left: no process of it lives")
         self._try(self._write_places)
 
     def _traces(self, rank: int) -> MemberTraces:
@@ -314,8 +313,8 @@ class Host:
     def _others(self) -> Others:
         return Others(os.getpid(), self._supervisor, self._launcher.tools, set(self._launcher.running.values()))
 
-    def _tell_done(self, rank: int) -> None:
-        """Let nobody wait for a step of a rank whose process is gone (docs/steps.md)."""
+    def _write_done(self, rank: int) -> None:
+        """Mark the steps of a rank whose process is gone as done (docs/steps.md)."""
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             file = os.open(steps_name(rank), flags, dir_fd=self._folder)
@@ -323,7 +322,7 @@ class Host:
             os.close(file)
 
     def _ask_to_end(self, number: int) -> None:
-        self._asked = True
+        self._is_ending = True
         self._launcher.end(number)
 
     def _tend(self) -> None:
@@ -332,30 +331,32 @@ class Host:
             drop_beginning(log, LOG_BYTES)
 
     def _status(self, end: End) -> int:
-        """Return what tells best how the members ended: 0 if the ring was done, else the end of one of them."""
+        """Return the exit status that fits the members' ends: 0 if the ring was done, else that of one of them."""
         exits = self._launcher.exits
         kept = [status for member, status in exits.items() if member not in self._launcher.declared]
         if end.outcome == "done":
             ended = next((status for status in kept if status), 0)
-            return 1 if ended == UNKNOWN_STATUS else ended  # Nobody knows that it ended well.
-        if not self._asked:
-            self._say(f"the ring is lost: {end.reason}")
+            return 1 if ended == UNKNOWN_STATUS else ended  # It is not known to have ended well.
+        if not self._is_ending:
+            self._log(f"the ring is lost: {end.reason}")
         nothing = (0, GONE_STATUS, UNKNOWN_STATUS)
         own = [status for member, status in exits.items() if status not in nothing and member not in self._anew]
-        return max(own, default=-signal.SIGTERM if self._asked else 1)  # a program's own status says more than a signal
+        return max(
+            own, default=-signal.SIGTERM if self._is_ending else 1
+        )  # a program's own status has more information than a signal
 
-    def _say(self, words: str) -> None:
+    def _log(self, words: str) -> None:
         sys.stderr.write(f"longshore: {words}\n")
         sys.stderr.flush()
 
 
 def members_in(ring: Path) -> list[tuple[str, int]]:
-    """Return node and GPU of each member that was ever started in a ring, by its number; none if nobody can tell."""
+    """Return node and GPU of each member that was ever started in a ring, by its number; none if that is not known."""
     return [] if (rows := _rows_in(ring, MEMBERS, 3)) is None else [(node, gpu) for node, gpu, *_ in rows]
 
 
 def places_in(ring: Path) -> list[tuple[str, int, bool, bool, int, int]] | None:
-    """Return of each rank of a ring what `places.json` has of it; None if unknown."""
+    """Return the rows of `places.json`, one for each rank of a ring; None if unknown."""
     rows = _rows_in(ring, PLACES, 6)
     if rows is None or not all(type(it) is int for row in rows for it in row[4:]):
         return None
@@ -363,7 +364,7 @@ def places_in(ring: Path) -> list[tuple[str, int, bool, bool, int, int]] | None:
 
 
 def add_name(rank: int) -> str:
-    """Return the name of the file in a ring's folder that gives it a GPU more."""
+    """Return the name of the file in a ring's folder that adds a GPU."""
     return f"add-{rank}.json"
 
 
@@ -374,14 +375,14 @@ def read_place(ring: Path, rank: int) -> tuple[str, int] | None:
 
 
 def _rows_in(ring: Path, name: str, length: int) -> list[Any] | None:
-    """Return rows that begin with a node and a GPU, from a file that any job may have put there; None if it has none.
+    """Return rows that begin with a node and a GPU, from a file that any job may have written; None if it has none.
 
     Another kind of file, such as a pipe, is not read.
     """
     try:
         folder = open_folder(str(ring))
         try:
-            rows = json.loads(read_whole(folder, name, _FILE_BYTES))
+            rows = json.loads(read_whole(folder, name, _MAX_FILE_BYTES))
         finally:
             os.close(folder)
     except (OSError, ValueError, RecursionError):
@@ -395,7 +396,7 @@ def _rows_in(ring: Path, name: str, length: int) -> list[Any] | None:
 def main(path: str) -> int:
     """Run the ring of the attempt whose folder this is, and return the status to exit with."""
     folder = open_folder(path)
-    spec = decode(read_whole(folder, "spec.json", _SPEC_BYTES))
+    spec = decode(read_whole(folder, "spec.json", _MAX_SPEC_BYTES))
     os.close(folder)
     status = asyncio.run(Host(spec, path).run())
     if status >= 0:

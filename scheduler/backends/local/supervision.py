@@ -1,4 +1,7 @@
-"""What a supervisor does with its attempt, from the started marker to the exit marker. Standard library only."""
+"""The supervision of an attempt, from its started marker to its exit marker. Standard library only.
+
+`supervise` is the whole of it; `run_ranks` is shared with the supervisors of nodes (shared_folder/node.py).
+"""
 
 import json
 import os
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from ....cluster.files.processes import Process
 
 
-ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
+PACKAGE_PARENT = Path(__file__).absolute().parents[4]  # the folder that holds the package
 
 
 _HOST = (
@@ -28,12 +31,12 @@ _HOST = (
 
 def host_command(path: str) -> tuple[str, ...]:
     """Return what runs the ring of the attempt whose folder this is."""
-    return (sys.executable, "-I", "-S", "-X", "utf8", "-c", _HOST, str(ROOT), path)
+    return (sys.executable, "-I", "-S", "-X", "utf8", "-c", _HOST, str(PACKAGE_PARENT), path)
 
 
 def host_environment(spec: Spec) -> dict[str, str]:
     """Return the environment of that process, by which it and what it starts find Longshore's own code."""
-    found = [str(ROOT), *filter(None, [spec.environment.get("PYTHONPATH")])]
+    found = [str(PACKAGE_PARENT), *filter(None, [spec.environment.get("PYTHONPATH")])]
     return {**spec.environment, "PYTHONPATH": os.pathsep.join(found)}
 
 
@@ -45,95 +48,101 @@ def gpus_of(spec: Spec) -> str:
 SPEC_BYTES = 4 << 20  # of a spec, at most
 
 
-_POLL_S = 0.5  # between two looks at the cancel file
+_POLL_S = 0.5  # between two checks of the cancel file
 
 
 _DISK_TRIES = 60  # a second apart, when the disk is full
 
 
-class Wishes(Protocol):
-    """What has a say in when the ranks stop, beside themselves and their time limit."""
+class StopRequests(Protocol):
+    """Reasons to stop the ranks other than their own ends and time limit."""
 
     @property
-    def of_term(self) -> str:
+    def term_reason(self) -> str:
         """Why they are stopped when their supervisor is asked to end."""
         ...
 
-    def asked(self) -> str:
+    def reason(self) -> str:
         """Return why they are to be stopped, "" if they are not."""
         ...
 
-    def stopped(self, reason: str) -> str:
-        """Take note that they are being stopped, and return the reason that is to be told."""
+    def record_stop(self, reason: str) -> str:
+        """Record that they are being stopped, and return the reason to report."""
         ...
 
 
 class CancelFile:
-    """The wish that a scheduler leaves in the attempt's folder.
+    """The stop request that a scheduler writes into the attempt's folder.
 
     Args:
         folder: Descriptor of that folder.
     """
 
-    of_term = "cancelled"
+    term_reason = "cancelled"
 
     def __init__(self, folder: int) -> None:
         self._folder = folder
 
-    def asked(self) -> str:
+    def reason(self) -> str:
         """Return why the ranks are to be stopped, "" if they are not."""
         return "cancelled" if is_there(self._folder, "cancel.json") else ""
 
-    def stopped(self, reason: str) -> str:
-        """Return the reason: there is nobody else to tell."""
+    def record_stop(self, reason: str) -> str:
+        """Return the reason: no other supervisor has to know."""
         return reason
 
 
 def supervise(folder: int, path: str, guard: Process | None) -> None:
-    """Run an attempt to its end. Call it in a process of its own, which may not have run it before.
+    """Run an attempt to its end, in a process of its own.
+
+    1. Adopt orphans, so that no process of the attempt is lost.
+    2. Write the started marker: from here on the attempt never starts again.
+    3. If it was cancelled before, write the exit marker.
+    4. Else start its ranks, or the host of its ring, and wait for their end.
+    5. Kill what they left, and write the exit marker.
 
     Args:
         folder: Descriptor of the attempt's folder, which is locked.
         path: The same folder.
-        guard: The parent of this process, which sees to what is left should this process be killed.
+        guard: The parent of this process, which kills what is left if this process is killed.
 
     Raises:
-        OSError: If the ranks cannot be started, or their end not be written down.
+        OSError: If the ranks cannot be started, or their end cannot be written.
     """
     adopt_orphans()
     spec = decode(read_whole(folder, "spec.json", SPEC_BYTES))
     write_whole(folder, "started.json", own_marker(spec.attempt, guard))
-    wishes = CancelFile(folder)
-    if reason := wishes.asked():
+    requests = CancelFile(folder)
+    if reason := requests.reason():
         write_exit_patiently(folder, spec.attempt, reason, 0.0, [])
         return
     if spec.seats:
         host = spec._replace(command=host_command(path), environment=host_environment(spec))
-        run_ranks(host, Part({0: gpus_of(spec)}, "127.0.0.1", 0), folder, path, wishes, confine=confine)
+        run_ranks(host, Part({0: gpus_of(spec)}, "127.0.0.1", 0), folder, path, requests, confine=confine)
         return
     visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
-    run_ranks(spec, Part(visible, "127.0.0.1", free_port()), folder, path, wishes, confine=confine)
+    run_ranks(spec, Part(visible, "127.0.0.1", free_port()), folder, path, requests, confine=confine)
 
 
 def run_ranks(
-    spec: Spec, part: Part, folder: int, path: str, wishes: Wishes,
+    spec: Spec, part: Part, folder: int, path: str, requests: StopRequests,
     *, confine: Callable[[str, Iterable[int]], str] = lambda *_: "",
 ) -> list[tuple[int, int, int, float]]:  # fmt: skip
-    """Run ranks of an attempt to their end and write it down.
+    """Run ranks of an attempt to their end, and write the exit marker.
 
     Args:
         spec: The attempt.
         part: Which of its ranks.
         folder: Descriptor of the folder for their logs and markers.
         path: The same folder.
-        wishes: What has a say in when they stop.
+        requests: Reasons to stop them.
         confine: Moves processes into a control group of their own and returns its path, "" if it does not.
 
     Returns:
         How they ended, as the exit marker holds it.
 
     Raises:
-        OSError: If they cannot be started, or their end not be written down.
+        OSError: If they cannot be started, or their end cannot be written.
     """
     gang = Gang(spec, part, folder, path)
     started_s = time.time()
@@ -142,9 +151,9 @@ def run_ranks(
     marker = {"attempt": spec.attempt, "started_s": started_s, "ranks": ranks, "cgroup": cgroup}
     _write(folder, "ranks.json", marker)
     gang.begin()
-    _watch(gang, spec, folder, wishes)
+    _watch(gang, spec, folder, requests)
     if cgroup:
-        with suppress(OSError):  # At once, also what starts others faster than they are found.
+        with suppress(OSError):  # All at once, also processes that fork faster than they are found.
             kill_group(cgroup)
     kill_children()
     remove(cgroup)
@@ -160,7 +169,7 @@ def write_exit(
     Args:
         folder: Descriptor of the attempt's folder.
         attempt: Its name.
-        reason: Who asked for the end, "" if nobody.
+        reason: Why it was stopped, "" if it was not.
         started_s: Unix time of the start, 0 if the ranks never started.
         ends: Rank, exit code, signal and Unix time, in the order of the ends.
 
@@ -183,30 +192,30 @@ def write_exit_patiently(
     return write_exit(folder, attempt, reason, started_s, ends)
 
 
-def _watch(gang: Gang, spec: Spec, folder: int, wishes: Wishes) -> None:
+def _watch(gang: Gang, spec: Spec, folder: int, requests: StopRequests) -> None:
     until_s = float("inf") if spec.limit_s is None else time.monotonic() + spec.limit_s
-    told, stopped = 0, False
+    written, stopped = 0, False
     while True:
         if gang.wait(max(min(_POLL_S, until_s - time.monotonic()), 0.0)):
-            gang.stop(wishes.of_term)
+            gang.stop(requests.term_reason)
         gang.tend()
-        if gang.running and (reason := wishes.asked()):
+        if gang.running and (reason := requests.reason()):
             gang.stop(reason)
         if gang.running and time.monotonic() >= until_s:
             gang.stop("time limit")
             until_s = float("inf")
         if gang.reason and not stopped:
-            stopped, gang.reason = True, wishes.stopped(gang.reason)
+            stopped, gang.reason = True, requests.record_stop(gang.reason)
         if not gang.running:
             return
-        if told != len(gang.ends):
-            told = len(gang.ends)
-            with suppress(OSError):  # It is told again in the exit marker; no reason to lose the attempt.
+        if written != len(gang.ends):
+            written = len(gang.ends)
+            with suppress(OSError):  # The exit marker has it again; no reason to lose the attempt.
                 _write(folder, "ends.json", {"attempt": spec.attempt, "ends": gang.ends})
 
 
 def own_marker(attempt: str, guard: Process | None = None) -> bytes:
-    """Return what says that this process runs an attempt.
+    """Return the started marker, which identifies this process.
 
     Args:
         attempt: Its name.

@@ -1,9 +1,9 @@
-"""The process that runs one attempt and writes down how it ended, whatever becomes of the scheduler.
+"""The process that runs one attempt and writes down how it ended, also if the scheduler ends first.
 
-Standard library only, and one thread. It is given the attempt's folder, which holds `spec.json`, and leaves there
+Standard library only, and one thread. It gets the attempt's folder, which holds `spec.json`, and writes there
 
     lock          held while it or its guard lives
-    started.json  who they are; an attempt that has this never starts again
+    started.json  their processes; an attempt that has this never starts again
     ranks.json    the processes of its ranks, before the first of them runs its program
     ends.json     how ranks ended, while others run
     exit.json     how all ranks ended: the only proof of success
@@ -19,17 +19,17 @@ from ....cluster.files.durable import is_there, open_folder, write_whole
 if TYPE_CHECKING:
     from ....cluster.files.processes import Process
 
-TWIN, STARTED_BEFORE = 75, 76  # exit codes of a start that is one too many
+TWIN, STARTED_BEFORE = 75, 76  # exit codes of a second start
 
 
 def main(path: str) -> int:
-    """Take over an attempt and return at once; a daemon goes on with it.
+    """Start the supervisor of an attempt as a daemon, and return at once.
 
     Args:
         path: The attempt's folder, absolute.
 
     Returns:
-        0 if it was taken over, TWIN if a supervisor lives, STARTED_BEFORE if there was one.
+        0 if it has started, TWIN if a supervisor lives, STARTED_BEFORE if there was one.
 
     Raises:
         OSError: If the folder cannot be used.
@@ -53,8 +53,8 @@ def _live(folder: int, path: str) -> None:
 
     try:
         guarded(lambda guard: _supervise(folder, path, guard))
-    except BaseException:  # The way out is the same for all: whoever forked this process must not go on in it.
-        _tell_why(folder)
+    except BaseException:  # Every exit is the same: the code that forked this process must not continue in it.
+        _log_error(folder)
     finally:
         os._exit(0)
 
@@ -65,11 +65,11 @@ def _supervise(folder: int, path: str, guard: "Process | None") -> int:
     try:
         supervise(folder, path, guard)
     except BaseException:
-        _tell_why(folder)
+        _log_error(folder)
     return 0
 
 
-def _tell_why(folder: int) -> None:
+def _log_error(folder: int) -> None:
     import traceback
 
     write_whole(folder, "supervisor.log", traceback.format_exc().encode())

@@ -246,7 +246,7 @@ class Node(NamedTuple):
     resources: Mapping[str, float]  # of one that lives
 
     def gives(self, name: str, gpu: int) -> bool:
-        """Say whether it has a GPU, once, as a resource of its own.
+        """Return whether it has a GPU, once, as a resource of its own.
 
         Args:
             name: Of the node.
@@ -319,7 +319,7 @@ class RayBackend(SharedFolderBackend):
     """Leaves what is to be run in a folder that the whole cluster sees, and sees to it that a launcher runs there.
 
     Args:
-        folder: Where the attempts' folders are, under the same path on all nodes; made if need be.
+        folder: Where the attempts' folders are, under the same path on all nodes; created if missing.
         nodes: GPUs of each node, in cluster-file order, under the names that label Ray's nodes.
         address: Of Ray's dashboard.
         token: File with the token of a cluster that asks for one.
@@ -382,11 +382,11 @@ class RayBackend(SharedFolderBackend):
         return NodeView(name, found, self._answered_s.get(name, 0.0), takes_jobs=node.living == 1)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
-        """Leave an attempt to the launcher, with exactly these GPUs; again, or after its end, it does nothing.
+        """Leave an attempt to the launcher, with exactly these GPUs; again, or after its end, this does nothing.
 
         Raises:
             CannotHonourError: If there are no such GPUs, or Ray does not have them by their index.
-            RefusedError: If its program or folder is not there.
+            RefusedError: If its program or folder does not exist.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
         if self._write_down(attempt, placement) is None:
@@ -426,9 +426,9 @@ class RayBackend(SharedFolderBackend):
         """Ask an attempt to stop, now or before it starts.
 
         Raises:
-            BackendError: If the wish could not be written down.
+            BackendError: If the request could not be stored.
         """
-        with self._wished_to_end(name, reason) as folder:
+        with self._request_stop(name, reason) as folder:
             if folder is not None:
                 revoke(folder, name, CANCELLED)
 

@@ -141,7 +141,7 @@ class RayCluster:
         )  # fmt: skip
 
     def is_given(self, group: "PlacementGroup") -> bool:
-        """Say whether Ray has given what was asked for."""
+        """Return whether Ray has given what was asked for."""
         told = self._ray.util.placement_group_table(group)
         return bool(told["state"] == "CREATED")
 
@@ -184,12 +184,12 @@ class RayCluster:
         return self._task.options(scheduling_strategy=where).remote(list(line), log)
 
     def is_done(self, task: "ObjectRef[None]") -> bool:
-        """Say whether a program has ended, or can no longer be seen."""
+        """Return whether a program has ended, or can no longer be seen."""
         done, _ = self._ray.wait([task], timeout=0)
         return bool(done)
 
     def has_ended(self, task: "ObjectRef[None]") -> bool:
-        """Say whether a program that is done has certainly ended, and not just its worker."""
+        """Return whether a program that is done has certainly ended, and not just its worker."""
         try:
             self._ray.get(task)
         except self._ray.exceptions.RayError:
@@ -285,7 +285,7 @@ class Holding:
         self._numbers = {name: node.number for name, node in nodes.items()}
 
     def _is_over(self, part: int) -> bool:
-        """Say whether nothing is left of a part, and see to the proof where nobody writes it."""
+        """Return whether nothing is left of a part, and see to the proof where nobody writes it."""
         where, task = f"part-{part}/", self._tasks.get(part)
         # Before its marker is looked for: a supervisor writes that, and ends.
         is_done = task is not None and self._cluster.is_done(task)

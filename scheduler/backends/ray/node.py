@@ -38,7 +38,7 @@ def _live(path: str, token: str, node: str) -> None:
         # As JSON, from the worker that has started this.
         gpus = gpus_among(json.loads(os.environ["LONGSHORE_GRANTED"]), node)
         code = run_part(path, token, Grant("Ray", node, gpus, [str(gpu) for gpu in gpus]))
-    except BaseException:  # The way out is the same for all: whoever forked this process must not go on in it.
+    except BaseException:  # The way out is the same for all: the code that forked this process must not continue in it.
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)

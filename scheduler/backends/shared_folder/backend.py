@@ -1,4 +1,4 @@
-"""What all backends do alike whose nodes share a folder with the scheduler."""
+"""What the backends whose nodes share a folder with the scheduler have in common."""
 
 import json
 import os
@@ -20,10 +20,10 @@ from .records import Records, is_released, read_records, status_of
 
 
 class SharedFolderBackend(Backend):
-    """Writes down what is to be run, and reads what supervisors on the nodes write.
+    """Writes what is to be run, and reads what supervisors on the nodes write.
 
     Args:
-        folder: Where the attempts' folders are, under the same path on all nodes; made if need be.
+        folder: Where the attempts' folders are, under the same path on all nodes; created if missing.
         nodes: GPUs of each node, in cluster-file order.
     """
 
@@ -32,7 +32,7 @@ class SharedFolderBackend(Backend):
         self._nodes = dict(nodes)
 
     def released(self, name: str) -> bool:
-        """Say whether all processes of an attempt are proven gone: by their supervisors, or by a look at each node."""
+        """Return whether all processes of an attempt are proven gone, by their supervisors or by a sweep."""
         self._folders.path(name)
         try:
             records = self._records(name)
@@ -40,33 +40,33 @@ class SharedFolderBackend(Backend):
             return False
         return records is None or is_released(records)
 
-    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
-        """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
+    def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
+        """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
 
         Raises:
             BackendError: If there is no such rank, or its log is not a file.
             ValueError: If the offset or the size is negative.
         """
-        return read_log_of(self._folders, name, rank, offset, most, _parts)
+        return read_log_of(self._folders, name, rank, offset, max_bytes, _parts)
 
     def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
-        """Return what each rank has told of its steps and checkpoints since the last time.
+        """Return what each rank has reported of its steps and checkpoints since the last call.
 
         Raises:
-            BackendError: If that cannot be seen.
+            BackendError: If that cannot be read.
         """
         self._folders.path(name)
-        told = list[StepLines]()
+        found = list[StepLines]()
         with as_backend_error(name), self._folders.open(name) as folder:
             if folder is None:
-                return told
+                return found
             for part, share in enumerate(placement):
                 if not is_there(folder, f"part-{part}"):
                     return []
                 with opened(folder, f"part-{part}") as own:
-                    first = len(told)
-                    told += read_step_lines(own, first, before[first : first + len(share.gpus)])
-        return told
+                    first = len(found)
+                    found += read_step_lines(own, first, before[first : first + len(share.gpus)])
+        return found
 
     def launched(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name.
@@ -77,7 +77,7 @@ class SharedFolderBackend(Backend):
         return launched_in(self._folders)
 
     def forget(self, name: str) -> None:
-        """Delete what an attempt that ended left here, but for its logs and the proof that it ended.
+        """Delete what an attempt that ended left here, except its logs and the proof that it ended.
 
         Raises:
             BackendError: If its processes are not proven gone, or something cannot be deleted.
@@ -91,18 +91,18 @@ class SharedFolderBackend(Backend):
             for part in parts:
                 with opened(folder, part) as own:
                     delete_but(own, {"exit.json", "gone.json"})
-            # Without a claim it never began: a launch that comes late must find that it was cancelled.
+            # Without a claim it never began: a late launch must find that it was cancelled.
             delete_but(folder, {"claim.json" if is_there(folder, "claim.json") else "cancel.json", *parts})
 
     def _write_down(self, attempt: Attempt, placement: Placement) -> tuple[Spec, bool] | None:
-        """Write down what is to be run.
+        """Write what is to be run.
 
         Returns:
-            That, and whether it was written for the first time; None if there is nothing left to start.
+            The spec, and whether it was written for the first time; None if there is nothing left to start.
 
         Raises:
             CannotHonourError: If there are no such GPUs.
-            RefusedError: If its program or folder is not there.
+            RefusedError: If its program or folder does not exist.
             BackendError: If it cannot be written, or another attempt has this name.
         """
         name, path = attempt.name, self._folders.path(attempt.name)
@@ -124,11 +124,11 @@ class SharedFolderBackend(Backend):
         return spec, is_first
 
     @contextmanager
-    def _wished_to_end(self, name: str, reason: str) -> Iterator[int | None]:
-        """Write down the wish that an attempt stops, and open its folder if it was launched and may run.
+    def _request_stop(self, name: str, reason: str) -> Iterator[int | None]:
+        """Store the request that an attempt stops, and open its folder if it was launched and may run.
 
         Raises:
-            BackendError: If the wish could not be written down.
+            BackendError: If the request could not be stored.
         """
         self._folders.path(name)
         with as_backend_error(name), self._folders.make(name) as folder:
@@ -144,20 +144,20 @@ class SharedFolderBackend(Backend):
         Raises:
             BackendError: If one of these is no name of an attempt.
         """
-        told: dict[str, Status] = {}
+        found: dict[str, Status] = {}
         unclear: dict[str, Records] = {}
         for name in names:
             try:
                 records = self._records(name)
             except (OSError, ValueError) as error:
-                told[name] = Status(Run.UNREACHABLE, words=str(error))
+                found[name] = Status(Run.UNREACHABLE, words=str(error))
                 continue
             status = Status(Run.ABSENT) if records is None else status_of(records)
             if status is not None:
-                told[name] = status
+                found[name] = status
             elif records is not None:
                 unclear[name] = records
-        return told, unclear
+        return found, unclear
 
     def _records(self, name: str) -> Records | None:
         with self._folders.open(name) as folder:
@@ -165,10 +165,10 @@ class SharedFolderBackend(Backend):
 
 
 def _has_begun(folder: int, name: str, content: bytes) -> bool:
-    """Say whether an attempt is claimed.
+    """Return whether an attempt is claimed.
 
     Raises:
-        BackendError: If what was to be run under its name is something else.
+        BackendError: If its name was launched with something else to run.
     """
     if is_there(folder, "spec.json") and read_whole(folder, "spec.json", SPEC_BYTES) != content:
         raise BackendError(f"{name} was launched before with another command or placement")

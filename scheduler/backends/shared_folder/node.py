@@ -3,12 +3,12 @@
 Everything is in the attempt's folder, which all nodes and the scheduler share:
 
     spec.json        what is to be run
-    claim.json       what runs it, or that nothing may; the first who writes it wins, so it starts once
-    cancel.json      the wish that it stops
+    claim.json       what runs it, or that nothing may; the first writer wins, so it starts once
+    cancel.json      a request to stop
     stop.json        why all its ranks are stopped; the first reason counts
     meet.json        the port where the ranks meet
-    part-N/          of its N-th node: markers and logs as of the local backend's supervisor, and
-    part-N/gone.json the proof that nothing is left there, where nobody wrote how it ended
+    part-N/          of its N-th node: the markers and logs of a local supervisor, and
+    part-N/gone.json the proof that nothing is left there, where no exit marker was written
 """
 
 import json
@@ -43,7 +43,7 @@ def claim(folder: int, attempt: str, *, job: int, parts: int, ranks: int, addres
         A token for its supervisors; "" if it was claimed before.
 
     Raises:
-        OSError: If it cannot be written down.
+        OSError: If it cannot be stored.
     """
     token = os.urandom(8).hex()
     where = address if parts > 1 else "127.0.0.1"
@@ -52,7 +52,7 @@ def claim(folder: int, attempt: str, *, job: int, parts: int, ranks: int, addres
 
 
 def revoke(folder: int, attempt: str, reason: str) -> bool:
-    """Claim an attempt so that nothing may run it, and say whether nothing does.
+    """Claim an attempt so that nothing may run it, and return whether that succeeded.
 
     Args:
         folder: Descriptor of the attempt's folder.
@@ -60,7 +60,7 @@ def revoke(folder: int, attempt: str, reason: str) -> bool:
         reason: Why nothing may.
 
     Raises:
-        OSError: If it cannot be written down.
+        OSError: If it cannot be stored.
     """
     return _write(folder, attempt, {"job": 0, "parts": 0, "ranks": 0, "token": "", "address": "", "revoked": reason})
 
@@ -69,20 +69,20 @@ def _write(folder: int, attempt: str, content: dict[str, object]) -> bool:
     return write_first(folder, "claim.json", json.dumps({"attempt": attempt, **content}).encode())
 
 
-STARTED_BEFORE = 76  # exit code of a start that is one too many
+STARTED_BEFORE = 76  # exit code of a second start
 STOPPED = "stopped by "
 MISPLACED = "misplaced: "
 
-_BEAT_S = 2.0  # between two signs of life
+_BEAT_S = 2.0  # between two updates of its marker
 _MEET_WITHIN_S = 300.0  # the nodes of a job start together
-_LOOK_AGAIN_S = 0.1
-_MOST_BYTES = 1 << 16
+_MEET_POLL_S = 0.1
+_MAX_MARKER_BYTES = 1 << 16
 
 
 class Grant(NamedTuple):
-    """What whoever runs an attempt gives it on a node."""
+    """What Slurm or Ray gives an attempt on a node."""
 
-    by: str  # who that is, such as Slurm
+    by: str  # Slurm or Ray
     node: str
     gpus: list[int]
     visible: list[str]  # what each of these is called in CUDA_VISIBLE_DEVICES
@@ -105,7 +105,7 @@ def read_spec(folder: int) -> Spec:
         folder: Descriptor of the attempt's folder.
 
     Raises:
-        OSError: If that is not there.
+        OSError: If it does not exist.
         ValueError: If it makes no sense.
     """
     return decode(read_whole(folder, "spec.json", SPEC_BYTES))
@@ -116,11 +116,11 @@ def run_part(path: str, token: str, grant: Grant) -> int:
 
     Args:
         path: The attempt's folder.
-        token: Of the claim that this is done for.
+        token: Of the claim.
         grant: What the attempt gets on this node.
 
     Returns:
-        0 if all of them ended well; on one of several nodes 0 once their end is written down.
+        0 if all of them ended well; on one of several nodes 0 once their end is written.
 
     Raises:
         OSError: If there can be no further process.
@@ -130,7 +130,7 @@ def run_part(path: str, token: str, grant: Grant) -> int:
 
 def _run_part(path: str, token: str, grant: Grant, guard: Process | None) -> int:
     folder = open_folder(path)
-    claimed = json.loads(read_whole(folder, "claim.json", _MOST_BYTES))
+    claimed = json.loads(read_whole(folder, "claim.json", _MAX_MARKER_BYTES))
     spec = read_spec(folder)
     number = nodes_of(spec).index(grant.node)
     make_folder(folder, f"part-{number}")
@@ -139,13 +139,13 @@ def _run_part(path: str, token: str, grant: Grant, guard: Process | None) -> int
     adopt_orphans()
     if claimed["token"] != token or not write_first(own, "started.json", own_marker(spec.attempt, guard)):
         return STARTED_BEFORE
-    wishes = SharedWishes(folder, own, spec.attempt, STOPPED + grant.by)
-    ended_well = _supervise(spec, grant, claimed["address"], wishes, own, part_path)
+    requests = SharedStopRequests(folder, own, spec.attempt, STOPPED + grant.by)
+    ended_well = _supervise(spec, grant, claimed["address"], requests, own, part_path)
     return 0 if claimed["parts"] > 1 else int(not ended_well)
 
 
-class SharedWishes:
-    """What the scheduler and the supervisors of other nodes want, as the attempt's folder tells.
+class SharedStopRequests:
+    """Stop requests of the scheduler and of the supervisors of other nodes, in the attempt's folder.
 
     A file system that does not answer for a while is no reason to stop anything.
 
@@ -153,16 +153,16 @@ class SharedWishes:
         folder: Descriptor of the attempt's folder.
         own: Descriptor of this node's part of it.
         attempt: The attempt's name.
-        of_term: Why the ranks are stopped when their supervisor is asked to end.
+        term_reason: Why the ranks are stopped when their supervisor is asked to end.
     """
 
-    def __init__(self, folder: int, own: int, attempt: str, of_term: str) -> None:
-        self.folder, self.of_term = folder, of_term
+    def __init__(self, folder: int, own: int, attempt: str, term_reason: str) -> None:
+        self.folder, self.term_reason = folder, term_reason
         self._own, self._attempt = own, attempt
         self._beat_at_s = 0.0
 
-    def asked(self) -> str:
-        """Return why the ranks are to be stopped, "" if they are not; and show that this supervisor lives."""
+    def reason(self) -> str:
+        """Return why the ranks are to be stopped, "" if they are not, and refresh the started marker."""
         with suppress(OSError):
             if time.monotonic() >= self._beat_at_s:
                 self._beat_at_s = time.monotonic() + _BEAT_S
@@ -173,8 +173,8 @@ class SharedWishes:
                 return CANCELLED
         return ""
 
-    def stopped(self, reason: str) -> str:
-        """Let all nodes stop, and return the reason that was the first."""
+    def record_stop(self, reason: str) -> str:
+        """Stop the ranks on all nodes, and return the first reason."""
         with suppress(OSError):
             write_stop(self.folder, self._attempt, reason)
             return read_stop(self.folder)
@@ -182,7 +182,7 @@ class SharedWishes:
 
 
 def write_stop(folder: int, attempt: str, reason: str) -> None:
-    """Let all ranks of an attempt stop, unless there is a reason already.
+    """Stop all ranks of an attempt, unless there is a reason already.
 
     Args:
         folder: Descriptor of the attempt's folder.
@@ -190,7 +190,7 @@ def write_stop(folder: int, attempt: str, reason: str) -> None:
         reason: Why they stop.
 
     Raises:
-        OSError: If it cannot be written down.
+        OSError: If it cannot be stored.
     """
     write_first(folder, "stop.json", json.dumps({"attempt": attempt, "reason": reason}).encode())
 
@@ -203,39 +203,39 @@ def read_stop(folder: int) -> str:
         ValueError: If it makes no sense.
     """
     try:
-        return str(json.loads(read_whole(folder, "stop.json", _MOST_BYTES))["reason"])
+        return str(json.loads(read_whole(folder, "stop.json", _MAX_MARKER_BYTES))["reason"])
     except (TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"stop.json makes no sense: {type(error).__name__}: {error}") from error
+        raise ValueError(f"stop.json is damaged: {type(error).__name__}: {error}") from error
 
 
-def _supervise(spec: Spec, grant: Grant, address: str, wishes: SharedWishes, own: int, path: str) -> bool:
+def _supervise(spec: Spec, grant: Grant, address: str, requests: SharedStopRequests, own: int, path: str) -> bool:
     """Run this node's ranks unless they must not start, and return whether all of them ended well."""
     gpus = list(gpus_on(spec, grant.node))
     ranks = [rank for rank, place in enumerate(spec.ranks) if place.node == grant.node]
-    reason = wishes.asked()
+    reason = requests.reason()
     if not reason and (grant.gpus != gpus or len(grant.visible) != len(gpus)):
-        reason = wishes.stopped(f"{MISPLACED}{grant.node} gives GPUs {grant.gpus}, not {gpus}")
-    port = None if reason else _meet(wishes, is_first=0 in ranks)
+        reason = requests.record_stop(f"{MISPLACED}{grant.node} gives GPUs {grant.gpus}, not {gpus}")
+    port = None if reason else _meet(requests, is_first=0 in ranks)
     if port is None:
-        write_exit_patiently(own, spec.attempt, reason or wishes.asked(), 0.0, [])
+        write_exit_patiently(own, spec.attempt, reason or requests.reason(), 0.0, [])
         return False
     part = Part(dict(zip(ranks, grant.visible, strict=True)), address, port)
-    ends = run_ranks(spec, part, own, path, wishes)
+    ends = run_ranks(spec, part, own, path, requests)
     return all(code == 0 and number == 0 for _, code, number, _ in ends)
 
 
-def _meet(wishes: SharedWishes, *, is_first: bool) -> int | None:
-    """Return the port where the ranks meet, which the first node chooses; None if they are to stop before."""
+def _meet(requests: SharedStopRequests, *, is_first: bool) -> int | None:
+    """Return the rendezvous port of the ranks, which the first node chooses; None if they are to stop before."""
     if is_first:
-        write_first(wishes.folder, "meet.json", json.dumps({"port": free_port("")}).encode())
+        write_first(requests.folder, "meet.json", json.dumps({"port": free_port("")}).encode())
     until_s = time.monotonic() + _MEET_WITHIN_S
-    while not is_there(wishes.folder, "meet.json"):
-        if wishes.asked():
+    while not is_there(requests.folder, "meet.json"):
+        if requests.reason():
             return None
         if time.monotonic() > until_s:
             raise TimeoutError(f"the attempt's first node did not start within {_MEET_WITHIN_S:.0f} s")
-        time.sleep(_LOOK_AGAIN_S)
-    return int(json.loads(read_whole(wishes.folder, "meet.json", _MOST_BYTES))["port"])
+        time.sleep(_MEET_POLL_S)
+    return int(json.loads(read_whole(requests.folder, "meet.json", _MAX_MARKER_BYTES))["port"])
 
 
 _ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
@@ -258,5 +258,5 @@ def python_line(module: str, function: str, *arguments: str, packages: str = "")
         packages: Folder of packages that it needs beside the standard library.
     """
     path = os.pathsep.join([str(_ROOT), *([packages] if packages else [])])
-    # -I -S: nothing of the user's settings or site packages, which also makes it start fast.
+    # -I -S: none of the user's settings or site packages, which also makes it start fast.
     return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN, path, module, function, *arguments]

@@ -1,9 +1,4 @@
-"""What an attempt's folder says of it, read strictly, and the proof that nothing of it is left on a node.
-
-The proof, made on its node, that nothing of an attempt is left where nobody wrote down how it ended.
-
-Standard library only.
-"""
+"""What an attempt's folder has of it, read strictly, and what follows from that."""
 
 import os
 import time
@@ -20,7 +15,7 @@ from ..local.reading import Ends, Exited, Marker, Ranks, rank_ends, read_marker
 from .node import MISPLACED, STOPPED, read_stop
 from .sweep import SWITCHED_OFF
 
-ALIVE_S = 30.0  # a supervisor shows every 2 s that it lives; a file system may hold that back for a while
+ALIVE_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
 
 
 class Claim(Marker):
@@ -37,7 +32,7 @@ class Claim(Marker):
 
 
 class Gone(Marker):
-    """That nothing is left on a node where nobody wrote down how the ranks there ended."""
+    """The proof that nothing is left on a node where no exit marker was written."""
 
     file_name = "gone.json"
 
@@ -47,7 +42,7 @@ class Gone(Marker):
 class Part(NamedTuple):
     """What is known of an attempt on one of its nodes."""
 
-    is_alive: bool = False  # its supervisor has shown that it lives, a short while ago
+    is_alive: bool = False  # its supervisor has updated its marker lately
     started_s: float = 0.0  # Unix time at which its ranks started, 0 if they have not
     ends: tuple[RankEnd, ...] = ()
     exited: bool = False  # its supervisor has written how they ended
@@ -65,7 +60,7 @@ class Part(NamedTuple):
 class Records(NamedTuple):
     """What is known of an attempt from its folder alone."""
 
-    is_wanted: bool  # it was launched
+    is_launched: bool
     claim: Claim | None
     parts: tuple[Part, ...]  # by node, once it is claimed
     stop: str = ""  # why all its ranks are stopped
@@ -89,10 +84,10 @@ def read_records(folder: int, attempt: str) -> Records:
 
 
 def status_of(records: Records) -> Status | None:
-    """Return the status that records prove; None if more has to be known."""
+    """Return the status that records prove; None if they prove none."""
     claim, parts = records.claim, records.parts
     if claim is None:
-        return None if records.is_wanted else Status(Run.ABSENT)
+        return None if records.is_launched else Status(Run.ABSENT)
     if claim.revoked:
         by, words = read_reason(claim.revoked)
         return Status(Run.EXITED if by is EndedBy.CANCEL else Run.LOST, (), by, words)
@@ -106,9 +101,9 @@ def status_of_running(parts: tuple[Part, ...]) -> Status:
 
 
 def is_released(records: Records) -> bool:
-    """Say whether all processes of an attempt are proven gone, and none can come."""
+    """Return whether all processes of an attempt are proven gone, and none can start."""
     if records.claim is None:
-        return not records.is_wanted
+        return not records.is_launched
     return all(part.is_over for part in records.parts)
 
 
@@ -119,9 +114,9 @@ def _end_of(records: Records, ranks: int) -> Status:
     reason = next(iter(reasons), "")
     by, words = read_reason(reason)
     found = [read_reason(text) for text in (records.stop, *reasons)]
-    fault = next((it for it in found if it[0] is EndedBy.NODE_FAULT), None)
+    fault = next((end for end in found if end[0] is EndedBy.NODE_FAULT), None)
     if fault is not None and (reasons or any(part.gone for part in parts)):
-        by, words = fault  # also where the node came back, and tells how the ranks ended that were stopped for it
+        by, words = fault  # also where the node is back, and has the exit marker of the ranks that were stopped for it
     elif any(part.gone and part.switched_off for part in parts):
         by, words = EndedBy.NODE_FAULT, "a node of it is switched off"
     elif any(part.gone for part in parts):
@@ -133,7 +128,7 @@ def _end_of(records: Records, ranks: int) -> Status:
         by = EndedBy.NODE_FAULT  # The job did nothing wrong.
     elif not words.startswith(STOPPED):
         return Status(Run.EXITED, ends, by, words, started_s, progress)
-    # Ranks that were asked to end may well have ended with 0: that is no proof that they were done.
+    # Ranks that got SIGTERM may have ended with 0: that is no proof that they were done.
     return Status(Run.LOST, ends, by, words, started_s, progress)
 
 
@@ -178,7 +173,7 @@ def _started_s(parts: tuple[Part, ...]) -> float:
 
 
 def _progress(parts: tuple[Part, ...]) -> dict[str, float]:
-    told: dict[str, float] = {}
-    for part in reversed(parts):  # What the first node tells counts.
-        told |= part.progress
-    return told
+    progress: dict[str, float] = {}
+    for part in reversed(parts):  # The first node has precedence.
+        progress |= part.progress
+    return progress

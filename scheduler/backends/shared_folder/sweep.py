@@ -1,4 +1,4 @@
-"""The proof, made on its node, that nothing of an attempt is left where no process wrote down how it ended."""
+"""The proof, made on its node, that nothing of an attempt is left where no exit marker was written."""
 
 import json
 import time
@@ -12,17 +12,17 @@ from ..local.supervision import own_marker
 SWITCHED_OFF = "the node is switched off"  # a proof
 
 
-_END_WITHIN_S = 10.0  # for a supervisor that was asked to end
+_END_WITHIN_S = 10.0  # for a supervisor that is to end
 
 
-_LOOK_AGAIN_S = 0.1
+_SWEEP_POLL_S = 0.1
 
 
-_MOST_BYTES = 1 << 20
+_MAX_MARKER_BYTES = 1 << 20
 
 
 def sweep(path: str, part: str) -> int:
-    """End what is left on this node of an attempt that may not run any more, and write down that nothing is.
+    """End what is left on this node of an attempt that may not run any more, and write the proof.
 
     Args:
         path: The attempt's folder.
@@ -32,7 +32,7 @@ def sweep(path: str, part: str) -> int:
         0.
 
     Raises:
-        OSError: If that cannot be told or written down.
+        OSError: If that is not known or written down.
         ValueError: If a marker makes no sense.
     """
     attempt = Path(path).name
@@ -40,7 +40,7 @@ def sweep(path: str, part: str) -> int:
     own = open_folder(f"{path}/part-{part}")
     if is_there(own, "gone.json"):
         return 0
-    # Whoever writes this marker first has the part: a supervisor that comes late finds it and ends.
+    # The first writer of this marker has the part: a late supervisor finds it and ends.
     if not write_first(own, "started.json", own_marker(attempt)):
         _end(own, attempt)
     if not is_there(own, "exit.json"):
@@ -49,7 +49,7 @@ def sweep(path: str, part: str) -> int:
 
 
 def sweep_unless_alive(path: str, part: str) -> int:
-    """Do what `sweep` does, unless a supervisor lives here that sees to the attempt.
+    """Do what `sweep` does, unless a supervisor of the attempt lives here.
 
     Args:
         path: The attempt's folder.
@@ -59,7 +59,7 @@ def sweep_unless_alive(path: str, part: str) -> int:
         0.
 
     Raises:
-        OSError: If that cannot be told or written down.
+        OSError: If that is not known or written down.
         ValueError: If a marker makes no sense.
     """
     folder = open_folder(path)
@@ -71,7 +71,7 @@ def sweep_unless_alive(path: str, part: str) -> int:
 
 
 def write_gone(own: int, attempt: str, proof: str) -> None:
-    """Write down that nothing is left of an attempt's part.
+    """Write the proof that nothing is left of an attempt's part.
 
     Args:
         own: Descriptor of the part's folder.
@@ -85,26 +85,30 @@ def write_gone(own: int, attempt: str, proof: str) -> None:
 
 
 def _supervisor_of(own: int) -> Identity:
-    started = json.loads(read_whole(own, "started.json", _MOST_BYTES))
+    started = json.loads(read_whole(own, "started.json", _MAX_MARKER_BYTES))
     return Identity(started["pid"], started["start_ticks"], started["boot"])
 
 
 def _end(own: int, attempt: str) -> None:
-    started, boot, supervisor = json.loads(read_whole(own, "started.json", _MOST_BYTES)), boot_id(), _supervisor_of(own)
+    started, boot, supervisor = (
+        json.loads(read_whole(own, "started.json", _MAX_MARKER_BYTES)),
+        boot_id(),
+        _supervisor_of(own),
+    )
     until_s = time.monotonic() + _END_WITHIN_S
     while is_alive(supervisor, boot) and time.monotonic() < until_s:
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_SWEEP_POLL_S)
     while is_alive(supervisor, boot):
         if (process := find(supervisor.pid)) is not None:
             kill(process)
-        time.sleep(_LOOK_AGAIN_S)
-    # What it leaves comes to its guard, which ends when nothing is left.
+        time.sleep(_SWEEP_POLL_S)
+    # Its guard adopts what it leaves, and ends when nothing is left.
     guard_pid, guard_start_ticks = started.get("guard", (0, 0))
     while is_alive(Identity(guard_pid, guard_start_ticks, started["boot"]), boot):
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_SWEEP_POLL_S)
     groups: dict[int, int] = {}
     # After a restart of the node the numbers of groups and sessions are other processes'.
     if started["boot"] == boot and is_there(own, "ranks.json"):
-        groups = dict(json.loads(read_whole(own, "ranks.json", _MOST_BYTES))["ranks"])
+        groups = dict(json.loads(read_whole(own, "ranks.json", _MAX_MARKER_BYTES))["ranks"])
     while not kill_all(Traces(attempt, own, started["session"], groups), _END_WITHIN_S):
         pass

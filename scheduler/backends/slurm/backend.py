@@ -30,7 +30,7 @@ class SlurmBackend(SharedFolderBackend):
     """Runs each attempt as a Slurm job whose supervisors, one a node, write down how it ended.
 
     Args:
-        folder: Where the attempts' folders are, under the same path on all nodes; made if need be.
+        folder: Where the attempts' folders are, under the same path on all nodes; created if missing.
         nodes: GPUs of each node, in cluster-file order, under Slurm's names.
         conf: Slurm's configuration; where Slurm looks for it by itself if left out.
         options: Of every sbatch, from OPTIONS.
@@ -116,11 +116,11 @@ class SlurmBackend(SharedFolderBackend):
         return NodeView(name, found, self._answered_s.get(name, 0.0), takes_jobs=takes_jobs)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
-        """Submit an attempt with exactly these GPUs; again, or after its end, it does nothing.
+        """Submit an attempt with exactly these GPUs; again, or after its end, this does nothing.
 
         Raises:
             CannotHonourError: If there are no such GPUs, or Slurm cannot give them by their index.
-            RefusedError: If its program or folder is not there.
+            RefusedError: If its program or folder does not exist.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
         if attempt.is_external:
@@ -171,18 +171,18 @@ class SlurmBackend(SharedFolderBackend):
         """Ask an attempt to stop, now or before it starts; one that does not is left to Slurm to kill.
 
         Raises:
-            BackendError: If the wish could not be written down.
+            BackendError: If the request could not be stored.
         """
         with self._folder_of_held(name) as folder:
             if folder is not None:
                 self._held.cancel(folder, name)
                 return
-        with self._wished_to_end(name, reason) as folder:
+        with self._request_stop(name, reason) as folder:
             if folder is not None and (revoke(folder, name, CANCELLED) or is_late(folder)):
                 self._endings.kill(name)
 
     def released(self, name: str) -> bool:
-        """Say whether all processes of an attempt are proven gone: by their supervisors, or by a look at each node."""
+        """Return whether all processes of an attempt are proven gone, by their supervisors or by a sweep."""
         try:
             with self._folder_of_held(name) as folder:
                 if folder is None:
@@ -193,7 +193,7 @@ class SlurmBackend(SharedFolderBackend):
             return False
 
     def forget(self, name: str) -> None:
-        """Delete what an attempt that ended left here, but for its logs and the proof that it ended.
+        """Delete what an attempt that ended left here, except its logs and the proof that it ended.
 
         Raises:
             BackendError: If its processes are not proven gone, or something cannot be deleted.
@@ -277,10 +277,10 @@ class SlurmBackend(SharedFolderBackend):
         return _without_slurm(records, f"{said}, and it is not proven yet that all its processes are gone")
 
     def _is_submitted(self, name: str) -> bool:
-        """Say whether Slurm knows a job of an attempt, running or ended.
+        """Return whether Slurm knows a job of an attempt, running or ended.
 
         Raises:
-            BackendError: If that cannot be told.
+            BackendError: If that is not known.
         """
         if comment_of(name) in self._view.look().jobs:
             return True

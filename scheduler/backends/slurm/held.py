@@ -67,7 +67,7 @@ def read_held(commands: Commands) -> Mapping[str, HeldJob]:
     """
     jobs = (_job(line, time.time()) for line in commands.call("squeue", _JOBS).splitlines())
     ours = [job for job in jobs if job is not None]
-    return {job.id: job for job in sorted(ours, key=lambda job: (job.told.submitted_s, *_parts(job.number)))}
+    return {job.id: job for job in sorted(ours, key=lambda job: (job.external.submitted_s, *_parts(job.number)))}
 
 
 def limit_s(text: str) -> float | None:
@@ -100,7 +100,7 @@ def _job(line: str, now_s: float) -> HeldJob | None:
 
 
 def _is_early(eligible: str, now_s: float) -> bool:
-    """Say whether the time has not come before which a job is not to begin."""
+    """Return whether the time has not come before which a job is not to begin."""
     return eligible[:1].isdigit() and datetime.fromisoformat(eligible).timestamp() > now_s
 
 
@@ -228,7 +228,7 @@ class Door:
 
 
 def _is_answered(path: Path) -> bool:
-    """Say whether another scheduler answers: one that waits to take over, or that this one is to take over from.
+    """Return whether another scheduler answers: one that waits to take over, or that this one is to take over from.
 
     Raises:
         OSError: If there is something else.

@@ -86,10 +86,10 @@ class HeldAttempts:
     def _read(self) -> None:
         self._read_s, self._jobs = time.monotonic(), dict(read_held(self._commands))
         never = {
-            job.id: why_never(job.told.nodes, job.told.gpus // job.told.nodes, self._nodes)
+            job.id: why_never(job.external.nodes, job.external.gpus // job.external.nodes, self._nodes)
             for job in self._jobs.values()
         }
-        self._external = tuple(job.told for job in self._jobs.values() if not never[job.id] and not job.is_early)
+        self._external = tuple(job.external for job in self._jobs.values() if not never[job.id] and not job.is_early)
         for job in self._jobs.values():
             if never[job.id] and job.is_held:  # nobody could be asked when it was submitted
                 log.warning("job %s is refused: %s", job.number, never[job.id])
@@ -108,7 +108,7 @@ class HeldAttempts:
             self._now_and_then(job, partial(end, self._commands, self._jobs[job]))
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
-        """Let a held job run on exactly these GPUs; again, or after its end, it does nothing.
+        """Let a held job run on exactly these GPUs; again, or after its end, this does nothing.
 
         Raises:
             CannotHonourError: If Slurm cannot give these GPUs.
@@ -139,7 +139,7 @@ class HeldAttempts:
 
         Raises:
             RefusedError: If Slurm does not know it any more.
-            BackendError: If that cannot be told.
+            BackendError: If that is not known.
         """
         job = self._jobs.get(attempt.job)
         if job is None:
@@ -153,7 +153,7 @@ class HeldAttempts:
         Raises:
             RefusedError: If the job is over, and may not run again.
             BackendError: If it is not held yet.
-            OSError: If it cannot be written down.
+            OSError: If it cannot be stored.
         """
         if job.is_over:
             self._revive(attempt, job)
@@ -253,7 +253,7 @@ class HeldAttempts:
 
         Raises:
             BackendError: If it is not known whether it stops.
-            OSError: If the wish cannot be written down.
+            OSError: If the request cannot be stored.
         """
         write_first(folder, "cancel.json", json.dumps({"attempt": name}).encode())
         is_misplaced = is_there(folder, Ended.file_name)  # Of what runs nothing else is known to have ended.
@@ -273,7 +273,7 @@ class HeldAttempts:
             end(self._commands, job)  # The GPUs that it has are not its own.
 
     def released(self, folder: int, name: str, taken: Taken) -> bool:
-        """Say whether all processes of an attempt are proven gone.
+        """Return whether all processes of an attempt are proven gone.
 
         Args:
             folder: Descriptor of its folder.
@@ -301,7 +301,7 @@ class HeldAttempts:
         return self._answer(name, [snapshot.nodes.get(node) for node, _ in taken.placement], is_lost=is_lost)
 
     def _answer(self, name: str, nodes: Sequence[Node | None], *, is_lost: bool) -> bool:
-        """Say whether nothing can be left on nodes: where Slurm has lost none, a job ends after its processes."""
+        """Return whether nothing can be left on nodes: where Slurm has lost none, a job ends after its processes."""
         if all(node is not None and node.is_fenced for node in nodes):
             return True
         if not all(node is not None and (node.is_fenced or _is_back(node)) for node in nodes):

@@ -247,7 +247,7 @@ class View:
         self._snapshot = None
 
     def is_complete(self, snapshot: Snapshot) -> bool:
-        """Say whether what a snapshot lacks does not exist.
+        """Return whether what a snapshot lacks does not exist.
 
         In the first seconds after its start Slurm's controller waits for its nodes, and a job that it does not know
         may still turn up.

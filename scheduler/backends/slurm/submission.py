@@ -137,7 +137,7 @@ _LATE_S = 30.0  # after an attempt's grace, when Slurm has to kill what does not
 
 
 def is_late(folder: int) -> bool:
-    """Say whether an attempt should have ended by itself since it was cancelled.
+    """Return whether an attempt should have ended by itself since it was cancelled.
 
     Of one whose file makes no sense nobody knows how long that may take, and it is not waited for.
 
@@ -145,7 +145,7 @@ def is_late(folder: int) -> bool:
         folder: Descriptor of its folder.
 
     Raises:
-        OSError: If that cannot be told.
+        OSError: If that is not known.
     """
     asked_s = os.stat("cancel.json", dir_fd=folder, follow_symlinks=False).st_mtime
     try:
@@ -216,7 +216,7 @@ class Endings:
 
 
 def _is_vouched_for(folder: int, attempt: str, part: int, node: Node | None) -> bool:
-    """Say whether nothing can be left on a node even though it is not asked, and write that down."""
+    """Return whether nothing can be left on a node even though it is not asked, and write that down."""
     make_folder(folder, f"part-{part}")
     own = open_folder(f"part-{part}", inside=folder)
     try:

@@ -127,7 +127,7 @@ def test_a_job_of_which_only_some_ranks_ran_has_not_succeeded_though_these_ended
     claim = Claim(attempt="ls-x-1", job=1, parts=2, ranks=2, token="", address="", revoked="")
     ran = Part(started_s=1.0, ends=(RankEnd(0, 0, 0, 2.0),), exited=True)
     late = Part(exited=True, reason="cancelled")  # its node was away, and came back after the job was cancelled
-    status = status_of(Records(is_wanted=True, claim=claim, parts=(ran, late)))
+    status = status_of(Records(is_launched=True, claim=claim, parts=(ran, late)))
     assert status is not None
     assert (status.run, status.reason) == (Run.LOST, "only 1 of 2 ranks ran; cancelled")
 

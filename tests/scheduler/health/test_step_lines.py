@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.reporting import Steps
-from longshore.scheduler.backends.local.folders import MOST_BYTES, read_news
+from longshore.scheduler.backends.local.folders import MAX_NEW_BYTES, read_news
 from longshore.scheduler.health.step_watch import Begun, StepKind, StepWatch, saved_in, steps_in
 
 GOOD = b"train 17 1732294800.125 0.5 -1.5e-3\n"
@@ -75,7 +75,7 @@ def test_of_much_only_the_last_is_read_and_it_begins_with_a_whole_line(tmp_path:
     lines = [f"{at} 5.0 - /ckpt/{at}\n".encode() for at in range(10_000)]
     (tmp_path / "saved-0").write_bytes(b"".join(lines))
     news, offset = read_news(folder, "saved-0", 0)
-    assert (len(news) <= MOST_BYTES, offset) == (True, len(b"".join(lines)))
+    assert (len(news) <= MAX_NEW_BYTES, offset) == (True, len(b"".join(lines)))
     assert b"".join(lines).endswith(b"\n" + news)
 
 
