@@ -30,7 +30,7 @@ from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.workloads.estimates import with_scenario_estimates
 from longshore.eval.comparison import run_all
-from longshore.training.asked import VALIDATION_SCENARIOS
+from longshore.training.problems import VALIDATION_SCENARIOS
 from longshore.training.run_folder import BEST, SCORE, SPENT
 
 from . import bound

@@ -31,8 +31,8 @@ from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.envs.rewards import random_makespan_s
 from longshore.eval.comparison import run_all
-from longshore.training.asked import Asked
 from longshore.training.presets import PRESETS
+from longshore.training.problems import ProblemRequest
 from longshore.training.run_folder import BEST
 
 from .card import machine_text
@@ -100,7 +100,7 @@ def run_rivals(preset: str) -> Runs:
     waiting, found = preset == "hetero64", {}
     held_out = problem_of(preset, HELD_OUT, SEED, waiting=waiting)
     regime = Regime(waiting=waiting, oracle=True)
-    (validated,) = PRESETS[preset].build(Asked(0, (regime,))).validated  # which no training seed changes
+    (validated,) = PRESETS[preset].build(ProblemRequest(0, (regime,))).validated  # which no training seed changes
     curves = run_all(validated, rivals_on(preset))
     for name, outcome in run_all(held_out, rivals_on(preset)).items():
         curve = ((0, float(curves[name].makespan_s.mean()) / 3600.0),)

@@ -22,7 +22,7 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.drawn import VALIDATION_SEED
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.eval.comparison import run_all
-from longshore.training.asked import VALIDATION_SCENARIOS
+from longshore.training.problems import VALIDATION_SCENARIOS
 from longshore.training.run_folder import BEST, SCORE
 from longshore.training.validation import Score, Validation
 

@@ -20,7 +20,7 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART
-from longshore.training.asked import TRAINED_PART
+from longshore.training.problems import TRAINED_PART
 from longshore.training.run_folder import BEST
 from longshore.training.validation import tuned_patient
 

@@ -16,7 +16,7 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.workloads.estimates import EstimateKind
 from longshore.eval.setting import TESTED_PART
-from longshore.training.asked import TRAINED_PART
+from longshore.training.problems import TRAINED_PART
 from longshore.training.validation import tuned_patient
 
 from .harness import Row, main, progress

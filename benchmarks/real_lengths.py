@@ -16,7 +16,7 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import LOAD, Regime
 from longshore.eval.comparison import run_all
 from longshore.eval.setting import TESTED_PART
-from longshore.training.asked import TRAINED_PART
+from longshore.training.problems import TRAINED_PART
 from longshore.training.validation import tuned_patient
 
 from .harness import Row, main, progress

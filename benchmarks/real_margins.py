@@ -18,7 +18,7 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime
 from longshore.envs.layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from longshore.eval.setting import TESTED_PART
-from longshore.training.asked import TRAINED_PART
+from longshore.training.problems import TRAINED_PART
 from longshore.training.validation import tuned_patient
 
 from .harness import Row, main, progress

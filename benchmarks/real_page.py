@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.eval.setting import TESTED_PART, WINDOWS
-from longshore.training.asked import TRAINED_PART, VALIDATED_PART
+from longshore.training.problems import TRAINED_PART, VALIDATED_PART
 
 from .harness import ROOT
 from .markdown import wrapped, write_part

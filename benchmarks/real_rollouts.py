@@ -12,7 +12,7 @@ from longshore.agents.protocol import Policy
 from longshore.agents.rollouts import rollout_of
 from longshore.cluster.presets.problems import LOAD, Regime
 from longshore.eval.setting import TESTED_PART
-from longshore.training.asked import TRAINED_PART
+from longshore.training.problems import TRAINED_PART
 from longshore.training.validation import tuned_patient
 
 from .harness import Row, main, progress

@@ -26,7 +26,7 @@ from longshore.cluster.traces.read import read_trace
 from longshore.cluster.workloads.estimates import EstimateKind, with_scenario_estimates
 from longshore.eval.comparison import run_all
 from longshore.eval.setting import WINDOWS
-from longshore.training.asked import SIGMA, TRAINED_PART, VALIDATED_PART
+from longshore.training.problems import SIGMA, TRAINED_PART, VALIDATED_PART
 
 from .against import Difference
 from .harness import ROOT

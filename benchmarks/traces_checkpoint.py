@@ -14,10 +14,10 @@ from pathlib import Path
 
 from longshore.agents.learned.checkpoint import load_policy, save_policy
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
-from longshore.training.asked import SIZES
 from longshore.training.candidates.distil import log_cost, with_best_margin
-from longshore.training.config import TrainingConfig, asked_of
+from longshore.training.config import TrainingConfig, problem_request
 from longshore.training.presets import OVER_TIME, PRESETS, TRACES
+from longshore.training.problems import DEFAULT_SIZES
 from longshore.training.run import train
 from longshore.training.run_folder import Progress
 
@@ -47,7 +47,7 @@ def network_of(policy: CandidatePolicy) -> CandidateNetwork:
 
 def trained(folder: Path, paths: Iterable[Path], seed: int) -> Path:
     """Train by one seed, or go on with that, and return the checkpoint of the best validation."""
-    sizes = replace(SIZES, validations=VALIDATIONS)
+    sizes = replace(DEFAULT_SIZES, validations=VALIDATIONS)
     tell = partial(_tell, f"{folder.name}, seed {seed}")
     return train(config_of(seed, paths), folder, tell, sizes=sizes, compares=False).best
 
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
     networks = [network_of(it) for it in policies if isinstance(it, CandidatePolicy)]
     config = config_of(SEEDS[0], paths)
     joined = CandidatePolicy(CHECKPOINT.stem, policies[0].schema, mean_of(networks))
-    validated = PRESETS[TRACES].build(asked_of(config, SIZES))[1]
+    validated = PRESETS[TRACES].build(problem_request(config, DEFAULT_SIZES))[1]
     policy = with_best_margin(joined, lambda it: log_cost(it, validated, config.group.group_tail))
     save_policy(CHECKPOINT, policy.schema, policy.network)
     progress(f"{CHECKPOINT}: the mean of {len(policies)} networks, margin {policy.schema.margin:g}")

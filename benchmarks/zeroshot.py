@@ -20,7 +20,7 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.workloads.estimates import with_scenario_estimates
 from longshore.eval.setting import TESTED_PART
 from longshore.scheduler.settings import Settings
-from longshore.training.asked import SIGMA, TRAINED_PART
+from longshore.training.problems import SIGMA, TRAINED_PART
 from longshore.training.validation import cost_of, tuned_patient
 
 from .against import geometric_mean

@@ -38,8 +38,8 @@ from longshore.agents.heuristics import FACTORS, HEURISTICS
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART
-from longshore.training.asked import TRAINED_PART, VALIDATED_PART, Asked
 from longshore.training.presets import trace_problems
+from longshore.training.problems import TRAINED_PART, VALIDATED_PART, ProblemRequest
 
 HOUR_S = 3600.0
 EASY = "EASY"
@@ -65,7 +65,7 @@ def windows(path: Path, part: tuple[float, float]) -> tuple[Workload, NDArray[np
 def test_windows_of_the_last_part_pass_and_hold_no_job_of_training_or_validation(trace: Path) -> None:
     check_later(workload_of(trace), problem_of(trace, Regime(), 0.5, TESTED_PART, 1).scenarios)
     _, tested = windows(trace, TESTED_PART)
-    trained, validated = trace_problems(Asked(3, (Regime(),), traces=(trace,)))
+    trained, validated = trace_problems(ProblemRequest(3, (Regime(),), traces=(trace,)))
     met = {float(work_s) for problem in (*trained, *validated) for work_s in np.unique(problem.scenarios.work_s)}
     assert tested.size == 3 * 96
     assert not met & set(tested.ravel().tolist())

@@ -23,13 +23,13 @@ from ..cluster.files.yaml_file import read_yaml
 from ..cluster.model.outcome import Weighting, weighting_of
 from ..cluster.presets.problems import Regime
 from ..envs.rewards import MOST_RANDOM_RUNS, RANDOM_RUNS
-from .asked import LOADS, Asked, KnownEstimates, Sizes
 from .presets import HISTORY, PRESETS, TAUGHT, TRACES, DistilParameters, GroupParameters, Hyperparameters
+from .problems import LOADS, KnownEstimates, ProblemRequest, Sizes
 
-PAGE = "docs/training.md"
+TRAINING_PAGE = "docs/training.md"
 
 
-class Bounds(NamedTuple):
+class ParameterRange(NamedTuple):
     """Of a hyper-parameter."""
 
     low: float
@@ -50,35 +50,35 @@ class Bounds(NamedTuple):
 
 
 _ACTOR_CRITIC = {
-    "gae_lambda": Bounds(0.9, 1.0),
-    "entropy": Bounds(1e-4, 0.1, by_factors=True),
-    "value": Bounds(0.1, 1.0),
+    "gae_lambda": ParameterRange(0.9, 1.0),
+    "entropy": ParameterRange(1e-4, 0.1, by_factors=True),
+    "value": ParameterRange(0.1, 1.0),
 }
-PARAMETERS: dict[str, dict[str, Bounds]] = {
+PARAMETER_RANGES: dict[str, dict[str, ParameterRange]] = {
     "ppo": {
-        "learning_rate": Bounds(1e-5, 1e-2, by_factors=True),
-        "clip": Bounds(0.05, 0.5),
-        "epochs": Bounds(1, 10, is_whole=True),
+        "learning_rate": ParameterRange(1e-5, 1e-2, by_factors=True),
+        "clip": ParameterRange(0.05, 0.5),
+        "epochs": ParameterRange(1, 10, is_whole=True),
         **_ACTOR_CRITIC,
     },
-    "a2c": {"learning_rate": Bounds(1e-5, 1e-2, by_factors=True), **_ACTOR_CRITIC},
+    "a2c": {"learning_rate": ParameterRange(1e-5, 1e-2, by_factors=True), **_ACTOR_CRITIC},
     "group": {
-        "group_learning_rate": Bounds(1e-4, 3e-2, by_factors=True),
-        "group_clip": Bounds(0.05, 0.5),
-        "group_entropy": Bounds(1e-4, 0.1, by_factors=True),
-        "group_average": Bounds(0.005, 1.0, by_factors=True),
-        "group_minibatch": Bounds(256, 32768, by_factors=True, is_whole=True),
-        "group_horizon": Bounds(0.5, 32.0, by_factors=True),
+        "group_learning_rate": ParameterRange(1e-4, 3e-2, by_factors=True),
+        "group_clip": ParameterRange(0.05, 0.5),
+        "group_entropy": ParameterRange(1e-4, 0.1, by_factors=True),
+        "group_average": ParameterRange(0.005, 1.0, by_factors=True),
+        "group_minibatch": ParameterRange(256, 32768, by_factors=True, is_whole=True),
+        "group_horizon": ParameterRange(0.5, 32.0, by_factors=True),
     },
     "distil": {
-        "distil_learning_rate": Bounds(1e-4, 2e-2, by_factors=True),
-        "distil_prior": Bounds(0.01, 0.5, by_factors=True),
-        "distil_temperature": Bounds(0.002, 0.2, by_factors=True),
-        "distil_cost": Bounds(0.1, 10.0, by_factors=True),
-        "distil_epochs": Bounds(2, 40, is_whole=True),
+        "distil_learning_rate": ParameterRange(1e-4, 2e-2, by_factors=True),
+        "distil_prior": ParameterRange(0.01, 0.5, by_factors=True),
+        "distil_temperature": ParameterRange(0.002, 0.2, by_factors=True),
+        "distil_cost": ParameterRange(0.1, 10.0, by_factors=True),
+        "distil_epochs": ParameterRange(2, 40, is_whole=True),
     },
 }
-FIELDS = {
+PARAMETER_FIELDS = {
     "ppo": "hyperparameters",
     "a2c": "hyperparameters",
     "group": "group",
@@ -92,7 +92,7 @@ def read_parameters(path: Path, algorithm: str) -> dict[str, float]:
     Raises:
         InputError: If it cannot be read, or the algorithm has none of a name, or not of a value, naming the line.
     """
-    file, known = read_yaml(path, PAGE), PARAMETERS[algorithm]
+    file, known = read_yaml(path, TRAINING_PAGE), PARAMETER_RANGES[algorithm]
     assert isinstance(file.data, Mapping)
     for name, value in file.data.items():
         if name not in known:
@@ -103,7 +103,7 @@ def read_parameters(path: Path, algorithm: str) -> dict[str, float]:
     return {name: whole_or_not(known[name], value) for name, value in file.data.items()}
 
 
-def whole_or_not(bounds: Bounds, value: float) -> float:
+def whole_or_not(bounds: ParameterRange, value: float) -> float:
     """Return a value as its hyper-parameter has it: 3.0 may be a whole number."""
     return int(value) if bounds.is_whole else float(value)
 
@@ -115,9 +115,9 @@ REPLAYS = {
 LITERAL = ("literal", "literal-all")  # of these, samples fall out of the buffer; of the others, whole rollouts
 BY_CANDIDATES = ("group", "distil")
 USUAL_STEPS = {"distil": 175_000.0}  # a decision that is labelled takes as long as some thousand steps
-MOST_STEPS = 1e15  # decades at any speed
-MOST_ENVIRONMENTS, MOST_BUFFER = 16_384, 10**9
-MOST_NAME = 200  # bytes of a run's folder: with what is put before and behind it, a file system takes 255
+MAX_TRAINING_STEPS = 1e15  # decades at any speed
+MAX_ENVIRONMENTS, MAX_BUFFER = 16_384, 10**9
+MAX_RUN_NAME_BYTES = 200  # bytes of a run's folder: with what is put before and behind it, a file system takes 255
 
 
 def with_several(content: object) -> object:
@@ -147,8 +147,8 @@ class TrainingConfig(BaseModel):
     reward: Annotated[str, RegisteredName("rewards")]
     random_runs: int = Field(default=RANDOM_RUNS, ge=1, le=MOST_RANDOM_RUNS)  # of a scenario, for best_of_random
     replay: Literal["off", "dynamic", "literal", "literal-all", "geppo", "vtrace"] = "off"
-    buffer: int | None = Field(default=None, ge=1, le=MOST_BUFFER)  # samples of replay; None: of `kept` rollouts
-    environments: int | None = Field(default=None, ge=1, le=MOST_ENVIRONMENTS)  # None: the preset's
+    buffer: int | None = Field(default=None, ge=1, le=MAX_BUFFER)  # samples of replay; None: of `kept` rollouts
+    environments: int | None = Field(default=None, ge=1, le=MAX_ENVIRONMENTS)  # None: the preset's
     waiting: bool = False
     oracle: bool = True  # of fault rates; runs that do not say were made when all policies were
     turns: bool = False  # users of traces take turns; runs that do not say were made when none did
@@ -241,10 +241,10 @@ class TrainingConfig(BaseModel):
             str(self.seed),
         )
         name = in_one_line("-".join(parts))  # others write below it, who know UTF-8 alone
-        if len(name.encode()) <= MOST_NAME:
+        if len(name.encode()) <= MAX_RUN_NAME_BYTES:
             return name
         rest = "-" + hashlib.sha256(name.encode()).hexdigest()[:8]
-        return name.encode()[: MOST_NAME - len(rest)].decode(errors="ignore") + rest
+        return name.encode()[: MAX_RUN_NAME_BYTES - len(rest)].decode(errors="ignore") + rest
 
     @property
     def regimes(self) -> tuple[Regime, ...]:
@@ -253,9 +253,9 @@ class TrainingConfig(BaseModel):
         return tuple(Regime(order, ageing_s, self.waiting, self.oracle, self.turns) for order in self.orders)
 
 
-def asked_of(config: TrainingConfig, sizes: Sizes) -> Asked:
+def problem_request(config: TrainingConfig, sizes: Sizes) -> ProblemRequest:
     """Return what a run's problems are made of."""
-    return Asked(
+    return ProblemRequest(
         config.seed, config.regimes, sizes, tuple(map(Path, config.traces)),
         None if config.cluster is None else Path(config.cluster),
         None if config.faults is None else Path(config.faults), config.loads, config.estimates,
@@ -320,7 +320,7 @@ def config_of(
     _check_learning(algorithm, replay)
     if observation != "full" and action != "gpu":
         raise InputError("the patent's state has one entry per GPU", "add --action gpu", field="--observation")
-    if not 1 <= steps <= MOST_STEPS:
+    if not 1 <= steps <= MAX_TRAINING_STEPS:
         raise InputError(f"{steps:g} is no number of steps", "write one such as 2e6", field="--steps")
     brought = {"--cluster": cluster, "--faults": faults, "--load": loads or None, "--estimates": estimates}
     _check_input(preset, traces, brought)
@@ -411,7 +411,7 @@ def _kept(replay: str, buffer: int, size: Hyperparameters) -> int:
 
 def with_parameters(config: TrainingConfig, values: Mapping[str, float]) -> TrainingConfig:
     """Return a configuration with other hyper-parameters of its algorithm."""
-    field = FIELDS[config.algorithm]
+    field = PARAMETER_FIELDS[config.algorithm]
     return config.model_copy(update={field: replace(getattr(config, field), **values)})
 
 

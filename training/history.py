@@ -17,6 +17,7 @@ import math
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +28,13 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from ..cluster.files.errors import InputError
 from ..cluster.model.problem import OLDER_RULES, ORDERS, Rules
 from ..cluster.model.topology import Cluster
+from ..cluster.model.workload import Workload, workload_of
 from ..cluster.state.border import sound_cluster, sound_rules
 
-PAGE = "write the file by `longshore decisions --out FILE`"
+EXPORT_HINT = "write the file by `longshore decisions --out FILE`"
 
 
-class Asked(NamedTuple):
+class SubmittedJob(NamedTuple):
     """What was known of a job when it was submitted."""
 
     job: str
@@ -47,7 +49,7 @@ class Asked(NamedTuple):
     user: str = ""  # whose it is: users of one rank take turns
 
 
-class Standing(NamedTuple):
+class JobProgress(NamedTuple):
     """What had happened to a job."""
 
     guess_s: float
@@ -63,7 +65,7 @@ class Standing(NamedTuple):
     came_back: bool = False  # it waited since it was stopped
 
 
-class Opening(NamedTuple):
+class InitialState(NamedTuple):
     """Where the cluster stood when the scheduler took it up."""
 
     cluster: Cluster
@@ -71,12 +73,12 @@ class Opening(NamedTuple):
     repair_mean_s: float
     hazard_per_s: NDArray[np.float64]  # (gpus,) as policies were told
     now_s: float
-    jobs: Sequence[tuple[Asked, Standing]]
+    jobs: Sequence[tuple[SubmittedJob, JobProgress]]
     down: Sequence[int]  # GPUs, each as often as it was out of service
     estimates: tuple[int, float]  # jobs so far, and the sum of their estimates
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """Something that happened."""
 
     method: str
@@ -87,16 +89,16 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Expected(_Model):
+class ExpectedRun(_Model):
     """Of a start."""
 
     slowdown: float
 
 
-class Told(_Model):
+class Explanation(_Model):
     """Why it was decided so."""
 
-    expected: Expected | None = None
+    expected: ExpectedRun | None = None
     actions: tuple[int, ...] | None = None
     behaviour_probability: float | None = None  # of what was done; None if no policy drew or chose it
     sample_temperature: float | None = None  # None: it was not drawn
@@ -109,12 +111,12 @@ class _Past(_Model):
     known: list[Any] | None = None
 
 
-class Line(_Model):
+class DecisionLine(_Model):
     """A decision."""
 
     job_id: str
     number: int | None = None  # of the attempt that came of it; None if it waits
-    explanation: Told
+    explanation: Explanation
     observation: str | None = None  # base64 of little-endian float32; so are the others, of bytes and float32
     mask: str | None = None
     log_probability: str | None = None
@@ -123,35 +125,35 @@ class Line(_Model):
     past: _Past
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[RecordedCall]:
         """What happened since the decision before."""
-        return [call for entry in self.past.told if (call := _call(entry)) is not None]
+        return [call for entry in self.past.told if (call := _recorded_call(entry)) is not None]
 
     @property
-    def opening(self) -> Opening | None:
+    def opening(self) -> InitialState | None:
         """Where the cluster stood before; None where that follows from the line before."""
-        return None if self.past.site is None else _opening(self.past.site, self.past.known)
+        return None if self.past.site is None else _initial_state(self.past.site, self.past.known)
 
 
-_SPREAD = tuple[int, int, float, float, float]
-_ASKED = (  # what is at its default is left out from the end
+_SPREAD_FIELDS = tuple[int, int, float, float, float]
+_JOB_FIELDS = (  # what is at its default is left out from the end
     tuple[str, int, float, float, int, float, float]
     | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
-    | tuple[str, int, float, float, int, float, float, tuple[int, ...], _SPREAD | None]
-    | tuple[str, int, float, float, int, float, float, tuple[int, ...], _SPREAD | None, str]
+    | tuple[str, int, float, float, int, float, float, tuple[int, ...], _SPREAD_FIELDS | None]
+    | tuple[str, int, float, float, int, float, float, tuple[int, ...], _SPREAD_FIELDS | None, str]
 )
-_STANDING = (
+_PROGRESS_FIELDS = (
     tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
     | tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...], bool]
 )
-_KNOWN: TypeAdapter[Any] = TypeAdapter(
-    tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], tuple[int, float]]
+_STATE: TypeAdapter[Any] = TypeAdapter(
+    tuple[float, list[tuple[_JOB_FIELDS, _PROGRESS_FIELDS]], list[str], list[int], tuple[int, float]]
 )
 _VALUES: dict[str, TypeAdapter[Any]] = {
     "begin": TypeAdapter(tuple[float]),
-    "submit": TypeAdapter(tuple[_ASKED]),
-    "come_back": TypeAdapter(tuple[_ASKED, _STANDING]),
-    "rejoin": TypeAdapter(tuple[_ASKED, _STANDING]),
+    "submit": TypeAdapter(tuple[_JOB_FIELDS]),
+    "come_back": TypeAdapter(tuple[_JOB_FIELDS, _PROGRESS_FIELDS]),
+    "rejoin": TypeAdapter(tuple[_JOB_FIELDS, _PROGRESS_FIELDS]),
     "finish": TypeAdapter(tuple[str]),
     "stop": TypeAdapter(tuple[str, float | None]),
     "withdraw": TypeAdapter(tuple[str]),
@@ -161,7 +163,7 @@ _VALUES: dict[str, TypeAdapter[Any]] = {
 }
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def read_lines(path: Path) -> Iterator[DecisionLine]:
     """Yield the decisions of a file in their order.
 
     Raises:
@@ -172,19 +174,19 @@ def read_lines(path: Path) -> Iterator[Line]:
             for number, text in enumerate(lines, 1):
                 yield _line(path, number, text)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", PAGE, path=path) from error
+        raise InputError(f"cannot be read: {error}", EXPORT_HINT, path=path) from error
 
 
-def _line(path: Path, number: int, text: str) -> Line:
+def _line(path: Path, number: int, text: str) -> DecisionLine:
     try:
-        return Line.model_validate_json(text)
+        return DecisionLine.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise InputError(f"no decision: {first['msg']}", PAGE, path=path, line=number, field=field) from error
+        raise InputError(f"no decision: {first['msg']}", EXPORT_HINT, path=path, line=number, field=field) from error
 
 
-def _call(entry: Sequence[Any]) -> Call | None:
+def _recorded_call(entry: Sequence[Any]) -> RecordedCall | None:
     """Return what happened, None if it changes nothing here.
 
     Raises:
@@ -196,11 +198,17 @@ def _call(entry: Sequence[Any]) -> Call | None:
     if method not in _VALUES:
         return None
     values = _VALUES[method].validate_python(tuple(entry[1:]))
-    kinds = {"submit": (Asked,), "come_back": (Asked, Standing), "rejoin": (Asked, Standing)}.get(method)
-    return Call(method, values if kinds is None else tuple(kind(*it) for kind, it in zip(kinds, values, strict=True)))
+    kinds = {
+        "submit": (SubmittedJob,),
+        "come_back": (SubmittedJob, JobProgress),
+        "rejoin": (SubmittedJob, JobProgress),
+    }.get(method)
+    return RecordedCall(
+        method, values if kinds is None else tuple(kind(*it) for kind, it in zip(kinds, values, strict=True))
+    )
 
 
-def _opening(site: Mapping[str, Any], known: object) -> Opening:
+def _initial_state(site: Mapping[str, Any], known: object) -> InitialState:
     """Return where a cluster stood.
 
     Raises:
@@ -212,10 +220,10 @@ def _opening(site: Mapping[str, Any], known: object) -> Opening:
     cluster = sound_cluster(Cluster(**arrays, suits=everywhere))
     told = {**OLDER_RULES, **site["rules"], "order": ORDERS[site["rules"]["order"]]}
     rules = sound_rules(Rules(**{name: kind(told[name]) for name, kind in Rules.__annotations__.items()}))
-    now_s, jobs, _, down, estimates = _KNOWN.validate_python(known)
-    return Opening(
+    now_s, jobs, _, down, estimates = _STATE.validate_python(known)
+    return InitialState(
         cluster, rules, float(site["process"]["repair_mean_s"]), _array(site["hazard_per_s"]), now_s,
-        [(Asked(*asked), Standing(*standing)) for asked, standing in jobs], down, estimates,
+        [(SubmittedJob(*asked), JobProgress(*standing)) for asked, standing in jobs], down, estimates,
     )  # fmt: skip
 
 
@@ -230,12 +238,12 @@ def floats_of(text: str) -> NDArray[np.float32]:
     return np.frombuffer(b64decode(text, validate=True), "<f4").astype(np.float32)
 
 
-LEAST_WORK_S = 1e-3
-MOST_SEEN = 20_000  # decisions that are kept, spread over the whole past: 60 MB
+MIN_WORK_S = 1e-3
+MAX_OBSERVED = 20_000  # decisions that are kept, spread over the whole past: 60 MB
 DONE = "success"  # exit class of an attempt after which its job is over
 
 
-class Seen(NamedTuple):
+class ObservedDecision(NamedTuple):
     """What a network saw at a decision, and what was done."""
 
     now_s: float
@@ -251,7 +259,7 @@ class _Run(NamedTuple):
     overhead_s: float
 
 
-class Past:
+class ClusterPast:
     """A cluster that is followed. What it is asked for at the end stands in its fields.
 
     Raises:
@@ -259,11 +267,11 @@ class Past:
     """
 
     def __init__(self, path: Path) -> None:
-        self.opening: Opening | None = None  # the latest
-        self.asked: dict[str, Asked] = {}  # all jobs, in the order in which they were met
+        self.opening: InitialState | None = None  # the latest
+        self.asked: dict[str, SubmittedJob] = {}  # all jobs, in the order in which they were met
         self.left_s: dict[str, float] = {}  # when jobs ended or were withdrawn
         self.work_s: dict[str, float] = {}  # of the jobs that ran to their ends
-        self.seen: list[Seen] = []
+        self.seen: list[ObservedDecision] = []
         self._seen_each, self._met = 1, 0  # of the decisions met, one of so many is kept
         self.gpu_faults = Counter[int]()
         self.node_faults = Counter[int]()
@@ -302,7 +310,7 @@ class Past:
             raise InputError("no decision says where the cluster stood", "export the whole store", path=path)
         self._end_runs()
 
-    def _open(self, opening: Opening) -> None:
+    def _open(self, opening: InitialState) -> None:
         """Take the cluster up as it stood; what happened before it, and was not told, is not known."""
         if self.opening is not None and not _same(self.opening, opening):
             self.gpu_faults.clear()
@@ -319,21 +327,21 @@ class Past:
         estimates = len(opening.jobs), sum(asked.estimate_s for asked, _ in opening.jobs)
         self._estimates = max(estimates, opening.estimates)
 
-    def _take_up(self, asked: Asked, standing: Standing) -> None:
+    def _take_up(self, asked: SubmittedJob, standing: JobProgress) -> None:
         self.asked.setdefault(asked.job, asked)
         self.left_s.pop(asked.job, None)
         self._saved_s[asked.job], self._stops[asked.job] = standing.saved_s, standing.stops
         if standing.gpus:
             self._runs[asked.job] = _Run(standing.start_s, standing.slowdown, standing.overhead_s)
 
-    def _live(self, line: Line, calls: Iterable[Call]) -> None:
+    def _live(self, line: DecisionLine, calls: Iterable[RecordedCall]) -> None:
         for call in calls:
             self._happen(call)
         self._see(line)
         if line.number is not None:
             self._start(line)
 
-    def _happen(self, call: Call) -> None:
+    def _happen(self, call: RecordedCall) -> None:
         method, values = call
         if method == "begin":
             self.observed_s += max(values[0] - self._now_s, 0.0)
@@ -352,7 +360,7 @@ class Past:
         else:
             self._change(method, values[0])
 
-    def _start(self, line: Line) -> None:
+    def _start(self, line: DecisionLine) -> None:
         job, expected = line.job_id, line.explanation.expected
         assert self.opening is not None
         overhead_s = self.opening.rules.restart_s if self._stops[job] else 0.0
@@ -377,7 +385,7 @@ class Past:
         run = self._runs.pop(job, None)
         if run is not None:
             done_s = max(now_s - run.start_s - run.overhead_s, 0.0) / run.slowdown
-            self.work_s[job] = max(self._saved_s.get(job, 0.0) + done_s, LEAST_WORK_S)
+            self.work_s[job] = max(self._saved_s.get(job, 0.0) + done_s, MIN_WORK_S)
 
     def _end_runs(self, going_on: Iterable[str] = ()) -> None:
         """End the runs of which only the line that started them says that they have ended."""
@@ -407,7 +415,7 @@ class Past:
         self.gpu_faults.update(left)
         self._failed_s.update(dict.fromkeys(gpus, self._now_s))
 
-    def _see(self, line: Line) -> None:
+    def _see(self, line: DecisionLine) -> None:
         """Keep what a network saw, if it chose once."""
         told = line.explanation
         if line.observation is None or line.log_probability is None or told.actions is None or len(told.actions) != 1:
@@ -421,10 +429,58 @@ class Past:
         unit_s = self._estimates[1] / max(self._estimates[0], 1)
         self._met += 1
         if self._met % self._seen_each == 0:
-            self.seen.append(Seen(self._now_s, unit_s, seen, action, drawn))
-        if len(self.seen) > MOST_SEEN:
+            self.seen.append(ObservedDecision(self._now_s, unit_s, seen, action, drawn))
+        if len(self.seen) > MAX_OBSERVED:
             self.seen, self._seen_each = self.seen[1::2], 2 * self._seen_each
 
 
-def _same(one: Opening, other: Opening) -> bool:
+def _same(one: InitialState, other: InitialState) -> bool:
     return np.array_equal(one.cluster.first_gpu, other.cluster.first_gpu)
+
+
+MIN_HISTORY_JOBS = 40  # so that each part has some
+
+
+class Stays(NamedTuple):
+    """When jobs were in the system, queued or running; times of the scheduler's clock."""
+
+    enter_s: NDArray[np.float64]  # (jobs,)
+    leave_s: NDArray[np.float64]  # (jobs,) inf where that is not known
+
+
+class History(NamedTuple):
+    """What training takes from a past."""
+
+    past: ClusterPast
+    workload: Workload  # the jobs that ran to their ends, and what was estimated of them
+    rank: dict[str, int]  # of each job: priorities, turned round
+    stays: Stays  # of all jobs
+    begin_s: float  # submission of the first job of the workload
+
+
+def read_history(path: Path) -> History:
+    """Return what a file of decisions tells of a cluster.
+
+    Raises:
+        InputError: If it cannot be used, or too few jobs have ended in it.
+    """
+    past = ClusterPast(path)
+    ended = [past.asked[job] for job in past.asked if job in past.work_s]
+    if len(ended) < MIN_HISTORY_JOBS:
+        problem = f"{len(ended)} jobs have ended in it, too few to train on the first and to validate on the others"
+        raise InputError(problem, f"wait until {MIN_HISTORY_JOBS} have", path=path)
+    submitted_s = np.array([it.submitted_s for it in ended])
+    workload = workload_of(
+        tuple(it.job for it in ended), np.array([it.gpus for it in ended]),
+        np.array([past.work_s[it.job] for it in ended]), submitted_s,
+        compute_s=np.array([it.compute_s for it in ended]),
+        parameter_bytes=np.array([it.parameter_bytes for it in ended]),
+        left_out=len(past.asked) - len(ended), users=tuple(it.user for it in ended) if past.has_users else None,
+    )  # fmt: skip
+    estimate_s = np.array([past.asked[job].estimate_s for job in workload.ids])
+    stays = Stays(
+        np.array([it.submitted_s for it in past.asked.values()]),
+        np.array([past.left_s.get(job, math.inf) for job in past.asked]),
+    )
+    rank = {job: it.rank for job, it in past.asked.items()}
+    return History(past, replace(workload, estimate_s=estimate_s), rank, stays, float(submitted_s.min()))

@@ -21,12 +21,12 @@ from typing import NamedTuple
 from ..agents.learned.checkpoint import load_policy
 from ..cluster.files.errors import CheckpointError, InputError
 from ..cluster.files.output_file import make_folder, replacing
-from .asked import SIZES, Sizes
 from .config import BY_CANDIDATES, TrainingConfig
-from .history_problems import later_problem, read_history
+from .history import read_history
 from .initial import initial_network
+from .problems import DEFAULT_SIZES, Sizes, later_problem
 from .run import train
-from .run_folder import Tell, interruptible
+from .run_folder import OnProgress, interruptible
 from .validation import Later, compared, plain
 
 
@@ -66,10 +66,10 @@ def publish(new: Path, served: Path) -> None:
         raise InputError(f"cannot be published: {error.strerror}", "make its folder writable", path=served) from error
 
 
-PAST, SERVED, ROUND, WHOSE = "decisions.jsonl", "serving.zip", "round.json", "whose.json"
-MORE = 1.05  # times as many jobs must have ended as at the last round
-LOOK_S = 1.0  # between two looks at a file that has not changed
-ADVICE = "stopping after what is in progress; the same command goes on"
+PAST, SERVED, ROUND, SOURCES = "decisions.jsonl", "serving.zip", "round.json", "whose.json"
+MIN_GROWTH = 1.05  # times as many jobs must have ended as at the last round
+HISTORY_POLL_S = 1.0  # between two looks at a file that has not changed
+ONLINE_STOP_NOTICE = "stopping after what is in progress; the same command goes on"
 
 
 class Round(NamedTuple):
@@ -90,15 +90,15 @@ class Round(NamedTuple):
         return f"round {self.number}, {self.jobs} jobs: mean JCT against the serving version {measured}: {end}"
 
 
-class Asked(NamedTuple):
+class OnlineRequest(NamedTuple):
     """What is learned online."""
 
     config: TrainingConfig  # of each round's run; its history is the file that the scheduler's decisions come into
     served: Path  # the checkpoint that the scheduler serves
     logdir: Path
-    telling: Callable[[], AbstractContextManager[Tell]]  # shows how far a round's run is
+    telling: Callable[[], AbstractContextManager[OnProgress]]  # shows how far a round's run is
     say: Callable[[str], None]  # called with a line on each round
-    sizes: Sizes = SIZES
+    sizes: Sizes = DEFAULT_SIZES
 
 
 class _Learner:
@@ -108,7 +108,7 @@ class _Learner:
         asked: What.
     """
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: OnlineRequest) -> None:
         assert asked.config.history is not None
         self.asked, self.interrupted, self.interrupted_by = asked, False, 0
         self.history = Path(asked.config.history)
@@ -125,7 +125,7 @@ class _Learner:
             InputError: If it is one.
         """
         mine = {"history": str(self.history.absolute()), "served": str(self.asked.served.absolute())}
-        path = self.folder / WHOSE
+        path = self.folder / SOURCES
         if not path.exists():
             with replacing(path) as part:
                 part.write_text(json.dumps(mine, indent=1) + "\n")
@@ -155,13 +155,13 @@ class _Learner:
     def _begin(self, folder: Path, jobs: int) -> bool:
         """Wait until so many more jobs have ended, and keep the past and what is served; False if interrupted."""
         while not self.interrupted:
-            if self._has_more(MORE * jobs):
+            if self._has_more(MIN_GROWTH * jobs):
                 folder.mkdir(exist_ok=True)
                 shutil.copyfile(self.asked.served, folder / SERVED)
                 with replacing(folder / PAST) as part:
                     shutil.copyfile(self.history, part)
                 return True
-            time.sleep(LOOK_S)
+            time.sleep(HISTORY_POLL_S)
         return False
 
     def _has_more(self, jobs: float) -> bool:
@@ -221,7 +221,7 @@ class Learned(NamedTuple):
     interrupted_by: int  # signal that ended it, 0 if none came
 
 
-def learn_online(asked: Asked, *, rounds: int | None = None) -> Learned:
+def learn_online(asked: OnlineRequest, *, rounds: int | None = None) -> Learned:
     """Learn in rounds until interrupted by Ctrl-C or SIGTERM, or for so many; return what came of each.
 
     Raises:
@@ -232,7 +232,7 @@ def learn_online(asked: Asked, *, rounds: int | None = None) -> Learned:
     if asked.config.algorithm in BY_CANDIDATES:
         initial_network(asked.config.model_copy(update={"init": str(asked.served)}))
     learner, found = _Learner(asked), list[Round]()
-    with interruptible(learner, ADVICE) as interruption:
+    with interruptible(learner, ONLINE_STOP_NOTICE) as interruption:
         while not learner.interrupted and (rounds is None or len(found) < rounds):
             one = learner.next()
             if one is not None:

@@ -12,7 +12,7 @@ import torch
 from ..agents.learned.checkpoint import load_policy, save_policy, schema_of
 from ..agents.learned.schema import USERS, Schema, Trained, use_of
 from ..agents.networks.candidates import CandidatePolicy
-from ..agents.rehearsals import GROUPS as OF_POLICIES
+from ..agents.rehearsals import REHEARSAL_GROUPS as OF_POLICIES
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import readable
 from ..cluster.kernels.ahead import Rehearsal
@@ -22,13 +22,13 @@ from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.engine import advance, reset
 from ..cluster.simulator.simulation import simulation_of
 from .actor_critic.ppo import learn_by_ppo
-from .asked import SIZES, Sizes
 from .candidates.distil import learn_by_distillation, log_cost, with_best_margin
 from .candidates.group import learn_by_groups
-from .config import BY_CANDIDATES, REPLAYS, TrainingConfig, asked_of
+from .config import BY_CANDIDATES, REPLAYS, TrainingConfig, problem_request
 from .initial import actor_critic_of, initial_network, with_layers
 from .presets import HISTORY, PRESETS, TRACES
-from .run_folder import BEST, Progress, RunFolder, Tell, interruptible
+from .problems import DEFAULT_SIZES, Sizes
+from .run_folder import BEST, OnProgress, Progress, RunFolder, interruptible
 from .snapshot import SNAPSHOT, read_arrays
 from .validation import Later, Score, Validation, compare_later, compare_on_history, write_later
 
@@ -52,7 +52,7 @@ LEARNERS: dict[str, Callable[[Sequence[Problem], RunFolder], int]] = {
 }
 
 
-class Result(NamedTuple):
+class TrainingResult(NamedTuple):
     """How a run ended."""
 
     folder: Path
@@ -66,7 +66,7 @@ class Result(NamedTuple):
     later: tuple[Later, ...]  # how it does on later windows of its traces; none of presets without
 
 
-class Run(NamedTuple):
+class TrainingRun(NamedTuple):
     """A run whose problems could be built, and whose folder can be written to.
 
     Args:
@@ -88,8 +88,13 @@ def _silent(progress: Progress) -> None:
 
 
 def train(
-    config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: Sizes = SIZES, compares: bool = True
-) -> Result:
+    config: TrainingConfig,
+    logdir: Path,
+    tell: OnProgress = _silent,
+    *,
+    sizes: Sizes = DEFAULT_SIZES,
+    compares: bool = True,
+) -> TrainingResult:
     """Open a run and learn.
 
     Args:
@@ -106,7 +111,7 @@ def train(
     return learn(open_run(config, logdir, sizes), tell, compares=compares)
 
 
-def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = SIZES) -> Run:
+def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = DEFAULT_SIZES) -> TrainingRun:
     """Read all that a run needs, and open its folder: what is wrong is refused before anything takes long.
 
     Args:
@@ -119,16 +124,16 @@ def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = SIZES) -> Run:
             begin with is of another shape.
         CheckpointError: If the checkpoint to begin with, or what the folder kept of a run that was stopped, is damaged.
     """
-    problems, validated_on = PRESETS[config.preset].build(asked_of(config, sizes))
+    problems, validated_on = PRESETS[config.preset].build(problem_request(config, sizes))
     if not config.waiting:  # a history may allow it; the network that a run begins with may have no action for it
         problems, validated_on = tuple(map(_without_waiting, problems)), tuple(map(_without_waiting, validated_on))
     schema = with_layers(config, _schema(config, problems))
     # refused before the folder is made
     actor_critic_of(config, schema) if config.algorithm in REPLAYS else initial_network(config)
-    return Run(config, sizes, _open_folder(config, logdir), schema, problems, validated_on)
+    return TrainingRun(config, sizes, _open_folder(config, logdir), schema, problems, validated_on)
 
 
-def learn(run: Run, tell: Tell = _silent, *, compares: bool = True) -> Result:
+def learn(run: TrainingRun, tell: OnProgress = _silent, *, compares: bool = True) -> TrainingResult:
     """Train a policy, or go on where the run in this folder was stopped.
 
     Ctrl-C or SIGTERM ends the run after the update in progress and keeps everything; a second one ends it at once.
@@ -153,10 +158,10 @@ def learn(run: Run, tell: Tell = _silent, *, compares: bool = True) -> Result:
     validation, finished = run_folder.validation, steps >= config.steps
     score = run_folder.best_score()
     if finished and config.algorithm == "group":
-        score = _settle_margin(folder / BEST, validated_on, config, validation) or score
+        score = _set_margin(folder / BEST, validated_on, config, validation) or score
     seconds = time.monotonic() - began
     later = _compared(config, sizes, folder) if compares and finished else ()
-    return Result(
+    return TrainingResult(
         folder, folder / BEST, score, finished, interruption.number, seconds, validation.best, validation.scenarios,
         later,
     )  # fmt: skip
@@ -188,7 +193,7 @@ def _trained(config: TrainingConfig, problems: Sequence[Problem]) -> Trained:
     )
 
 
-def _settle_margin(
+def _set_margin(
     best: Path, problems: Sequence[Problem], config: TrainingConfig, validation: Validation
 ) -> Score | None:
     """Give the best policy the margin that validates best, and return its score; None for one without margins.
@@ -210,7 +215,7 @@ def _compared(config: TrainingConfig, sizes: Sizes, folder: Path) -> tuple[Later
         return ()
     policy = load_policy(folder / BEST)
     found = (
-        compare_later(asked_of(config, sizes), policy, config.weighting)
+        compare_later(problem_request(config, sizes), policy, config.weighting)
         if config.history is None
         else compare_on_history(Path(config.history), policy, config.weighting)
     )
@@ -248,15 +253,18 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
     return folder
 
 
-RUNS = 2  # of a group
-_HERE = "longshore.training.run"
-GROUPS = {**OF_POLICIES, "training": [f"{_HERE}:groups", f"{_HERE}:labels"]}  # what belongs together for a user
+REHEARSED_RUNS = 2  # of a group
+_RUN_MODULE = "longshore.training.run"
+REHEARSAL_GROUPS = {
+    **OF_POLICIES,
+    "training": [f"{_RUN_MODULE}:groups", f"{_RUN_MODULE}:labels"],
+}  # what belongs together for a user
 
 
 def rehearsals_for(algorithm: str) -> list[str]:
     """Return what `compile_ahead` compiles for training by an algorithm; only some use environments."""
     used = ("candidates", "training") if algorithm in ("group", "distil") else ("networks", "environments")
-    return [name for group in ("heuristics", *used) for name in GROUPS[group]]
+    return [name for group in ("heuristics", *used) for name in REHEARSAL_GROUPS[group]]
 
 
 def groups() -> Rehearsal:
@@ -265,7 +273,7 @@ def groups() -> Rehearsal:
     from ..agents.networks.candidate_run import sample_runs
     from ..agents.networks.candidates import CandidateNetwork, candidate_weights
     from .candidates.credit import credits_of, gaps_of, write_credits, write_gaps
-    from .candidates.group import PARTS, STATE, Runs
+    from .candidates.group import SHARDS, STATE_FEATURES, RunCollector
 
     problem = hetero64(1, 0, jobs=4)
     schema = schema_of(
@@ -273,13 +281,13 @@ def groups() -> Rehearsal:
         node_gpus=(8,) * 8,
     )  # fmt: skip
     network = CandidateNetwork(layout_of(schema))
-    rows = PARTS * RUNS
+    rows = SHARDS * REHEARSED_RUNS
 
     def play() -> None:
         with ThreadPoolExecutor(1) as pool:
-            found = Runs([problem], [rows], pool).collect(network, np.zeros(rows, np.int64), 0)
-        credits_of(found.record, found.ran, RUNS, np.ones(rows), 1.0)
-        gaps_of(found.record, RUNS, STATE)
+            found = RunCollector([problem], [rows], pool).collect(network, np.zeros(rows, np.int64), 0)
+        credits_of(found.record, found.times, REHEARSED_RUNS, np.ones(rows), 1.0)
+        gaps_of(found.record, REHEARSED_RUNS, STATE_FEATURES)
 
     return Rehearsal(
         [sample_runs, write_credits, write_gaps], [simulation_of(problem), candidate_weights(network)], play

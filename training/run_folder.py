@@ -20,13 +20,13 @@ from ..agents.learned.network import Network
 from ..agents.learned.schema import Schema
 from ..cluster.files.output_file import readable, replacing
 from ..cluster.files.signals import heeded
-from .asked import VALIDATIONS
 from .config import TrainingConfig
+from .problems import VALIDATIONS
 from .validation import Score, Validation
 
 log = logging.getLogger(__name__)
 
-AFTER_UPDATE = "stopping after this update; Ctrl-C again stops at once and loses it"
+STOP_NOTICE = "stopping after this update; Ctrl-C again stops at once and loses it"
 EVENTS = "events.out.tfevents."  # how the name of a file for TensorBoard begins
 POLICY, BEST, SCORE, SPENT = "policy.zip", "best.zip", "score.json", "spent.json"
 
@@ -40,7 +40,7 @@ class Progress(NamedTuple):
     rival: str  # best heuristic
 
 
-Tell = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 
 
 class Spent(NamedTuple):
@@ -88,7 +88,7 @@ class RunFolder:
     """
 
     def __init__(
-        self, folder: Path, schema: Schema, validation: Validation, config: TrainingConfig, tell: Tell,
+        self, folder: Path, schema: Schema, validation: Validation, config: TrainingConfig, tell: OnProgress,
         *, validations: int = VALIDATIONS,
     ) -> None:  # fmt: skip
         self.path, self.schema, self.validation, self.config, self.tell = folder, schema, validation, config, tell
@@ -196,7 +196,7 @@ class Interruption:
 
 
 @contextmanager
-def interruptible(run: Interruptible, advice: str = AFTER_UPDATE) -> Iterator[Interruption]:
+def interruptible(run: Interruptible, advice: str = STOP_NOTICE) -> Iterator[Interruption]:
     """Turn the first Ctrl-C or SIGTERM into a stop after the update in progress; the next is the program's own.
 
     Off the main thread all are. A signal that is ignored stays ignored.

@@ -26,7 +26,7 @@ from ..envs.sb3 import PlacementVecEnv
 
 SNAPSHOT = "snapshot.npz"
 MT19937_KEYS = 624
-MOST_GRADIENT = 100.0  # learners cut gradients to length 1
+MAX_GRADIENT = 100.0  # learners cut gradients to length 1
 # Fields of the state that runs may have begun without: no result depends on them, or there was nothing then that they
 # could have told of.
 YOUNGER = (
@@ -86,9 +86,9 @@ def _moments(arrays: Arrays, prefix: str, weight: Tensor, optimizer: Optimizer) 
     Raises:
         ValueError: If no step could have left it.
     """
-    squares = (0.0, MOST_GRADIENT**2)
+    squares = (0.0, MAX_GRADIENT**2)
     kept = {"square_avg": squares} if isinstance(optimizer, RMSprop) else {
-        "exp_avg": (-MOST_GRADIENT, MOST_GRADIENT), "exp_avg_sq": squares,
+        "exp_avg": (-MAX_GRADIENT, MAX_GRADIENT), "exp_avg_sq": squares,
     }  # fmt: skip
     found = {"step": finite(arrays, f"{prefix}step", np.zeros((), dtype=np.float32))}
     found |= {name: finite(arrays, prefix + name, weight.detach().numpy()) for name in kept}

@@ -30,9 +30,17 @@ import numpy as np
 
 from ..cluster.files.errors import BackendError, InputError, LongshoreError
 from ..cluster.files.output_file import make_folder, replacing
-from .asked import SIZES, Sizes
-from .config import FIELDS, PARAMETERS, Bounds, TrainingConfig, asked_of, whole_or_not, with_parameters
+from .config import (
+    PARAMETER_FIELDS,
+    PARAMETER_RANGES,
+    ParameterRange,
+    TrainingConfig,
+    problem_request,
+    whole_or_not,
+    with_parameters,
+)
 from .presets import PRESETS
+from .problems import DEFAULT_SIZES, Sizes
 from .run import train
 from .run_folder import Progress, interruptible
 from .validation import Score
@@ -67,18 +75,18 @@ class StopFile:
             self.path.unlink(missing_ok=True)
 
 
-class Work(NamedTuple):
+class TrialWork(NamedTuple):
     """What a trial is to do."""
 
     config: TrainingConfig
     folder: Path  # of its run; one that stopped there goes on
     stop: Path
     to_beat: Mapping[int, float]  # by number of the validation, the most that the best so far may be
-    sizes: Sizes = SIZES
+    sizes: Sizes = DEFAULT_SIZES
     reached: float = float("nan")  # its best validation before it was stopped
 
 
-class Ended(NamedTuple):
+class TrialResult(NamedTuple):
     """What came of a trial."""
 
     state: State
@@ -88,7 +96,7 @@ class Ended(NamedTuple):
     problem: str = ""  # why it failed or was refused
 
 
-class _LeftError(Exception):
+class _PrunedError(Exception):
     """It is worse than the others were by then."""
 
 
@@ -96,10 +104,10 @@ class _StoppedError(Exception):
     """It is to stop."""
 
 
-class _Watch:
+class _TrialMonitor:
     """Looks at each validation, and ends the run if nothing is to be hoped for or all trials are to stop."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: TrialWork) -> None:
         self.work, self.so_far, self.best = work, dict[int, float](), work.reached
         self._seen: Score | None = None
 
@@ -110,40 +118,40 @@ class _Watch:
             number = progress.steps * self.work.sizes.validations // steps
             self.so_far[number] = self.best
             if self.best > self.work.to_beat.get(number, float("inf")):
-                raise _LeftError
+                raise _PrunedError
         if StopFile(self.work.stop).interrupted and progress.steps < steps:
             raise _StoppedError
 
 
-def run_trial(work: Work) -> Ended:
+def run_trial(work: TrialWork) -> TrialResult:
     """Run a trial, or go on with one that was stopped. Whatever happens is told, for it may happen elsewhere."""
-    watch = _Watch(work)
+    watch = _TrialMonitor(work)
     try:
         result = train(work.config, work.folder, watch, sizes=work.sizes, compares=False)
-    except _LeftError:
-        return Ended("left", watch.best, watch.so_far)
+    except _PrunedError:
+        return TrialResult("left", watch.best, watch.so_far)
     except _StoppedError:
-        return Ended("stopped", watch.best, watch.so_far)
+        return TrialResult("stopped", watch.best, watch.so_far)
     except LongshoreError as error:
-        return Ended("refused", watch.best, watch.so_far, problem=str(error))
+        return TrialResult("refused", watch.best, watch.so_far, problem=str(error))
     except (ValueError, RuntimeError, FloatingPointError) as error:  # weights that are not finite any more
-        return Ended("failed", watch.best, watch.so_far, problem=f"{type(error).__name__}: {error}")
+        return TrialResult("failed", watch.best, watch.so_far, problem=f"{type(error).__name__}: {error}")
     if not result.finished:
-        return Ended("stopped", watch.best, watch.so_far)
-    return Ended("finished", result.score.percent, watch.so_far, result.best)
+        return TrialResult("stopped", watch.best, watch.so_far)
+    return TrialResult("finished", result.score.percent, watch.so_far, result.best)
 
 
-ANSWERS_S = 10.0  # in which a Ray that is there takes a connection
+RAY_CONNECT_S = 10.0  # in which a Ray that is there takes a connection
 
 
-class Crew(Protocol):
+class TrialRunner(Protocol):
     """Runs trials, each apart from the others."""
 
-    def begin(self, work: Work) -> Any:
+    def start(self, work: TrialWork) -> Any:
         """Begin a trial, and return what it is known by."""
         ...
 
-    def ended(self, begun: Collection[Any]) -> list[tuple[Any, Ended]]:
+    def ended(self, begun: Collection[Any]) -> list[tuple[Any, TrialResult]]:
         """Wait until one of some trials has ended at least, and return those that have."""
         ...
 
@@ -177,11 +185,11 @@ class Processes:
             jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
         )
 
-    def begin(self, work: Work) -> Any:
+    def start(self, work: TrialWork) -> Any:
         """Begin a trial, and return what it is known by."""
         return self._pool.submit(run_trial, work)
 
-    def ended(self, begun: Collection[Any]) -> list[tuple[Any, Ended]]:
+    def ended(self, begun: Collection[Any]) -> list[tuple[Any, TrialResult]]:
         """Wait until one of some trials has ended at least, and return those that have."""
         try:
             return [(one, one.result()) for one in wait_for(begun, return_when=FIRST_COMPLETED).done]
@@ -193,7 +201,7 @@ class Processes:
         self._pool.shutdown(cancel_futures=True)
 
 
-def _check_answers(address: str) -> None:
+def _check_port(address: str) -> None:
     """Refuse a HOST:PORT at which nobody listens: Ray itself would try for minutes.
 
     Raises:
@@ -203,7 +211,7 @@ def _check_answers(address: str) -> None:
     if found is None:
         return
     try:
-        socket.create_connection((found[1], int(found[2])), ANSWERS_S).close()
+        socket.create_connection((found[1], int(found[2])), RAY_CONNECT_S).close()
     except OSError as error:
         raise BackendError(f"no Ray answers at {address}: {error.strerror or error}") from error
 
@@ -222,7 +230,7 @@ class RayTasks:
     def __init__(self, address: str) -> None:
         if find_spec("ray") is None:
             raise InputError("Ray is not installed", "pip install 'longshore[ray]'", field="--ray")
-        _check_answers(address)
+        _check_port(address)
         import ray
 
         self._ray: Any = ray
@@ -232,11 +240,11 @@ class RayTasks:
             raise BackendError(f"no Ray answers at {address}: {str(error).strip().splitlines()[0]}") from error
         self._run: Any = ray.remote(num_cpus=1)(run_trial)
 
-    def begin(self, work: Work) -> Any:
+    def start(self, work: TrialWork) -> Any:
         """Begin a trial, and return what it is known by."""
         return self._run.remote(work)
 
-    def ended(self, begun: Collection[Any]) -> list[tuple[Any, Ended]]:
+    def ended(self, begun: Collection[Any]) -> list[tuple[Any, TrialResult]]:
         """Wait until one of some trials has ended at least, and return those that have.
 
         Raises:
@@ -254,8 +262,8 @@ class RayTasks:
 
 
 JOURNAL, ASKED, BEST, STOP = "study.jsonl", "asked.json", "parameters.json", "stop"
-LEAST_BEFORE = 4  # trials that have ended before one may be left, and validations of its own
-ADVICE = "stopping all trials after their updates in progress; the same command goes on"
+MIN_EARLIER_TRIALS = 4  # trials that have ended before one may be left, and validations of its own
+TUNING_STOP_NOTICE = "stopping all trials after their updates in progress; the same command goes on"
 
 
 class Trial(NamedTuple):
@@ -298,10 +306,11 @@ class StudyFolder:
     def __init__(self, config: TrainingConfig, folder: Path, sizes: Sizes) -> None:
         self.config, self.folder, self.sizes = config, folder, sizes
         self.own: dict[str, float] = {
-            name: getattr(getattr(config, FIELDS[config.algorithm]), name) for name in PARAMETERS[config.algorithm]
+            name: getattr(getattr(config, PARAMETER_FIELDS[config.algorithm]), name)
+            for name in PARAMETER_RANGES[config.algorithm]
         }
         # What is off in the preset, such as a horizon where nobody arrives, stays off.
-        self.bounds = {name: PARAMETERS[config.algorithm][name] for name, value in self.own.items() if value}
+        self.bounds = {name: PARAMETER_RANGES[config.algorithm][name] for name, value in self.own.items() if value}
         self.study = _study(folder)
         self.study.enqueue_trial({name: self.own[name] for name in self.bounds}, skip_if_exists=True)
 
@@ -321,13 +330,13 @@ class StudyFolder:
         known = self.study.get_trials(deepcopy=False)
         return [it for it in known if it.state.name == state or (not state and it.state.name != "WAITING")]
 
-    def work(self, number: int) -> Work:
+    def work(self, number: int) -> TrialWork:
         """Return what a trial is to do."""
         trial = self.study.get_trials(deepcopy=False)[number]
         config = with_parameters(self.config, self._values(trial))
         reached = min(trial.intermediate_values.values(), default=math.nan)
         folder = self.folder / f"trial-{number:03d}"
-        return Work(config, folder, self.folder / STOP, self._to_beat(), self.sizes, reached)
+        return TrialWork(config, folder, self.folder / STOP, self._to_beat(), self.sizes, reached)
 
     def _values(self, trial: "FrozenTrial") -> dict[str, float]:
         return {name: whole_or_not(self.bounds[name], value) for name, value in trial.params.items()}
@@ -335,12 +344,14 @@ class StudyFolder:
     def _to_beat(self) -> dict[int, float]:
         """Return the median of what the finished trials had reached by each validation, once there are some."""
         done = [it.intermediate_values for it in self.trials("COMPLETE")]
-        numbers = set[int]().union(*done) if len(done) >= LEAST_BEFORE else ()
+        numbers = set[int]().union(*done) if len(done) >= MIN_EARLIER_TRIALS else ()
         return {
-            number: median(it[number] for it in done if number in it) for number in numbers if number >= LEAST_BEFORE
+            number: median(it[number] for it in done if number in it)
+            for number in numbers
+            if number >= MIN_EARLIER_TRIALS
         }
 
-    def note(self, number: int, ended: Ended) -> None:
+    def note(self, number: int, ended: TrialResult) -> None:
         """Keep what came of a trial; one that was stopped goes on later.
 
         Raises:
@@ -380,8 +391,8 @@ class StudyFolder:
 
 
 def tune(
-    config: TrainingConfig, logdir: Path, crew: Callable[[], Crew], say: Say, *, trials: int, jobs: int,
-    sizes: Sizes = SIZES,
+    config: TrainingConfig, logdir: Path, runner: Callable[[], TrialRunner], say: Say, *, trials: int, jobs: int,
+    sizes: Sizes = DEFAULT_SIZES,
 ) -> Tuned:  # fmt: skip
     """Search for hyper-parameters until a study has so many trials, or go on where it was stopped.
 
@@ -390,7 +401,7 @@ def tune(
     Args:
         config: Of the runs, but for the hyper-parameters.
         logdir: Folder of runs; the study's own goes there.
-        crew: Makes who runs trials.
+        runner: Makes who runs trials.
         say: Called with a line whenever a trial begins or ends.
         trials: In all.
         jobs: Trials at once.
@@ -403,12 +414,14 @@ def tune(
     folder = logdir / f"tune-{config.name}"
     _check(config, folder)
     say("drawing workloads")
-    PRESETS[config.preset].build(asked_of(config, sizes))  # refused before anything is compiled or any trial begins
+    PRESETS[config.preset].build(
+        problem_request(config, sizes)
+    )  # refused before anything is compiled or any trial begins
     make_folder(folder, "--logdir")
     (folder / ASKED).write_text(config.as_text())
     study_folder, stop = StudyFolder(config, folder, sizes), StopFile(folder / STOP)
     stop.interrupted = False
-    with interruptible(stop, ADVICE) as interruption, closing(crew()) as found:
+    with interruptible(stop, TUNING_STOP_NOTICE) as interruption, closing(runner()) as found:
         try:
             _run(study_folder, found, stop, say, trials=trials, jobs=jobs)
             interrupted = stop.interrupted
@@ -419,7 +432,7 @@ def tune(
     return study_folder.tuned(finished=not interrupted)._replace(interrupted_by=interruption.number)
 
 
-def _run(study_folder: StudyFolder, crew: Crew, stop: StopFile, say: Say, *, trials: int, jobs: int) -> None:
+def _run(study_folder: StudyFolder, runner: TrialRunner, stop: StopFile, say: Say, *, trials: int, jobs: int) -> None:
     """Run trials until there are so many, or they are to stop and have stopped."""
     left_over = [it.number for it in study_folder.trials("RUNNING")]
     begun: dict[Any, int] = {}
@@ -429,10 +442,10 @@ def _run(study_folder: StudyFolder, crew: Crew, stop: StopFile, say: Say, *, tri
             work = study_folder.work(number)
             parameters = study_folder.tuned(finished=False).trials[number].parameters
             say(f"trial {number} of {trials} begins: {text_of(parameters)}")
-            begun[crew.begin(work)] = number
+            begun[runner.start(work)] = number
         if not begun:
             return
-        for one, ended in crew.ended(begun):
+        for one, ended in runner.ended(begun):
             number = begun.pop(one)
             study_folder.note(number, ended)
             say(f"trial {number} {_text(ended)}{_best_text(study_folder.tuned(finished=False))}")
@@ -443,7 +456,7 @@ def text_of(parameters: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in parameters.items())
 
 
-def _text(ended: Ended) -> str:
+def _text(ended: TrialResult) -> str:
     percent = "" if math.isnan(ended.percent) else f" at {ended.percent:+.2f} %"
     problem = f": {ended.problem}" if ended.problem else ""
     return f"has {ended.state}{problem}{percent}" if ended.state != "left" else f"is left{percent}"
@@ -454,7 +467,7 @@ def _best_text(tuned: Tuned) -> str:
     return "" if best is None else f"; the best is trial {best.number} at {best.percent:+.2f} %"
 
 
-def _distribution(bounds: Bounds) -> Any:
+def _distribution(bounds: ParameterRange) -> Any:
     import optuna
 
     if bounds.is_whole:

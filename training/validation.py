@@ -19,9 +19,17 @@ from ..cluster.model.problem import ORDERS, Problem, same_jobs
 from ..cluster.presets.drawn import VALIDATION_SEED
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import Simulation
-from .asked import LATER_PART, TRAINED_PART, Asked
-from .history_problems import later_problem, read_history, tuning_problem
-from .presets import TRACE_LOAD, Windows, window_problems
+from .history import read_history
+from .problems import (
+    LATER_PART,
+    TRACE_LOAD,
+    TRAINED_PART,
+    ProblemRequest,
+    Windows,
+    later_problem,
+    tuning_problem,
+    window_problems,
+)
 
 
 class Score(NamedTuple):
@@ -50,7 +58,7 @@ class Validation:
     """
 
     def __init__(self, *problems: Problem, weighting: Weighting | None = None) -> None:
-        self._rivalries = [Rivalry(problem, weighting) for problem in problems]
+        self._rivalries = [ProblemValidation(problem, weighting) for problem in problems]
         self.weighting = self._rivalries[0].weighting
         self.best = ", ".join(dict.fromkeys(it.best for it in self._rivalries))
         self.scenarios = sum(problem.scenarios.jobs.size for problem in problems)
@@ -68,7 +76,7 @@ class Validation:
         return Score(mean_s, percent, float(np.linalg.norm([it.half_width for it in found])) / len(found))
 
 
-class Rivalry:
+class ProblemValidation:
     """The scenarios of one problem, and the heuristic that does best on them.
 
     Args:
@@ -111,7 +119,7 @@ def cost_of(sim: Simulation, policy: Policy, problem: Problem, weighting: Weight
 
 LATER = "later.json"
 CONFIDENCE = 0.95
-MOST_WINDOWS = 24  # of each trace, as `longshore evaluate` takes
+COMPARED_WINDOWS = 24  # of each trace, as `longshore evaluate` takes
 LATER_SEED, TUNING_SEED = VALIDATION_SEED + 1000, VALIDATION_SEED + 2000  # draws that no training meets
 MEAN_JCT = alone("mean-jct")  # what is usual where jobs arrive over time
 EACH_BEST = "the best of each trace"
@@ -136,7 +144,7 @@ class Later(NamedTuple):
         return f"{self.where}{against}: {self.percent:+.1f} % ({ends}; {self.windows} windows)"
 
 
-def compare_later(asked: Asked, policy: Policy, weighting: Weighting | None = None) -> tuple[Later, ...]:
+def compare_later(asked: ProblemRequest, policy: Policy, weighting: Weighting | None = None) -> tuple[Later, ...]:
     """Compare a policy with `patient` on later windows of each trace and under each regime, and over all of them.
 
     By an objective that a user asks for, the policy is also compared with the best of all orders and heuristics.
@@ -146,8 +154,8 @@ def compare_later(asked: Asked, policy: Policy, weighting: Weighting | None = No
     for number, path in enumerate(asked.traces):
         alone = asked._replace(traces=(path,))
         for regime in asked.regimes:
-            tuned = Windows(TRAINED_PART, MOST_WINDOWS, None, TUNING_SEED + number, disjoint=True)
-            later = Windows(LATER_PART, MOST_WINDOWS, None, LATER_SEED + number, disjoint=True)
+            tuned = Windows(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
+            later = Windows(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
             rival = tuned_patient(window_problems(alone, regime, tuned, (TRACE_LOAD,)), by)
             problem = window_problems(alone, regime, later, (TRACE_LOAD,))
             logs.append(np.log(_window_means(problem, policy, by) / _window_means(problem, rival, by)))
@@ -157,13 +165,13 @@ def compare_later(asked: Asked, policy: Policy, weighting: Weighting | None = No
     return tuple(found) if weighting is None else (*found, *_against_best(asked, policy, weighting))
 
 
-def _against_best(asked: Asked, policy: Policy, by: Weighting) -> list[Later]:
+def _against_best(asked: ProblemRequest, policy: Policy, by: Weighting) -> list[Later]:
     """Compare a policy with the order and the heuristic that do best on what was trained on, on the same windows."""
     found, logs = [], []
     for number, path in enumerate(asked.traces):
         alone = asked._replace(traces=(path,))
-        tuned = Windows(TRAINED_PART, MOST_WINDOWS, None, TUNING_SEED + number, disjoint=True)
-        later = Windows(LATER_PART, MOST_WINDOWS, None, LATER_SEED + number, disjoint=True)
+        tuned = Windows(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
+        later = Windows(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
         best = best_pair(window_problems(alone, asked.regimes[0], tuned, (TRACE_LOAD,)), by)
         for regime in asked.regimes:
             problem = window_problems(alone, regime, later, (TRACE_LOAD,))

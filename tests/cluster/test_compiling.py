@@ -26,7 +26,7 @@ from longshore.cluster.kernels.compiled import Kernel, kernel
 from longshore.cluster.kernels.kept import alone
 from longshore.commands.adding import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
-from longshore.training.run import GROUPS
+from longshore.training.run import REHEARSAL_GROUPS
 from tests.checkout import ROOT
 from tests.command_line import Command, words_of
 from tests.support import processes
@@ -214,8 +214,8 @@ def test_a_kernel_stands_behind_all_that_it_calls() -> None:
 
 
 def test_the_command_offers_all_groups_and_each_has_rehearsals() -> None:
-    assert set(GROUP_NAMES) == {*GROUPS, SERVE}
-    for name in (*(name for names in GROUPS.values() for name in names), *rehearsals_of("pack")):
+    assert set(GROUP_NAMES) == {*REHEARSAL_GROUPS, SERVE}
+    for name in (*(name for names in REHEARSAL_GROUPS.values() for name in names), *rehearsals_of("pack")):
         assert callable(_found(name).play)
 
 
@@ -262,7 +262,7 @@ for it in rehearsals:
     it.play()
 print({each.key for it in rehearsals for each in it.kernels if isinstance(each, Kernel) and not each.overloads})
 """
-    line = [sys.executable, "-c", code, *(name for names in GROUPS.values() for name in names)]
+    line = [sys.executable, "-c", code, *(name for names in REHEARSAL_GROUPS.values() for name in names)]
     done = processes.run(line, capture_output=True, check=True, timeout_s=300)
     assert done.stdout.strip() == "set()"
 
@@ -271,18 +271,18 @@ def test_a_run_needs_what_its_policies_are_made_of_and_no_more() -> None:
     from tests.policies_under_test import POLICIES
 
     of = {name: rehearsals_of_runs([policy]) for name, policy in POLICIES.items()}
-    assert of["pack"] == of["patient"] == GROUPS["heuristics"]
+    assert of["pack"] == of["patient"] == REHEARSAL_GROUPS["heuristics"]
     for name, kind in (
         ("untrained-node", "networks"),
         ("untrained-candidate", "candidates"),
         ("rollout:patient", "rollouts:heuristics"),
         ("rollout:untrained-candidate", "rollouts:candidates"),
     ):
-        assert of[name] == [*GROUPS["heuristics"], f"longshore.agents.rehearsals:{kind}"]
+        assert of[name] == [*REHEARSAL_GROUPS["heuristics"], f"longshore.agents.rehearsals:{kind}"]
 
 
 def test_after_all_groups_nothing_is_left_for_a_scheduler_and_its_policy() -> None:
-    groups = {name for names in GROUPS.values() for name in names}
+    groups = {name for names in REHEARSAL_GROUPS.values() for name in names}
     for path in SHIPPED:
         for policy in (str(path), f"rollout:{path}", "rollout:patient"):
             assert set(decisions_by(policy)) <= groups

@@ -6,13 +6,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from longshore.training.history_problems import LEAST_JOBS, read_history
+from longshore.training.history import MIN_HISTORY_JOBS, read_history
 from tests.scheduler.served import PATIENCE_S, Served, until
 
 pytestmark = pytest.mark.full
 
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "hetero64-wait-1.zip"
-JOBS = LEAST_JOBS + 2  # the last may end after the last decision
+JOBS = MIN_HISTORY_JOBS + 2  # the last may end after the last decision
 CONFIG = f"policy: {{name: {CHECKPOINT}, deadline_s: 60, sample_temperature: 1.0}}\nopen: true\n"
 
 

@@ -13,7 +13,7 @@ from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.envs.batch import View
 from longshore.envs.sb3 import PlacementVecEnv
 from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C, VtraceA2C
-from longshore.training.actor_critic.ppo import NEVER, GePPO
+from longshore.training.actor_critic.ppo import NO_SB3_LOG, GePPO
 from longshore.training.actor_critic.replay import Replay
 from tests.envs.random_run import small_problem
 
@@ -43,7 +43,7 @@ def model_of(kind: type[MaskablePPO], kept: int, **changes: Any) -> tuple[Maskab
 
 
 def learned(model: MaskablePPO, replay: Replay | None, rollouts: int) -> dict[str, torch.Tensor]:
-    model.learn(rollouts * SAMPLES, callback=replay, log_interval=NEVER)
+    model.learn(rollouts * SAMPLES, callback=replay, log_interval=NO_SB3_LOG)
     network: Any = model.policy.network
     weights: dict[str, torch.Tensor] = network.state_dict()
     return weights

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.presets import problems
-from longshore.training import presets
+from longshore.training import problems as training_problems
 from longshore.training.presets import HISTORY, PRESETS, TRACES
 
 
@@ -25,8 +25,8 @@ def with_few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let 256 windows of a trace be trained on, not 4096, and 64 on each other cluster."""
-    monkeypatch.setattr(presets, "TRAINED_WINDOWS", 256)
-    monkeypatch.setattr(presets, "OTHER_WINDOWS", 64)
+    monkeypatch.setattr(training_problems, "TRAINED_WINDOWS", 256)
+    monkeypatch.setattr(training_problems, "OTHER_WINDOWS", 64)
 
 
 def with_short_windows(monkeypatch: pytest.MonkeyPatch) -> None:

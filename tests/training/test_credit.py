@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from longshore.agents.networks.candidate_run import Record
 from longshore.cluster.model.outcome import Metrics, bounded_s, weighting_of
 from longshore.training.candidates.credit import (
-    Foreseen,
-    Ran,
+    CreditBaseline,
+    JobTimes,
     credits_of,
     gaps_of,
     over_spread,
-    still_to_come_s,
+    remaining_job_s,
     write_credits,
 )
 from longshore.training.candidates.group import SUMS, job_weights, relative_cost
@@ -40,7 +40,7 @@ def test_what_is_still_to_come_is_the_integral_of_the_jobs_in_the_system(horizon
         submit_s = rng.uniform(0.0, 40.0, 7)
         finish_s = submit_s + rng.uniform(0.0, 30.0, 7)
         now_s = float(rng.uniform(0.0, 60.0))
-        found = still_to_come_s(finish_s, submit_s, 7, now_s, horizon_s, np.ones(7))
+        found = remaining_job_s(finish_s, submit_s, 7, now_s, horizon_s, np.ones(7))
         assert found == pytest.approx(integrated_s(finish_s, submit_s, now_s, horizon_s), rel=1e-3, abs=1e-2)
 
 
@@ -48,9 +48,9 @@ def test_what_is_still_to_come_is_the_integral_of_the_jobs_in_the_system(horizon
 def test_later_time_never_weighs_more(jobs: list[tuple[float, float]], now_s: float, horizon_s: float) -> None:
     submit_s, finish_s = np.array([it[0] for it in jobs]), np.array([it[0] + it[1] for it in jobs])
     alike = np.ones(len(jobs))
-    shorter = still_to_come_s(finish_s, submit_s, len(jobs), now_s, horizon_s, alike)
-    longer = still_to_come_s(finish_s, submit_s, len(jobs), now_s, 2.0 * horizon_s, alike)
-    whole = still_to_come_s(finish_s, submit_s, len(jobs), now_s, math.inf, alike)
+    shorter = remaining_job_s(finish_s, submit_s, len(jobs), now_s, horizon_s, alike)
+    longer = remaining_job_s(finish_s, submit_s, len(jobs), now_s, 2.0 * horizon_s, alike)
+    whole = remaining_job_s(finish_s, submit_s, len(jobs), now_s, math.inf, alike)
     tiny = 1e-300  # numbers below have fewer digits
     assert 0.0 <= shorter <= longer * (1.0 + 1e-9) + tiny <= whole * (1.0 + 1e-9) ** 2 + 3.0 * tiny
 
@@ -87,7 +87,7 @@ def test_what_decisions_take_off_of_weighted_time_sums_to_the_slowdown(
     submit_s, jct_s = np.array([it[0] for it in jobs]), np.array([it[1] for it in jobs])
     weight, finish_s = 1.0 / bounded_s(np.array(work[: len(jobs)])), submit_s + jct_s
     times = [0.0, *sorted(moments), 3e6]
-    left = [still_to_come_s(finish_s, submit_s, len(jobs), now_s, math.inf, weight) for now_s in times]
+    left = [remaining_job_s(finish_s, submit_s, len(jobs), now_s, math.inf, weight) for now_s in times]
     taken = [before - after for before, after in itertools.pairwise(left)]
     assert all(it >= -1e-6 for it in taken)
     assert sum(taken) == pytest.approx(((finish_s - submit_s) * weight).sum(), abs=1e-6)
@@ -100,20 +100,20 @@ def test_at_the_beginning_a_run_earns_what_its_objective_is_better_than_the_othe
     submit_s, work_s = (np.repeat(rng.uniform(0.0, high, (2, 4)), runs, axis=0) for high in (10.0, 5000.0))
     jct_s = rng.uniform(100.0, 9000.0, submit_s.shape)
     jobs = np.full(2 * runs, 4, np.int32)
-    ran = Ran(submit_s + jct_s, submit_s, jobs, work_s)
+    times = JobTimes(submit_s + jct_s, submit_s, jobs, work_s)
     nothing = np.zeros(2 * runs)
     figures = Metrics(*([nothing] * len(Metrics._fields)))._replace(
         mean_jct_s=jct_s.mean(axis=1), mean_slowdown=(jct_s / np.maximum(work_s, 600.0)).mean(axis=1)
     )
     record = record_of(list(range(2 * runs)), [0.0] * (2 * runs), np.zeros((2 * runs, 1)))
     mean_s = figures.mean_jct_s.reshape(2, runs).mean(axis=1).repeat(runs)
-    earned = credits_of(record, ran, runs, mean_s, math.inf, job_weights(weighting, ran, figures, runs))
+    earned = credits_of(record, times, runs, mean_s, math.inf, job_weights(weighting, times, figures, runs))
     sums = {name: weighting.weight(name) for name in SUMS}
     cost = relative_cost(sums, figures, runs) / sum(sums.values())
     others = (cost.sum(axis=1, keepdims=True) - cost) / (runs - 1)
     assert earned == pytest.approx((others - cost).reshape(-1))
     if text == "mean-jct":  # the very numbers of what is usual
-        assert np.array_equal(earned, credits_of(record, ran, runs, mean_s, math.inf))
+        assert np.array_equal(earned, credits_of(record, times, runs, mean_s, math.inf))
 
 
 def test_gains_over_their_spread() -> None:
@@ -155,10 +155,10 @@ def test_what_the_state_foresees_is_taken_off_once_it_was_learned() -> None:
     problem = rng.integers(0, 2, 4000)
     gap, weights = rng.standard_normal((4000, 5)), rng.standard_normal((2, 5))
     earned = (gap * weights[problem]).sum(axis=1)
-    foreseen = Foreseen(2, 5)
-    assert np.array_equal(foreseen.taken_off(earned, gap, problem), earned)  # nothing is known at first
+    baseline = CreditBaseline(2, 5)
+    assert np.array_equal(baseline.subtract(earned, gap, problem), earned)  # nothing is known at first
     # Weights are held back, so that of features that tell nothing of each other about half is taken off.
-    assert foreseen.taken_off(earned, gap, problem).var() < 0.3 * earned.var()
+    assert baseline.subtract(earned, gap, problem).var() < 0.3 * earned.var()
 
 
 def test_what_is_taken_off_does_not_depend_on_what_this_update_earned() -> None:
@@ -167,15 +167,15 @@ def test_what_is_taken_off_does_not_depend_on_what_this_update_earned() -> None:
     problem, gap = np.zeros(50, np.intp), rng.standard_normal((50, 5))
     taken = []
     for _ in range(2):
-        foreseen, before = Foreseen(1, 5), np.random.default_rng(3)
-        foreseen.taken_off(before.standard_normal(50), before.standard_normal((50, 5)), problem)
+        baseline, before = CreditBaseline(1, 5), np.random.default_rng(3)
+        baseline.subtract(before.standard_normal(50), before.standard_normal((50, 5)), problem)
         earned = rng.standard_normal(50)
-        taken.append(earned - foreseen.taken_off(earned, gap, problem))
+        taken.append(earned - baseline.subtract(earned, gap, problem))
     assert taken[0] == pytest.approx(taken[1])
 
 
 def test_features_that_never_differ_take_nothing_off() -> None:
-    foreseen, problem = Foreseen(1, 3), np.zeros(20, np.intp)
+    baseline, problem = CreditBaseline(1, 3), np.zeros(20, np.intp)
     earned = np.random.default_rng(4).standard_normal(20)
     for _ in range(3):
-        assert np.array_equal(foreseen.taken_off(earned, np.zeros((20, 3)), problem), earned)
+        assert np.array_equal(baseline.subtract(earned, np.zeros((20, 3)), problem), earned)

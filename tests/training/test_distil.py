@@ -28,24 +28,24 @@ from longshore.cluster.simulator.engine import reset
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.training import run
-from longshore.training.asked import Sizes
 from longshore.training.candidates.distil import (
     DistilLearner,
     Labels,
-    Lesson,
+    LabelTask,
     _judged,
-    _Lessons,
+    _LabelTensors,
     distil_loss,
     label,
+    label_run,
+    label_runs,
     noise_weight,
-    run_lesson,
-    run_lessons,
     workers_of,
 )
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.initial import initial_network
 from longshore.training.presets import DistilParameters, GroupParameters
-from longshore.training.run import Result
+from longshore.training.problems import Sizes
+from longshore.training.run import TrainingResult
 from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.validation import Validation
 from tests.cases_by_hand import hand_case
@@ -182,7 +182,7 @@ def test_the_loss_is_the_weighed_regression_and_the_expected_cost_of_candidates_
 def test_what_is_judged_is_relative_to_the_chosen_candidate() -> None:
     # The second candidate is chosen; the others are told to gain 0.2 and 0.1 less, and gain 0.3 and 0.2 less.
     predicted_gains = torch.tensor([[0.1, 0.3, 0.2]])
-    lessons = _Lessons(
+    lessons = _LabelTensors(
         observations=torch.zeros(1, 1), listed=torch.tensor([3]), tried=torch.tensor([3]),
         gain=torch.tensor([[0.0, 0.3, 0.1]]), error=torch.tensor([[0.0, 0.05, 0.05]]), to_go=torch.tensor([2.0]),
     )  # fmt: skip
@@ -195,11 +195,11 @@ def test_what_is_judged_is_relative_to_the_chosen_candidate() -> None:
 
 
 def test_the_share_of_lessons_that_the_teachers_base_runs_itself_is_as_asked() -> None:
-    problem, lessons = small_problem(waiting=True), [Lesson(number % 8, number, 0.0) for number in range(64)]
+    problem, lessons = small_problem(waiting=True), [LabelTask(number % 8, number, 0.0) for number in range(64)]
     for own in (0.0, 0.75, 1.0):
         teacher, other = Noted(PATIENT), Noted(PATIENT)
         with ThreadPoolExecutor(1) as pool:
-            run_lessons(lessons, workers_of(problem, "makespan", Search(), [teacher], other), own, pool)
+            label_runs(lessons, workers_of(problem, "makespan", Search(), [teacher], other), own, pool)
         assert teacher.placed / (teacher.placed + other.placed) == pytest.approx(own, abs=0.1)
 
 
@@ -221,8 +221,8 @@ def test_states_of_later_rounds_are_those_that_the_network_leads_to(tmp_path: Pa
     policy = CandidatePolicy("own", schema(), learner.network)
     rollout = Rollout(policy, Search(2, 15), "makespan")
     lessons = [learner._lesson(number) for number in range(4, 8)]
-    visited = np.concatenate([run_lesson(rollout, policy, sim, lesson).observations for lesson in lessons])
-    by_heuristic = np.concatenate([run_lesson(rollout, PATIENT, sim, lesson).observations for lesson in lessons])
+    visited = np.concatenate([label_run(rollout, policy, sim, lesson).observations for lesson in lessons])
+    by_heuristic = np.concatenate([label_run(rollout, PATIENT, sim, lesson).observations for lesson in lessons])
     assert (learner._labels[-1].observations == visited).all()
     assert visited.shape != by_heuristic.shape or (visited != by_heuristic).any()
 
@@ -233,8 +233,8 @@ def same_labels(one: Labels, other: Labels) -> bool:
 
 def test_labels_depend_on_the_seed_of_a_lesson_and_not_on_those_before() -> None:
     worker = workers_of(small_problem(waiting=True, faults=20.0), "makespan", Search(2), [PATIENT], PATIENT)[0]
-    lessons = [Lesson(3, 7, 0.5), Lesson(1, 2, 0.5), Lesson(3, 8, 0.5), Lesson(3, 7, 0.5)]
-    first, _, other, again = (run_lesson(worker.teacher, worker.others, worker.sim, lesson) for lesson in lessons)
+    lessons = [LabelTask(3, 7, 0.5), LabelTask(1, 2, 0.5), LabelTask(3, 8, 0.5), LabelTask(3, 7, 0.5)]
+    first, _, other, again = (label_run(worker.teacher, worker.others, worker.sim, lesson) for lesson in lessons)
     assert first.tried.size > 2
     assert same_labels(first, again)
     assert first.gain.shape != other.gain.shape or (first.gain != other.gain).any()
@@ -249,7 +249,9 @@ def same(one: dict[str, NDArray[np.float32]], other: dict[str, NDArray[np.float3
 
 
 @pytest.mark.full
-def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(whole: Result, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(
+    whole: TrainingResult, tmp_path: Path
+) -> None:
     runs = {"one": whole, "two": train(config(80, threads=2), tmp_path / "two"),
             "other": train(config(80, seed=1), tmp_path / "other")}  # fmt: skip
     kept = {name: weights(run.folder / "policy.zip") for name, run in runs.items()}
@@ -259,13 +261,15 @@ def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(who
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
     return train(config(80), tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("least", [1, 40])  # within the first round and within the second
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, whole: Result, tmp_path: Path) -> None:
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
+    least: int, whole: TrainingResult, tmp_path: Path
+) -> None:
     pressed: list[int] = []
 
     def interrupt(progress: Progress) -> None:

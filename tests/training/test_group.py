@@ -25,10 +25,10 @@ from longshore.cluster.model.problem import ORDERS, Problem
 from longshore.cluster.presets.drawn import hetero64
 from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training import run
-from longshore.training.asked import Sizes
 from longshore.training.candidates.group import Collected, Decisions, GroupLearner, advantages, decisions_of
 from longshore.training.presets import GroupParameters
-from longshore.training.run import Result
+from longshore.training.problems import Sizes
+from longshore.training.run import TrainingResult
 from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
@@ -84,7 +84,7 @@ def log_probabilities(network: CandidateNetwork, record: Record, at: int) -> tor
 
 def collected(learner: GroupLearner) -> Record:
     runs = learner.parameters.groups * learner.parameters.runs
-    return learner.runs.collect(learner.network, np.arange(runs) // learner.parameters.runs, 11).record
+    return learner.collector.collect(learner.network, np.arange(runs) // learner.parameters.runs, 11).record
 
 
 def first(record: Record) -> Decisions:
@@ -147,8 +147,8 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 def gains_of(folder: Path, problem: Problem, horizon: float) -> tuple[np.ndarray, Collected]:
     parameters = GroupParameters(groups=2, runs=4, group_horizon=horizon)
     learner = learner_of(folder, problem, config(1, group=parameters))
-    found = learner.runs.collect(learner.network, np.repeat(np.arange(2), 4), 11)
-    return learner._gains(found), found
+    found = learner.collector.collect(learner.network, np.repeat(np.arange(2), 4), 11)
+    return learner._advantages(found), found
 
 
 def test_with_all_later_time_the_first_decision_of_a_run_is_credited_with_all_of_it(tmp_path: Path) -> None:
@@ -182,13 +182,15 @@ HALVES = Sizes(64, 16, validations=2)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
     return run.train(config(4500), tmp_path_factory.mktemp("whole"), sizes=HALVES)
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("least", [1, 2500])  # before and after the first validation
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, whole: Result, tmp_path: Path) -> None:
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
+    least: int, whole: TrainingResult, tmp_path: Path
+) -> None:
     train = partial(run.train, sizes=HALVES)
     pressed: list[int] = []
 
@@ -265,7 +267,7 @@ def test_the_value_is_taught_what_was_still_to_come_in_mean_estimates(objective:
     assert objective_of(problem.scenarios.submit_s) == objective
     learner = learner_of(tmp_path, problem, config(1, group=GroupParameters(groups=4, runs=2)))
     record = collected(learner)
-    finish_s = np.concatenate([sim.state.finish_s for _, sim, _, _ in learner.runs._parts])  # by run
+    finish_s = np.concatenate([sim.state.finish_s for _, sim, _, _ in learner.collector.shards])  # by run
     for at in range(0, record.size[0], 7):
         run, now_s = record.row[at], record.now_s[at]
         known = problem.scenarios.submit_s[run // 2] <= now_s

@@ -26,22 +26,25 @@ from longshore.scheduler.mirror.journal import decode
 from longshore.scheduler.mirror.standing import ROW
 from longshore.scheduler.placement.replay import read_decisions
 from longshore.testing.twin import id_of
-from longshore.training.asked import Asked, Sizes
-from longshore.training.candidates.group import effective_sample_size, lesson_of
+from longshore.training.candidates.group import (
+    LiveDecisions,
+    draw_live,
+    effective_sample_size,
+    live_decisions,
+    to_go_of,
+)
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.history import Past
-from longshore.training.history_problems import (
-    Logged,
+from longshore.training.history import ClusterPast, read_history
+from longshore.training.initial import actor_critic_of
+from longshore.training.presets import GroupParameters, Hyperparameters
+from longshore.training.problems import (
+    ProblemRequest,
+    Sizes,
     fault_rates_per_s,
     history_problems,
     later_problem,
-    logged_decisions,
-    read_history,
-    to_go_of,
     with_ranks,
 )
-from longshore.training.initial import actor_critic_of
-from longshore.training.presets import GroupParameters, Hyperparameters
 from longshore.training.run import train
 from tests.command_line import Command
 from tests.scheduler.twin_run import learning, learning_case
@@ -79,7 +82,7 @@ def test_jobs_are_rebuilt_also_where_schedulers_took_over_from_each_other(tmp_pa
 
 
 def test_faults_come_as_often_as_they_were_met(lived: Lived) -> None:
-    past, sim = Past(lived.file), lived.twin.backend.sim
+    past, sim = ClusterPast(lived.file), lived.twin.backend.sim
     assert sum(past.gpu_faults.values()) + sum(past.node_faults.values()) > 5
     rates = fault_rates_per_s(past)
     gpus = sim.cluster.gpu_node.size
@@ -117,7 +120,7 @@ def test_what_a_network_saw_has_its_unit_and_what_was_still_to_come(lived: Lived
 
 
 def test_windows_are_run_under_the_schedulers_own_rules_and_parts_share_no_job(lived: Lived) -> None:
-    asked = Asked(0, (Regime(),), history=lived.file)
+    asked = ProblemRequest(0, (Regime(),), history=lived.file)
     trained, validated = (problems[0] for problems in history_problems(asked))
     later = later_problem(read_history(lived.file))
     works = [set(np.unique(it.scenarios.work_s)) - {0.0} for it in (trained, validated, later)]
@@ -149,11 +152,11 @@ def test_users_of_a_past_take_turns_at_each_priority_by_itself(jobs: list[tuple[
 
 
 def test_what_was_drawn_is_weighed_by_its_probability(lived: Lived) -> None:
-    logged = logged_decisions(lived.file)
+    logged = live_decisions(lived.file)
     network = load_policy(lived.checkpoint).network
     assert isinstance(network, CandidateNetwork)
     assert logged.chosen.size > 20
-    lesson, size = lesson_of(logged, network, np.random.default_rng(0), 1000)
+    lesson, size = draw_live(logged, network, np.random.default_rng(0), 1000)
     assert size == pytest.approx(1.0, abs=1e-3)  # it is the network that drew
     assert lesson.chosen.numel() == logged.chosen.size
     with torch.no_grad():
@@ -165,11 +168,11 @@ def test_what_was_drawn_is_weighed_by_its_probability(lived: Lived) -> None:
 
 
 def test_what_nobody_drew_teaches_the_value_alone(lived: Lived) -> None:
-    logged = logged_decisions(lived.file)
+    logged = live_decisions(lived.file)
     network = load_policy(lived.checkpoint).network
     assert isinstance(network, CandidateNetwork)
-    greedy = Logged(*logged)._replace(log_probability=np.full_like(logged.log_probability, np.nan))
-    lesson, size = lesson_of(greedy, network, np.random.default_rng(0), 8)
+    greedy = LiveDecisions(*logged)._replace(log_probability=np.full_like(logged.log_probability, np.nan))
+    lesson, size = draw_live(greedy, network, np.random.default_rng(0), 8)
     assert lesson.chosen.numel() == 8
     assert size == 0.0
     assert not lesson.gain.any()
@@ -177,12 +180,12 @@ def test_what_nobody_drew_teaches_the_value_alone(lived: Lived) -> None:
 
 
 def test_a_network_far_from_the_one_that_drew_learns_nothing_from_its_weights(lived: Lived) -> None:
-    logged = logged_decisions(lived.file)
+    logged = live_decisions(lived.file)
     network = load_policy(lived.checkpoint).network
     assert isinstance(network, CandidateNetwork)
     with torch.no_grad():
         network.score.weight.mul_(1e4)
-    lesson, size = lesson_of(logged, network, np.random.default_rng(0), 1000)
+    lesson, size = draw_live(logged, network, np.random.default_rng(0), 1000)
     assert size < 0.3
     assert not lesson.gain.any()
 
@@ -196,9 +199,9 @@ def test_the_effective_sample_size_is_the_share_of_samples_that_count() -> None:
 def test_what_came_after_a_gap_is_left_out_until_the_cluster_is_told_anew(lived: Lived, tmp_path: Path) -> None:
     lines = lived.file.read_text().splitlines()
     (tmp_path / "gap.jsonl").write_text("\n".join(lines[:60] + lines[70:]) + "\n")
-    past = Past(tmp_path / "gap.jsonl")
+    past = ClusterPast(tmp_path / "gap.jsonl")
     assert len(past.seen) == 60
-    whole = Past(lived.file)
+    whole = ClusterPast(lived.file)
     assert all(past.work_s[job] == whole.work_s[job] for job in past.work_s)
 
 

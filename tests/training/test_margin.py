@@ -13,10 +13,10 @@ from longshore.agents.learned.schema import MOST_MARGIN
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.cluster.files.errors import CheckpointError
 from longshore.training import run
-from longshore.training.asked import Sizes
 from longshore.training.candidates.distil import MARGINS, log_cost, with_best_margin, with_margin
-from longshore.training.config import asked_of
+from longshore.training.config import problem_request
 from longshore.training.presets import PRESETS
+from longshore.training.problems import Sizes
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import decisions
 from tests.policies_under_test import untrained_candidates
@@ -65,7 +65,7 @@ def test_training_ends_with_the_margin_that_costs_least_on_the_scenarios_of_vali
     result = partial(run.train, sizes=SIZES)(asked, tmp_path)
     policy = load_policy(result.best)
     assert isinstance(policy, CandidatePolicy)
-    _, problems = PRESETS[asked.preset].build(asked_of(asked, SIZES))
+    _, problems = PRESETS[asked.preset].build(problem_request(asked, SIZES))
     costs = {margin: log_cost(with_margin(policy, margin), problems, 0.0) for margin in MARGINS}
     assert costs[policy.schema.margin] == min(costs.values())
     again = run.train(asked, tmp_path, sizes=SIZES)

@@ -14,8 +14,8 @@ from longshore.cluster.files.errors import CheckpointError
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.opening import open_store
 from longshore.testing.twin import starts_of
-from longshore.training.asked import Asked, Problems, Sizes
 from longshore.training.presets import PRESETS, Hyperparameters
+from longshore.training.problems import ProblemRequest, Problems, Sizes
 from tests.command_line import Command
 from tests.plain_run import busy_case
 from tests.scheduler.twin_run import layout_of, simulated, twin_of
@@ -31,7 +31,7 @@ NODES, LISTS = ("node", "gpu"), ("candidate",)
 def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     own = PRESETS["hetero64"]
 
-    def build(asked: Asked) -> Problems:
+    def build(asked: ProblemRequest) -> Problems:
         return own.build(asked._replace(sizes=Sizes(64, 16)))
 
     monkeypatch.setitem(PRESETS, "hetero64", replace(own, build=build, ppo=SMALL))

@@ -14,11 +14,11 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.training import run
-from longshore.training.asked import Sizes
 from longshore.training.candidates.distil import log_cost
 from longshore.training.candidates.group import Collected, advantages
 from longshore.training.config import TrainingConfig, with_objective
 from longshore.training.presets import GroupParameters
+from longshore.training.problems import Sizes
 from longshore.training.validation import Validation, cost_of
 from tests.envs.random_run import small_problem
 from tests.policies_under_test import untrained_candidates
@@ -35,8 +35,8 @@ def over_time() -> Problem:
 def gains_of(folder: Path, problem: Problem, objective: str | None, **own: float) -> tuple[np.ndarray, Collected]:
     parameters = GroupParameters(groups=2, runs=RUNS, **own)  # type: ignore[arg-type]
     learner = learner_of(folder, problem, config(1, group=parameters, objective=objective))
-    found = learner.runs.collect(learner.network, np.repeat(np.arange(2), RUNS), 11)
-    return learner._gains(found), found
+    found = learner.collector.collect(learner.network, np.repeat(np.arange(2), RUNS), 11)
+    return learner._advantages(found), found
 
 
 def relative(values: np.ndarray) -> np.ndarray:

@@ -15,12 +15,12 @@ import pytest
 from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
 from longshore.agents.learned.schema import MOST_MARGIN
 from longshore.cluster.files.errors import CheckpointError, InputError
-from longshore.training.asked import Sizes
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.history_problems import read_history
-from longshore.training.online import PAST, ROUND, Asked, Round, digest_of, learn_online, publish
+from longshore.training.history import read_history
+from longshore.training.online import PAST, ROUND, OnlineRequest, Round, digest_of, learn_online, publish
 from longshore.training.presets import GroupParameters, Hyperparameters
-from longshore.training.run_folder import Progress, Tell
+from longshore.training.problems import Sizes
+from longshore.training.run_folder import OnProgress, Progress
 from tests.command_line import Command
 from tests.policies_under_test import untrained_candidates
 from tests.scheduler.served import until
@@ -63,7 +63,7 @@ def config_for(history: Path, served: Path, steps: int = 4000) -> TrainingConfig
 
 
 @contextmanager
-def silent() -> Iterator[Tell]:
+def silent() -> Iterator[OnProgress]:
     def tell(progress: Progress) -> None:
         del progress
 
@@ -72,9 +72,9 @@ def silent() -> Iterator[Tell]:
 
 def learned(
     folder: Path, history: Path, served: Path, say: Callable[[str], None] = print,
-    telling: Callable[[], AbstractContextManager[Tell]] = silent, rounds: int = 1, steps: int = 4000,
+    telling: Callable[[], AbstractContextManager[OnProgress]] = silent, rounds: int = 1, steps: int = 4000,
 ) -> list[Round]:  # fmt: skip
-    asked = Asked(config_for(history, served, steps), served, folder / "runs", telling, say)
+    asked = OnlineRequest(config_for(history, served, steps), served, folder / "runs", telling, say)
     return learn_online(asked, rounds=rounds).rounds
 
 
@@ -105,7 +105,7 @@ def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(lived: Lived
     theirs = CHECKPOINTS / "hetero64-wait-1.zip"
 
     @contextmanager
-    def replacing_it() -> Iterator[Tell]:
+    def replacing_it() -> Iterator[OnProgress]:
         shutil.copyfile(theirs, served)
         yield lambda _: None
 
@@ -127,7 +127,7 @@ def test_a_policy_of_the_patents_kind_learns_online_by_ppo(lived: Lived, tmp_pat
         waiting=None, threads=1, history=lived.file, init=served,
     )  # fmt: skip
     config = config.model_copy(update={"hyperparameters": Hyperparameters(rows=4, steps=16, minibatch=64, epochs=1)})
-    asked = Asked(config, served, tmp_path / "runs", silent, said.append, Sizes(validations=1))
+    asked = OnlineRequest(config, served, tmp_path / "runs", silent, said.append, Sizes(validations=1))
     (found,) = learn_online(asked, rounds=1).rounds
     assert found.later.windows >= 1
     assert said[-1].startswith("round 0")

@@ -16,9 +16,9 @@ from longshore.envs.batch import View
 from longshore.envs.sb3 import PlacementVecEnv
 from longshore.training import run
 from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C
-from longshore.training.asked import Asked, Sizes
 from longshore.training.config import TrainingConfig, config_of, with_numbers
 from longshore.training.presets import PRESETS, Hyperparameters
+from longshore.training.problems import ProblemRequest, Sizes
 from longshore.training.run_folder import Progress
 from tests.training.tensorboard_names import documented, events_of, shown
 
@@ -169,7 +169,7 @@ def test_a_run_with_replay_that_was_interrupted_ends_as_if_it_had_not_been(whole
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
 def test_without_replay_a_run_is_plain_ppo_or_a2c(algorithm: str, tmp_path: Path) -> None:
     config = small(algorithm=algorithm, replay="off")
-    (problem,) = PRESETS["patent4"].build(Asked(0, config.regimes, FEW)).trained
+    (problem,) = PRESETS["patent4"].build(ProblemRequest(0, config.regimes, FEW)).trained
     schema = schema_of(
         algorithm=algorithm,
         network="mlp",

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from longshore.cluster.model.problem import Scenarios
 from longshore.cluster.presets.problems import HETERO64_CAPACITY, Regime
-from longshore.training.asked import Asked
 from longshore.training.presets import PRESETS
+from longshore.training.problems import ProblemRequest
 
 
 def small_trace(path: Path) -> Path:
@@ -25,7 +25,7 @@ def loads(scenarios: Scenarios) -> NDArray[np.float64]:
 
 
 def test_a_trace_is_trained_on_at_its_load_and_validated_on_later_jobs_under_many_draws(tmp_path: Path) -> None:
-    asked = Asked(0, (Regime(waiting=True),), traces=(small_trace(tmp_path / "trace.csv"),))
+    asked = ProblemRequest(0, (Regime(waiting=True),), traces=(small_trace(tmp_path / "trace.csv"),))
     (trained,), (validated,) = PRESETS["philly"].build(asked)
     for problem in (trained, validated):
         assert np.allclose(loads(problem.scenarios), 0.85)

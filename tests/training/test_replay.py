@@ -14,9 +14,9 @@ from longshore.training.actor_critic.replay import (
     Replay,
     flat,
     gathered,
-    judged,
     of_rows,
     own,
+    reevaluated,
     sample_bytes,
     unpacked,
     weighted_gae,
@@ -43,12 +43,12 @@ def test_a_rollout_judged_by_the_policy_that_run_it_is_as_it_was() -> None:
     model, replay = model_of(GePPO, kept=1, learning_rate=0.0)
     learned(model, replay, 3)
     rollout = replay.rollouts[0]
-    now = judged(model.policy, rollout)
+    now = reevaluated(model.policy, rollout)
     assert now.log_probability == pytest.approx(rollout.log_probability, abs=1e-5)
     assert now.values == pytest.approx(rollout.values, abs=1e-5)
-    weighed = replay.weighed(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    weighted = replay.weighted(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
     assert rollout.cut_at.size > 0
-    assert weighed.advantages[0] == pytest.approx(rollout.advantages, abs=1e-4)
+    assert weighted.advantages[0] == pytest.approx(rollout.advantages, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", [MaskablePPO, MaskableA2C])
@@ -89,8 +89,8 @@ def test_with_a_learning_rate_of_0_all_ratios_are_1_and_nothing_is_clipped() -> 
     for name in ("replay/total_variation", "replay/step_variation", "train/approx_kl"):
         assert told[name] == pytest.approx(0.0, abs=1e-5)
     assert replay.slowing == 1.0
-    weighed = replay.weighed(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
-    assert np.stack(weighed.ratio) == pytest.approx(np.ones((4, STEPS, ROWS)), abs=1e-4)
+    weighted = replay.weighted(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    assert np.stack(weighted.ratio) == pytest.approx(np.ones((4, STEPS, ROWS)), abs=1e-4)
 
 
 def test_an_update_that_goes_too_far_slows_the_next_ones_down() -> None:
@@ -147,7 +147,7 @@ def test_kept_masks_close_actions_for_probability_and_gradient(kind: type[Maskab
 def test_vtrace_learns_from_as_many_steps_as_the_period_has_and_from_every_rollout_alike() -> None:
     model, replay = model_of(VtraceA2C, kept=3)
     learned(model, replay, 4)
-    parts = replay.stretches()
+    parts = replay.equal_parts()
     assert [int(part.update) for part in parts] == [1, 2, 3]
     assert [part.rewards.shape for part in parts] == [(STEPS, 2), (STEPS, 2), (STEPS, 4)]  # of 8 environments
     assert sum(part.rewards.size for part in parts) == SAMPLES
@@ -159,7 +159,7 @@ def test_some_environments_of_a_rollout_are_judged_as_they_are_among_all() -> No
     whole = replay.rollouts[0]
     for rows in np.array([1, 2, 5, 7]), np.array([0, 3, 4, 6]):
         part = of_rows(whole, rows)
-        for some, among_all in zip(judged(model.policy, part), judged(model.policy, whole), strict=True):
+        for some, among_all in zip(reevaluated(model.policy, part), reevaluated(model.policy, whole), strict=True):
             assert some == pytest.approx(among_all[:, rows], abs=1e-6)
         assert own(model.policy, part).next_values == pytest.approx(own(model.policy, whole).next_values[:, rows])
     assert whole.cut_at.size > 0
@@ -172,8 +172,8 @@ def test_rollouts_of_policies_too_far_away_are_left_out() -> None:
     rare = odd.log_probability.copy()
     rare.reshape(-1)[::50] -= 8.0  # a few samples that the present policy takes 3,000 times as readily
     replay.rollouts[0] = odd._replace(log_probability=rare)
-    weighed = replay.weighed(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
-    assert [int(rollout.update) for rollout in weighed.rollouts] == [1, 2]
+    weighted = replay.weighted(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    assert [int(rollout.update) for rollout in weighted.rollouts] == [1, 2]
 
 
 def test_kept_rollouts_that_are_not_as_the_model_leaves_them_are_refused() -> None:

@@ -21,10 +21,10 @@ from longshore.cluster.model.problem import ORDERS, Problem
 from longshore.cluster.presets.drawn import VALIDATION_SEED, hetero64, training_key
 from longshore.cluster.presets.problems import Regime
 from longshore.training import run
-from longshore.training.asked import Asked, Problems, Sizes
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.presets import PRESETS, Hyperparameters
-from longshore.training.run import Result
+from longshore.training.problems import ProblemRequest, Problems, Sizes
+from longshore.training.run import TrainingResult
 from longshore.training.run_folder import BEST, EVENTS, SPENT, Progress, Spent
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Score
@@ -50,11 +50,11 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
     return train(small(), tmp_path_factory.mktemp("whole"))
 
 
-def stopped_at_half(logdir: Path) -> Result:
+def stopped_at_half(logdir: Path) -> TrainingResult:
     """Return a run that was interrupted once."""
     pressed: list[int] = []
 
@@ -67,30 +67,32 @@ def stopped_at_half(logdir: Path) -> Result:
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def half(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
     return stopped_at_half(tmp_path_factory.mktemp("half"))
 
 
-def copied(result: Result, logdir: Path) -> Path:
+def copied(result: TrainingResult, logdir: Path) -> Path:
     """Return the folder of a copy of a run, which may be changed."""
     return Path(shutil.copytree(result.folder, logdir / result.folder.name))
 
 
 @pytest.fixture(scope="module")
-def longer(whole: Result, tmp_path_factory: pytest.TempPathFactory) -> Result:
+def longer(whole: TrainingResult, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
     """The whole run once more, made longer in a second session: now episodes have ended."""
     logdir = tmp_path_factory.mktemp("longer")
     copied(whole, logdir)
     return train(small(2048), logdir)
 
 
-def test_the_same_run_gives_the_same_policy(whole: Result, tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_policy(whole: TrainingResult, tmp_path: Path) -> None:
     again = train(small(), tmp_path)
     assert whole.score == again.score
     assert same(weights(whole.folder / "policy.zip"), weights(again.folder / "policy.zip"))
 
 
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(whole: Result, half: Result, tmp_path: Path) -> None:
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
+    whole: TrainingResult, half: TrainingResult, tmp_path: Path
+) -> None:
     assert not half.finished
     copied(half, tmp_path)
     resumed = train(small(), tmp_path)
@@ -99,7 +101,9 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(whole: Result, ha
 
 
 @pytest.mark.full
-def test_the_curves_of_a_run_that_was_cut_off_do_not_go_back(whole: Result, half: Result, tmp_path: Path) -> None:
+def test_the_curves_of_a_run_that_was_cut_off_do_not_go_back(
+    whole: TrainingResult, half: TrainingResult, tmp_path: Path
+) -> None:
     folder = copied(half, tmp_path)
     (before,) = folder.glob("*tfevents*")
     (beyond,) = whole.folder.glob("*tfevents*")
@@ -115,7 +119,7 @@ def test_the_curves_of_a_run_that_was_cut_off_do_not_go_back(whole: Result, half
 
 @pytest.mark.parametrize("ahead_s", [0, 1, 3600, 10**9])
 def test_the_curves_of_a_run_that_goes_on_where_the_clock_is_behind_are_whole(
-    ahead_s: int, whole: Result, half: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ahead_s: int, whole: TrainingResult, half: TrainingResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(half, tmp_path)
     (before,) = folder.glob("*tfevents*")
@@ -130,21 +134,21 @@ def test_the_curves_of_a_run_that_goes_on_where_the_clock_is_behind_are_whole(
     assert events_of(resumed.folder).Scalars("validation/percent")[-1].step == 1024
 
 
-def test_stable_baselines3s_own_figures_are_those_of_the_last_100_episodes(longer: Result) -> None:
+def test_stable_baselines3s_own_figures_are_those_of_the_last_100_episodes(longer: TrainingResult) -> None:
     events = events_of(longer.folder)
     length, mean = (events.Scalars(f"rollout/{name}")[-1].value for name in ("ep_len_mean", "ep_rew_mean"))
     assert 64.0 <= length <= 64.0 * 8.0  # a step for each job and node
     assert mean <= -1.0  # minus the makespan over the ideal time
 
 
-def test_a_run_that_is_over_is_not_trained_again(whole: Result, tmp_path: Path) -> None:
+def test_a_run_that_is_over_is_not_trained_again(whole: TrainingResult, tmp_path: Path) -> None:
     before = (copied(whole, tmp_path) / BEST).read_bytes()
     again = train(small(), tmp_path)
     assert again.score == whole.score
     assert (again.folder / BEST).read_bytes() == before
 
 
-def test_what_a_run_has_taken_adds_up_over_its_sessions(whole: Result, longer: Result) -> None:
+def test_what_a_run_has_taken_adds_up_over_its_sessions(whole: TrainingResult, longer: TrainingResult) -> None:
     spent = [Spent(**json.loads((result.folder / SPENT).read_text())) for result in (whole, longer)]
     assert 0.0 < spent[0].wall_s < spent[1].wall_s
     assert 0.0 < spent[0].core_s < spent[1].core_s
@@ -155,14 +159,14 @@ def test_one_workload_gives_no_interval() -> None:
     assert Score(1.0, -3.0, 0.5).text == "-3.00 % (+- 0.50)"
 
 
-def test_a_folder_of_another_run_is_refused(whole: Result, tmp_path: Path) -> None:
+def test_a_folder_of_another_run_is_refused(whole: TrainingResult, tmp_path: Path) -> None:
     copied(whole, tmp_path)
     with pytest.raises(InputError, match="hyperparameters"):
         train(small(hyperparameters=replace(SMALL, epochs=2)), tmp_path)
 
 
 def test_a_run_goes_on_with_another_number_of_threads_and_off_the_main_thread(
-    whole: Result, half: Result, tmp_path: Path
+    whole: TrainingResult, half: TrainingResult, tmp_path: Path
 ) -> None:
     copied(half, tmp_path)
     with ThreadPoolExecutor(1) as pool:
@@ -172,7 +176,7 @@ def test_a_run_goes_on_with_another_number_of_threads_and_off_the_main_thread(
     assert json.loads((resumed.folder / "config.json").read_text())["threads"] == 2
 
 
-def test_a_damaged_snapshot_is_refused(whole: Result, tmp_path: Path) -> None:
+def test_a_damaged_snapshot_is_refused(whole: TrainingResult, tmp_path: Path) -> None:
     (copied(whole, tmp_path) / SNAPSHOT).write_bytes(b"PK\x03\x04 rubbish")
     with pytest.raises(CheckpointError, match="damaged"):
         train(small(2048), tmp_path)
@@ -235,7 +239,7 @@ NOT_PLAYED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
 ]
 
 
-def test_a_snapshot_whose_state_could_not_be_run_is_refused_by_its_field(whole: Result, tmp_path: Path) -> None:
+def test_a_snapshot_whose_state_could_not_be_run_is_refused_by_its_field(whole: TrainingResult, tmp_path: Path) -> None:
     path = copied(whole, tmp_path) / SNAPSHOT
     with np.load(path) as file:
         sound = dict(file)
@@ -247,7 +251,7 @@ def test_a_snapshot_whose_state_could_not_be_run_is_refused_by_its_field(whole: 
 
 
 def test_a_snapshot_from_before_the_state_counted_quiet_moments_goes_on_the_same(
-    whole: Result, half: Result, tmp_path: Path
+    whole: TrainingResult, half: TrainingResult, tmp_path: Path
 ) -> None:
     path = copied(half, tmp_path) / SNAPSHOT
     with np.load(path) as file:
@@ -260,7 +264,7 @@ def test_a_snapshot_from_before_the_state_counted_quiet_moments_goes_on_the_same
 
 @pytest.mark.full
 def test_a_snapshot_whose_arrays_are_not_those_of_the_run_is_refused_by_their_names(
-    whole: Result, tmp_path: Path
+    whole: TrainingResult, tmp_path: Path
 ) -> None:
     path = copied(whole, tmp_path) / SNAPSHOT
     with np.load(path) as file:
@@ -274,7 +278,7 @@ def test_a_snapshot_whose_arrays_are_not_those_of_the_run_is_refused_by_their_na
             train(small(2048), tmp_path)
 
 
-def test_tensorboard_shows_every_documented_name(longer: Result) -> None:
+def test_tensorboard_shows_every_documented_name(longer: TrainingResult) -> None:
     assert shown(longer.folder) == documented()
 
 
@@ -337,7 +341,7 @@ def test_training_and_validation_run_by_the_order_regime(tmp_path: Path, monkeyp
     built: list[Problem] = []
     preset = PRESETS["hetero64"]
 
-    def build(asked: Asked) -> Problems:
+    def build(asked: ProblemRequest) -> Problems:
         found = preset.build(asked)
         built.extend((*found.trained, *found.validated))
         return found

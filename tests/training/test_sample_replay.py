@@ -22,7 +22,7 @@ from longshore.training.actor_critic.patent_replay import (
     filled,
     learning_bytes,
 )
-from longshore.training.actor_critic.ppo import NEVER
+from longshore.training.actor_critic.ppo import NO_SB3_LOG
 from tests.training.replayed import ROWS, SAMPLES, learned, model_of, spoilings
 
 
@@ -119,7 +119,7 @@ def test_an_update_gets_as_many_samples_as_the_period_or_all(*, takes_all: bool)
     most = 2 * SAMPLES + ROWS + 1  # no multiple of a rollout
     model, replay = literal_model(SamplePPO, most, takes_all=takes_all)
     noted = Sizes(replay)
-    model.learn(8 * SAMPLES, callback=CallbackList([replay, noted]), log_interval=NEVER)
+    model.learn(8 * SAMPLES, callback=CallbackList([replay, noted]), log_interval=NO_SB3_LOG)
     assert [held for _, _, held in noted.told] == [SAMPLES, 2 * SAMPLES, *[most] * 6]
     assert len({period for _, period, _ in noted.told}) > 2  # the batch is dynamic
     for got, period, held in noted.told:

@@ -15,8 +15,8 @@ from longshore.cluster.model.outcome import weighting_of
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.training.asked import LOADS, Asked, Problems
-from longshore.training.presets import OTHERS, trace_problems
+from longshore.training.presets import OTHER_CLUSTERS, trace_problems
+from longshore.training.problems import LOADS, ProblemRequest, Problems
 from longshore.training.validation import Later, best_pair, compare_later, cost_of, verdict
 from tests.command_line import Command
 from tests.envs.random_run import small_problem
@@ -32,13 +32,13 @@ racks: [{nodes: [{type: old, count: 2}, {type: new, count: 2}]}]
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+def asked(tmp_path_factory: pytest.TempPathFactory) -> ProblemRequest:
     folder = tmp_path_factory.mktemp("traces")
-    return Asked(3, REGIMES, traces=tuple(trace(folder / f"t{seed}.csv", seed) for seed in (1, 2)))
+    return ProblemRequest(3, REGIMES, traces=tuple(trace(folder / f"t{seed}.csv", seed) for seed in (1, 2)))
 
 
 @pytest.fixture(scope="module")
-def drawn(asked: Asked) -> Problems:
+def drawn(asked: ProblemRequest) -> Problems:
     """All windows: what is of a module is made before what is of a test."""
     return trace_problems(asked)
 
@@ -75,17 +75,17 @@ def test_training_and_validation_share_no_job_and_take_every_trace_load_and_regi
 @pytest.mark.usefixtures("few_windows")
 @pytest.mark.parametrize("orders", [1, 2])
 def test_clusters_of_other_sizes_are_trained_on_too_if_none_is_given(
-    asked: Asked, drawn: Problems, orders: int
+    asked: ProblemRequest, drawn: Problems, orders: int
 ) -> None:
     trained, validated = drawn if orders == len(REGIMES) else trace_problems(asked._replace(regimes=REGIMES[:orders]))
     gpus = [problem.cluster.gpu_node.size for problem in trained]
     assert gpus[:orders] == [64] * orders  # others come behind: what learns from one problem learns from the first
-    assert sorted(gpus[orders:]) == sorted(other.gpus for other in OTHERS)
+    assert sorted(gpus[orders:]) == sorted(other.gpus for other in OTHER_CLUSTERS)
     assert {problem.cluster.gpu_node.size for problem in validated} == {64}
 
 
 def test_known_run_times_are_mixed_unless_one_kind_is_asked_for(
-    asked: Asked, drawn: Problems, monkeypatch: pytest.MonkeyPatch
+    asked: ProblemRequest, drawn: Problems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenarios = drawn.trained[0].scenarios
     exact = (scenarios.work_s == scenarios.estimate_s).all(axis=1)
@@ -96,7 +96,7 @@ def test_known_run_times_are_mixed_unless_one_kind_is_asked_for(
 
 
 @pytest.mark.usefixtures("few_windows")
-def test_windows_run_on_the_cluster_file_that_is_given(asked: Asked, tmp_path: Path) -> None:
+def test_windows_run_on_the_cluster_file_that_is_given(asked: ProblemRequest, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CLUSTER)
     trained, validated = trace_problems(asked._replace(cluster=tmp_path / "c.yaml"))
     for problem in (*trained, *validated):
@@ -105,7 +105,7 @@ def test_windows_run_on_the_cluster_file_that_is_given(asked: Asked, tmp_path: P
 
 
 @pytest.mark.full
-def test_jobs_of_every_trace_and_load_keep_the_node_types_that_suit_them(asked: Asked, tmp_path: Path) -> None:
+def test_jobs_of_every_trace_and_load_keep_the_node_types_that_suit_them(asked: ProblemRequest, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CLUSTER)
     types = {"a.csv": ("new", "", "old"), "b.csv": ("old", "new")}  # whose classes are met in another order
     for name, of in types.items():
@@ -127,13 +127,13 @@ def test_jobs_of_every_trace_and_load_keep_the_node_types_that_suit_them(asked: 
 def test_a_trace_that_is_too_short_for_parts_is_refused(tmp_path: Path) -> None:
     short = trace(tmp_path / "short.csv", 0, jobs=100)
     with pytest.raises(InputError, match="too few") as caught:
-        trace_problems(Asked(0, REGIMES, traces=(short,)))
+        trace_problems(ProblemRequest(0, REGIMES, traces=(short,)))
     assert caught.value.field == "--trace"
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("few_draws")
-def test_patient_itself_is_no_better_than_patient_tuned(asked: Asked) -> None:
+def test_patient_itself_is_no_better_than_patient_tuned(asked: ProblemRequest) -> None:
     found = compare_later(asked, HEURISTICS["patient"])
     assert [it.where for it in found] == [
         "t1.csv, easy", "t1.csv, shortest", "t2.csv, easy", "t2.csv, shortest", "all of these",
@@ -151,7 +151,7 @@ def test_patient_itself_is_no_better_than_patient_tuned(asked: Asked) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("few_draws")
-def test_by_an_objective_a_policy_is_also_compared_with_the_best_order_and_heuristic(asked: Asked) -> None:
+def test_by_an_objective_a_policy_is_also_compared_with_the_best_order_and_heuristic(asked: ProblemRequest) -> None:
     """The best of the past itself, under its own order, is as good as that rival on every later window."""
     alone, by = asked._replace(traces=asked.traces[:1]), weighting_of("slowdown")
     found = compare_later(alone._replace(regimes=REGIMES[:1]), HEURISTICS["pack"], by)
@@ -201,7 +201,7 @@ def test_the_verdict_follows_the_interval(low: float, high: float, told: str) ->
 
 @pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")
 def test_train_says_what_it_gained_and_goes_on_where_it_stopped(
-    asked: Asked, tmp_path: Path, longshore: Command
+    asked: ProblemRequest, tmp_path: Path, longshore: Command
 ) -> None:
     (tmp_path / "mine.yaml").write_text(CLUSTER)
     traces = [word for path in asked.traces for word in ("--trace", path)]
@@ -219,7 +219,7 @@ def test_train_says_what_it_gained_and_goes_on_where_it_stopped(
 @pytest.mark.full
 @pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")
 def test_train_by_an_objective_says_so_and_goes_on_by_the_same_command(
-    asked: Asked, tmp_path: Path, longshore: Command
+    asked: ProblemRequest, tmp_path: Path, longshore: Command
 ) -> None:
     (tmp_path / "mine.yaml").write_text(CLUSTER)
     line = ("train", "--trace", asked.traces[0], "--cluster", tmp_path / "mine.yaml", "--steps", "2000",
@@ -247,7 +247,7 @@ def test_train_by_an_objective_says_so_and_goes_on_by_the_same_command(
     ],
 )
 def test_an_objective_that_cannot_be_had_is_refused_in_one_line(
-    options: tuple[str, ...], says: str, asked: Asked, tmp_path: Path, longshore: Command
+    options: tuple[str, ...], says: str, asked: ProblemRequest, tmp_path: Path, longshore: Command
 ) -> None:
     done = longshore("train", "--trace", asked.traces[0], "--logdir", tmp_path, *options)
     assert done.status == 2

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.training.asked import Sizes
-from longshore.training.config import FIELDS, PARAMETERS, TrainingConfig, config_of, with_parameter_file
+from longshore.training.config import PARAMETER_FIELDS, PARAMETER_RANGES, TrainingConfig, config_of, with_parameter_file
 from longshore.training.presets import GroupParameters
+from longshore.training.problems import Sizes
 from longshore.training.run import CONFIG
-from longshore.training.tuning import Processes, Tuned, Work, run_trial, tune
+from longshore.training.tuning import Processes, TrialWork, Tuned, run_trial, tune
 from tests.command_line import Command
 from tests.training.smaller import trace, with_few_draws, with_few_windows, with_small_groups
 
@@ -117,7 +117,9 @@ def test_another_search_in_the_same_folder_is_refused(whole: Tuned, kept: Kept) 
 
 @pytest.mark.parametrize(("to_beat", "state"), [(-1e9, "left"), (1e9, "finished")])
 def test_a_trial_is_left_that_is_worse_than_the_others_were_by_then(to_beat: float, state: str, tmp_path: Path) -> None:
-    ended = run_trial(Work(asked(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), to_beat), SIZES))
+    ended = run_trial(
+        TrialWork(asked(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), to_beat), SIZES)
+    )
     assert ended.state == state
     assert min(ended.so_far) == 1
     assert len(ended.so_far) == (3 if state == "left" else 5)
@@ -125,7 +127,9 @@ def test_a_trial_is_left_that_is_worse_than_the_others_were_by_then(to_beat: flo
 
 
 def test_a_trial_that_goes_on_counts_what_it_had_reached_before(tmp_path: Path) -> None:
-    work = Work(asked(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), -50.0), SIZES, reached=-60.0)
+    work = TrialWork(
+        asked(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), -50.0), SIZES, reached=-60.0
+    )
     assert run_trial(work).state == "finished"
 
 
@@ -160,10 +164,10 @@ def test_a_file_of_other_parameters_is_refused_by_its_line(
     assert problem in done.err
 
 
-@pytest.mark.parametrize("algorithm", PARAMETERS)
+@pytest.mark.parametrize("algorithm", PARAMETER_RANGES)
 def test_the_own_values_of_every_algorithm_lie_within_the_bounds(algorithm: str) -> None:
-    own = getattr(asked(), FIELDS[algorithm])
-    for name, bounds in PARAMETERS[algorithm].items():
+    own = getattr(asked(), PARAMETER_FIELDS[algorithm])
+    for name, bounds in PARAMETER_RANGES[algorithm].items():
         value = getattr(own, name)
         assert bounds.holds(value) or value == 0.0, name
         assert math.isfinite(bounds.high)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.utils import explained_variance
 from torch import Tensor
@@ -56,7 +57,7 @@ class MaskableA2C(MaskablePPO):
 
 
 class VtraceA2C(MaskableA2C):
-    """A2C on steps of all rollouts of `replay`, as many as one has, weighed and corrected by V-trace.
+    """A2C on an equal part of each rollout of `replay`, in all the steps of one, corrected by V-trace.
 
     Source: IMPALA (Espeholt et al., 2018); docs/training.md, Replay.
     """
@@ -65,19 +66,19 @@ class VtraceA2C(MaskableA2C):
 
     def train(self) -> None:
         """Learn from a part of each kept rollout, the newest among them, in one step."""
-        estimate = partial(vtrace, gamma=self.gamma, gae_lambda=self.gae_lambda)
-        weighed = self.replay.weighed(self.policy, self.replay.stretches(), estimate)
-        rollouts = weighed.rollouts
+        estimator = partial(vtrace, gamma=self.gamma, gae_lambda=self.gae_lambda)
+        weighted = self.replay.weight(self.policy, self.replay.equal_parts(), estimator)
+        rollouts = weighted.rollouts
 
-        def tensor(arrays: Any) -> Tensor:
-            return torch.from_numpy(np.concatenate([flat(array) for array in arrays]))
+        def joined(arrays: Any) -> NDArray[Any]:
+            return np.concatenate([flat(array) for array in arrays])
 
-        masks = unpacked(np.concatenate([flat(it.masks) for it in rollouts]), self.rollout_buffer.mask_dims)
-        self._step(
-            tensor(it.observations for it in rollouts), tensor(it.actions for it in rollouts), torch.from_numpy(masks),
-            tensor(weighed.advantages), tensor(weighed.targets),
+        masks = unpacked(joined(rollout.masks for rollout in rollouts), self.rollout_buffer.mask_dims)
+        samples = (
+            joined(rollout.observations for rollout in rollouts), joined(rollout.actions for rollout in rollouts),
+            masks, joined(weighted.advantages), joined(weighted.targets),
         )  # fmt: skip
-        newest = rollouts[-1]
-        self._record(newest.values.ravel(), weighed.targets[-1].ravel())
-        truncated = np.concatenate([flat(ratio) for ratio in weighed.ratio]) > 1.0
+        self._step(*map(torch.from_numpy, samples))
+        self._record(rollouts[-1].values.ravel(), weighted.targets[-1].ravel())
+        truncated = joined(weighted.ratio) > 1.0
         self.logger.record("replay/clip_fraction", float(truncated.mean()))

@@ -1,4 +1,9 @@
-"""The patent's replay to the letter: samples of which the oldest fall out, and batches as large as a period or all."""
+"""The patent's replay to the letter (SPEC R6): nothing here is needed but for `--replay literal` and `literal-all`.
+
+The buffer holds samples, of which the oldest are dropped. A batch has the number of samples of the scheduling periods
+that ended, or is all of the buffer. Samples are reused without a correction for the policy that acted; replay.py has
+what makes reuse sound.
+"""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +16,17 @@ from stable_baselines3.common.callbacks import BaseCallback
 from ...cluster.files.errors import CheckpointError
 from ..snapshot import Arrays, counts, records, within
 from .a2c import MaskableA2C
-from .replay import LOOKED_AT, Floats, check_actions, clip_range_of, flat, judge, note, sample_bytes, unpacked
+from .replay import (
+    RATIO_SAMPLES,
+    Floats,
+    check_actions,
+    clip_range_of,
+    evaluate,
+    flat,
+    record_reuse,
+    sample_bytes,
+    unpacked,
+)
 
 
 class Samples(NamedTuple):
@@ -30,18 +45,18 @@ class Samples(NamedTuple):
         parts: Any = (part[at] for part in self)
         return Samples(*parts)
 
-    def followed_by(self, newer: "Samples", most: int) -> "Samples":
-        """Return the last `most` samples of these and newer ones: the oldest fall out."""
-        kept = max(0, most - len(newer.actions))
+    def followed_by(self, newer: "Samples", limit: int) -> "Samples":
+        """Return the last `limit` samples of these and newer ones: the oldest are dropped."""
+        kept = max(0, limit - len(newer.actions))
         first = max(0, len(self.actions) - kept)  # that stays; cut before they are joined, which takes less memory
         pairs: Any = zip(self, newer, strict=True)
-        return Samples(*(np.concatenate((old[first:], new[-most:])) for old, new in pairs))
+        return Samples(*(np.concatenate((old[first:], new[-limit:])) for old, new in pairs))
 
 
 def learning_bytes(size: int, actions: int, *, at_once: bool) -> int:
     """Return the memory that each sample takes when an update learns from all of a buffer.
 
-    It is held, drawn, and copied into a rollout buffer, which has six numbers beside. There the masks take four bytes
+    The sample is held, drawn, and copied into a rollout buffer with six more numbers. There the masks take four bytes
     for each action, and two more while they are unpacked. An update that learns from all samples at once then has them
     copied twice, with five of the numbers, in an order of its own.
 
@@ -57,23 +72,23 @@ def learning_bytes(size: int, actions: int, *, at_once: bool) -> int:
 class SampleReplay(BaseCallback):
     """A buffer of samples. Each update learns from samples drawn at random from it, in place of the rollout.
 
-    A scheduling period is the placing of one workload: an episode. An update gets as many samples as the periods hold
-    that ended since the last one, or all that the buffer holds; none, if no period ended.
+    A scheduling period is the placing of one workload: an episode. An update gets the number of samples of the periods
+    that ended since the last one, or all samples of the buffer; none if no period ended.
 
     Args:
-        most: Samples that the buffer holds; when it is full the oldest fall out.
+        limit: Samples that the buffer holds; when it is full the oldest are dropped.
         takes_all: Whether updates get all samples of the buffer.
 
     Source: SPEC R6, both readings.
     """
 
-    def __init__(self, most: int, *, takes_all: bool) -> None:
+    def __init__(self, limit: int, *, takes_all: bool) -> None:
         super().__init__()
-        self.most, self.takes_all = most, takes_all
+        self.limit, self.takes_all = limit, takes_all
         self.samples: Samples | None = None
         self.collected = 0  # rollouts
         self.period = 0  # samples of the periods that ended in the last rollout
-        self._open_steps = np.zeros(0, dtype=np.int64)  # (rows,) of the periods that go on
+        self._open_steps = np.zeros(0, dtype=np.int64)  # (rows,) of the periods that are not over
 
     def _on_step(self) -> bool:
         return True
@@ -82,7 +97,7 @@ class SampleReplay(BaseCallback):
         model: Any = self.model
         buffer, ended = model.rollout_buffer, model._last_episode_starts
         new = samples_of(buffer, self.collected)
-        self.samples = (self.samples or new.taken(np.zeros(0, dtype=np.int64))).followed_by(new, self.most)
+        self.samples = (self.samples or new.taken(np.zeros(0, dtype=np.int64))).followed_by(new, self.limit)
         ends = np.concatenate((buffer.episode_starts[1:] > 0, ended[None] > 0))
         if not self._open_steps.size:
             self._open_steps = np.zeros(ends.shape[1], dtype=np.int64)
@@ -105,13 +120,13 @@ class SampleReplay(BaseCallback):
         rng = np.random.default_rng((int(self.model.seed or 0), self.collected))
         return self.samples.taken(rng.choice(held, size, replace=False))
 
-    def tell(self, drawn: Samples) -> None:
-        """Record how many samples an update has, how old they are, and how far the policy is from those that acted."""
+    def record_batch(self, drawn: Samples) -> None:
+        """Record the number and the age of an update's samples, and how far the policy is from those that acted."""
         model: Any = self.model
-        some = drawn.taken(np.arange(min(LOOKED_AT, len(drawn.actions))))
+        some = drawn.taken(np.arange(min(RATIO_SAMPLES, len(drawn.actions))))
         masks = unpacked(some.masks, model.rollout_buffer.mask_dims)
-        ratio = np.exp(judge(model.policy, some.observations, masks, some.actions)[1] - some.log_probability)
-        note(self.logger, float((self.collected - 1 - drawn.update).mean()), ratio)
+        ratio = np.exp(evaluate(model.policy, some.observations, masks, some.actions)[1] - some.log_probability)
+        record_reuse(self.logger, float((self.collected - 1 - drawn.update).mean()), ratio)
         self.logger.record("replay/batch", len(drawn.actions))
         self.logger.record("replay/clip_fraction", float((np.abs(ratio - 1.0) > clip_range_of(model)).mean()))
 
@@ -122,16 +137,16 @@ class SampleReplay(BaseCallback):
         return counts | {f"replay/{name}": np.asarray(value) for name, value in samples.items()}
 
     def restore(self, arrays: Arrays, buffer: MaskableRolloutBuffer) -> None:
-        """Take up what `arrays` gave.
+        """Load what `arrays` returned.
 
         Args:
             arrays: Read from a file.
             buffer: Of the model, as it is before collection.
 
         Raises:
-            CheckpointError: If it is not there.
+            CheckpointError: If the snapshot has no replay.
             ValueError: If rollouts of the model could not have left it.
-            KeyError: If a part of it is not there.
+            KeyError: If an array is missing.
         """
         if "replay/collected" not in arrays:
             raise CheckpointError("the snapshot holds no replay; remove its folder to begin anew")
@@ -141,7 +156,7 @@ class SampleReplay(BaseCallback):
             self._open_steps = counts(arrays, "replay/open_steps", rows).copy()
             within("replay/open_steps", self._open_steps, 0, self.collected * buffer.buffer_size)
             self.samples = records(arrays, "replay/", samples_of(buffer, 0))
-            within("replay/samples", np.array([len(self.samples.actions)]), 1, self.most)
+            within("replay/samples", np.array([len(self.samples.actions)]), 1, self.limit)
             within("replay/update", self.samples.update, 0, self.collected - 1)
             check_actions("replay/", self.samples.masks, self.samples.actions, buffer.mask_dims)
 
@@ -158,7 +173,7 @@ class _LearnsFromSamples(MaskablePPO):
         drawn = self.replay.batch(self.batch_size)
         if drawn is None:
             return
-        self.replay.tell(drawn)
+        self.replay.record_batch(drawn)
         self.rollout_buffer = filled(own, drawn)
         try:
             super().train()
@@ -172,6 +187,14 @@ class SamplePPO(_LearnsFromSamples, MaskablePPO):
 
 class SampleA2C(_LearnsFromSamples, MaskableA2C):
     """A2C on the drawn samples. Source: SPEC R6."""
+
+
+LITERAL_MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
+    ("ppo", "literal"): SamplePPO,
+    ("ppo", "literal-all"): SamplePPO,
+    ("a2c", "literal"): SampleA2C,
+    ("a2c", "literal-all"): SampleA2C,
+}  # by algorithm and replay
 
 
 def samples_of(buffer: Any, update: int) -> Samples:
@@ -189,7 +212,7 @@ def samples_of(buffer: Any, update: int) -> Samples:
 
 
 def ended_samples(ends: NDArray[np.bool_], open_steps: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
-    """Return the samples of all episodes that ended, and the steps of those that go on, shape (rows,).
+    """Return the samples of all episodes that ended, and the steps of those that are not over, shape (rows,).
 
     Args:
         ends: Whether a step ended an episode, shape (steps, rows).

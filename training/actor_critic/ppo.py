@@ -1,7 +1,10 @@
-"""Masked PPO on the batched environment, with rollouts used again by generalised PPO (GePPO).
+"""PPO and A2C with masked actions on the batched environment, and GePPO, which learns from earlier rollouts as well.
 
-Source: Queeney, Paschalidis and Cassandras, Generalized Proximal Policy Optimization with Sample Reuse (2021); the
-formulas stand in docs/training.md, Replay.
+`learn_by_ppo` is the run from its first rollout to its last validation. `GePPO.train` is one update of generalised PPO
+as the paper has it. The update of plain PPO is that of MaskablePPO in sb3-contrib; that of A2C is in a2c.py.
+
+Source: Schulman et al., Proximal Policy Optimization Algorithms (2017); Queeney, Paschalidis and Cassandras,
+Generalized Proximal Policy Optimization with Sample Reuse (2021). The formulas are in docs/training.md, Replay.
 """
 
 from collections import defaultdict
@@ -31,10 +34,10 @@ from ..initial import actor_critic_of
 from ..run_folder import RunFolder
 from ..snapshot import SNAPSHOT, Arrays, load_snapshot, save_snapshot
 from .a2c import RMSPROP, MaskableA2C, VtraceA2C
-from .patent_replay import SampleA2C, SamplePPO, SampleReplay, learning_bytes
+from .patent_replay import LITERAL_MODELS, SampleA2C, SamplePPO, SampleReplay, learning_bytes
 from .replay import (
     Replay,
-    Weighed,
+    WeightedRollouts,
     clip_of,
     clip_range_of,
     gathered,
@@ -45,38 +48,99 @@ from .replay import (
     weighted_gae,
 )
 
-SLOWER = 1.03  # the learning rate is divided by it when an update went too far
+RATE_DIVISOR = 1.03  # the learning rate is divided by it when an update went too far
+NO_SB3_LOG = 1_000_000_000  # updates between Stable-Baselines3's own log lines: the callback writes the metrics
+MAX_ROLLOUT_BYTES = MAX_REPLAY_BYTES = 8 * 2**30
+# Figures of an episode: name in TensorBoard (docs/training.md) and unit
+EPISODE = {
+    "makespan_s": ("makespan_h", 3600.0),
+    "mean_jct_s": ("mean_jct_h", 3600.0),
+    "lost_gpu_s": ("lost_gpu_h", 3600.0),
+    "useful_utilisation": ("useful_utilisation", 1.0),
+    "restarts": ("restarts", 1.0),
+    "r": ("return", 1.0),
+}
+
+
+def learn_by_ppo(problem: Problem, run_folder: RunFolder) -> int:
+    """Train by PPO or A2C until the run's steps are done or it is interrupted; return the steps.
+
+    1. Make the environments, one for each row of a rollout.
+    2. Make the model of the algorithm and its replay.
+    3. Load the snapshot, if the run was stopped before.
+    4. Learn. Until the steps are done, collect a rollout, keep it in replay, and update the policy and the critic. The
+       callback validates and saves between updates, and ends an interrupted run.
+    5. Validate and save what was learned last.
+
+    Raises:
+        InputError: If the rollouts or the replay would take too much memory.
+    """
+    # Checks of every tensor cost a sixth of the time; masks and shapes are asserted where they arise.
+    Distribution.set_default_validate_args(value=False)
+    config, snapshot = run_folder.config, run_folder.path / SNAPSHOT
+    view = View(config.action, config.observation, config.reward, config.random_runs)
+    env = PlacementVecEnv(problem, view, config.hyperparameters.rows)
+    _check_rollout(run_folder, env)
+    model = _model(run_folder, env)
+    # A run of seed s begins with scenario s, whatever its model makes of the seed.
+    env.set_options([{"scenario": (config.seed + row) % env.batch.scenarios} for row in range(env.num_envs)])
+    model.set_logger(run_folder.logger)
+    replay = _replay(run_folder, env, model)
+    if snapshot.exists():
+        model._last_obs = env.reset()
+        restore = partial(replay.restore, buffer=model.rollout_buffer) if replay else _restore_nothing
+        load_snapshot(snapshot, model, env, restore)
+    left = config.steps - model.num_timesteps
+    if left > 0:
+        keeper = _RunCallback(run_folder, env, replay)
+        callbacks: list[BaseCallback] = [replay, keeper] if replay else [keeper]
+        with suppress(_Interrupted):
+            model.learn(left, callback=callbacks, reset_num_timesteps=model.num_timesteps == 0, log_interval=NO_SB3_LOG)
+        keeper.conclude()
+    return int(model.num_timesteps)
 
 
 class GePPO(MaskablePPO):
-    """MaskablePPO whose update draws on all rollouts of `replay`, as many samples as PPO would use."""
+    """MaskablePPO whose update learns from all rollouts of `replay`, by the number of samples that PPO would use.
+
+    pi is the policy that learns, pi_k what it was when the update began, mu the policy that acted, and c = pi_k / mu.
+    """
 
     replay: Replay
 
     def train(self) -> None:
-        """Learn from the kept rollouts: as many minibatches as PPO has, each sample at most once if there are enough.
+        """Update the policy and the critic.
 
-        Source: SPEC R6, made sound.
+        1. Set the learning rate: that of the schedule, over what earlier updates slowed it down by.
+        2. Weight the kept rollouts: ratios c, advantages of pi_k and value targets by V-trace. A rollout whose policy
+           is too far from pi_k is not used.
+        3. Set the clip by the number of policies that acted.
+        4. Standardise the advantages under pi_k.
+        5. For each minibatch, take a step on the clipped objective, the value and the entropy.
+        6. Slow down if the policy has moved by more than half the clip.
+
+        Source: SPEC R6, with the bias of reused samples corrected; GePPO, algorithm 1.
         """
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         for group in self.policy.optimizer.param_groups:
             group["lr"] *= self.replay.slowing
-        estimate = partial(weighted_gae, gamma=self.gamma, gae_lambda=self.gae_lambda)
-        weighed = self.replay.weighed(self.policy, self.replay.rollouts, estimate)
-        clip = clip_of(len(weighed.rollouts), clip_range_of(self))
-        shape = np.stack(weighed.ratio).shape
-        ratio = np.concatenate(weighed.ratio).ravel()
-        advantages = standardised(np.concatenate(weighed.advantages).ravel(), ratio)
+        estimator = partial(weighted_gae, gamma=self.gamma, gae_lambda=self.gae_lambda)
+        weighted = self.replay.weight(self.policy, self.replay.rollouts, estimator)
+        clip = clip_of(len(weighted.rollouts), clip_range_of(self))
+        shape = np.stack(weighted.ratio).shape
+        ratio = np.concatenate(weighted.ratio).ravel()
+        advantages = standardised(np.concatenate(weighted.advantages).ravel(), ratio)
         figures = defaultdict(list)
         for at in self._minibatches(ratio.size):
-            for name, value in self._step(weighed, advantages.reshape(shape), at, clip).items():
+            for name, value in self._step(weighted, advantages.reshape(shape), at, clip).items():
                 figures[name].append(value)
         self._n_updates += self.n_epochs
-        self._conclude(figures, clip)
+        self._slow_down(figures.pop("variation")[-1], clip)
+        self._record(figures, clip)
 
     def _minibatches(self, samples: int) -> Iterator[NDArray[np.int64]]:
-        """Yield indices of so many samples, in all as many as PPO's epochs over one rollout; none twice before all."""
+        """Yield indices of samples, in all the number of PPO's epochs over one rollout; none twice before all once."""
         assert self.batch_size is not None
         rng, left = self.replay.draws(), self.n_epochs * self.rollout_buffer.rewards.size
         while left > 0:
@@ -85,25 +149,25 @@ class GePPO(MaskablePPO):
             left -= order.size
 
     def _step(
-        self, weighed: Weighed, advantages: NDArray[np.float32], at: NDArray[np.int64], clip: float
+        self, weighted: WeightedRollouts, advantages: NDArray[np.float32], at: NDArray[np.int64], clip: float
     ) -> dict[str, float]:
         """Take a step of the optimiser on a minibatch and return its figures."""
 
         def tensor(arrays: Any) -> Tensor:
             return torch.from_numpy(gathered(arrays, at))
 
-        rollouts = weighed.rollouts
-        masks = unpacked(gathered((it.masks for it in rollouts), at), self.rollout_buffer.mask_dims)
+        rollouts = weighted.rollouts
+        masks = unpacked(gathered((rollout.masks for rollout in rollouts), at), self.rollout_buffer.mask_dims)
         values, log_probability, entropy = self.policy.evaluate_actions(
-            tensor(it.observations for it in rollouts),
-            tensor(it.actions for it in rollouts),
+            tensor(rollout.observations for rollout in rollouts),
+            tensor(rollout.actions for rollout in rollouts),
             action_masks=torch.from_numpy(masks),
         )
         assert entropy is not None
-        ratio = (log_probability - tensor(it.log_probability for it in rollouts)).exp()
-        before = tensor(weighed.ratio)
+        ratio = (log_probability - tensor(rollout.log_probability for rollout in rollouts)).exp()
+        before = tensor(weighted.ratio)
         policy_loss = geppo_loss(ratio, before, tensor(advantages), clip)
-        value_loss = functional.mse_loss(values.flatten(), tensor(weighed.targets))
+        value_loss = functional.mse_loss(values.flatten(), tensor(weighted.targets))
         entropy_loss = -entropy.mean()
         loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
         self.policy.optimizer.zero_grad()
@@ -119,11 +183,13 @@ class GePPO(MaskablePPO):
                 "variation": 0.5 * (ratio - before).abs().mean().item(),
             }  # fmt: skip
 
-    def _conclude(self, figures: dict[str, list[float]], clip: float) -> None:
-        """Slow down if the update went too far by its last minibatch, and record its figures."""
-        variation = figures.pop("variation")[-1]
+    def _slow_down(self, variation: float, clip: float) -> None:
+        """Lower the learning rate of later updates if the last minibatch is more than half the clip from pi_k."""
         if variation > clip / 2.0:
-            self.replay.slowing /= SLOWER
+            self.replay.slowing /= RATE_DIVISOR
+        self.logger.record("replay/step_variation", variation)
+
+    def _record(self, figures: dict[str, list[float]], clip: float) -> None:
         record = self.logger.record
         record("train/loss", figures.pop("loss")[-1])
         for name, values in figures.items():
@@ -133,73 +199,36 @@ class GePPO(MaskablePPO):
         record("train/explained_variance", explained_variance(newest.values.ravel(), returns.ravel()))
         record("train/clip_range", clip)
         record("train/learning_rate", self.policy.optimizer.param_groups[0]["lr"])
-        record("replay/step_variation", variation)
         record("replay/clip_fraction", float(np.mean(figures["clip_fraction"])))
 
 
-NEVER = 1_000_000_000  # updates between Stable-Baselines3's own lines: metrics are written by the callback
-MOST_ROLLOUT_BYTES = MOST_REPLAY_BYTES = 8 * 2**30
 MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
     ("ppo", "off"): MaskablePPO,
     ("ppo", "dynamic"): MaskablePPO,
-    ("ppo", "literal"): SamplePPO,
-    ("ppo", "literal-all"): SamplePPO,
     ("ppo", "geppo"): GePPO,
     ("a2c", "off"): MaskableA2C,
     ("a2c", "dynamic"): MaskableA2C,
-    ("a2c", "literal"): SampleA2C,
-    ("a2c", "literal-all"): SampleA2C,
     ("a2c", "vtrace"): VtraceA2C,
-}
-
-
-def learn_by_ppo(problem: Problem, run_folder: RunFolder) -> int:
-    """Train by PPO or A2C until the run's steps are done or it is interrupted; return the steps.
-
-    Raises:
-        InputError: If the replay would take too much memory.
-    """
-    # Checks of every tensor cost a sixth of the time; masks and shapes are asserted where they arise.
-    Distribution.set_default_validate_args(value=False)
-    config, snapshot = run_folder.config, run_folder.path / SNAPSHOT
-    view = View(config.action, config.observation, config.reward, config.random_runs)
-    env = PlacementVecEnv(problem, view, config.hyperparameters.rows)
-    _check_rollout(run_folder, env)
-    model = _model(run_folder, env)
-    # A run of seed s begins with scenario s, whatever its model makes of the seed.
-    env.set_options([{"scenario": (config.seed + row) % env.batch.scenarios} for row in range(env.num_envs)])
-    model.set_logger(run_folder.logger)
-    replay = _replay(run_folder, env, model)
-    if snapshot.exists():
-        model._last_obs = env.reset()
-        restore = partial(replay.restore, buffer=model.rollout_buffer) if replay else _nothing
-        load_snapshot(snapshot, model, env, restore)
-    left = config.steps - model.num_timesteps
-    if left > 0:
-        watch = _Watch(run_folder, env, replay)
-        callbacks: list[BaseCallback] = [replay, watch] if replay else [watch]
-        with suppress(_Stop):
-            model.learn(left, callback=callbacks, reset_num_timesteps=model.num_timesteps == 0, log_interval=NEVER)
-        watch.conclude()
-    return int(model.num_timesteps)
+    **LITERAL_MODELS,
+}  # by algorithm and replay
 
 
 def falling(start: float, steps: int, rollout: int) -> Callable[[float], float]:
     """Return the learning rate of an update by the share of the run's steps that are left after its rollout.
 
     It falls linearly from `start` to 0 at the last step. Rollouts are whole, so the last one may end beyond that, with
-    a share below 0: the rate is 0 there. A run of less than two rollouts falls over two, for else it would learn
-    nothing.
+    a share below 0: the rate is 0 there. A run of less than two rollouts falls over two, as it would learn nothing
+    otherwise.
 
     Args:
         start: Rate at the first step.
         steps: Of the whole run, in all its sessions.
         rollout: Steps between two updates, of all environments together.
     """
-    unasked = 1.0 - min(1.0, steps / (2.0 * rollout))  # share of two rollouts that the run does not ask for
+    missing = 1.0 - min(1.0, steps / (2.0 * rollout))  # share of two rollouts that the run does not have
 
     def rate(left: float) -> float:
-        return start * max(0.0, left + (1.0 - left) * unasked)
+        return start * max(0.0, left + (1.0 - left) * missing)
 
     return rate
 
@@ -232,11 +261,11 @@ def _model(run_folder: RunFolder, env: PlacementVecEnv) -> MaskablePPO:
 
 
 def _check_rollout(run_folder: RunFolder, env: PlacementVecEnv) -> None:
-    """Refuse rollouts that take too much memory: of each sample what is seen, the masks and six numbers, in floats."""
+    """Refuse rollouts that take too much memory: floats for the observation, the masks and six numbers of a sample."""
     parameters = run_folder.config.hyperparameters
     samples = parameters.rows * parameters.steps
     taken = samples * 4 * (env.batch.observations.shape[1] + env.batch.actions + 6)
-    if taken > MOST_ROLLOUT_BYTES:
+    if taken > MAX_ROLLOUT_BYTES:
         raise InputError(
             f"a rollout of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",
             "take fewer environments, or a smaller observation", field="--environments",
@@ -244,7 +273,7 @@ def _check_rollout(run_folder: RunFolder, env: PlacementVecEnv) -> None:
 
 
 def _replay(run_folder: RunFolder, env: PlacementVecEnv, model: MaskablePPO) -> Replay | SampleReplay | None:
-    """Return what keeps the rollouts, none if the run learns without replay."""
+    """Return what keeps earlier rollouts or samples, None if the run learns without replay."""
     config, parameters = run_folder.config, run_folder.config.hyperparameters
     if config.replay == "off":
         return None
@@ -253,7 +282,7 @@ def _replay(run_folder: RunFolder, env: PlacementVecEnv, model: MaskablePPO) -> 
     is_literal = isinstance(model, SamplePPO | SampleA2C)
     is_whole = isinstance(model, SampleA2C)
     taken = samples * (learning_bytes(*sizes, at_once=is_whole) if is_literal else sample_bytes(*sizes))
-    if taken > MOST_REPLAY_BYTES:
+    if taken > MAX_REPLAY_BYTES:
         raise InputError(
             f"replay of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",
             "take a smaller observation or buffer, or leave replay off", field="--replay",
@@ -267,16 +296,16 @@ def _replay(run_folder: RunFolder, env: PlacementVecEnv, model: MaskablePPO) -> 
     return replay
 
 
-def _nothing(arrays: Arrays) -> None:
+def _restore_nothing(arrays: Arrays) -> None:
     del arrays
 
 
-class _Stop(Exception):  # noqa: N818 (it is no error)
+class _Interrupted(Exception):  # noqa: N818 (not an error)
     """Ends learning between two updates."""
 
 
-class _Watch(BaseCallback):
-    """Has the run kept between updates, and stops it when it is interrupted."""
+class _RunCallback(BaseCallback):
+    """Validates, saves and records between updates, and ends learning when the run is interrupted."""
 
     def __init__(self, run_folder: RunFolder, env: PlacementVecEnv, replay: Replay | SampleReplay | None) -> None:
         super().__init__()
@@ -300,16 +329,16 @@ class _Watch(BaseCallback):
             self._validate()
         self.run_folder.note(self.num_timesteps)
         if self.run_folder.interrupted:
-            raise _Stop
+            raise _Interrupted
 
     def _record_episodes(self) -> None:
         if self._episodes:
             for name, (label, unit) in EPISODE.items():
-                self.logger.record(f"rollout/{label}", float(np.mean([it[name] for it in self._episodes])) / unit)
+                self.logger.record(f"rollout/{label}", float(np.mean([ended[name] for ended in self._episodes])) / unit)
         self._episodes.clear()
         if self.model.ep_info_buffer:  # Stable-Baselines3's own figures, of its last 100 episodes
             for name, key in (("ep_rew_mean", "r"), ("ep_len_mean", "l")):
-                self.logger.record(f"rollout/{name}", safe_mean([it[key] for it in self.model.ep_info_buffer]))
+                self.logger.record(f"rollout/{name}", safe_mean([ended[key] for ended in self.model.ep_info_buffer]))
 
     def _validate(self, *, for_best: bool = True) -> None:
         network = self.model.policy.network
@@ -321,19 +350,8 @@ class _Watch(BaseCallback):
         save_snapshot(self.run_folder.path / SNAPSHOT, self.model, self.env, more)
 
     def conclude(self) -> None:
-        """Validate and keep the run as it stands, between two updates."""
+        """Validate and save after the last update."""
         self._record_episodes()
-        # A stop is no validation that an uninterrupted run would have had.
+        # An uninterrupted run would not have validated where this one was stopped.
         self._validate(for_best=self.num_timesteps >= self.run_folder.config.steps)
         self.run_folder.note(self.num_timesteps)
-
-
-# Figures of an episode: name in TensorBoard (docs/training.md) and unit
-EPISODE = {
-    "makespan_s": ("makespan_h", 3600.0),
-    "mean_jct_s": ("mean_jct_h", 3600.0),
-    "lost_gpu_s": ("lost_gpu_h", 3600.0),
-    "useful_utilisation": ("useful_utilisation", 1.0),
-    "restarts": ("restarts", 1.0),
-    "r": ("return", 1.0),
-}

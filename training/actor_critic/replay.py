@@ -1,9 +1,8 @@
-"""The last rollouts kept for later updates, and what makes their reuse sound (docs/training.md, Replay).
+"""The last rollouts kept for later updates, with advantages and objectives that correct for their policies.
 
-Advantages and objectives for samples of earlier policies: what makes replay sound (docs/training.md, Replay).
-
-Everywhere pi is the policy that learns, pi_k what it was when the update began, mu the policy that acted, and c the
-ratio pi_k / mu of the action's probabilities. Arrays of samples have shape (steps, rows), in order of time.
+The formulas are in docs/training.md, Replay. Everywhere pi is the policy that learns, pi_k what it was when the update
+began, mu the policy that acted, and c the ratio pi_k / mu of the action's probabilities. Arrays of samples have shape
+(steps, rows), in order of time.
 """
 
 from collections import deque
@@ -21,7 +20,7 @@ from torch import Tensor
 from ...cluster.files.errors import CheckpointError
 from ..snapshot import Arrays, finite, longer, within
 
-JUDGED_ROWS = 1024  # at once on a thread; agents/networks/sb3_policy.py has the same
+EVALUATED_ROWS = 1024  # at once on a thread; agents/networks/sb3_policy.py has the same
 Floats = NDArray[np.float32]
 
 
@@ -36,21 +35,21 @@ class KeptRollout(NamedTuple):
     values: Floats  # (steps, rows) by the critic of the time
     advantages: Floats  # (steps, rows) the same
     ended: NDArray[np.bool_]  # (steps, rows) whether the step ended an episode
-    last: Floats  # (rows, size) what is seen after the last step
+    last: Floats  # (rows, size) observations after the last step
     cut_at: NDArray[np.int64]  # (cut off,) flat index of steps that ended an episode at the time limit
-    cut: Floats  # (cut off, size) what was seen after these
+    cut: Floats  # (cut off, size) observations after these
     update: NDArray[np.int64]  # () number of the rollout, from 0
 
 
 PER_STEP = KeptRollout._fields[: KeptRollout._fields.index("last")]  # (steps, rows, ...)
 
 
-class Judged(NamedTuple):
-    """What the present policy and critic make of a rollout."""
+class Evaluation(NamedTuple):
+    """A rollout under the present policy and critic."""
 
     log_probability: Floats  # (steps, rows) of the actions that were taken
     values: Floats  # (steps, rows)
-    next_values: Floats  # (steps, rows) of what followed: 0 where an episode terminated, not where it was cut off
+    next_values: Floats  # (steps, rows) after each step: 0 where an episode terminated, not where it was cut off
 
 
 def sample_bytes(size: int, actions: int) -> int:
@@ -62,13 +61,13 @@ def kept_rollout(
     buffer: MaskableRolloutBuffer, rewards: Floats, cut: list[tuple[int, Floats]], last: Floats,
     ended: NDArray[np.bool_], update: int,
 ) -> KeptRollout:  # fmt: skip
-    """Return a copy of a full buffer whose samples stand in the order of time.
+    """Return a copy of a full buffer with its samples in the order of time.
 
     Args:
         buffer: As it is between collection and update.
         rewards: Before Stable-Baselines3 adds the value of what follows an episode that was cut off.
-        cut: Flat index of each such step and what was seen after it.
-        last: What is seen after the last step, shape (rows, size).
+        cut: Flat index of each such step and the observation after it.
+        last: Observations after the last step, shape (rows, size).
         ended: Whether the last step ended an episode, shape (rows,).
         update: Number of the rollout.
     """
@@ -90,11 +89,11 @@ def kept_rollout(
 
 
 def sound_rollout(arrays: Arrays, prefix: str, buffer: MaskableRolloutBuffer) -> KeptRollout:
-    """Return a rollout that was read from a file and is like what a buffer, as it is before collection, takes.
+    """Return a rollout of a file, of the types and shapes of a buffer as it is before collection.
 
     Raises:
-        ValueError: If it is not so.
-        KeyError: If a part is not there.
+        ValueError: If it does not fit the buffer.
+        KeyError: If an array is missing.
     """
     like = kept_rollout(buffer, buffer.rewards, [], buffer.observations[0], np.zeros(buffer.n_envs, dtype=np.bool_), 0)
     cut_off = np.atleast_1d(arrays[f"{prefix}cut_at"]).shape[0]
@@ -107,7 +106,7 @@ def sound_rollout(arrays: Arrays, prefix: str, buffer: MaskableRolloutBuffer) ->
 
 
 def check_actions(prefix: str, masks: NDArray[np.uint8], actions: NDArray[np.int32], count: int) -> None:
-    """Refuse actions that are none of so many, or that their masks close.
+    """Refuse actions outside 0 to count - 1, or that their masks close.
 
     Raises:
         ValueError: If there is one.
@@ -139,49 +138,49 @@ def unpacked(masks: NDArray[np.uint8], actions: int) -> NDArray[np.bool_]:
     return np.unpackbits(masks, axis=-1, count=actions).astype(np.bool_)
 
 
-def judge(
+def evaluate(
     policy: Any, observations: Floats, masks: NDArray[np.bool_], actions: NDArray[np.int32]
 ) -> tuple[Floats, Floats]:
     """Return values and log-probabilities of actions under the present policy, each of shape (samples,).
 
     Args:
-        policy: A MaskedPolicy; its threads take part.
+        policy: A MaskedPolicy, whose threads are used.
         observations: Shape (samples, size).
-        masks: Those of the time of the decisions, shape (samples, actions).
+        masks: At the time of the decisions, shape (samples, actions).
         actions: Shape (samples,).
     """
-    parts = (torch.split(torch.from_numpy(part), JUDGED_ROWS) for part in (observations, actions, masks))
+    parts = (torch.split(torch.from_numpy(part), EVALUATED_ROWS) for part in (observations, actions, masks))
 
-    def one(chunk: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def evaluate_chunk(chunk: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():  # a thread has its own setting
             values, log_probability, _ = policy.evaluate_actions(*chunk)
         return values.flatten(), log_probability
 
-    values, log_probability = zip(*policy.pool.map(one, zip(*parts, strict=True)), strict=True)
+    values, log_probability = zip(*policy.pool.map(evaluate_chunk, zip(*parts, strict=True)), strict=True)
     return torch.cat(values).numpy(), torch.cat(log_probability).numpy()
 
 
-def judged(policy: Any, rollout: KeptRollout) -> Judged:
-    """Return what the present policy, a MaskedPolicy, and critic make of a rollout, masked as at the time."""
+def reevaluated(policy: Any, rollout: KeptRollout) -> Evaluation:
+    """Return a rollout under the present policy, a MaskedPolicy, and critic, with the masks of the time."""
     masks = unpacked(flat(rollout.masks), int(policy.action_space.n))
     shape = rollout.rewards.shape
-    given = judge(policy, flat(rollout.observations), masks, flat(rollout.actions))
-    values, log_probability = (one.reshape(shape) for one in given)
-    return Judged(log_probability, values, next_values(policy, rollout, values))
+    found = evaluate(policy, flat(rollout.observations), masks, flat(rollout.actions))
+    values, log_probability = (each.reshape(shape) for each in found)
+    return Evaluation(log_probability, values, next_values(policy, rollout, values))
 
 
-def own(policy: Any, rollout: KeptRollout) -> Judged:
-    """Return what a policy made of a rollout while it run it."""
-    return Judged(rollout.log_probability, rollout.values, next_values(policy, rollout, rollout.values))
+def as_collected(policy: Any, rollout: KeptRollout) -> Evaluation:
+    """Return a rollout under the policy and critic that collected it."""
+    return Evaluation(rollout.log_probability, rollout.values, next_values(policy, rollout, rollout.values))
 
 
 def next_values(policy: Any, rollout: KeptRollout, values: Floats) -> Floats:
-    """Return the value of what followed each step, shape (steps, rows): a time limit is no end, and is looked beyond.
+    """Return the value after each step, shape (steps, rows); a time limit does not end the value.
 
     Args:
-        policy: Whose critic judges.
+        policy: Has the critic.
         rollout: Of any age.
-        values: What the critic makes of its observations, shape (steps, rows).
+        values: Of its observations by the critic, shape (steps, rows).
     """
     with torch.no_grad():
         last = policy.predict_values(torch.from_numpy(rollout.last)).numpy().flatten()
@@ -192,7 +191,7 @@ def next_values(policy: Any, rollout: KeptRollout, values: Floats) -> Floats:
 
 
 class Trajectories(NamedTuple):
-    """Steps of all environments, with what the present critic makes of them."""
+    """Steps of all environments, with their values by the present critic."""
 
     rewards: Floats  # (steps, rows)
     values: Floats  # (steps, rows)
@@ -249,12 +248,12 @@ def standardised(advantages: Floats, ratio: Floats) -> Floats:
 
 
 def clip_of(policies: int, clip: float) -> float:
-    """Return GePPO's clip for so many policies that acted, all alike: the PPO clip over the mean of 1 to policies."""
+    """Return GePPO's clip for a number of policies that acted equally often: PPO's over the mean of 1 to policies."""
     return clip * 2.0 / (policies + 1)
 
 
 def geppo_loss(ratio: Tensor, before: Tensor, advantages: Tensor, clip: float) -> Tensor:
-    """Return minus GePPO's objective: pi / mu clipped around c, so that pi stays near pi_k whoever acted.
+    """Return minus GePPO's objective: pi / mu clipped around c, so that pi stays near pi_k whichever policy acted.
 
     -mean(min(r A, clip(r, c - eps, c + eps) A)).
 
@@ -275,17 +274,17 @@ def effective_share(ratio: Floats) -> float:
 
 
 def variation(ratio: Floats) -> float:
-    """Return the mean total variation distance that ratios of samples tell: half the mean of abs(c - 1)."""
+    """Return an estimate of the mean total variation distance from ratios: half the mean of abs(c - 1)."""
     return float(0.5 * np.abs(ratio - 1.0).mean())
 
 
-LEAST_EFFECTIVE = 0.3  # share of a rollout's samples; one whose policy is farther away is left out
-LOOKED_AT = 4096  # samples of a dynamic batch that its figures come from: to judge all would cost a tenth of the time
+MIN_EFFECTIVE_SHARE = 0.3  # of a rollout's samples; one whose policy is farther away is not used
+RATIO_SAMPLES = 4096  # of a dynamic batch, for its figures: to evaluate all would cost a tenth of the time
 
-Estimate = Callable[[Trajectories], tuple[Floats, Floats]]
+AdvantageEstimator = Callable[[Trajectories], tuple[Floats, Floats]]  # advantages and targets of the critic
 
 
-class Weighed(NamedTuple):
+class WeightedRollouts(NamedTuple):
     """Rollouts whose policies are near enough, with what is learned from them; an array for each of the rollouts."""
 
     rollouts: list[KeptRollout]
@@ -295,11 +294,11 @@ class Weighed(NamedTuple):
 
 
 class Replay(BaseCallback):
-    """Keeps the last rollouts of a model; the oldest fall out.
+    """Keeps the last rollouts of a model; the oldest are dropped.
 
     Args:
-        kept: How many.
-        dynamic: Whether each update gets a random batch of all that is kept, as large as the rollout, in its place.
+        kept: Number of rollouts.
+        dynamic: Whether each update gets a random batch of all kept samples, as large as the rollout, in its place.
 
     Source: SPEC R6.
     """
@@ -314,7 +313,7 @@ class Replay(BaseCallback):
 
     @property
     def collected(self) -> int:
-        """Rollouts so far, those that fell out included."""
+        """Rollouts so far, with those that were dropped."""
         return int(self.rollouts[-1].update) + 1 if self.rollouts else 0
 
     def _on_rollout_start(self) -> None:
@@ -338,64 +337,77 @@ class Replay(BaseCallback):
             self._put_dynamic_batch(model)
 
     def draws(self) -> np.random.Generator:
-        """Return the random numbers of the update to come; a run that was interrupted has the same."""
+        """Return the random numbers of the next update, the same in a run that was interrupted."""
         return np.random.default_rng((int(self.model.seed or 0), self.collected))
 
     def _put_dynamic_batch(self, model: Any) -> None:
-        """Put a random batch of all samples in the place of the rollout, which has as many."""
+        """Replace the rollout by a random batch of all kept samples, of the same size."""
         buffer, rollouts = model.rollout_buffer, self.rollouts
         samples = buffer.rewards.size
         at = self.draws().choice(samples * len(rollouts), samples, replace=False)
-        flat(buffer.observations)[:] = gathered((it.observations for it in rollouts), at)
-        flat(buffer.action_masks)[:] = unpacked(gathered((it.masks for it in rollouts), at), buffer.mask_dims)
-        flat(buffer.actions)[:, 0] = gathered((it.actions for it in rollouts), at)
-        flat(buffer.log_probs)[:] = gathered((it.log_probability for it in rollouts), at)
-        flat(buffer.values)[:] = gathered((it.values for it in rollouts), at)
-        flat(buffer.advantages)[:] = gathered((it.advantages for it in rollouts), at)
-        buffer.returns = buffer.advantages + buffer.values
-        self._note_dynamic(model, at)
 
-    def _note_dynamic(self, model: Any, at: NDArray[np.int64]) -> None:
-        some = at[:LOOKED_AT]
-        masks = unpacked(gathered((it.masks for it in self.rollouts), some), model.rollout_buffer.mask_dims)
-        observations = gathered((it.observations for it in self.rollouts), some)
-        _, now = judge(model.policy, observations, masks, gathered((it.actions for it in self.rollouts), some))
-        ratio = np.exp(now - gathered((it.log_probability for it in self.rollouts), some))
-        ages = np.array([self.collected - 1 - it.update for it in self.rollouts])
-        note(self.logger, float(ages[at // model.rollout_buffer.rewards.size].mean()), ratio)
+        def drawn(name: str) -> NDArray[Any]:
+            return gathered((getattr(rollout, name) for rollout in rollouts), at)
+
+        flat(buffer.observations)[:] = drawn("observations")
+        flat(buffer.action_masks)[:] = unpacked(drawn("masks"), buffer.mask_dims)
+        flat(buffer.actions)[:, 0] = drawn("actions")
+        flat(buffer.log_probs)[:] = drawn("log_probability")
+        flat(buffer.values)[:] = drawn("values")
+        flat(buffer.advantages)[:] = drawn("advantages")
+        buffer.returns = buffer.advantages + buffer.values
+        self._record_dynamic(model, at)
+
+    def _record_dynamic(self, model: Any, at: NDArray[np.int64]) -> None:
+
+        def drawn(name: str) -> NDArray[Any]:
+            return gathered((getattr(rollout, name) for rollout in self.rollouts), at[:RATIO_SAMPLES])
+
+        masks = unpacked(drawn("masks"), model.rollout_buffer.mask_dims)
+        _, now = evaluate(model.policy, drawn("observations"), masks, drawn("actions"))
+        ratio = np.exp(now - drawn("log_probability"))
+        ages = np.array([self.collected - 1 - rollout.update for rollout in self.rollouts])
+        record_reuse(self.logger, float(ages[at // model.rollout_buffer.rewards.size].mean()), ratio)
         self.logger.record("replay/clip_fraction", float((np.abs(ratio - 1.0) > clip_range_of(model)).mean()))
 
-    def stretches(self) -> list[KeptRollout]:
-        """Return as many steps as a rollout has, of environments drawn at random; of the newest the remainder."""
+    def equal_parts(self) -> list[KeptRollout]:
+        """Return an equal part of each kept rollout, in all the steps of one; the newest gives the remainder.
+
+        A part has all steps of some environments, which are drawn at random.
+        """
         rng, rows = self.draws(), self.rollouts[-1].rewards.shape[1]
         share = rows // len(self.rollouts)
         counts = [share] * (len(self.rollouts) - 1)
         counts.append(rows - sum(counts))
         drawn = (np.sort(rng.choice(rows, count, replace=False)) for count in counts)
-        return [of_rows(it, some) for it, some in zip(self.rollouts, drawn, strict=True) if some.size]
+        return [of_rows(rollout, rows) for rollout, rows in zip(self.rollouts, drawn, strict=True) if rows.size]
 
-    def weighed(self, policy: Any, rollouts: Iterable[KeptRollout], estimate: Estimate) -> Weighed:
-        """Return what an update learns from: rollouts near enough, judged by the present policy and critic.
+    def weight(self, policy: Any, rollouts: Iterable[KeptRollout], estimator: AdvantageEstimator) -> WeightedRollouts:
+        """Return what an update learns from: the rollouts that are near enough, under the present policy and critic.
+
+        1. Evaluate each rollout by the present policy and critic.
+        2. Compute the ratios c = pi_k / mu, and drop a rollout whose effective sample size is too small.
+        3. Estimate the advantages and the targets of the critic.
 
         Args:
             policy: A MaskedPolicy; the newest rollout is its own.
             rollouts: That are kept, or parts of these.
-            estimate: From trajectories to advantages and targets of the critic.
+            estimator: From trajectories to advantages and targets of the critic.
         """
-        found = Weighed([], [], [], [])
+        found = WeightedRollouts([], [], [], [])
         newest = self.collected - 1
         for rollout in rollouts:
-            now = own(policy, rollout) if rollout.update == newest else judged(policy, rollout)
+            now = as_collected(policy, rollout) if rollout.update == newest else reevaluated(policy, rollout)
             ratio = np.exp(now.log_probability - rollout.log_probability)
-            if effective_share(ratio) >= LEAST_EFFECTIVE:
+            if effective_share(ratio) >= MIN_EFFECTIVE_SHARE:
                 steps = Trajectories(rollout.rewards, now.values, now.next_values, rollout.ended, ratio)
-                advantages, targets = estimate(steps)
+                advantages, targets = estimator(steps)
                 found.rollouts.append(rollout)
                 found.ratio.append(ratio)
                 found.advantages.append(advantages)
                 found.targets.append(targets)
-        ages = [np.full(it.rewards.size, newest - it.update) for it in found.rollouts]
-        note(self.logger, float(np.concatenate(ages).mean()), np.concatenate([flat(each) for each in found.ratio]))
+        age = np.concatenate([np.full(rollout.rewards.size, newest - rollout.update) for rollout in found.rollouts])
+        record_reuse(self.logger, float(age.mean()), np.concatenate([flat(ratio) for ratio in found.ratio]))
         return found
 
     def arrays(self) -> Arrays:
@@ -406,16 +418,16 @@ class Replay(BaseCallback):
         return arrays
 
     def restore(self, arrays: Arrays, buffer: MaskableRolloutBuffer) -> None:
-        """Take up what `arrays` gave.
+        """Load what `arrays` returned.
 
         Args:
             arrays: Read from a file.
             buffer: Of the model, as it is before collection.
 
         Raises:
-            CheckpointError: If it is not there.
+            CheckpointError: If the snapshot has no replay.
             ValueError: If rollouts of the model could not have left it.
-            KeyError: If a part of it is not there.
+            KeyError: If an array is missing.
         """
         if "replay/slowing" not in arrays:
             raise CheckpointError("the snapshot holds no replay; remove its folder to begin anew")
@@ -423,25 +435,25 @@ class Replay(BaseCallback):
         if not 0.0 < self.slowing <= 1.0:
             raise ValueError(f"replay/slowing is {self.slowing:g}, expected above 0 and at most 1")
         assert self.rollouts.maxlen is not None
-        there = (f"replay/{i}/" for i in range(self.rollouts.maxlen) if f"replay/{i}/update" in arrays)
+        prefixes = (f"replay/{i}/" for i in range(self.rollouts.maxlen) if f"replay/{i}/update" in arrays)
         self.rollouts.clear()
-        self.rollouts.extend(sound_rollout(arrays, prefix, buffer) for prefix in there)
+        self.rollouts.extend(sound_rollout(arrays, prefix, buffer) for prefix in prefixes)
 
 
-def note(logger: Logger, age: float, ratio: Floats) -> None:
-    """Record how old the samples of an update are and how far the policy is from those that acted."""
+def record_reuse(logger: Logger, age: float, ratio: Floats) -> None:
+    """Record the mean age of an update's samples, and how far the policy is from those that acted."""
     logger.record("replay/age", age)
     logger.record("replay/effective_sample_size", effective_share(ratio))
     logger.record("replay/total_variation", variation(ratio))
 
 
 def clip_range_of(model: Any) -> float:
-    """Return the clip of a MaskablePPO as its run stands."""
+    """Return the clip of a MaskablePPO at this point of its run."""
     return float(model.clip_range(model._current_progress_remaining))
 
 
 def gathered(arrays: Iterable[NDArray[Any]], at: NDArray[np.int64]) -> NDArray[Any]:
-    """Return samples of several rollouts, as if their arrays stood one behind the other, shape (len(at), ...)."""
+    """Return samples by their indices in the concatenation of several rollouts, shape (len(at), ...)."""
     parts = [flat(array) for array in arrays]
     samples = len(parts[0])
     found = np.empty((at.size, *parts[0].shape[1:]), dtype=parts[0].dtype)

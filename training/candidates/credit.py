@@ -1,8 +1,8 @@
-"""What a decision is to be credited with: only what came after it, against other runs of the same jobs and faults.
+"""The credit of a decision: only what came after it, against other runs of the same jobs and faults.
 
-A run's whole cost also holds what was already spent before a decision, and what faults and arrivals long after it did.
-Both are noise to it. So a decision is told from the others' at the same moment, by the time that jobs spend in the
-system from then on, later times weighing less.
+The whole cost of a run also holds what was spent before a decision, and what faults and arrivals long after it did.
+Both are noise to it. So the run of a decision is compared with the other runs of its group at the same moment, by the
+time that jobs spend in the system from then on. Later times weigh less.
 
 Source: input-dependent baselines (Mao et al., 2019), as Decima's; docs/training.md.
 """
@@ -19,12 +19,12 @@ from ...cluster.kernels.compiled import kernel
 from ...cluster.model.outcome import Outcome
 
 Times = NDArray[np.float64]
-KEPT = 0.9  # of what earlier updates told, at each update
-RIDGE = 1.0  # of the square of a feature: an update has few runs, so that a free fit would learn their noise by heart
+BASELINE_DECAY = 0.9  # weight of earlier updates, at each update
+RIDGE = 1.0  # of the square of a feature: an update has few runs, and a free fit would learn their noise
 
 
 @kernel
-def still_to_come_s(
+def remaining_job_s(
     finish_s: Times, submit_s: Times, jobs: int, now_s: float, horizon_s: float, weight: Times
 ) -> float:
     """Return the time that all jobs of a run spend in the system after a moment, weighing exp(-t / horizon) after t.
@@ -32,7 +32,7 @@ def still_to_come_s(
     Args:
         finish_s: End of each job, shape (jobs,).
         submit_s: Submission of each job, shape (jobs,).
-        jobs: How many of them are jobs and no padding.
+        jobs: Number of jobs; the rest is padding.
         now_s: The moment.
         horizon_s: inf for time that weighs alike.
         weight: Of the time of each job, shape (jobs,).
@@ -73,7 +73,7 @@ def write_credits(
         first = mine - mine % runs
         others_s, mine_s = 0.0, 0.0
         for run in range(first, first + runs):
-            left_s = still_to_come_s(finish_s[run], submit_s[run], jobs[run], now_s[at], horizon_s[run], weight[run])
+            left_s = remaining_job_s(finish_s[run], submit_s[run], jobs[run], now_s[at], horizon_s[run], weight[run])
             if run == mine:
                 mine_s = left_s
             else:
@@ -81,8 +81,8 @@ def write_credits(
         earned[at] = others_s / (runs - 1) - mine_s
 
 
-class Ran(NamedTuple):
-    """When the jobs of some runs began and ended."""
+class JobTimes(NamedTuple):
+    """When the jobs of some runs were submitted and ended."""
 
     finish_s: Times  # (runs, jobs); where the run was cut off, that moment
     submit_s: Times  # (runs, jobs)
@@ -90,20 +90,20 @@ class Ran(NamedTuple):
     work_s: Times  # (runs, jobs)
 
 
-def ran_of(outcome: Outcome, jobs: NDArray[np.int32], submit_s: Times, work_s: Times) -> Ran:
-    """Return the times of runs, whose jobs were submitted so and are so much work."""
+def job_times(outcome: Outcome, jobs: NDArray[np.int32], submit_s: Times, work_s: Times) -> JobTimes:
+    """Return the times of the jobs of runs, given their submission and work, shape (runs, jobs)."""
     finish_s = np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None])
-    return Ran(finish_s, submit_s, jobs, work_s)
+    return JobTimes(finish_s, submit_s, jobs, work_s)
 
 
-def joined_runs(parts: Sequence[Ran]) -> Ran:
-    """Return several in one, those of fewer jobs with room for as many as the others."""
-    most = max(part.submit_s.shape[1] for part in parts)
+def joined_job_times(parts: Sequence[JobTimes]) -> JobTimes:
+    """Return several in one, all padded to the largest number of jobs."""
+    jobs = max(part.submit_s.shape[1] for part in parts)
 
     def wide(values: Times) -> Times:
-        return np.pad(values, ((0, 0), (0, most - values.shape[1])))
+        return np.pad(values, ((0, 0), (0, jobs - values.shape[1])))
 
-    return Ran(
+    return JobTimes(
         np.concatenate([wide(part.finish_s) for part in parts]),
         np.concatenate([wide(part.submit_s) for part in parts]),
         np.concatenate([part.jobs for part in parts]),
@@ -112,24 +112,24 @@ def joined_runs(parts: Sequence[Ran]) -> Ran:
 
 
 def credits_of(
-    record: Record, ran: Ran, runs: int, mean_s: Times, horizon: float, weight: Times | None = None
+    record: Record, times: JobTimes, runs: int, mean_s: Times, horizon: float, weight: Times | None = None
 ) -> Times:
     """Return the credit of each decision, in mean JCTs of its group over the number of its jobs.
 
     Args:
         record: The decisions.
-        ran: The runs that they were made in.
+        times: Of the runs that they were made in.
         runs: Of each group.
         mean_s: Mean JCT of each run's group, shape (runs of all groups,).
         horizon: How many mean JCTs after a decision count.
-        weight: Of the time of each job, shape (runs of all groups, jobs); all alike if left out.
+        weight: Of the time of each job, shape (runs of all groups, jobs); 1 for all by default.
     """
     earned = np.zeros(record.row.size)
-    weight = np.ones_like(ran.submit_s) if weight is None else weight
+    weight = np.ones_like(times.submit_s) if weight is None else weight
     write_credits(
-        record.row, record.now_s, ran.finish_s, ran.submit_s, ran.jobs, runs, horizon * mean_s, weight, earned
+        record.row, record.now_s, times.finish_s, times.submit_s, times.jobs, runs, horizon * mean_s, weight, earned
     )
-    return earned / (mean_s * ran.jobs)[record.row]
+    return earned / (mean_s * times.jobs)[record.row]
 
 
 def over_spread(gains: Times) -> Times:
@@ -142,12 +142,12 @@ def over_spread(gains: Times) -> Times:
 def write_gaps(
     row: NDArray[np.int32], now_s: Times, features: NDArray[np.float32], runs: int, first: NDArray[np.int64], gap: Times
 ) -> None:
-    """Write by how much what is seen at each decision differs from what the others of its group saw last.
+    """Write how much the features of each decision differ from the latest ones of the other runs of its group.
 
     Args:
         row: Run of each decision, shape (decisions,); a run's stand together in the order of time.
         now_s: When each was made, shape (decisions,).
-        features: What was seen, shape (decisions, features).
+        features: Of the observations, shape (decisions, features).
         runs: Of each group.
         first: First decision of each run, and the number of all decisions at the end, shape (runs + 1,).
         gap: Written, shape (decisions, features).
@@ -172,16 +172,16 @@ def write_gaps(
             gap[at, column] = features[at, column] + gap[at, column] / max(count, 1)
 
 
-class Foreseen:
-    """What the state before a decision lets expect of its credit, by linear functions learned from earlier updates.
+class CreditBaseline:
+    """The credit to expect in the state before a decision, by linear functions fitted to earlier updates.
 
-    A run that stands worse than the others at a moment also ends worse, whatever is decided then. Taking that off
-    leaves less noise. The functions do not know what is decided, and come from earlier updates alone, so that the mean
-    of the gradient stays as it was.
+    A run that is behind the others at a moment also ends behind them, whatever is decided then. Subtracting that
+    leaves less noise. The functions do not know what is decided, and are fitted to earlier updates alone, so that the
+    mean of the gradient stays as it is.
 
     Args:
         problems: Each has a function of its own.
-        features: Of the observation's first so many, how much they differ from what the others saw.
+        features: Number of the first features of the observation that the functions take.
 
     Source: input-driven and state-dependent baselines (Mao et al., 2019); regression as a control variate.
     """
@@ -190,8 +190,8 @@ class Foreseen:
         self.square = np.zeros((problems, features, features))
         self.product = np.zeros((problems, features))
 
-    def taken_off(self, earned: Times, gap: Times, problem: NDArray[np.intp]) -> Times:
-        """Return credits less what was to be expected of them; learn from them for the next time.
+    def subtract(self, earned: Times, gap: Times, problem: NDArray[np.intp]) -> Times:
+        """Return credits less the expected ones; then fit the functions to these credits, for the next update.
 
         Args:
             earned: Shape (decisions,).
@@ -201,10 +201,10 @@ class Foreseen:
         left = earned.copy()
         for number in range(self.square.shape[0]):
             own = problem == number
-            seen, credit = gap[own], earned[own]
-            left[own] -= seen @ self._weights(number)
-            self.square[number] = KEPT * self.square[number] + seen.T @ seen
-            self.product[number] = KEPT * self.product[number] + seen.T @ credit
+            features, credit = gap[own], earned[own]
+            left[own] -= features @ self._weights(number)
+            self.square[number] = BASELINE_DECAY * self.square[number] + features.T @ features
+            self.product[number] = BASELINE_DECAY * self.product[number] + features.T @ credit
         return left
 
     def _weights(self, number: int) -> Times:
@@ -217,18 +217,18 @@ class Foreseen:
 
 
 def gaps_of(record: Record, runs: int, features: int) -> Times:
-    """Return by how much the first features of each decision differ from what the group's other runs saw last.
+    """Return how much the first features of each decision differ from the latest ones of the group's other runs.
 
     Args:
         record: The decisions.
         runs: Of each group.
-        features: How many of the observation's features.
+        features: Number of the observation's first features.
 
     Returns:
         Shape (decisions, features).
     """
-    seen = np.ascontiguousarray(record.observations[: record.row.size, :features])
+    first = np.ascontiguousarray(record.observations[: record.row.size, :features])
     last = int(record.row.max(initial=0)) // runs * runs + runs
-    gap = np.zeros(seen.shape)
-    write_gaps(record.row, record.now_s, seen, runs, np.searchsorted(record.row, np.arange(last + 1)), gap)
+    gap = np.zeros(first.shape)
+    write_gaps(record.row, record.now_s, first, runs, np.searchsorted(record.row, np.arange(last + 1)), gap)
     return gap

@@ -40,7 +40,7 @@ from ..initial import initial_network
 from ..presets import DistilParameters
 from ..run_folder import RunFolder
 from ..snapshot import SNAPSHOT, Arrays, counts, read_arrays, records, restore_weights, within, write_arrays
-from .group import CLOSED, step_in_chunks, value_loss
+from .group import CLOSED_LOGIT, step_in_chunks, value_loss
 
 SIZE = CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT
 LABELLED, OWN = 0, 1  # second counter of what is drawn: which decisions are labelled, and who runs
@@ -115,7 +115,7 @@ def label(rollout: Rollout, sim: Simulation, row: int) -> Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class LabelTask:
     """Who runs a scenario, and which of its decisions are labelled.
 
     Args:
@@ -129,7 +129,7 @@ class Lesson:
     share: float
 
 
-def run_lesson(rollout: Rollout, actor: Base, sim: Simulation, lesson: Lesson) -> Labels:
+def label_run(rollout: Rollout, actor: Base, sim: Simulation, lesson: LabelTask) -> Labels:
     """Run a scenario in row 0 by one policy and label decisions on its way by the rollouts of another."""
     kept: list[tuple[NDArray[np.float32], int, Label]] = []
     observations = np.zeros((1, SIZE), dtype=np.float32)
@@ -165,7 +165,7 @@ def _labels(kept: list[tuple[NDArray[np.float32], int, Label]], scenario: int) -
     )  # fmt: skip
 
 
-class Worker(NamedTuple):
+class LabelWorker(NamedTuple):
     """What one thread needs to run lessons."""
 
     sim: Simulation
@@ -175,12 +175,14 @@ class Worker(NamedTuple):
 
 def workers_of(
     problem: Problem, objective: Objective, search: Search, bases: Iterable[Base], others: Base
-) -> list[Worker]:
+) -> list[LabelWorker]:
     """Return a worker for each of some bases of rollouts, which may not be shared between threads."""
-    return [Worker(simulation_of(problem), Rollout(base, search, objective), others) for base in bases]
+    return [LabelWorker(simulation_of(problem), Rollout(base, search, objective), others) for base in bases]
 
 
-def run_lessons(lessons: Iterable[Lesson], workers: list[Worker], own: float, pool: ThreadPoolExecutor) -> Labels:
+def label_runs(
+    lessons: Iterable[LabelTask], workers: list[LabelWorker], own: float, pool: ThreadPoolExecutor
+) -> Labels:
     """Run lessons at several workers at once; which of them runs what changes nothing.
 
     Args:
@@ -189,15 +191,15 @@ def run_lessons(lessons: Iterable[Lesson], workers: list[Worker], own: float, po
         own: Share of the lessons that the base of the rollouts runs itself.
         pool: Threads.
     """
-    free: SimpleQueue[Worker] = SimpleQueue()
+    free: SimpleQueue[LabelWorker] = SimpleQueue()
     for worker in workers:
         free.put(worker)
 
-    def one(lesson: Lesson) -> Labels:
+    def one(lesson: LabelTask) -> Labels:
         worker = free.get()
         try:
             actor = worker.teacher.base if uniform(lesson.seed, OWN, 0) < own else worker.others
-            return run_lesson(worker.teacher, actor, worker.sim, lesson)
+            return label_run(worker.teacher, actor, worker.sim, lesson)
         finally:
             free.put(worker)
 
@@ -218,7 +220,7 @@ class Fitted(NamedTuple):
     spread: float  # variance of what candidates truly gain, over the gap to the chosen one that is told, if below NEAR
 
 
-class _Lessons(NamedTuple):
+class _LabelTensors(NamedTuple):
     """Labels as tensors, of some decisions."""
 
     observations: Tensor
@@ -228,9 +230,9 @@ class _Lessons(NamedTuple):
     error: Tensor
     to_go: Tensor
 
-    def of(self, rows: Tensor) -> "_Lessons":
+    def of(self, rows: Tensor) -> "_LabelTensors":
         """Return those of some rows, no wider than their longest list."""
-        part = _Lessons(*(tensor[rows] for tensor in self))
+        part = _LabelTensors(*(tensor[rows] for tensor in self))
         most = int(part.listed.max())
         observations = part.observations[:, : CANDIDATE_GLOBAL_COUNT + most * CANDIDATE_FEATURE_COUNT]
         return part._replace(observations=observations, gain=part.gain[:, :most], error=part.error[:, :most])
@@ -260,12 +262,12 @@ def distil_loss(
     prior, temperature = parameters.distil_prior, parameters.distil_temperature
     residual = (predicted_gains - gain) / prior
     regression = 0.5 * (noise_weight(error, parameters) * residual**2 * is_tried).sum()
-    shares = (predicted_gains / temperature).masked_fill(~is_tried, CLOSED).softmax(dim=1)
+    shares = (predicted_gains / temperature).masked_fill(~is_tried, CLOSED_LOGIT).softmax(dim=1)
     cost = -(shares * gain).sum() / temperature
     return regression, cost
 
 
-def _policy_loss(logits: Tensor, lessons: _Lessons, parameters: DistilParameters) -> Tensor:
+def _policy_loss(logits: Tensor, lessons: _LabelTensors, parameters: DistilParameters) -> Tensor:
     regression, cost = distil_loss(logits, lessons.tried, lessons.gain, lessons.error, parameters)
     return regression + parameters.distil_cost * cost
 
@@ -283,7 +285,7 @@ def fit_network(
         pool: Threads; their number changes nothing.
         rng: Draws the order of the labels.
     """
-    lessons = _Lessons(*map(torch.from_numpy, labels[:-1]))
+    lessons = _LabelTensors(*map(torch.from_numpy, labels[:-1]))
     is_held = labels.scenario % HELD_OUT == HELD_OUT - 1
     learned = np.flatnonzero(~is_held) if (~is_held).any() else np.arange(is_held.size)
     held = lessons.of(torch.from_numpy(np.flatnonzero(is_held) if is_held.any() else learned))
@@ -311,12 +313,12 @@ def fit_network(
 
 
 @torch.no_grad()
-def _judged(network: CandidateNetwork, held: _Lessons) -> tuple[float, float, float]:
+def _judged(network: CandidateNetwork, held: _LabelTensors) -> tuple[float, float, float]:
     """Return regret, error of the value, and spread."""
     logits, values = network(held.observations)
     is_tried = torch.arange(logits.shape[1]) < held.tried[:, None]
-    chosen = logits.masked_fill(~is_tried, CLOSED).argmax(dim=1, keepdim=True)
-    best = held.gain.masked_fill(~is_tried, CLOSED).amax(dim=1)
+    chosen = logits.masked_fill(~is_tried, CLOSED_LOGIT).argmax(dim=1, keepdim=True)
+    best = held.gain.masked_fill(~is_tried, CLOSED_LOGIT).amax(dim=1)
     gain, predicted_gains = (tensor - tensor.gather(1, chosen) for tensor in (held.gain, logits))
     near = is_tried & (predicted_gains < 0.0) & (predicted_gains > -NEAR)
     noise = held.error.amax(dim=1, keepdim=True).square()  # of the difference of any two candidates
@@ -325,7 +327,7 @@ def _judged(network: CandidateNetwork, held: _Lessons) -> tuple[float, float, fl
     return float(regret), float((values - held.to_go).square().mean().sqrt()), float(spread)
 
 
-FOLDER = "labels"  # of a run, with a file for each block of lessons
+LABELS_FOLDER = "labels"  # of a run, with a file for each block of lessons
 
 
 class DistilLearner:
@@ -346,7 +348,7 @@ class DistilLearner:
         self.order = np.random.default_rng(config.seed).permutation(problem.scenarios.jobs.size)
         self.steps = self.lessons = self.blocks = self.fits = 0
         self._labels: list[Labels] = []
-        self._workers: list[Worker] = []
+        self._workers: list[LabelWorker] = []
 
     @property
     def due(self) -> int:
@@ -368,7 +370,7 @@ class DistilLearner:
             self._workers = self._new_workers()
         numbers = range(self.lessons, self.lessons + self.parameters.distil_block)
         lessons = [self._lesson(number) for number in numbers]
-        labels = run_lessons(lessons, self._workers, self.parameters.distil_own, self.pool)
+        labels = label_runs(lessons, self._workers, self.parameters.distil_own, self.pool)
         self._labels.append(labels)
         self._file(self.blocks).parent.mkdir(exist_ok=True)
         write_arrays(self._file(self.blocks), labels._asdict())
@@ -377,12 +379,12 @@ class DistilLearner:
         self.steps += labels.tried.size
         self._note(labels)
 
-    def _lesson(self, number: int) -> Lesson:
+    def _lesson(self, number: int) -> LabelTask:
         scenario = int(self.order[number % self.order.size])
         seed = (self.run_folder.config.seed * 7_368_787 + number) & 0xFFFFFFFF
-        return Lesson(scenario, seed, self.parameters.distil_share)
+        return LabelTask(scenario, seed, self.parameters.distil_share)
 
-    def _new_workers(self) -> list[Worker]:
+    def _new_workers(self) -> list[LabelWorker]:
         """Return a worker for each thread: the heuristic teaches first, then the network itself."""
         heuristic = HEURISTICS["patient" if self.problem.rules.waiting else "eft-hazard"]
         threads = self.run_folder.config.threads
@@ -435,7 +437,7 @@ class DistilLearner:
         write_arrays(self.run_folder.path / SNAPSHOT, arrays | {"counters": counters})
 
     def _file(self, block: int) -> Path:
-        return self.run_folder.path / FOLDER / f"{block:05}.npz"
+        return self.run_folder.path / LABELS_FOLDER / f"{block:05}.npz"
 
     def load(self) -> None:
         """Go on where `save` left the run.
@@ -453,7 +455,7 @@ class DistilLearner:
         held = sum(labels.tried.size for labels in self._labels)
         if held != self.steps:
             raise CheckpointError(
-                f"{self.run_folder.path / FOLDER} holds {held} decisions, the snapshot says {self.steps}; "
+                f"{self.run_folder.path / LABELS_FOLDER} holds {held} decisions, the snapshot says {self.steps}; "
                 "remove its folder to begin anew"
             )
 

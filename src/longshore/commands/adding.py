@@ -66,11 +66,11 @@ def compile_(
     from ..cluster.kernels.kept import can_be_kept, folder
     from ..scheduler.mirror.rehearsal import rehearsals_of
     from ..scheduler.settings import Settings, read_settings
-    from ..training.run import GROUPS
+    from ..training.run import REHEARSAL_GROUPS
 
     policy = (read_settings(config).settings if config else Settings()).policy
     serve = rehearsals_of(*filter(None, (policy.fallback, policy.name)))
-    names = [each for name in asked for each in (serve if name == SERVE else GROUPS[name])]
+    names = [each for name in asked for each in (serve if name == SERVE else REHEARSAL_GROUPS[name])]
     if missing(names) and not can_be_kept():
         raise InputError(f"compiled code cannot be kept in {folder()}", "set XDG_CACHE_HOME to a folder to write to")
     said = "compiled" if compile_all(names, jobs) else "was compiled before"

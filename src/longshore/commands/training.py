@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ..training.config import TrainingConfig
-    from ..training.run import Result
-    from ..training.run_folder import Tell
-    from ..training.tuning import Crew, Tuned
+    from ..training.run import TrainingResult
+    from ..training.run_folder import OnProgress
+    from ..training.tuning import TrialRunner, Tuned
 
 PresetOption = Annotated[
     str | None,
@@ -225,14 +225,14 @@ def _beginning(init: Path | None, online: Path | None, history: Path | None, obj
 
 
 def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoReturn:
-    from ..training.online import Asked, learn_online
+    from ..training.online import OnlineRequest, learn_online
     from ..training.run import rehearsals_for
 
-    def telling() -> "AbstractContextManager[Tell]":
+    def telling() -> "AbstractContextManager[OnProgress]":
         compile_first(rehearsals_for(config.algorithm))
         return training_progress(config.steps)
 
-    learned = learn_online(Asked(config, served, logdir, telling, _say_trained))
+    learned = learn_online(OnlineRequest(config, served, logdir, telling, _say_trained))
     raise typer.Exit(BY_SIGNAL + learned.interrupted_by)
 
 
@@ -240,7 +240,7 @@ def _say_trained(line: str) -> None:
     typer.echo(in_one_line(line))
 
 
-def _tell(result: "Result", logdir: Path, config: "TrainingConfig") -> None:
+def _tell(result: "TrainingResult", logdir: Path, config: "TrainingConfig") -> None:
     """Say how a run ended; one that was interrupted ends the command with its own status."""
     state = "trained" if result.finished else "interrupted; the same command goes on"
     typer.echo(
@@ -305,12 +305,12 @@ def tune(
     # Those that ran elsewhere, too, find the files by these paths.
     config = config.model_copy(update=_absolute(config.traces, config.cluster, config.faults))
 
-    def crew() -> "Crew":
+    def runner() -> "TrialRunner":
         if ray is None:  # else it is compiled where the trials run
             compile_first(rehearsals_for(config.algorithm))
-        return _crew(ray, jobs)
+        return _runner(ray, jobs)
 
-    tuned = search(config, logdir.absolute(), crew, _say_tuned, trials=trials, jobs=jobs)
+    tuned = search(config, logdir.absolute(), runner, _say_tuned, trials=trials, jobs=jobs)
     for line in _table(tuned):
         typer.echo(line)
     chosen = {"--preset": preset, "--algo": algo, "--steps": steps, "--cluster": cluster, "--faults": faults}
@@ -334,7 +334,7 @@ def _absolute(traces: tuple[str, ...], cluster: str | None, faults: str | None) 
     }
 
 
-def _crew(ray: str | None, jobs: int) -> "Crew":
+def _runner(ray: str | None, jobs: int) -> "TrialRunner":
     from ..training.tuning import Processes, RayTasks
 
     return Processes(jobs) if ray is None else RayTasks(ray)

@@ -1,0 +1,323 @@
+"""What a training run learns from: windows of traces, or of a live scheduler's own past, with their validation.
+
+Decision on a scheduler's past: docs/decisions/0013-learning-from-the-past.md.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.faults.recorded import FaultTrace, read_fault_trace
+from ..cluster.files.errors import InputError
+from ..cluster.model.problem import FaultProcess, Problem, Scenarios, fault_sources, joined, stack
+from ..cluster.model.topology import Cluster
+from ..cluster.model.workload import Workload
+from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
+from ..cluster.presets.drawn import HETERO64, VALIDATION_SEED, Stream, stream, training_key
+from ..cluster.presets.drawn import WindowCluster as Site
+from ..cluster.presets.problems import (
+    RUNS,
+    WINDOW_JOBS,
+    Regime,
+    capacity_of,
+    check_size,
+    cluster_problem,
+    enough_runs,
+    until_overload,
+    window_problem,
+    windows_of,
+)
+from ..cluster.state.border import sound_scenarios
+from ..cluster.traces.read import read_trace
+from ..cluster.workloads.estimates import EstimateKind, with_scenario_estimates
+from .history import ClusterPast, History, read_history
+
+TRAINING_SCENARIOS = 16_384
+VALIDATION_SCENARIOS = 1000
+VALIDATIONS = 12  # in a run, spread evenly
+TRAINED_PART, VALIDATED_PART = (0.0, 0.6), (0.6, 0.7)  # of a trace, in order of time
+LATER_PART = (0.7, 1.0)  # on which a policy is compared when it is done; `evaluate` runs it too
+
+KnownEstimates = Literal["exact", "log-normal", "class-mean", "mixed"]
+ESTIMATES: tuple[KnownEstimates, ...] = get_args(KnownEstimates)
+# Policies that have seen all of these get along with each. Errors of users' own estimates are the commonest.
+MIXED_ESTIMATES: tuple[EstimateKind, ...] = ("log-normal", "exact", "log-normal", "class-mean")
+SIGMA = 0.5  # of log-normal errors: a factor of 1.65
+LOADS = (0.3, 0.5, 0.7, 0.85, 1.1)  # offered: from hardly any queue to one that grows
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a run, beside those that can be asked for."""
+
+    trained: int = TRAINING_SCENARIOS  # where the problem is drawn; windows of a trace are as many as there are
+    validated: int = VALIDATION_SCENARIOS
+    validations: int = VALIDATIONS
+
+
+DEFAULT_SIZES = Sizes()
+
+
+class ProblemRequest(NamedTuple):
+    """What the problems of a run are made of."""
+
+    seed: int
+    regimes: tuple[Regime, ...]
+    sizes: Sizes = DEFAULT_SIZES
+    traces: tuple[Path, ...] = ()
+    cluster: Path | None = None  # cluster file; the cluster of `hetero64` if None
+    faults: Path | None = None  # recorded faults, in place of the cluster file's
+    loads: tuple[float, ...] = LOADS
+    estimates: KnownEstimates = "mixed"
+    history: Path | None = None  # decisions of a live scheduler
+
+
+class Problems(NamedTuple):
+    """What a run trains on, and what it is validated on: one problem for each order regime."""
+
+    trained: tuple[Problem, ...]
+    validated: tuple[Problem, ...]
+
+
+TRAINED_WINDOWS, TRAINED_RUNS = 4096, 2  # in all, overlapping at random; draws of the cluster and its faults for each
+VALIDATED_WINDOWS = 16  # of each trace, if it has room for so many that share no job
+# Where no cluster file is given, a part of the training is on clusters of other sizes, speeds and fault rates.
+OTHER_CLUSTERS = (
+    Site(nodes=4, node_gpus=4, faults=0.0),
+    Site(nodes=32, speeds=(3.0, 1.7, 1.0)),
+    Site(nodes=16, node_gpus=4, faults=10.0),
+)
+OTHER_WINDOWS = 1024  # of each, in all
+TRACE_LOAD = 0.85  # offered where policies are compared
+MIN_TRACE_JOBS = 2 * WINDOW_JOBS  # of a trace, so that its parts have any
+
+
+class Windows(NamedTuple):
+    """Which windows of a trace are taken."""
+
+    part: tuple[float, float]  # of the trace, in order of time
+    most: int
+    runs: int | None  # draws of faults for each; enough for an interval if None
+    seed: int
+    disjoint: bool
+
+
+class WindowCluster(NamedTuple):
+    """The cluster that windows run on."""
+
+    setup: ClusterSetup | None  # one that is drawn anew for each window if None
+    faults: FaultTrace | None
+    drawn: Site = HETERO64
+
+
+def trace_problems(asked: ProblemRequest) -> Problems:
+    """Return windows of the first 60 % of each trace to train on, and of the next 10 % to validate on.
+
+    Raises:
+        InputError: If a file cannot be used, or a trace has too few jobs.
+    """
+    own = _trained(asked, TRAINED_WINDOWS)
+    trained = [window_problems(asked, regime, own, asked.loads) for regime in asked.regimes]
+    if asked.cluster is None:
+        other = _trained(asked, OTHER_WINDOWS)
+        trained += [
+            window_problems(asked, regime, other, asked.loads, drawn) for regime, drawn in other_clusters(asked)
+        ]
+    # Many traces have many windows together: more draws of each would only take longer.
+    runs = None if len(asked.traces) == 1 else RUNS
+    validated = Windows(VALIDATED_PART, VALIDATED_WINDOWS, runs, VALIDATION_SEED, disjoint=True)
+    return Problems(
+        tuple(trained), tuple(window_problems(asked, regime, validated, (TRACE_LOAD,)) for regime in asked.regimes)
+    )
+
+
+def _trained(asked: ProblemRequest, windows: int) -> Windows:
+    each = max(1, windows // len(asked.traces) // len(asked.loads))
+    return Windows(TRAINED_PART, each, TRAINED_RUNS, training_key(asked.seed), disjoint=False)
+
+
+def other_clusters(asked: ProblemRequest) -> list[tuple[Regime, Site]]:
+    """Return which other clusters are trained on under which order regime: each of both occurs."""
+    most = max(len(asked.regimes), len(OTHER_CLUSTERS))
+    return [
+        (asked.regimes[place % len(asked.regimes)], OTHER_CLUSTERS[place % len(OTHER_CLUSTERS)])
+        for place in range(most)
+    ]
+
+
+def window_problems(
+    asked: ProblemRequest, regime: Regime, windows: Windows, loads: tuple[float, ...], drawn: Site = HETERO64
+) -> Problem:
+    """Return windows of every trace at every load, in one problem: on the cluster file's cluster, or on those drawn."""
+    site = WindowCluster(
+        read_cluster(asked.cluster) if asked.cluster else None,
+        read_fault_trace(asked.faults) if asked.faults else None,
+        drawn,
+    )
+    parts = []
+    for number, (path, load) in enumerate(product(asked.traces, loads)):
+        workload = read_trace(path)
+        if workload.jobs < MIN_TRACE_JOBS:
+            short = f"{path} has {workload.jobs} jobs, too few to train on the first and compare on the later"
+            raise InputError(short, f"give a trace of at least {MIN_TRACE_JOBS}", field="--trace")
+        own = windows._replace(seed=windows.seed + number)
+        problem = _on(site, workload, regime, own, load)
+        parts.append(_estimated(problem, _kind(asked.estimates, number), own.seed))
+    return _joined(parts)
+
+
+def _on(site: WindowCluster, workload: Workload, regime: Regime, windows: Windows, load: float) -> Problem:
+    if site.setup is None:
+        return window_problem(
+            workload, regime, windows=windows.most, runs=windows.runs, part=windows.part, seed=windows.seed,
+            load=load, disjoint=windows.disjoint, site=site.drawn,
+        )  # fmt: skip
+    cluster = site.setup.cluster
+    found = windows_of(
+        workload, windows.most, part=windows.part, seed=windows.seed, load=load, capacity=capacity_of(cluster),
+        max_gpus=max(1, cluster.gpu_node.size * 3 // 4), disjoint=windows.disjoint,
+    )  # fmt: skip
+    runs = windows.runs or enough_runs(len(found))
+    return cluster_problem(site.setup, found, regime, runs=runs, seed=windows.seed, faults=site.faults)
+
+
+def _kind(estimates: KnownEstimates, number: int) -> EstimateKind:
+    return MIXED_ESTIMATES[number % len(MIXED_ESTIMATES)] if estimates == "mixed" else estimates
+
+
+def _estimated(problem: Problem, kind: EstimateKind, seed: int) -> Problem:
+    rng = stream(seed, Stream.ESTIMATES)
+    return problem._replace(scenarios=with_scenario_estimates(problem.scenarios, kind, sigma=SIGMA, rng=rng))
+
+
+def _joined(parts: list[Problem]) -> Problem:
+    """Return problems of one cluster in one, which is cut off as late as the last of them."""
+    limit_s = max(it.rules.limit_s for it in parts)
+    scenarios, suits = [], dict[bytes, int]()  # classes of needs are numbered anew: each part has its own numbers
+    for part in parts:
+        number = np.array([suits.setdefault(row.tobytes(), len(suits)) for row in part.cluster.suits], dtype=np.int32)
+        scenarios.append(part.scenarios._replace(needs=number[part.scenarios.needs]))
+    cluster = parts[0].cluster
+    rows = [np.frombuffer(row, dtype=cluster.suits.dtype) for row in suits]
+    return parts[0]._replace(
+        cluster=cluster._replace(suits=np.stack(rows)), scenarios=joined(scenarios),
+        rules=parts[0].rules._replace(limit_s=limit_s),
+    )  # fmt: skip
+
+
+HISTORY_WINDOWS, HISTORY_RUNS, HISTORY_VALIDATED_WINDOWS, HISTORY_LATER_WINDOWS = 1024, 4, 16, 24
+HISTORY_LATER_SEED = VALIDATION_SEED + 3000  # of draws that no training meets
+
+
+def history_problems(asked: ProblemRequest) -> Problems:
+    """Return windows of the first 60 % of a past's jobs to train on, and of the next 10 % to validate on."""
+    assert asked.history is not None
+    history = read_history(asked.history)
+    trained = history_windows(
+        history, TRAINED_PART, HISTORY_WINDOWS, HISTORY_RUNS, training_key(asked.seed), disjoint=False
+    )
+    return Problems((trained,), (_disjoint(history, VALIDATED_PART, HISTORY_VALIDATED_WINDOWS, VALIDATION_SEED),))
+
+
+def later_problem(history: History) -> Problem:
+    """Return windows of the last 30 % of a past's jobs, which training never meets."""
+    return _disjoint(history, LATER_PART, HISTORY_LATER_WINDOWS, HISTORY_LATER_SEED)
+
+
+def tuning_problem(history: History) -> Problem:
+    """Return windows of the part that was trained on, for rivals that are tuned there."""
+    return _disjoint(history, TRAINED_PART, HISTORY_LATER_WINDOWS, HISTORY_LATER_SEED + 1)
+
+
+def _disjoint(history: History, part: tuple[float, float], windows: int, seed: int) -> Problem:
+    return history_windows(history, part, windows, None, seed, disjoint=True)
+
+
+def history_windows(
+    history: History, part: tuple[float, float], windows: int, runs: int | None, seed: int, *, disjoint: bool
+) -> Problem:
+    """Return windows of a past's jobs with draws of faults for each.
+
+    Jobs arrive as they did, with the estimates that were known and their priorities, under the scheduler's own rules.
+
+    Args:
+        history: The past.
+        part: Of its jobs, in order of submission.
+        windows: At most.
+        runs: Draws of faults for each; enough for an interval if None.
+        seed: Of windows and draws.
+        disjoint: Take windows that share no job.
+    """
+    opening = history.past.opening
+    assert opening is not None
+    cluster, kinds = _classes(opening.cluster, history.past)
+    found = windows_of(
+        history.workload, windows, part=part, seed=seed, load=None, max_gpus=cluster.gpu_node.size,
+        capacity=capacity_of(cluster), disjoint=disjoint,
+    )  # fmt: skip
+    runs = runs or enough_runs(len(found))
+    check_size(len(found) * runs, found[0].jobs, cluster.gpu_node.size, cluster.speed.size)
+    each = [window for window in found for _ in range(runs)]
+    scenarios = stack(
+        cluster, each, fault_seed=stream(seed, Stream.FAULTS).integers(0, 2**32, len(each)),
+        source_rate_per_s=fault_rates_per_s(history.past), hazard_per_s=opening.hazard_per_s,
+        needs=[np.array([kinds[job] for job in window.ids], dtype=np.int32) for window in each],
+    )  # fmt: skip
+    ranks = np.array([[history.rank[job] for job in window.ids] for window in each])
+    scenarios = sound_scenarios(with_ranks(scenarios, ranks - ranks.min()), cluster)
+    return Problem(cluster, scenarios, _process(history.past), until_overload(cluster, scenarios, opening.rules))
+
+
+def with_ranks(scenarios: Scenarios, rank: NDArray[np.int64]) -> Scenarios:
+    """Return scenarios whose jobs have ranks, shape (scenarios, jobs): users take their turns at each by itself."""
+    if not scenarios.line.size:
+        return scenarios._replace(rank=rank)
+    line = np.empty_like(scenarios.line)
+    for row, (users, ranks) in enumerate(zip(scenarios.line.tolist(), rank.tolist(), strict=True)):
+        pairs = list(zip(users, ranks, strict=True))
+        numbers = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+        line[row] = [numbers[pair] for pair in pairs]
+    return scenarios._replace(rank=rank, line=line)
+
+
+def _classes(cluster: Cluster, past: ClusterPast) -> tuple[Cluster, dict[str, int]]:
+    """Return a cluster that knows which nodes suit the jobs of a past, and the class of each job's needs."""
+    types = list(dict.fromkeys([(), *(it.types for it in past.asked.values())]))
+    suits = np.array([np.isin(cluster.node_type, kind) if kind else np.ones(cluster.speed.size) for kind in types])
+    number = {kind: place for place, kind in enumerate(types)}
+    kinds = {job: number[it.types] for job, it in past.asked.items()}
+    return cluster._replace(suits=np.ascontiguousarray(suits, dtype=np.int32)), kinds
+
+
+def fault_rates_per_s(past: ClusterPast) -> NDArray[np.float64]:
+    """Return the rate of faults of each source, shape (sources,): what was counted, with one fault at the fleet's rate.
+
+    A GPU that has not failed yet may fail all the same, and one that failed once is not known to do so often.
+    """
+    opening = past.opening
+    assert opening is not None
+    gpus, nodes = opening.cluster.gpu_node.size, opening.cluster.speed.size
+    rates = np.zeros(fault_sources(opening.cluster))
+    for first, size, counted in ((0, gpus, past.gpu_faults), (gpus, nodes, past.node_faults)):
+        faults = np.array([counted[number] for number in range(size)], dtype=np.float64)
+        if faults.any() and past.observed_s > 0.0:
+            mean_per_s = float(faults.mean()) / past.observed_s
+            rates[first : first + size] = (faults + 1.0) / (past.observed_s + 1.0 / mean_per_s)
+    return rates
+
+
+def _process(past: ClusterPast) -> FaultProcess:
+    """Return how faults are repaired: as long as it took in the mean, or as the cluster file says if nothing failed."""
+    opening = past.opening
+    assert opening is not None
+    mean_s = float(np.mean(past.repairs_s)) if past.repairs_s else opening.repair_mean_s
+    none = np.zeros(0)
+    return FaultProcess(
+        shape=1.0, repair_mean_s=max(mean_s, 1.0), repair_sigma=0.0, transient_probability=0.0,
+        outage_first=np.zeros(fault_sources(opening.cluster) + 1, dtype=np.int32), outage_start_s=none,
+        outage_end_s=none,
+    )  # fmt: skip
