@@ -22,7 +22,7 @@ from longshore.cluster.presets.drawn import evaluation_key
 from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, windows_of
 from longshore.cluster.traces.read import read_trace
 from longshore.cluster.workloads.windows import with_gpus_cut
-from longshore.eval.advice.asides import Counts, Planned, Savings, compare_layouts, savings_of
+from longshore.eval.advice.asides import LayoutComparison, LayoutFigures, compare_layouts, layout_comparison
 from longshore.planner.jobs import Tables, attach, read_models
 from longshore.planner.model import DEFAULT
 
@@ -57,7 +57,7 @@ def planned(path: Path, seed: int = SEED) -> Workload:
 
 def compare(
     workload: Workload, before: str = FIXED, after: str = BEST, *, runs: int = RUNS, windows: int = WINDOWS
-) -> Savings:
+) -> LayoutComparison:
     """Return what one layout of the jobs of a trace saves against another."""
     cluster, key = setup().cluster, evaluation_key(SEED)
     cut = windows_of(
@@ -75,17 +75,19 @@ def compare(
     return found
 
 
-def pooled(parts: list[Savings]) -> Savings:
+def pooled(parts: list[LayoutComparison]) -> LayoutComparison:
     """Return what is saved on all traces, of which each window is a unit."""
     layouts = {
-        name: Planned(*map(np.concatenate, zip(*(part.layouts[name] for part in parts), strict=True)))
+        name: LayoutFigures(*map(np.concatenate, zip(*(part.layouts[name] for part in parts), strict=True)))
         for name in parts[0].layouts
     }
     units = [np.unique(part.unit).size for part in parts]
     first = np.cumsum([0, *units[:-1]])
     unit = np.concatenate([part.unit + begin for part, begin in zip(parts, first, strict=True)])
-    counts = Counts(*(sum(column) for column in zip(*(part.counts for part in parts), strict=True)))
-    return savings_of(POLICY, layouts, counts, unit)
+    return layout_comparison(
+        POLICY, layouts, unit, jobs=sum(part.jobs for part in parts), planned=sum(part.planned for part in parts),
+        changed=sum(part.changed for part in parts),
+    )  # fmt: skip
 
 
 def measure() -> Iterator[Row]:
@@ -112,11 +114,11 @@ def measure() -> Iterator[Row]:
         yield Row(f"all, {DRAWS} other draws of models: {title}, least saved", max(column), "%", most=0.0)
 
 
-def rows(name: str, found: Savings, *, most: float | None) -> Iterator[Row]:
+def rows(name: str, found: LayoutComparison, *, most: float | None) -> Iterator[Row]:
     """Yield how the best plans change JCT and GPU-hours."""
     yield Row(f"{name}: windows", np.unique(found.unit).size, "")
-    yield Row(f"{name}: jobs with plans", 100.0 * found.counts.planned / found.counts.jobs, "%")
-    yield Row(f"{name}: jobs that run by another plan", 100.0 * found.counts.changed / found.counts.jobs, "%")
+    yield Row(f"{name}: jobs with plans", 100.0 * found.planned / found.jobs, "%")
+    yield Row(f"{name}: jobs that run by another plan", 100.0 * found.changed / found.jobs, "%")
     titles = {"mean_jct_s": "mean JCT", "held_gpu_s": "GPU-hours held", "planned_gpu_s": "GPU-hours without faults"}
     for figure, title in titles.items():
         value, low, high = (float(end[0]) for end in found.percent[figure])

@@ -20,7 +20,14 @@ from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster
 from longshore.cluster.presets.drawn import evaluation_key
 from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, windows_of
 from longshore.cluster.traces.read import read_trace
-from longshore.eval.advice.asides import RESTART, SWITCH, Handlings, Held, compare_handlings, handlings_of
+from longshore.eval.advice.asides import (
+    RESTART,
+    SWITCH,
+    FaultCosts,
+    HandlingComparison,
+    compare_handlings,
+    handling_comparison,
+)
 
 from .harness import ROOT, Row, main, progress
 
@@ -63,7 +70,7 @@ def with_large_nodes(folder: Path) -> ClusterSetup:
     return read_cluster(path)
 
 
-def compare(setup: ClusterSetup, jobs: list[Workload], faults: FaultTrace, draws: int) -> Handlings:
+def compare(setup: ClusterSetup, jobs: list[Workload], faults: FaultTrace, draws: int) -> HandlingComparison:
     """Return restart against switch over all windows and draws of faults."""
     regime, parts = Regime(order="easy"), []
     for draw in range(draws):
@@ -72,13 +79,13 @@ def compare(setup: ClusterSetup, jobs: list[Workload], faults: FaultTrace, draws
         problem = cluster_problem(setup, jobs, regime, runs=1, seed=evaluation_key(SEED + draw), faults=piece)
         parts.append(compare_handlings(problem, HEURISTICS[POLICY]).held)
     held = {
-        name: Held(*map(np.concatenate, zip(*(part[name] for part in parts), strict=True)))
+        name: FaultCosts(*map(np.concatenate, zip(*(part[name] for part in parts), strict=True)))
         for name in (RESTART, SWITCH)
     }
-    return handlings_of(POLICY, held, np.tile(np.arange(len(jobs)), draws))
+    return handling_comparison(POLICY, held, np.tile(np.arange(len(jobs)), draws))
 
 
-def rows(name: str, found: Handlings, *, most: float | None) -> Iterator[Row]:
+def rows(name: str, found: HandlingComparison, *, most: float | None) -> Iterator[Row]:
     """Yield what is lost with both handlings."""
     for handling, held in found.held.items():
         yield Row(f"{name}, {handling}: lost", float(held.lost_gpu_s.mean()) / HOUR_S, "GPU-h/window")

@@ -13,13 +13,13 @@ from ..cluster.model.problem import Problem, Rules, Scenarios, reference_s
 from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Iteration
 
-LEAST_SLOWDOWN, MOST_SLOWDOWN = 1e-60, 1e60  # the simulator holds slowdowns within these
-MOST_PACES = 4  # speeds that are told apart where each second is looked at
-MOST_FILTERS = 24  # distinct ways to count large jobs that are tried
+MIN_SLOWDOWN, MAX_SLOWDOWN = 1e-60, 1e60  # the simulator holds slowdowns within these
+MAX_PACES = 4  # distinct speeds where each second is priced
+MAX_FILTERS = 24  # distinct ways to count large jobs that are tried
 
 
-class Jobs(NamedTuple):
-    """Jobs of one scenario."""
+class ScenarioJobs(NamedTuple):
+    """ScenarioJobs of one scenario."""
 
     gpus: NDArray[np.int32]  # (jobs,)
     work_s: NDArray[np.float64]  # (jobs,)
@@ -30,7 +30,7 @@ class Jobs(NamedTuple):
     planned_s: NDArray[np.float64]  # (jobs,) of an iteration by a plan on the reference placement, 0 without one
 
 
-class Needs(NamedTuple):
+class JobMinimums(NamedTuple):
     """What each job takes at least, whatever GPUs it runs on."""
 
     run_s: NDArray[np.float64]  # (jobs,) from start to end without a fault
@@ -39,8 +39,8 @@ class Needs(NamedTuple):
     pace_use: NDArray[np.float64]  # (kinds, paces, jobs) share of the GPUs of a pace or faster while it runs so
 
 
-def needs(cluster: Cluster, speed: NDArray[np.float64], rules: Rules, jobs: Jobs) -> Needs:
-    """Return what jobs need.
+def job_minimums(cluster: Cluster, speed: NDArray[np.float64], rules: Rules, jobs: ScenarioJobs) -> JobMinimums:
+    """Return what jobs take at least.
 
     Each row of `shares_s` is one limit of the cluster. At no moment can the shares of the running jobs sum to more
     than 1, so that jobs which are run from a moment on take at least the sum of their `shares_s`.
@@ -52,8 +52,8 @@ def needs(cluster: Cluster, speed: NDArray[np.float64], rules: Rules, jobs: Jobs
 
     The others count GPUs, and see what the first does not: a job of more than half the cluster's GPUs runs beside no
     other such job. With n GPUs of G, and a number q up to G / 2, a job counts as 1 if it asks more than G - q GPUs, as
-    nothing if it asks fewer than q, else as n / G. Beside a job that counts as 1 fewer than q GPUs are left, and who
-    runs there counts as nothing; without one, the GPUs held are at most G.
+    nothing if it asks fewer than q, else as n / G. Beside a job that counts as 1 fewer than q GPUs are left, and jobs
+    that run there count as nothing; without one, the GPUs held are at most G.
 
     Args:
         cluster: The cluster.
@@ -78,18 +78,18 @@ def needs(cluster: Cluster, speed: NDArray[np.float64], rules: Rules, jobs: Jobs
     run_s = slowdown * jobs.work_s
     by_speed = area * jobs.work_s / float(speed @ sizes)
     shares_s = np.vstack([by_speed, *_counted(jobs.gpus, int(sizes.sum()), run_s)])
-    return Needs(run_s, shares_s, *_paces(cluster, _few(speed), rules, jobs, run_s, shares_s))
+    return JobMinimums(run_s, shares_s, *_paces(cluster, _few(speed), rules, jobs, run_s, shares_s))
 
 
 def _few(speed: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return speeds of which only some differ, none lower than it was, shape (nodes,)."""
     kinds = np.unique(speed)
-    last = [part[-1] for part in np.array_split(kinds, min(kinds.size, MOST_PACES))]
+    last = [part[-1] for part in np.array_split(kinds, min(kinds.size, MAX_PACES))]
     return np.asarray(last)[np.searchsorted(last, speed)]
 
 
 def _paces(
-    cluster: Cluster, speed: NDArray[np.float64], rules: Rules, jobs: Jobs, run_s: NDArray[np.float64],
+    cluster: Cluster, speed: NDArray[np.float64], rules: Rules, jobs: ScenarioJobs, run_s: NDArray[np.float64],
     shares_s: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
     """Return `pace_run_s` and `pace_use`.
@@ -115,7 +115,7 @@ def _paces(
 
 
 def _least_slowdown(
-    cluster: Cluster, fast: NDArray[np.bool_], speed: float, asked: int, rules: Rules, jobs: Jobs,
+    cluster: Cluster, fast: NDArray[np.bool_], speed: float, asked: int, rules: Rules, jobs: ScenarioJobs,
     mine: NDArray[np.bool_],
 ) -> NDArray[np.float64]:  # fmt: skip
     """Return a slowdown that no placement on some nodes, whose slowest GPU has a speed, is below, shape (mine,)."""
@@ -136,12 +136,12 @@ def _least_slowdown(
         planned_s = jobs.planned_s[mine]  # links, which plans use in many ways, are taken to cost no time
         least_s = jobs.compute_s[mine] / speed + jobs.fixed_s[mine]
         found = np.where(planned_s > 0.0, least_s / np.maximum(planned_s, 1e-300), found)
-    bounded: NDArray[np.float64] = np.clip(found, LEAST_SLOWDOWN, MOST_SLOWDOWN)
+    bounded: NDArray[np.float64] = np.clip(found, MIN_SLOWDOWN, MAX_SLOWDOWN)
     return bounded
 
 
 def _fastest_link(cluster: Cluster, fast: NDArray[np.bool_], asked: int, nodes: int) -> float:
-    """Return a bandwidth that no ring of so many GPUs on some nodes exceeds, on one node or on more."""
+    """Return a bandwidth that no ring of a number of GPUs on some nodes exceeds, on one node or on more."""
     holds_all = fast & (np.diff(cluster.first_gpu) >= asked)
     inside = float(cluster.intra_bytes_per_s[holds_all].max(initial=0.0))
     if fast.sum() < 2:
@@ -155,16 +155,16 @@ def _counted(gpus: NDArray[np.int32], most: int, run_s: NDArray[np.float64]) -> 
     """Return run time x share of each way to count GPUs; only those that differ."""
     bounds = np.unique(np.concatenate([[1], gpus[gpus <= most // 2], most - gpus[2 * gpus > most] + 1]))
     bounds = bounds[(bounds >= 1) & (2 * bounds <= max(most, 2))]
-    picked = bounds[np.unique(np.linspace(0, bounds.size - 1, min(bounds.size, MOST_FILTERS)).astype(int))]
+    picked = bounds[np.unique(np.linspace(0, bounds.size - 1, min(bounds.size, MAX_FILTERS)).astype(int))]
     rows = [np.where(gpus > most - q, 1.0, np.where(gpus < q, 0.0, gpus / most)) * run_s for q in picked]
     return list(np.unique(np.array(rows), axis=0))
 
 
 SPANS = 64  # of time; 96 raise the bound by 1 % and take twice as long
 PIECES = 4  # of a span, in which what a job saves is taken as a straight line
-TRIED = np.linspace(-1.0, 1.0, 7)  # worths of a job's work, around what the grid tells, in mean spans
+TRIED = np.linspace(-1.0, 1.0, 7)  # worths of a job's work, around that of the grid, in mean spans
 NEARER = 4  # times that worths are tried, each time three times closer around the best
-LEAST_WEIGHT = 0.05  # of the middle; without any, work after the last span would cost nothing
+MIN_WEIGHT = 0.05  # of the middle; without any, work after the last span would cost nothing
 
 
 class Prices(NamedTuple):
@@ -175,7 +175,7 @@ class Prices(NamedTuple):
     worth_s: NDArray[np.float64]  # (jobs,) of a job's work
 
 
-class Grid(NamedTuple):
+class TimeGrid(NamedTuple):
     """Pairs of a job, a pace and a span in which the job may run so."""
 
     job: NDArray[np.intp]  # (pairs,)
@@ -186,7 +186,7 @@ class Grid(NamedTuple):
     run_s: NDArray[np.float64]  # (pairs,) of the job at that pace
 
 
-def priced_ends_s(release_s: NDArray[np.float64], needs: Needs) -> float:
+def priced_ends_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> float:
     """Return a bound on the sum of ends that knows GPUs of several speeds, and how long a job runs alone.
 
     Let a job's *middle* be the mean moment of its work. It works no faster than alone, so that its end is at least its
@@ -194,57 +194,57 @@ def priced_ends_s(release_s: NDArray[np.float64], needs: Needs) -> float:
     on its pace, the speed of its slowest GPU. The least sum of ends under these two rules is a linear program: in each
     second a job runs at one pace at most, and the jobs hold no more GPUs of each pace or faster than there are.
 
-    Give each second of these GPUs a price. Whoever may take more than there are but pays for all has, after what all
-    GPUs are worth is taken off again, no larger sum than whoever takes what there is. So any prices give a bound, and
-    so do any weights of the two rules that sum to 1, and any worth of a job's work. Those used are the dual solution
-    of the program on a coarse grid of time. The bound is then computed from them for continuous time, so that neither
-    the grid nor the solver can make it wrong.
+    Give each second of these GPUs a price. A schedule that may take more GPUs than there are, but pays for all, has no
+    larger sum than one that takes what there is, once the worth of all GPUs is subtracted. So any prices give a bound,
+    and so do any weights of the two rules that sum to 1, and any worth of a job's work. Those used are the dual
+    solution of the program on a coarse grid of time. The bound is then computed from them for continuous time, so that
+    neither the grid nor the solver can make it wrong.
 
     Args:
         release_s: Never decreasing, shape (jobs,).
-        needs: Of the same jobs.
+        minimums: Of the same jobs.
     """
-    alone_s = float((release_s + needs.run_s).sum())
-    edges_s = _edges_s(release_s, needs)
-    prices = _prices(release_s, needs, edges_s)
-    return alone_s if prices is None else max(alone_s, _bound_s(release_s, needs, edges_s, prices))
+    alone_s = float((release_s + minimums.run_s).sum())
+    edges_s = _edges_s(release_s, minimums)
+    prices = _prices(release_s, minimums, edges_s)
+    return alone_s if prices is None else max(alone_s, _bound_s(release_s, minimums, edges_s, prices))
 
 
-def _edges_s(release_s: NDArray[np.float64], needs: Needs) -> NDArray[np.float64]:
+def _edges_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> NDArray[np.float64]:
     """Return the edges of spans of time, shape (spans + 1,), in which all jobs can be done."""
-    busy_s = float(release_s[-1] + needs.shares_s.sum(axis=1).max())
+    busy_s = float(release_s[-1] + minimums.shares_s.sum(axis=1).max())
     even = np.linspace(0.0, busy_s, SPANS // 2 + 1)
     by_release = np.quantile(release_s, np.linspace(0.0, 1.0, SPANS // 2 + 1))
-    after = busy_s + 2 * needs.run_s.max() * np.linspace(0.0, 1.0, 5) ** 2
+    after = busy_s + 2 * minimums.run_s.max() * np.linspace(0.0, 1.0, 5) ** 2
     edges: NDArray[np.float64] = np.unique(np.concatenate([even, by_release, after]))
     return edges
 
 
-def _grid(release_s: NDArray[np.float64], needs: Needs, edges_s: NDArray[np.float64]) -> Grid:
+def _grid(release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDArray[np.float64]) -> TimeGrid:
     begin_s = np.maximum(edges_s[:-1], release_s[:, None])
     open_s = edges_s[1:] - begin_s
-    able = np.isfinite(needs.pace_run_s).T[:, :, None] & (open_s > 0.0)[:, None, :]
+    able = np.isfinite(minimums.pace_run_s).T[:, :, None] & (open_s > 0.0)[:, None, :]
     job, pace, span = np.nonzero(able)
     length_s = open_s[job, span]
-    return Grid(job, pace, span, length_s, begin_s[job, span] + length_s / 2, needs.pace_run_s[pace, job])
+    return TimeGrid(job, pace, span, length_s, begin_s[job, span] + length_s / 2, minimums.pace_run_s[pace, job])
 
 
-def _prices(release_s: NDArray[np.float64], needs: Needs, edges_s: NDArray[np.float64]) -> Prices | None:
+def _prices(release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDArray[np.float64]) -> Prices | None:
     """Return the dual solution of the program on the grid; None if the solver finds none.
 
     Its variables are the seconds of each pair, then each job's end.
     """
-    grid, jobs, spans = _grid(release_s, needs, edges_s), release_s.size, edges_s.size - 1
-    kinds, pairs, numbers = needs.pace_use.shape[0], grid.job.size, np.arange(jobs)
+    grid, jobs, spans = _grid(release_s, minimums, edges_s), release_s.size, edges_s.size - 1
+    kinds, pairs, numbers = minimums.pace_use.shape[0], grid.job.size, np.arange(jobs)
     moment, one_pace = np.unique(grid.job * spans + grid.span, return_inverse=True)
     opened_s = np.zeros(moment.size)
     opened_s[one_pace] = grid.open_s
     ends = csr_array((-np.ones(jobs), (numbers, numbers)), shape=(jobs, jobs))
-    room = [(needs.pace_use[kind, grid.pace, grid.job], grid.span, spans) for kind in range(kinds)]
+    room = [(minimums.pace_use[kind, grid.pace, grid.job], grid.span, spans) for kind in range(kinds)]
     rules = [(grid.middle_s / grid.run_s, grid.job, jobs), (np.ones(pairs), grid.job, jobs)]
     free = [_rows(*part, pairs, jobs) for part in (*room, (np.ones(pairs), one_pace, moment.size))]
     tied = [_beside(_rows(*part, pairs, 0), ends) for part in rules]
-    limits = np.concatenate([np.tile(np.diff(edges_s), kinds), opened_s, -needs.run_s / 2, -release_s])
+    limits = np.concatenate([np.tile(np.diff(edges_s), kinds), opened_s, -minimums.run_s / 2, -release_s])
     solved = linprog(
         np.concatenate([np.zeros(pairs), np.ones(jobs)]), A_ub=_below([*free, *tied]), b_ub=limits,
         A_eq=_rows(1.0 / grid.run_s, grid.job, jobs, pairs, jobs), b_eq=np.ones(jobs), method="highs",
@@ -253,7 +253,7 @@ def _prices(release_s: NDArray[np.float64], needs: Needs, edges_s: NDArray[np.fl
         return None
     duals = np.maximum(-solved.ineqlin.marginals, 0.0)
     second = _at_edges(duals[: kinds * spans].reshape(kinds, spans), edges_s)
-    weight = np.clip(duals[-2 * jobs : -jobs], LEAST_WEIGHT, 1.0)
+    weight = np.clip(duals[-2 * jobs : -jobs], MIN_WEIGHT, 1.0)
     return Prices(second, weight, np.asarray(solved.eqlin.marginals))
 
 
@@ -280,21 +280,23 @@ def _below(parts: list[csr_array]) -> csr_array:
     return vstack(parts).tocsr()
 
 
-def _bound_s(release_s: NDArray[np.float64], needs: Needs, edges_s: NDArray[np.float64], prices: Prices) -> float:
+def _bound_s(
+    release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDArray[np.float64], prices: Prices
+) -> float:
     """Return the bound that prices give, for continuous time."""
-    alike = prices.weight * needs.run_s / 2 + (1 - prices.weight) * release_s
+    alike = prices.weight * minimums.run_s / 2 + (1 - prices.weight) * release_s
     width_s = float(np.diff(edges_s).mean())
     best_s, jobs_s = prices.worth_s, np.zeros(release_s.size)
     for turn in range(NEARER):
         worth_s = best_s + width_s * TRIED[:, None] / 3.0**turn
-        found_s = np.array([one - _saved_s(release_s, needs, edges_s, prices, one) for one in worth_s])
+        found_s = np.array([one - _saved_s(release_s, minimums, edges_s, prices, one) for one in worth_s])
         best_s, jobs_s = worth_s[found_s.argmax(axis=0), np.arange(best_s.size)], found_s.max(axis=0)
     all_gpus_s = prices.second.sum(axis=0)
     return float((alike + jobs_s).sum() - ((all_gpus_s[1:] + all_gpus_s[:-1]) / 2 * np.diff(edges_s)).sum())
 
 
 def _saved_s(
-    release_s: NDArray[np.float64], needs: Needs, edges_s: NDArray[np.float64], prices: Prices,
+    release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDArray[np.float64], prices: Prices,
     worth_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:  # fmt: skip
     """Return at least what each job saves in all seconds where its work costs less than it is worth, shape (jobs,).
@@ -310,11 +312,11 @@ def _saved_s(
     share = (time_s - edges_s[:-1, None]) / np.diff(edges_s)[:, None]  # of the span that has gone by
     late_s = np.maximum(edges_s[-1], release_s)
     saved, after, ends_s = np.zeros(time_s.shape), np.zeros(release_s.size), late_s.copy()
-    for pace, taken_s in enumerate(needs.pace_run_s):
+    for pace, taken_s in enumerate(minimums.pace_run_s):
         able = np.isfinite(taken_s)
         run_s = np.where(able, taken_s, 1.0)
         fixed = np.where(able, 1 - prices.weight, np.inf)
-        price = needs.pace_use[:, pace].T @ prices.second  # (jobs, edges)
+        price = minimums.pace_use[:, pace].T @ prices.second  # (jobs, edges)
         price = price[:, :-1, None] + np.diff(price, axis=1)[:, :, None] * share  # (jobs, spans, parts)
         left = (worth_s[:, None, None] - prices.weight[:, None, None] * time_s) / run_s[:, None, None]
         saved = np.maximum(saved, left - fixed[:, None, None] - price)
@@ -326,7 +328,7 @@ def _saved_s(
     return np.asarray(lines.sum(axis=1) + tail)
 
 
-def least_makespan_s(release_s: NDArray[np.float64], needs: Needs) -> float:
+def least_makespan_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> float:
     """Return a time before which not all jobs can have ended.
 
     A job ends no earlier than its release and its run time. The jobs that are released at a moment or later do all
@@ -334,14 +336,14 @@ def least_makespan_s(release_s: NDArray[np.float64], needs: Needs) -> float:
 
     Args:
         release_s: Never decreasing, shape (jobs,).
-        needs: Of the same jobs.
+        minimums: Of the same jobs.
     """
-    alone = float((release_s + needs.run_s).max())
-    later = np.cumsum(needs.shares_s[:, ::-1], axis=1)[:, ::-1]
+    alone = float((release_s + minimums.run_s).max())
+    later = np.cumsum(minimums.shares_s[:, ::-1], axis=1)[:, ::-1]
     return max(alone, float((release_s + later).max()))
 
 
-def least_mean_jct_s(release_s: NDArray[np.float64], needs: Needs) -> float:
+def least_mean_jct_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> float:
     """Return a time that the mean of finish minus release cannot be below: the larger of two bounds.
 
     The first runs all jobs on one machine, for each limit. A job has the whole machine for itself, for its share. Each
@@ -351,8 +353,8 @@ def least_mean_jct_s(release_s: NDArray[np.float64], needs: Needs) -> float:
 
     The second is `priced_ends_s`, which is also no less than each job alone.
     """
-    first = max(shortest_remaining_ends_s(release_s, row) for row in np.unique(needs.shares_s, axis=0))
-    second = priced_ends_s(release_s, needs)
+    first = max(shortest_remaining_ends_s(release_s, row) for row in np.unique(minimums.shares_s, axis=0))
+    second = priced_ends_s(release_s, minimums)
     return float(max(first, second) - release_s.sum()) / release_s.size
 
 
@@ -379,15 +381,15 @@ def shortest_remaining_ends_s(release_s: NDArray[np.float64], run_s: NDArray[np.
     return total_s
 
 
-ROUNDING = 1e-9  # of a bound: the simulator sums times in another order
-LEAST = {"makespan_s": least_makespan_s, "mean_jct_s": least_mean_jct_s}
+BOUND_ROUNDING = 1e-9  # of a bound: the simulator sums times in another order
+LOWER_BOUNDS = {"makespan_s": least_makespan_s, "mean_jct_s": least_mean_jct_s}
 
 
 def lower_bounds(
     problem: Problem,
     figure: str,
     rows: NDArray[np.intp] | None = None,
-    tell: Callable[[int, int], None] = lambda done, count: None,
+    on_progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> NDArray[np.float64]:
     """Return what a figure cannot be below, shape (rows,); nan of a figure that has no bound.
 
@@ -397,37 +399,37 @@ def lower_bounds(
 
     Args:
         problem: The scenarios.
-        figure: Its name; those of LEAST have bounds.
-        rows: Scenarios that are asked for, shape (rows,); all if left out.
-        tell: Called with how many scenarios are done, and how many there are.
+        figure: Its name; those of LOWER_BOUNDS have bounds.
+        rows: Scenarios to bound, shape (rows,); all by default.
+        on_progress: Called with the number of scenarios that are done, and that of all.
     """
     scenarios = problem.scenarios
-    asked = np.arange(scenarios.jobs.size) if rows is None else rows
-    if figure not in LEAST:
-        return np.full(asked.size, np.nan)
+    numbers = np.arange(scenarios.jobs.size) if rows is None else rows
+    if figure not in LOWER_BOUNDS:
+        return np.full(numbers.size, np.nan)
     known: dict[bytes, float] = {}
-    found = np.empty(asked.size)
-    for place, row in enumerate(asked.tolist()):
+    found = np.empty(numbers.size)
+    for place, row in enumerate(numbers.tolist()):
         jobs = _jobs(problem, row)
-        need = needs(problem.cluster, scenarios.speed[row], problem.rules, jobs)
-        key = b"".join(part.tobytes() for part in (jobs.submit_s, *need))
+        minimums = job_minimums(problem.cluster, scenarios.speed[row], problem.rules, jobs)
+        key = b"".join(part.tobytes() for part in (jobs.submit_s, *minimums))
         if key not in known:  # draws of faults of the same jobs have the same bounds
-            tell(place, asked.size)
-            known[key] = LEAST[figure](jobs.submit_s, need)
+            on_progress(place, numbers.size)
+            known[key] = LOWER_BOUNDS[figure](jobs.submit_s, minimums)
         found[place] = known[key]
-    return found * (1.0 - ROUNDING)
+    return found * (1.0 - BOUND_ROUNDING)
 
 
-def _jobs(problem: Problem, row: int) -> Jobs:
+def _jobs(problem: Problem, row: int) -> ScenarioJobs:
     scenarios, count = problem.scenarios, int(problem.scenarios.jobs[row])
-    names = [name for name in Jobs._fields if name not in ("fixed_s", "planned_s")]
+    names = [name for name in ScenarioJobs._fields if name not in ("fixed_s", "planned_s")]
     columns = {name: getattr(scenarios, name)[row, :count] for name in names}
     planned_s, fixed_s = np.zeros(count), np.zeros(count)
     if scenarios.pipeline.size:
         fixed_s = scenarios.fixed_s[row, :count]
         for job in np.flatnonzero(scenarios.pipeline[row, :count]):
             planned_s[job] = reference_s(_iteration(scenarios, row, int(job)), problem.rules)
-    return Jobs(**columns, fixed_s=fixed_s, planned_s=planned_s)
+    return ScenarioJobs(**columns, fixed_s=fixed_s, planned_s=planned_s)
 
 
 def _iteration(scenarios: Scenarios, row: int, job: int) -> Iteration:

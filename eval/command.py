@@ -1,4 +1,4 @@
-"""`longshore evaluate`: from what was asked to tables, figures and files."""
+"""`longshore evaluate`: policies run on the same scenarios, compared, and reported."""
 
 import itertools
 import logging
@@ -21,7 +21,7 @@ from ..cluster.model.problem import Problem, Scenarios, same_jobs
 from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import Regime
 from .advice.asides import Aside, backup_aside, planning_aside, switching_aside
-from .advice.choice import Advice, advice_of
+from .advice.choice import OrderAdvice, advice_of
 from .advice.grid import every_order, other_bounds, run_grid
 from .advice.ranking import document_of, section_of, terminal_ranking
 from .advice.words import headline, remarks_on, sentences
@@ -30,32 +30,42 @@ from .comparison import Comparison, compare, run_all, run_recorded
 from .figures import pictures, write_pictures
 from .report import write_json, write_report
 from .setting import EvaluationRequest, Setting, is_heuristic, setting_of, tuned_patients, tuned_text
-from .table import CompileFirst, Progress, Tell, compile_as_called, terminal_tables
+from .table import CompileFirst, OpenStatus, ShowStatus, compile_as_called, terminal_tables
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 log = logging.getLogger(__name__)
 
-OVERLOADED_SHARE = 0.5  # of the scenarios: a burst at the end of a few of them is no overload
+WARN_OVERLOADED_SHARE = 0.5  # of the scenarios: a burst at the end of a few of them is no overload
 
 
-class Run(NamedTuple):
+class EvaluationRun(NamedTuple):
     """What was run."""
 
-    problem: Problem  # under the order that was asked for, or that is recommended
+    problem: Problem  # under the requested order, or the recommended one
     regime: Regime
     policies: list[Policy]
     outcomes: dict[str, Outcome]  # under that order, by policy
-    advice: Advice | None = None  # where all orders were run
-    remarks: tuple[str, ...] = ()  # on what was run, beside the advice
+    advice: OrderAdvice | None = None  # where all orders were run
+    remarks: tuple[str, ...] = ()  # on what was run, in addition to the advice
     tuned: str = ""  # what was tuned for the objective, in words
 
 
 def evaluate_request(
-    request: EvaluationRequest, console: "Console", progress: Progress, compile_first: CompileFirst = compile_as_called
+    request: EvaluationRequest,
+    console: "Console",
+    progress: OpenStatus,
+    compile_first: CompileFirst = compile_as_called,
 ) -> None:
-    """Run all policies, print the answer and the table, and write the report.
+    """Evaluate policies on scenarios.
+
+    1. Check the options, load the policies and read the setting: cluster, jobs and faults.
+    2. Run every scenario under every policy, or under every order and policy, on the same faults.
+    3. Compare the policies with the best heuristic, with confidence intervals.
+    4. Compare what switching, backups and plans save under the best policy.
+    5. Print the tables, or the recommended order and policy.
+    6. Write the figures as JSON, the report and the pictures.
 
     Raises:
         InputError: If a file, an option or a combination of them cannot be used.
@@ -64,7 +74,7 @@ def evaluate_request(
     """
     _check(request)
     with progress("reading the input"):
-        named = told_apart([(name, find_policy(name)) for name in dict.fromkeys(request.policies)])
+        named = with_distinct_names([(name, find_policy(name)) for name in dict.fromkeys(request.policies)])
         setting = _with_objective(setting_of(request), request)
     if request.pictures is not None:
         make_folder(request.pictures, "--pictures")
@@ -76,13 +86,13 @@ def evaluate_request(
             console.print(f"objective: {setting.facts['objective']}")
     _warn(console, setting.problem, policies, _use(request, setting.problem))
     compile_first(rehearsals_of(named))
-    with progress("setting up") as tell:
-        run = (_run_every_order if request.every_order else _run)(request, setting, policies, tell)
+    with progress("setting up") as show:
+        run = (_run_every_order if request.every_order else _run)(request, setting, policies, show)
         scenarios = run.problem.scenarios
         overload = overload_text(run.outcomes, scenarios, least_share=0.0)
-        if heavy := overload_text(run.outcomes, scenarios, least_share=OVERLOADED_SHARE):
+        if heavy := overload_text(run.outcomes, scenarios, least_share=WARN_OVERLOADED_SHARE):
             log.warning("overload: the queue grew until the last submission, or the run was cut off, under %s", heavy)
-        tell("computing intervals")
+        show("computing intervals")
         comparison = compare(
             run.outcomes,
             scenarios,
@@ -91,7 +101,7 @@ def evaluate_request(
             groups=same_jobs(scenarios),
             objective=request.objective,
         )
-        asides = _asides(request, setting, run, comparison, tell)
+        asides = _asides(request, setting, run, comparison, show)
     _print(console, run, comparison, introduction)
     for aside in asides:
         console.print(f"{aside.title}: {aside.words}")
@@ -108,57 +118,61 @@ def evaluate_request(
         _draw(request, console, progress, run, comparison, title=title, facts=facts)
 
 
-def _run(request: EvaluationRequest, setting: Setting, policies: list[Policy], tell: Tell) -> Run:
-    """Run the policies under the order that was asked for."""
+def _run(request: EvaluationRequest, setting: Setting, policies: list[Policy], show: ShowStatus) -> EvaluationRun:
+    """Run the policies under the requested order."""
     problem = setting.problem
-    tuned = tuned_patients(request, [request.regime], tell)
+    tuned = tuned_patients(request, [request.regime], show)
     policies = [*policies, *tuned.values()]
-    outcomes = run_all(problem, policies, _teller(tell, policies, problem.scenarios.jobs.size))
-    return Run(problem, request.regime, policies, outcomes, tuned=tuned_text(tuned))
+    outcomes = run_all(problem, policies, _status_of_runs(show, policies, problem.scenarios.jobs.size))
+    return EvaluationRun(problem, request.regime, policies, outcomes, tuned=tuned_text(tuned))
 
 
-def _run_every_order(request: EvaluationRequest, setting: Setting, policies: list[Policy], tell: Tell) -> Run:
+def _run_every_order(
+    request: EvaluationRequest, setting: Setting, policies: list[Policy], show: ShowStatus
+) -> EvaluationRun:
     """Run the policies under every order, and choose."""
     problem = setting.problem
     regimes = every_order(request.regime)
-    tuned = tuned_patients(request, regimes, tell)
+    tuned = tuned_patients(request, regimes, show)
     pairs, scenarios = len(regimes) * len(policies) + len(tuned), problem.scenarios.jobs.size
     places = itertools.count(1)
 
-    def say(what: str, done: int) -> None:
+    def show_run(what: str, done: int) -> None:
         place = f" ({next(places)} of {pairs})" if not done else f", {done:,} of {scenarios:,}"
-        tell(f"running {what}{place}")
+        show(f"running {what}{place}")
 
-    grid = run_grid(problem, regimes, policies, say, weighting=request.objective, tuned=tuned)
-    tell("computing what is possible")
+    grid = run_grid(problem, regimes, policies, show_run, weighting=request.objective, tuned=tuned)
+    show("computing what is possible")
     least_s = lower_bounds(
         problem, grid.objective, np.flatnonzero(grid.reporting),
-        lambda done, count: tell(f"computing what is possible, {done:,} of {count:,}"),
+        lambda done, count: show(f"computing what is possible, {done:,} of {count:,}"),
     )  # fmt: skip
     regime = next(regime for regime in regimes if regime.order == grid.candidates[grid.chosen].order)
     ruled = problem._replace(rules=regime.over(problem.rules))
     policies = [*policies, *(policy for order, policy in tuned.items() if order == regime.order)]
     policy = next(policy for policy in policies if policy.name == grid.candidates[grid.chosen].policy)
-    ageing = other_bounds(grid, ruled, policy, lambda *_: tell("running the best under other ageing bounds"))
-    tell("computing intervals of all orders")
+    ageing = other_bounds(grid, ruled, policy, lambda *_: show("running the best under other ageing bounds"))
+    show("computing intervals of all orders")
     advice = advice_of(grid, problem, least_s, ageing, "window" if request.trace else "workload")
     facts = setting.facts | ({"tuned": tuned_text(tuned)} if tuned else {})
     remarks = remarks_on(advice, ruled, policy, facts)
     ended = [policy for policy in policies if (grid.outcomes[policy.name].finished >= problem.scenarios.jobs).all()]
     outcomes = {policy.name: grid.outcomes[policy.name] for policy in ended}
-    return Run(ruled, regime, ended, outcomes, advice, remarks, tuned_text(tuned))
+    return EvaluationRun(ruled, regime, ended, outcomes, advice, remarks, tuned_text(tuned))
 
 
-def _asides(request: EvaluationRequest, setting: Setting, run: Run, comparison: Comparison, tell: Tell) -> list[Aside]:
-    """Return what else is answered under the best policy."""
+def _asides(
+    request: EvaluationRequest, setting: Setting, run: EvaluationRun, comparison: Comparison, show: ShowStatus
+) -> list[Aside]:
+    """Return the other comparisons, under the best policy."""
     policy = next(policy for policy in run.policies if policy.name == comparison.policies[0])
-    known = run.problem, policy, run.outcomes[policy.name], tell
-    asides = [*switching_aside(*known), *backup_aside(*known)] if request.cluster is not None else []
-    return [*asides, *planning_aside(setting.layouts, setting.compared, run.regime, policy, tell)]
+    best = run.problem, policy, run.outcomes[policy.name], show
+    asides = [*switching_aside(*best), *backup_aside(*best)] if request.cluster is not None else []
+    return [*asides, *planning_aside(setting.layouts, setting.compared, run.regime, policy, show)]
 
 
 def _with_objective(setting: Setting, request: EvaluationRequest) -> Setting:
-    """Return a setting whose facts say what a user asks to be least, if anything."""
+    """Return a setting with the objective of a user among its facts, if there is one."""
     if request.objective is None:
         return setting
     by = request.objective
@@ -166,7 +180,7 @@ def _with_objective(setting: Setting, request: EvaluationRequest) -> Setting:
     return setting._replace(facts=setting.facts | {"objective": what})
 
 
-def _print(console: "Console", run: Run, comparison: Comparison, introduction: str) -> None:
+def _print(console: "Console", run: EvaluationRun, comparison: Comparison, introduction: str) -> None:
     """Print the answer and the ranking of all orders, or the tables of one order."""
     if run.advice is None:
         for table in terminal_tables(comparison, console.width):
@@ -182,13 +196,13 @@ def _print(console: "Console", run: Run, comparison: Comparison, introduction: s
 
 
 def _draw(
-    request: EvaluationRequest, console: "Console", progress: Progress, run: Run, comparison: Comparison, *, title: str,
-    facts: dict[str, str],
+    request: EvaluationRequest, console: "Console", progress: OpenStatus, run: EvaluationRun, comparison: Comparison,
+    *, title: str, facts: dict[str, str],
 ) -> None:  # fmt: skip
     """Write the report and its pictures."""
-    with progress("drawing") as tell:
-        which, events = _events(run.problem, run.policies, comparison, run.outcomes, tell)
-        tell("drawing the figures")
+    with progress("drawing") as show:
+        which, events = _events(run.problem, run.policies, comparison, run.outcomes, show)
+        show("drawing the figures")
         gpu_node, scenarios = run.problem.cluster.gpu_node, run.problem.scenarios
         drawn = pictures(comparison, run.outcomes, scenarios, events=events, which=which, gpu_node=gpu_node)
     if request.report:
@@ -201,7 +215,7 @@ def _draw(
 
 
 def _check(request: EvaluationRequest) -> None:
-    """Refuse options that cannot be followed, before anything takes time."""
+    """Refuse options that do not go together, before anything takes time."""
     inputs = {"--trace": request.trace, "--cluster": request.cluster, "--faults": request.faults}
     inputs |= {f"--policy {name}": Path(name) for name in request.policies if name.endswith(".zip")}
     check_outputs({"--report": request.report, "--json": request.json_out}, inputs)
@@ -217,13 +231,13 @@ def _check(request: EvaluationRequest) -> None:
     if request.trace is None and request.load is not None:
         raise InputError("the preset draws its own arrivals", "give --trace or --cluster", field="--load")
     if request.trace is None and request.max_gpus is not None:
-        raise InputError("the preset's jobs ask 32 GPUs at most", "give --trace or --cluster", field="--max-gpus")
+        raise InputError("the preset's jobs need 32 GPUs at most", "give --trace or --cluster", field="--max-gpus")
     if request.trace is None and request.runs is not None:
         raise InputError("the preset draws faults anew for each workload", "set --workloads", field="--runs")
 
 
 def _check_preset(request: EvaluationRequest) -> None:
-    """Refuse a preset that cannot be run, or what it has no use for."""
+    """Refuse a preset that cannot be run, and options that it does not use."""
     if (preset := request.preset) is None:
         return
     if preset == "history":
@@ -239,7 +253,7 @@ def _check_preset(request: EvaluationRequest) -> None:
     elif preset == "traces":
         brought = {}
     for field in (field for field, path in brought.items() if path is not None):
-        raise InputError(f"{preset} has its own", "leave it out, or leave --preset out", field=field)
+        raise InputError(f"{preset} has its own", "omit it, or omit --preset", field=field)
 
 
 def _introduction(what: str, problem: Problem, policies: list[Policy], *, every_order: bool) -> str:
@@ -253,7 +267,7 @@ def _introduction(what: str, problem: Problem, policies: list[Policy], *, every_
 
 
 def _warn(console: "Console", problem: Problem, policies: list[Policy], use: Use) -> None:
-    """Say which policies were trained under something else, or cannot do here what they are made for."""
+    """Log which policies were trained under something else, or cannot do here what they are made for."""
     for policy in policies:
         if remark := remark_on(policy, use):
             log.warning("%s: %s", policy.name, remark)
@@ -262,7 +276,7 @@ def _warn(console: "Console", problem: Problem, policies: list[Policy], use: Use
     running = {policy.name for policy in policies}
     absent = [policy.name for policy in HEURISTICS.values() if policy.waits and policy.name not in running]
     if absent:
-        console.print(f"left out: {', '.join(absent)}, which differ from others only with --waiting")
+        console.print(f"not run: {', '.join(absent)}, which differ from others only with --waiting")
     bound = [policy.name for policy in policies if policy.waits]
     if bound:
         log.warning("%s would wait for better GPUs, but may not; allow it with --waiting", ", ".join(bound))
@@ -274,8 +288,8 @@ def _use(request: EvaluationRequest, problem: Problem) -> Use:
     return use._replace(orders=()) if request.every_order else use
 
 
-def told_apart(named: Sequence[tuple[str, Policy]]) -> list[Policy]:
-    """Return policies; checkpoints of the same name are called by the folders, too, in which they differ.
+def with_distinct_names(named: Sequence[tuple[str, Policy]]) -> list[Policy]:
+    """Return policies; checkpoints of the same name get the names of the folders in which they differ, too.
 
     Args:
         named: Policies with the names that they were found by.
@@ -296,21 +310,21 @@ def told_apart(named: Sequence[tuple[str, Policy]]) -> list[Policy]:
     return [policy for _, policy in named]
 
 
-def _teller(tell: Tell, policies: list[Policy], scenarios: int) -> Callable[[str, int], None]:
-    """Return what says who runs, and how many scenarios it has run."""
+def _status_of_runs(show: ShowStatus, policies: list[Policy], scenarios: int) -> Callable[[str, int], None]:
+    """Return a function that shows which policy runs, and how many scenarios it has run."""
     places = {policy.name: place for place, policy in enumerate(policies, start=1)}
 
-    def say(name: str, run: int) -> None:
-        stand = f", {run:,} of {scenarios:,}" if run else ""
-        tell(f"running {name} ({places[name]} of {len(policies)}){stand}")
+    def show_run(name: str, done: int) -> None:
+        so_far = f", {done:,} of {scenarios:,}" if done else ""
+        show(f"running {name} ({places[name]} of {len(policies)}){so_far}")
 
-    return say
+    return show_run
 
 
 def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem) -> list[Policy]:
-    """Return who runs: those asked for, and all heuristics that have the same actions."""
-    asked = {policy.name: policy for policy in named}
-    for name in (policy.name for policy in named if asked[policy.name] is not policy):
+    """Return the policies to run: those that are named, and all heuristics that have the same actions."""
+    by_name = {policy.name: policy for policy in named}
+    for name in (policy.name for policy in named if by_name[policy.name] is not policy):
         raise InputError(f"two policies are called {name!r}", "rename one of the checkpoints", field="--policy")
     for policy in named:
         if HEURISTICS.get(policy.name, policy) != policy:
@@ -319,15 +333,15 @@ def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem)
         others: list[Policy] = [*rivals(problem.rules)]
     elif request.every_order:
         others = [PACK]  # what is common today
-    else:  # someone must be the bar
-        others = [] if asked.keys() & HEURISTICS.keys() else [HEURISTICS["eft"]]
-    return [*named, *(policy for policy in others if policy.name not in asked)]
+    else:  # one heuristic must be the bar
+        others = [] if by_name.keys() & HEURISTICS.keys() else [HEURISTICS["eft"]]
+    return [*named, *(policy for policy in others if policy.name not in by_name)]
 
 
 def _events(
-    problem: Problem, policies: list[Policy], comparison: Comparison, outcomes: dict[str, Outcome], tell: Tell
+    problem: Problem, policies: list[Policy], comparison: Comparison, outcomes: dict[str, Outcome], show: ShowStatus
 ) -> tuple[str, dict[str, list[Event]]]:
-    """Return a typical scenario in words, and its events under the best heuristic and who challenges it."""
+    """Return a typical scenario in words, and its events under the best heuristic and its challengers."""
     best = comparison.best_heuristic
     shown = [*comparison.challengers[:2], best]
     rival, own = outcomes[best].makespan_s, outcomes[shown[0]].makespan_s
@@ -335,7 +349,7 @@ def _events(
     by_name = {policy.name: policy for policy in policies}
     events = {}
     for name in dict.fromkeys(shown):
-        tell(f"running a typical scenario under {name}")
+        show(f"running a typical scenario under {name}")
         events[name] = run_recorded(problem, by_name[name], typical)[1]
     return _which(typical, own.size, shown[0], best), events
 

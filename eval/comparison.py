@@ -18,7 +18,7 @@ from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import allocate_log
 from .metrics import Metric, metrics_with, scenario_metrics
 
-TIE = 1e-9  # runs whose figures differ by less than this share are equal: rounding, not policy
+EQUAL_SHARE = 1e-9  # runs whose figures differ by less than this share are equal: rounding, not policy
 
 
 class JobSizes(NamedTuple):
@@ -80,6 +80,12 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Return the policies' figures and how each does against the best heuristic.
 
+    1. Compute each metric of each scenario under each policy.
+    2. Rank the policies by the mean of the objective, and find the best heuristic.
+    3. Count in which share of the scenarios each policy beats each other.
+    4. Estimate means and differences to the best heuristic, with intervals and p-values adjusted for the whole table.
+    5. Do the same for mean JCT by the size of jobs.
+
     Args:
         outcomes: How the same scenarios ended under each policy.
         scenarios: The scenarios.
@@ -87,8 +93,8 @@ def compare(
         heuristics: Names of the policies that are heuristics, at least one.
         confidence: Probability that the intervals aim to cover.
         groups: Label of each scenario, shape (scenarios,): scenarios of one label depend on each other (several
-            fault seeds of one trace window) and are one unit of the intervals. Every scenario by itself if left out.
-        objective: What ranks the policies, a metric's name or a weighting; if left out, as `usual_weighting`.
+            fault seeds of one trace window) and are one unit of the intervals. By default, each scenario is a unit.
+        objective: What ranks the policies, a metric's name or a weighting; by default that of `usual_weighting`.
 
     Raises:
         ValueError: If there is no outcome of a heuristic, or a shape or the objective does not fit.
@@ -159,7 +165,7 @@ def _check(
         if cut.size:
             raise InputError(
                 f"{cut.size} of {scenarios.jobs.size} runs under {name} were cut off, the first is scenario {cut[0]}",
-                "lower the fault rate or the load, or leave the policy out: unfinished jobs have no completion time",
+                "lower the fault rate or the load, or omit the policy: unfinished jobs have no completion time",
             )
 
 
@@ -189,7 +195,7 @@ def _cost(values: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
 
 
 def _better(cost: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.bool_]:
-    better: NDArray[np.bool_] = cost < other - TIE * np.maximum(np.abs(cost), np.abs(other))
+    better: NDArray[np.bool_] = cost < other - EQUAL_SHARE * np.maximum(np.abs(cost), np.abs(other))
     return better
 
 
@@ -252,16 +258,16 @@ FIRST, ENOUGH_S = 16, 0.25  # scenarios in the first chunk of a policy; chunks t
 def run_all(
     problem: Problem,
     policies: Sequence[Policy],
-    tell: Callable[[str, int], None] = lambda name, numbers: None,
+    on_progress: Callable[[str, int], None] = lambda name, done: None,
     *,
     chunk: int = CHUNK,
 ) -> dict[str, Outcome]:
-    """Run every scenario under every policy.
+    """Run every scenario under every policy, on the same faults.
 
     Args:
-        problem: What is numbers.
-        policies: Who runs, each on the same faults.
-        tell: Called with the name of a policy and how many scenarios it has numbers, before each chunk of them.
+        problem: Has the scenarios.
+        policies: What decides.
+        on_progress: Called with the name of a policy and the number of scenarios that it has run, before each chunk.
         chunk: Scenarios that are run at once at most; outcomes do not depend on it.
     """
     scenarios = problem.scenarios.jobs.size
@@ -271,7 +277,7 @@ def run_all(
     for policy in policies:
         parts, first, size = [], 0, min(FIRST, rows)
         while first < scenarios:
-            tell(policy.name, first)
+            on_progress(policy.name, first)
             numbers = np.arange(first, min(first + size, scenarios))
             began = time.monotonic()
             policy.run(sim, numbers)

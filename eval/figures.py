@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any common colour blindness tell apart (Color Universal Design, 2008).
+# Okabe and Ito's colours, which people with any common colour blindness can distinguish (Color Universal Design, 2008).
 BEST_HEURISTIC_COLOUR = "#0072B2"
 CHALLENGER_COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00")
 OTHER_COLOUR = "#8f959c"
@@ -102,7 +102,7 @@ def _saved(figure: "Figure", **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-MOST_STEPS = 300  # of a line; more are not seen at the width of a page
+MAX_CURVE_POINTS = 300  # of a line; more are not seen at the width of a page
 PANELS = 3  # beside each other
 EDGE = 1.06  # a panel's axis by the largest value that is drawn: so that no mark is cut at its edge
 
@@ -124,7 +124,7 @@ def forest(comparison: Comparison) -> Picture:
             unused.remove()
         figure.supxlabel(f"difference to {comparison.best_heuristic} in %", fontsize=10, color="#374151")
         interval = (
-            f" with {100 * comparison.confidence:g} % intervals (one that leaves out 0 is a clear difference)"
+            f" with {100 * comparison.confidence:g} % intervals (one that excludes 0 is a clear difference)"
             if comparison.units > 1
             else ""
         )
@@ -162,7 +162,7 @@ def _forest_panel(ax: "Axes", comparison: Comparison, metric: int, rows: list[in
 
 
 def _interval(ax: "Axes", low: float, high: float, y: int, limit: float, colour: str) -> None:
-    """Draw an interval, with an arrow where it goes on outside of the panel."""
+    """Draw an interval, with an arrow where it continues outside of the panel."""
     ends = max(low, -limit), min(high, limit)
     ax.plot(ends, [y, y], color=colour, linewidth=2, solid_capstyle="butt")
     for end, is_outside, mark in ((ends[0], low < -limit, "<"), (ends[1], high > limit, ">")):
@@ -263,7 +263,7 @@ def _draw_steps(ax: "Axes", comparison: Comparison, jct: Mapping[str, NDArray[np
     colours, others = policy_colours(comparison), 0
     for name in reversed(comparison.policies):  # the best are drawn last, on top
         column = jct[name]
-        keep = np.unique(np.linspace(0, column.size - 1, min(column.size, MOST_STEPS)).astype(np.int64))
+        keep = np.unique(np.linspace(0, column.size - 1, min(column.size, MAX_CURVE_POINTS)).astype(np.int64))
         plain = colours[name] == OTHER_COLOUR
         label = ("other policies" if not others else None) if plain else name
         others += plain
@@ -287,7 +287,7 @@ class Spells(NamedTuple):
     end_s: NDArray[np.float64]  # (spells,)
 
 
-class Use(NamedTuple):
+class GpuUse(NamedTuple):
     """How many GPUs were busy and down, from each moment to the next."""
 
     time_s: NDArray[np.float64]  # (moments,) increasing; the last is the end of the run
@@ -339,7 +339,7 @@ def _spells(found: list[tuple[int, int, float, float]]) -> Spells:
     return Spells(columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2], columns[3])
 
 
-def use_over_time(spent: Spells) -> Use:
+def use_over_time(spent: Spells) -> GpuUse:
     """Return how many GPUs were busy and how many down at every moment at which that changes."""
     time_s, index = np.unique(np.concatenate(([0.0], spent.start_s, spent.end_s)), return_inverse=True)
     step = np.zeros((2, time_s.size), dtype=np.int64)  # busy, down
@@ -347,7 +347,7 @@ def use_over_time(spent: Spells) -> Use:
     np.add.at(step, (row, index[1 : row.size + 1]), 1)
     np.add.at(step, (row, index[row.size + 1 :]), -1)
     busy, down = step.cumsum(axis=1)
-    return Use(time_s, busy, down)
+    return GpuUse(time_s, busy, down)
 
 
 def blocks(spent: Spells) -> Spells:
@@ -380,17 +380,17 @@ def share_by_node(
 
 
 # Tol's light scheme without its reds, which are kept for faults, and three shades between its colours.
-JOB_COLOURS = ("#77AADD", "#44BB99", "#EEDD88", "#99DDFF", "#B39DDB", "#BBCC33", "#5B8DB8", "#AAAA00", "#A5D6B7")
+GANTT_COLOURS = ("#77AADD", "#44BB99", "#EEDD88", "#99DDFF", "#B39DDB", "#BBCC33", "#5B8DB8", "#AAAA00", "#A5D6B7")
 BUSY_COLOUR, IDLE_COLOUR = "#77AADD", "#e6e9ed"
-MOST_GPU_ROWS = 256  # more GPUs are not told apart at the width of a page
+MAX_GPU_ROWS = 256  # more are not distinguishable at the width of a page
 
 
 def use(comparison: Comparison, events: Mapping[str, Sequence[Event]], cluster_gpus: int, *, which: str) -> Picture:
     """Return busy, idle and down GPUs over time in one scenario, for the best policy and the best heuristic."""
     from matplotlib.figure import Figure
 
-    wanted = [name for name in (*comparison.challengers[:1], comparison.best_heuristic) if name in events]
-    shown = wanted if len(wanted) == 2 else list(events)[:2]
+    preferred = [name for name in (*comparison.challengers[:1], comparison.best_heuristic) if name in events]
+    shown = preferred if len(preferred) == 2 else list(events)[:2]
     name, scale = time_unit(max(events[policy][-1].time_s for policy in shown))
     with style():
         figure = Figure(figsize=(WIDTH_INCHES, 0.5 + 1.9 * len(shown)), layout="constrained")
@@ -420,7 +420,7 @@ def _use_panel(ax: "Axes", spent: Spells, cluster_gpus: int, scale: float) -> No
 
 
 def gantt(events: Mapping[str, Sequence[Event]], gpu_node: NDArray[np.int32], *, which: str) -> Picture:
-    """Return who held each GPU when, one panel a policy; a cluster of over 256 GPUs is drawn node by node.
+    """Return which job held each GPU when, one panel a policy; a cluster of over 256 GPUs is drawn node by node.
 
     Args:
         events: Events of one scenario under each policy, in order of time.
@@ -430,7 +430,7 @@ def gantt(events: Mapping[str, Sequence[Event]], gpu_node: NDArray[np.int32], *,
     from matplotlib.figure import Figure
 
     name, scale = time_unit(max(listed[-1].time_s for listed in events.values()))
-    by_node = gpu_node.size > MOST_GPU_ROWS
+    by_node = gpu_node.size > MAX_GPU_ROWS
     lines = int(gpu_node.max()) + 1 if by_node else gpu_node.size
     with style():
         figure = Figure(
@@ -453,7 +453,7 @@ def _gantt_caption(*, by_node: bool) -> str:
     if by_node:
         return "Each row is a node: the darker the blue, the more of its GPUs run a job; red: GPUs out of service."
     return (
-        "Each row is a GPU, each block a job; colours only tell jobs apart. White: idle. Red and hatched: out of "
+        "Each row is a GPU, each block a job; colours only distinguish jobs. White: idle. Red and hatched: out of "
         "service. Dashed: the last job ends."
     )
 
@@ -463,7 +463,7 @@ def _gpu_panel(ax: "Axes", spent: Spells, gpu_node: NDArray[np.int32], scale: fl
 
     rectangles, job = _rectangles(blocks(spent), scale)
     down = job == DOWN
-    colours = [JOB_COLOURS[index % len(JOB_COLOURS)] for index in job[~down]]
+    colours = [GANTT_COLOURS[index % len(GANTT_COLOURS)] for index in job[~down]]
     ax.add_collection(PolyCollection(rectangles[~down], facecolors=colours, edgecolors="white", linewidths=0.35))
     ax.add_collection(
         PolyCollection(rectangles[down], facecolors=DOWN_FACE, edgecolors=DOWN_COLOUR, hatch="//////", linewidths=0.5)

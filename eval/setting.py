@@ -44,41 +44,41 @@ from ..cluster.workloads.generator import PROFILES, Arrivals, generate
 from ..cluster.workloads.windows import with_gpus_cut
 from .comparison import run_all
 from .metrics import scenario_metrics
-from .table import Tell
+from .table import ShowStatus
 
 PROFILE = "philly"
 
 
 @dataclass(frozen=True, slots=True)
 class JobsRequest:
-    """What generated jobs look like; None where nothing was asked."""
+    """What generated jobs are like; None where the user gave no option."""
 
     profile: str | None = None  # of PROFILES
     arrivals: Arrivals | None = None
 
     def check(self, trace: Path | None, load: float | None) -> None:
-        """Refuse options that cannot be followed.
+        """Refuse options that do not go together.
 
         Raises:
             InputError: Naming the option.
         """
         for option, value in (("--profile", self.profile), ("--arrivals", self.arrivals)):
             if value is not None and trace is not None:
-                raise InputError("a trace has its own jobs", "leave one of the two out", field=option)
+                raise InputError("a trace has its own jobs", "omit one of the two", field=option)
         if self.profile is not None and self.profile not in PROFILES:
             problem = f"there is no profile {self.profile!r}"
             raise InputError(problem, nearest(self.profile, PROFILES), field="--profile")
         if self.arrivals == "batch" and load is not None:
-            raise InputError("a batch submits all jobs at once", "leave one of the two out", field="--load")
+            raise InputError("a batch submits all jobs at once", "omit one of the two", field="--load")
 
     def draw(self, jobs: int, *, load: float, capacity: int, rng: np.random.Generator) -> Workload:
-        """Return one workload for a cluster that is worth so many GPUs of speed 1."""
+        """Return one workload for a cluster that is worth `capacity` GPUs of speed 1."""
         profile = PROFILES[self.profile or PROFILE]
         return generate(profile, jobs, load=load, cluster_gpus=capacity, rng=rng, arrivals=self.arrivals or "profile")
 
     @property
     def text(self) -> str:
-        """What is drawn, in words; empty if nothing was asked."""
+        """What is drawn, in words; empty if the user gave no option."""
         if self.profile is None and self.arrivals is None:
             return ""
         arrivals = "its own" if self.arrivals in (None, "profile") else self.arrivals
@@ -95,7 +95,7 @@ WINDOWS = 24  # of a trace
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """What is to be compared, and where the results go. Paths left None are not read or written."""
+    """What to compare, and where the results go. Paths that are None are not read or written."""
 
     policies: tuple[str, ...]
     trace: Path | None
@@ -130,7 +130,7 @@ class Setting(NamedTuple):
     what: str  # to call it
     facts: dict[str, str]  # what is not run as it was recorded or drawn
     layouts: dict[str, Problem] = {}  # noqa: RUF012  # the same jobs by each layout that fits; empty without plans
-    compared: tuple[str, ...] = ()  # layouts that are to be compared, fit or not
+    compared: tuple[str, ...] = ()  # layouts to compare, whether they fit or not
 
 
 def setting_of(request: EvaluationRequest) -> Setting:
@@ -151,7 +151,7 @@ def setting_of(request: EvaluationRequest) -> Setting:
     spread = f", sigma {request.sigma:g}" if request.estimates == "log-normal" else ""
     facts = setting.facts | {"estimates": request.estimates + spread}
     problem = _estimated(setting.problem, request.estimates, request)
-    layouts = {name: _estimated(it, request.estimates, request) for name, it in setting.layouts.items()}
+    layouts = {name: _estimated(each, request.estimates, request) for name, each in setting.layouts.items()}
     return setting._replace(problem=problem, facts=facts, layouts=layouts)
 
 
@@ -203,7 +203,7 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
     faults = read_fault_trace(request.faults) if request.faults else None
 
     def by(layout: str) -> Problem:
-        laid = [laid_out(it, layout) for it in workloads]
+        laid = [laid_out(workload, layout) for workload in workloads]
         return cluster_problem(setup, laid, request.regime, runs=runs, seed=request.seed, faults=faults)
 
     problem, compared = by(request.plans), _compared(workloads)
@@ -212,14 +212,14 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
     facts["plans of jobs"] = request.plans
     layouts = {request.plans: problem}
     for name in compared:
-        with suppress(InputError):  # nobody asked for it, and no node has room for one of its plans
+        with suppress(InputError):  # not the requested one, and no node has room for one of its plans
             layouts[name] = layouts.get(name) or by(name)
     return Setting(problem, what, facts, layouts, compared)
 
 
 def _compared(workloads: Sequence[Workload]) -> tuple[str, ...]:
-    """Return the layouts that are to be compared: none where no job has plans, two where no plan puts state away."""
-    plans = [plan for it in workloads for of_job in it.plans or () for plan in of_job]
+    """Return the layouts to compare: none where no job has plans, two where no plan puts state away."""
+    plans = [plan for workload in workloads for of_job in workload.plans or () for plan in of_job]
     if not plans:
         return ()
     return (FIXED, BEST, OFFLOAD) if any(plan.away_bytes for plan in plans) else (FIXED, BEST)
@@ -232,16 +232,17 @@ def _generated(request: EvaluationRequest, setup: ClusterSetup, largest: int) ->
     rng = stream(request.seed, Stream.JOBS)
     load = request.load or LOAD
     drawn = [request.drawn.draw(WINDOW_JOBS, load=load, capacity=capacity, rng=rng) for _ in range(count)]
-    most = min(largest, gpus)
-    cut = sum(int((workload.gpus > most).sum()) for workload in drawn)
-    asked = {"jobs": request.drawn.text} if request.drawn.text else {}
-    return [with_gpus_cut(workload, most) for workload in drawn], asked | _cut_fact(cut, count * WINDOW_JOBS, most)
+    max_gpus = min(largest, gpus)
+    cut = sum(int((workload.gpus > max_gpus).sum()) for workload in drawn)
+    facts = {"jobs": request.drawn.text} if request.drawn.text else {}
+    facts |= _cut_fact(cut, count * WINDOW_JOBS, max_gpus)
+    return [with_gpus_cut(workload, max_gpus) for workload in drawn], facts
 
 
 def _trace(
     request: EvaluationRequest, path: Path, largest: int
 ) -> tuple[Workload, tuple[float, float], dict[str, str]]:
-    """Return the jobs of a trace, the part that is run, and what is not run as it was recorded, also said."""
+    """Return the jobs of a trace, the part that is run, and what is not run as recorded, which is also logged."""
     workload = read_trace(path)
     if request.estimates == "history":
         workload = with_estimates(workload, "history")
@@ -250,14 +251,14 @@ def _trace(
     part = request.part or (TESTED_PART if enough and not untrained else (0.0, 1.0))
     facts = _cut_fact(int((workload.gpus > largest).sum()), workload.jobs, largest)
     if workload.left_out:
-        facts["jobs left out"] = f"{workload.left_out} rows ask no GPU or never ran, and are left out"
+        facts["jobs dropped"] = f"{workload.left_out} rows need no GPU or never ran, and are dropped"
     if not enough and not untrained:
         facts["part of the trace"] = (
             f"only {workload.jobs} jobs, too few to keep the first 70 % for training; windows come from all of it"
         )
-    asked, room = request.workloads or WINDOWS, disjoint_windows(workload, part)
-    if room < asked:
-        facts["windows"] = f"{room} of {asked} windows: more would overlap"
+    windows, room = request.workloads or WINDOWS, disjoint_windows(workload, part)
+    if room < windows:
+        facts["windows"] = f"{room} of {windows} windows: more would overlap"
     for fact in facts.values() if request.part is None else ():
         log.warning("%s: %s", path, fact)
     if untrained:
@@ -268,7 +269,7 @@ def _trace(
 
 
 def keeps_past(workload: Workload) -> bool:
-    """Say whether a trace is long enough to leave its past out of what is run."""
+    """Return whether a trace is long enough to run only what follows its past."""
     return jobs_within(workload, TESTED_PART) >= WINDOW_JOBS
 
 
@@ -279,33 +280,33 @@ def _load_fact(request: EvaluationRequest, workload: Workload, capacity: int) ->
         return {}
     return {
         "load": f"arrivals are scaled to {request.load or LOAD:g} of what the cluster can do; as recorded, the whole "
-        f"trace asks {recorded:.2g} (--load {recorded:.2g} runs that)"
+        f"trace needs {recorded:.2g} (--load {recorded:.2g} runs that)"
     }
 
 
 def _cut_fact(cut: int, jobs: int, largest: int) -> dict[str, str]:
     if not cut:
         return {}
-    return {"jobs cut": f"{cut} of {jobs} jobs ask more than {largest} GPUs, and get so many"}
+    return {"jobs cut": f"{cut} of {jobs} jobs need more than {largest} GPUs, and get {largest}"}
 
 
-DRAWS = 10_000  # added to the seed: the cluster's faults are drawn anew
+TUNING_SEED_OFFSET = 10_000  # added to the seed: the cluster's faults are drawn anew
 
 
-def tuned_patients(request: EvaluationRequest, regimes: Sequence[Regime], tell: Tell) -> dict[str, Heuristic]:
+def tuned_patients(request: EvaluationRequest, regimes: Sequence[Regime], show: ShowStatus) -> dict[str, Heuristic]:
     """Return `patient` with the factor that does best on the trace's past, by order; empty if nothing can be tuned.
 
-    Nothing is tuned if no objective was asked for, no policy may wait, or there is no past.
+    Nothing is tuned if the user gave no objective, no policy may wait, or there is no past.
     """
     weighting, trace = request.objective, request.trace
     if weighting is None or trace is None or not request.heuristics or not request.regime.waiting:
         return {}
     if not keeps_past(read_trace(trace)):
         return {}
-    problem = setting_of(replace(request, part=PAST_PART, seed=request.seed + DRAWS)).problem
+    problem = setting_of(replace(request, part=PAST_PART, seed=request.seed + TUNING_SEED_OFFSET)).problem
     found = {}
     for regime in regimes:
-        tell(f"tuning patient under {regime.order}")
+        show(f"tuning patient under {regime.order}")
         ruled = problem._replace(rules=regime.over(problem.rules))
         found[regime.order] = tuned_patient(partial(_cost, ruled, weighting))
     return found
@@ -321,7 +322,7 @@ def _cost(problem: Problem, weighting: Weighting, policy: Heuristic) -> float:
 
 
 def is_heuristic(policy: Policy) -> bool:
-    """Say whether a policy is one of the heuristics, or `patient` with another factor."""
+    """Return whether a policy is one of the heuristics, or `patient` with another factor."""
     return policy.name in HEURISTICS or (isinstance(policy, Heuristic) and policy == patient_of(policy.patience))
 
 

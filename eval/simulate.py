@@ -27,7 +27,7 @@ from ..cluster.workloads.estimates import EstimateKind, with_estimates
 from ..cluster.workloads.windows import scaled_to_load, with_gpus_cut
 from .comparison import run_recorded
 from .setting import JobsRequest
-from .table import CompileFirst, Progress, compile_as_called, print_run
+from .table import CompileFirst, OpenStatus, compile_as_called, print_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +39,7 @@ GENERATED_JOBS, GENERATED_LOAD = 200, 0.8
 
 @dataclass(frozen=True, slots=True)
 class SimulationRequest:
-    """What is to be simulated, and where the schedule goes. Paths left None are not read or written."""
+    """What to simulate, and where the schedule goes. Paths that are None are not read or written."""
 
     cluster: Path
     policy: str
@@ -60,7 +60,10 @@ class SimulationRequest:
 
 
 def simulate_request(
-    request: SimulationRequest, console: "Console", progress: Progress, compile_first: CompileFirst = compile_as_called
+    request: SimulationRequest,
+    console: "Console",
+    progress: OpenStatus,
+    compile_first: CompileFirst = compile_as_called,
 ) -> None:
     """Run the simulation, write the schedule and print the run's figures.
 
@@ -126,7 +129,7 @@ def _workload(request: SimulationRequest, cluster: Cluster) -> Workload:
         return with_gpus_cut(workload, min(request.max_gpus or gpus, gpus))
     workload = first_jobs(read_trace(request.trace), request.jobs)
     if workload.left_out:
-        log.warning("%s: %d rows ask no GPU or never ran, and are left out", request.trace, workload.left_out)
+        log.warning("%s: %d rows need no GPU or never ran, and are dropped", request.trace, workload.left_out)
     if request.jobs and request.jobs > workload.jobs:
         log.warning("%s: it has %d jobs, not %d", request.trace, workload.jobs, request.jobs)
     workload = with_gpus_cut(workload, request.max_gpus)

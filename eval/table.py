@@ -1,4 +1,4 @@
-"""A comparison and a run as tables, for the terminal and the report, with the cells that speak against a policy."""
+"""A comparison and a run as tables, for the terminal and the report, and the losses of a policy in sentences."""
 
 import math
 import textwrap
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["better", "worse", "open"]  # open: the interval holds 0, or there is none
 
-STYLES: dict[Verdict, str] = {"better": "bold green", "worse": "bold red", "open": ""}
+VERDICT_STYLES: dict[Verdict, str] = {"better": "bold green", "worse": "bold red", "open": ""}
 
 
 class Unit(NamedTuple):
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
     """One figure as text."""
 
     text: str
-    best: bool  # nobody has a better mean
+    best: bool  # no policy has a better mean
     verdict: Verdict
 
 
@@ -51,7 +51,7 @@ class Row(NamedTuple):
     worse_in: str  # share of scenarios
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column for the terminal."""
 
     title: str
@@ -126,7 +126,7 @@ def _mean_cell(comparison: Comparison, policy: int, metric: int) -> Cell:
 def verdict(comparison: Comparison, policy: int, metric: int) -> Verdict:
     """Return whether a policy is better or worse than the best heuristic.
 
-    It is so where the interval of its difference leaves out 0, and its p-value adjusted for all cells of the table is
+    It is so where the interval of its difference excludes 0, and its p-value adjusted for all cells of the table is
     below what the confidence leaves.
     """
     low, high = comparison.difference.low[policy, metric], comparison.difference.high[policy, metric]
@@ -156,7 +156,7 @@ def interval_text(percent: Estimates, row: int, column: int) -> str:
 
 
 def caption(comparison: Comparison) -> str:
-    """Return the sentence under the table that says how to read it."""
+    """Return the sentence under the table on how to read it."""
     objective = comparison.ranked_by.title
     scenarios = f"{comparison.scenarios} scenario{'s' if comparison.scenarios > 1 else ''}"
     if comparison.units < 2:
@@ -170,10 +170,10 @@ def caption(comparison: Comparison) -> str:
 
 
 def terminal_tables(comparison: Comparison, width: int) -> list["Table"]:
-    """Return the tables for a terminal of so many columns: figures, then differences to the best heuristic.
+    """Return the tables for a terminal of a width in columns: figures, then differences to the best heuristic.
 
     A table that is too wide is cut into several, each with the policies' names. The best mean of each column is bold;
-    a difference to the best heuristic is green or red where its interval leaves out 0.
+    a difference to the best heuristic is green or red where its interval excludes 0.
     """
     parts = [*_parts(comparison, _mean_columns(comparison), width)]
     parts[-1].caption = caption(comparison)
@@ -184,27 +184,27 @@ def terminal_tables(comparison: Comparison, width: int) -> list["Table"]:
     return [*parts, *differences]
 
 
-def _mean_columns(comparison: Comparison) -> list[Column]:
+def _mean_columns(comparison: Comparison) -> list[TableColumn]:
     """Return the columns of figures, then those that compare the objective with the best heuristic."""
     listed = rows(comparison)
     columns = [
-        Column(title, unit, [(row.cells[metric].text, "bold" if row.cells[metric].best else "") for row in listed])
+        TableColumn(title, unit, [(row.cells[metric].text, "bold" if row.cells[metric].best else "") for row in listed])
         for metric, (title, unit) in enumerate(titles(comparison))
     ]
-    styles = [STYLES[row.versus.verdict] for row in listed]
+    styles = [VERDICT_STYLES[row.versus.verdict] for row in listed]
     texts = ([row.versus.text for row in listed], [row.interval for row in listed], [row.worse_in for row in listed])
     colours = (styles, styles, [""] * len(listed))
     columns += [
-        Column(title, second, list(zip(text, colour, strict=True)))
+        TableColumn(title, second, list(zip(text, colour, strict=True)))
         for (title, second), text, colour in zip(versus_titles(comparison), texts, colours, strict=True)
     ]
     return columns
 
 
-def _difference_columns(comparison: Comparison) -> list[Column]:
+def _difference_columns(comparison: Comparison) -> list[TableColumn]:
     """Return the difference to the best heuristic in per cent for each metric."""
     return [
-        Column(
+        TableColumn(
             metric.title,
             f"{metric.better} best",
             [_difference(comparison, policy, index) for policy in range(len(comparison.policies))],
@@ -220,16 +220,16 @@ def _difference(comparison: Comparison, policy: int, metric: int) -> tuple[str, 
     text = f"{value:+.1f}" if abs(value) >= 0.05 else "0.0"
     if not np.isnan(low):
         text += f" ±{(high - low) / 2:.1f}"
-    return text, STYLES[verdict(comparison, policy, metric)]
+    return text, VERDICT_STYLES[verdict(comparison, policy, metric)]
 
 
-def _parts(comparison: Comparison, columns: list[Column], width: int) -> Iterator["Table"]:
-    """Yield tables of as many columns as fit."""
+def _parts(comparison: Comparison, columns: list[TableColumn], width: int) -> Iterator["Table"]:
+    """Yield tables, each of the columns that fit."""
     from rich.console import Console
     from rich.measure import Measurement
 
     endless = Console(width=10_000)
-    shown: list[Column] = []
+    shown: list[TableColumn] = []
     for column in columns:
         table = _table(comparison, [*shown, column])
         if shown and Measurement.get(endless, endless.options, table).maximum > width:
@@ -239,7 +239,7 @@ def _parts(comparison: Comparison, columns: list[Column], width: int) -> Iterato
     yield _table(comparison, shown)
 
 
-def _table(comparison: Comparison, columns: list[Column]) -> "Table":
+def _table(comparison: Comparison, columns: list[TableColumn]) -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -275,10 +275,10 @@ def _name_style(row: Row) -> str:
     return {"challenger": "bold cyan", "best heuristic": "bold", "heuristic": ""}[row.kind]
 
 
-Tell: TypeAlias = Callable[[str], None]  # shows what is being done
-Progress: TypeAlias = Callable[[str], AbstractContextManager[Tell]]  # begins with what is done first
+ShowStatus: TypeAlias = Callable[[str], None]  # shows the step in progress
+OpenStatus: TypeAlias = Callable[[str], AbstractContextManager[ShowStatus]]  # shows the first step, and then the others
 
-CompileFirst: TypeAlias = Callable[[list[str]], None]  # is given what `compile_ahead` takes
+CompileFirst: TypeAlias = Callable[[list[str]], None]  # takes what `compile_ahead` takes
 
 
 def compile_as_called(rehearsals: list[str]) -> None:
@@ -311,11 +311,11 @@ def print_run(
 
 
 def print_trace(console: "Console", name: str, statistics: TraceStatistics, gpus: int | None) -> None:
-    """Print what a trace holds; with `gpus`, also the load that it offers to so many."""
+    """Print what a trace holds; with `gpus`, also the load that it offers to that number of them."""
     sizes = "  ".join(f"{size}: {count}" for size, count in statistics.sizes[:16])
     rows = {
         "format": name,
-        "jobs": f"{statistics.jobs} ({statistics.left_out} rows left out)",
+        "jobs": f"{statistics.jobs} ({statistics.left_out} rows dropped)",
         "span": f"{statistics.span_s / 86400:.1f} days",
         "work": f"{statistics.gpu_hours:,.0f} GPU-hours",
         "run time": f"mean {statistics.mean_work_s / 3600:.2f} h; "
@@ -325,7 +325,9 @@ def print_trace(console: "Console", name: str, statistics: TraceStatistics, gpus
     }
     if gpus:
         load = statistics.offered_load(gpus)
-        rows["load"] = f"{load:.2f} on {gpus} GPUs" if math.isfinite(load) else "none over time, as all come at once"
+        rows["load"] = (
+            f"{load:.2f} on {gpus} GPUs" if math.isfinite(load) else "none over time, as all jobs arrive at once"
+        )
     _print(console, rows)
 
 
@@ -349,7 +351,7 @@ def _print(console: "Console", rows: dict[str, str]) -> None:
         console.print(f"{title:{width}}  {text}", soft_wrap=True)
 
 
-MOST_NAMED = 5  # scenarios that are named one by one
+MAX_NAMED_SCENARIOS = 5  # scenarios that are named one by one
 
 
 def losses(comparison: Comparison, policy: str) -> list[str]:
@@ -378,7 +380,7 @@ def _scenarios(comparison: Comparison, row: int) -> str:
     sign = -1 if comparison.ranked_by.better == "higher" else 1
     base = comparison.values[best, comparison.objective]
     change = 100 * (comparison.values[row, comparison.objective] - base) / np.where(base == 0, np.nan, base)
-    order = np.argsort(np.nan_to_num(-sign * change), kind="stable")[: min(worse, MOST_NAMED)]
+    order = np.argsort(np.nan_to_num(-sign * change), kind="stable")[: min(worse, MAX_NAMED_SCENARIOS)]
     named = ", ".join(f"scenario {index} ({percent_text(float(change[index]))})" for index in order)
     share = f"{worse} of {comparison.scenarios} scenarios ({100 * comparison.worse_share[row]:.0f} %)"
     return f"Worse {comparison.ranked_by.title} than {comparison.best_heuristic} in {share}; worst: {named}."

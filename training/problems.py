@@ -17,8 +17,7 @@ from ..cluster.model.problem import FaultProcess, Problem, Scenarios, fault_sour
 from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
-from ..cluster.presets.drawn import HETERO64, VALIDATION_SEED, Stream, stream, training_key
-from ..cluster.presets.drawn import WindowCluster as Site
+from ..cluster.presets.drawn import HETERO64, VALIDATION_SEED, Site, Stream, stream, training_key
 from ..cluster.presets.problems import (
     RUNS,
     WINDOW_JOBS,

@@ -12,7 +12,7 @@ import torch
 from ..agents.learned.checkpoint import load_policy, save_policy, schema_of
 from ..agents.learned.schema import USERS, Schema, Trained, use_of
 from ..agents.networks.candidates import CandidatePolicy
-from ..agents.rehearsals import REHEARSAL_GROUPS as OF_POLICIES
+from ..agents.rehearsals import GROUPS as OF_POLICIES
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import readable
 from ..cluster.kernels.ahead import Rehearsal

@@ -1,4 +1,4 @@
-"""What an evaluation adds for its best policy: gains from switching, backups, and plans."""
+"""What an evaluation compares under its best policy: restart and switch, backups and none, plans of jobs."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -12,15 +12,15 @@ from ...cluster.model.outcome import Outcome, metrics
 from ...cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, Scenarios, same_jobs
 from ...cluster.presets.problems import Regime
 from ..comparison import run_all
-from ..table import Tell
+from ..table import ShowStatus
 from .choice import ends, in_percent, ratios_by_unit, with_interval
 
 HOUR_S = 3600.0
 RESTART, SWITCH = "restart", "switch"
 
 
-class Held(NamedTuple):
-    """What a handling of faults made of each scenario, all of shape (scenarios,)."""
+class FaultCosts(NamedTuple):
+    """What faults cost in each scenario under one handling of them, all of shape (scenarios,)."""
 
     lost_gpu_s: NDArray[np.float64]  # GPU-time that jobs held without progress that was kept
     jct_s: NDArray[np.float64]  # mean over the jobs
@@ -28,37 +28,37 @@ class Held(NamedTuple):
     switches: NDArray[np.float64]
 
 
-class Handlings(NamedTuple):
+class HandlingComparison(NamedTuple):
     """Restart against switch under one policy."""
 
     policy: str
-    held: dict[str, Held]  # by handling
+    held: dict[str, FaultCosts]  # by handling
     lost: Estimates  # GPU-time lost with switching over that with restarting, shape (1,)
     jct_percent: Estimates  # change of the mean JCT by switching, shape (1,)
     units: int  # windows or workloads, which are the evidence; draws of faults for the same jobs are averaged
 
 
-def compare_handlings(problem: Problem, policy: Policy) -> Handlings:
+def compare_handlings(problem: Problem, policy: Policy) -> HandlingComparison:
     """Run a policy on the scenarios of a problem with both handlings of faults.
 
-    All else that the rules say holds for both: checks before starts and detection. Spares are kept with switching
-    only. Intervals are by a paired bootstrap over units of the same jobs.
+    All other rules hold for both: checks before starts and detection. Spares are kept with switching only. Intervals
+    are by a paired bootstrap over units of the same jobs.
     """
     held = {}
     for handling in (RESTART, SWITCH):
         rules = problem.rules._replace(switching=handling == SWITCH)
         outcome = run_all(problem._replace(rules=rules), [policy])[policy.name]
-        held[handling] = held_of(problem, outcome)
-    return handlings_of(policy.name, held, same_jobs(problem.scenarios))
+        held[handling] = fault_costs(problem, outcome)
+    return handling_comparison(policy.name, held, same_jobs(problem.scenarios))
 
 
-def held_of(problem: Problem, outcome: Outcome) -> Held:
-    """Return what an outcome of a problem's scenarios says of faults."""
+def fault_costs(problem: Problem, outcome: Outcome) -> FaultCosts:
+    """Return what faults cost in an outcome of a problem's scenarios."""
     scenarios = problem.scenarios
     figures = metrics(
         outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size, scenarios.work_s
     )
-    return Held(
+    return FaultCosts(
         lost_gpu_s=figures.lost_gpu_s + outcome.overhead_gpu_s,
         jct_s=figures.mean_jct_s,
         stops=figures.restarts,
@@ -66,15 +66,15 @@ def held_of(problem: Problem, outcome: Outcome) -> Held:
     )
 
 
-def handlings_of(policy: str, held: dict[str, Held], unit: NDArray[np.intp]) -> Handlings:
+def handling_comparison(policy: str, held: dict[str, FaultCosts], unit: NDArray[np.intp]) -> HandlingComparison:
     """Return both handlings compared, given the unit of each scenario, shape (scenarios,)."""
     switch, restart = held[SWITCH], held[RESTART]
-    mine, other = (np.array([it.lost_gpu_s, it.jct_s]) for it in (switch, restart))
+    mine, other = (np.array([costs.lost_gpu_s, costs.jct_s]) for costs in (switch, restart))
     lost, jct = ratios_by_unit(mine, other, unit)
-    return Handlings(policy, held, lost, in_percent(jct), int(np.unique(unit).size))
+    return HandlingComparison(policy, held, lost, in_percent(jct), int(np.unique(unit).size))
 
 
-def words_of_handling(handlings: Handlings) -> str:
+def handling_in_words(handlings: HandlingComparison) -> str:
     """Return the comparison in one sentence."""
     lost_h = {name: held.lost_gpu_s.mean() / HOUR_S for name, held in handlings.held.items()}
     stops = {name: held.stops.mean() for name, held in handlings.held.items()}
@@ -87,8 +87,8 @@ def words_of_handling(handlings: Handlings) -> str:
     )
 
 
-def document_of_handling(handlings: Handlings) -> dict[str, Any]:
-    """Return the comparison as JSON has it; means are over scenarios."""
+def handling_document(handlings: HandlingComparison) -> dict[str, Any]:
+    """Return the comparison as it is in JSON; means are over scenarios."""
     return {
         "policy": handlings.policy,
         **{
@@ -106,11 +106,11 @@ def document_of_handling(handlings: Handlings) -> dict[str, Any]:
     }
 
 
-class Backed(NamedTuple):
+class BackupComparison(NamedTuple):
     """Backups against none under one policy; means are over scenarios."""
 
     policy: str
-    most: int  # GPUs of a job that may have one at a time
+    max_backups: int  # of a job at a time
     jct_s: tuple[float, float]  # mean JCT without and with backups
     jct_percent: Estimates  # change of the mean JCT by backups, shape (1,)
     held_percent: Estimates  # change of the GPU-time that jobs hold, shape (1,)
@@ -120,7 +120,7 @@ class Backed(NamedTuple):
     units: int
 
 
-def compare_backups(problem: Problem, policy: Policy) -> Backed:
+def compare_backups(problem: Problem, policy: Policy) -> BackupComparison:
     """Run a policy on the scenarios of a problem without backups and with those that its rules allow.
 
     Intervals are by a paired bootstrap over units of the same jobs.
@@ -129,13 +129,13 @@ def compare_backups(problem: Problem, policy: Policy) -> Backed:
     for backups in (0, problem.rules.backups):
         outcome = run_all(problem._replace(rules=problem.rules._replace(backups=backups)), [policy])[policy.name]
         held_gpu_s = outcome.busy_gpu_s + outcome.backup_gpu_s
-        both.append(np.array([held_of(problem, outcome).jct_s, held_gpu_s]))
+        both.append(np.array([fault_costs(problem, outcome).jct_s, held_gpu_s]))
     without, backed = both
     unit = same_jobs(problem.scenarios)
     jct, held = map(in_percent, ratios_by_unit(backed, without, unit))
-    return Backed(
+    return BackupComparison(
         policy=policy.name,
-        most=problem.rules.backups,
+        max_backups=problem.rules.backups,
         jct_s=(float(without[0].mean()), float(backed[0].mean())),
         jct_percent=jct,
         held_percent=held,
@@ -146,22 +146,22 @@ def compare_backups(problem: Problem, policy: Policy) -> Backed:
     )
 
 
-def backups_in_words(found: Backed) -> str:
+def backups_in_words(found: BackupComparison) -> str:
     """Return the comparison in one sentence."""
     jct, held = (with_interval(each, "+.1f", " %") for each in (found.jct_percent, found.held_percent))
     before_h, after_h = (jct_s / HOUR_S for jct_s in found.jct_s)
     return (
-        f"under {found.policy}, backups for up to {found.most} GPUs of a job change the mean JCT by {jct}, from "
+        f"under {found.policy}, backups for up to {found.max_backups} GPUs of a job change the mean JCT by {jct}, from "
         f"{before_h:.2f} h to {after_h:.2f} h, and the GPU-hours held by {held}; in a scenario jobs meet slow nodes "
         f"{found.slowed:.1f} times, and {found.backups:.1f} backups take {found.backup_gpu_s / HOUR_S:.1f} GPU-hours"
     )
 
 
-def backups_document(found: Backed) -> dict[str, Any]:
-    """Return the comparison as JSON has it; means are over scenarios."""
+def backups_document(found: BackupComparison) -> dict[str, Any]:
+    """Return the comparison as it is in JSON; means are over scenarios."""
     return {
         "policy": found.policy,
-        "most_backups": found.most,
+        "max_backups": found.max_backups,
         "mean_jct_s": dict(zip(("without", "with"), found.jct_s, strict=True)),
         "jct_change_percent": ends(found.jct_percent),
         "gpu_hours_held_change_percent": ends(found.held_percent),
@@ -172,7 +172,7 @@ def backups_document(found: Backed) -> dict[str, Any]:
     }
 
 
-FIGURES = ("mean_jct_s", "held_gpu_s", "planned_gpu_s")
+LAYOUT_FIGURES = ("mean_jct_s", "held_gpu_s", "planned_gpu_s")
 IN_WORDS = {
     FIXED: "the fixed layout of each job",
     BEST: "the best plan of each job",
@@ -180,8 +180,8 @@ IN_WORDS = {
 }
 
 
-class Planned(NamedTuple):
-    """What a layout made of each scenario, all of shape (scenarios,)."""
+class LayoutFigures(NamedTuple):
+    """Figures of each scenario under one layout of its jobs, all of shape (scenarios,)."""
 
     mean_jct_s: NDArray[np.float64]
     held_gpu_s: NDArray[np.float64]  # GPU-time that jobs held: also of slow links, restarts and lost work
@@ -189,97 +189,97 @@ class Planned(NamedTuple):
     finished: NDArray[np.bool_]  # whether all jobs ended
 
 
-class Counts(NamedTuple):
-    """Jobs of all scenarios."""
-
-    jobs: int
-    planned: int  # of these, with plans
-    changed: int  # of these, whose plan is another one
-
-
-class Savings(NamedTuple):
+class LayoutComparison(NamedTuple):
     """One layout against another, under one policy."""
 
     policy: str
-    layouts: dict[str, Planned]  # two: what is compared with, and what takes its place
-    percent: dict[str, Estimates]  # change of each of FIGURES, shape (1,)
-    counts: Counts
+    layouts: dict[str, LayoutFigures]  # two: what is compared with, and what takes its place
+    percent: dict[str, Estimates]  # change of each of LAYOUT_FIGURES, shape (1,)
     unit: NDArray[np.intp]  # (scenarios,) window or workload of each, which are the evidence
+    jobs: int  # of all scenarios
+    planned: int  # of these, with plans
+    changed: int  # of these, by another plan than before
 
 
 def compare_layouts(
     problems: Mapping[str, Problem], policy: Policy, before: str = FIXED, after: str = BEST
-) -> Savings | None:
+) -> LayoutComparison | None:
     """Run a policy on the same jobs and faults by two layouts; None where jobs of one did not all end.
 
     Intervals are by a paired bootstrap over units of the same jobs.
 
     Args:
         problems: By layout.
-        policy: Who runs.
+        policy: What decides.
         before: Layout that is compared with.
         after: Layout that takes its place.
     """
     both = {name: problems[name] for name in (before, after)}
-    layouts = {name: planned_of(it, run_all(it, [policy])[policy.name]) for name, it in both.items()}
-    if not all(it.finished.all() for it in layouts.values()):
+    layouts = {name: layout_figures(problem, run_all(problem, [policy])[policy.name]) for name, problem in both.items()}
+    if not all(figures.finished.all() for figures in layouts.values()):
         return None
     first, second = both[before].scenarios, both[after].scenarios
-    return savings_of(policy.name, layouts, counts_of(first, second), same_jobs(first))
+    jobs, planned, changed = planned_jobs(first, second)
+    return layout_comparison(policy.name, layouts, same_jobs(first), jobs=jobs, planned=planned, changed=changed)
 
 
-def planned_of(problem: Problem, outcome: Outcome) -> Planned:
-    """Return what an outcome of a problem's scenarios says of its layout."""
+def layout_figures(problem: Problem, outcome: Outcome) -> LayoutFigures:
+    """Return the figures of a problem's layout from an outcome of its scenarios."""
     jobs = problem.scenarios
     real = np.arange(jobs.gpus.shape[1]) < jobs.jobs[:, None]
     jct_s = np.where(real, outcome.finish_s - jobs.submit_s, 0.0).sum(axis=1) / jobs.jobs
-    return Planned(jct_s, outcome.busy_gpu_s, (jobs.gpus * jobs.work_s).sum(axis=1), outcome.finished == jobs.jobs)
-
-
-def counts_of(first: Scenarios, second: Scenarios) -> Counts:
-    """Return how many jobs have plans and run by another one, given the scenarios of two layouts."""
-    planned, same = first.pipeline > 0, np.ones(first.gpus.shape, dtype=np.bool_)
-    for name in ("gpus", "pipeline", "tensor", "work_s"):
-        same &= getattr(first, name) == getattr(second, name)
-    return Counts(int(first.jobs.sum()), int(planned.sum()), int((planned & ~same).sum()))
-
-
-def savings_of(policy: str, layouts: dict[str, Planned], counts: Counts, unit: NDArray[np.intp]) -> Savings:
-    """Return both layouts compared, given the unit of each scenario, shape (scenarios,)."""
-    other, mine = (np.array([getattr(it, figure) for figure in FIGURES]) for it in layouts.values())
-    percent = dict(zip(FIGURES, map(in_percent, ratios_by_unit(mine, other, unit)), strict=True))
-    return Savings(policy, layouts, percent, counts, unit)
-
-
-def words_of_plans(savings: Savings) -> str:
-    """Return the comparison in one sentence."""
-    jct, held, _ = (with_interval(savings.percent[figure], "+.1f", " %") for figure in FIGURES)
-    jobs, planned, changed = savings.counts
-    before, after = savings.layouts
-    before_h, after_h = (it.mean_jct_s.mean() / HOUR_S for it in savings.layouts.values())
-    return (
-        f"under {savings.policy}, with {IN_WORDS[after]} in place of {IN_WORDS[before]} the mean JCT changes by "
-        f"{jct}, from {before_h:.2f} h to {after_h:.2f} h, and the GPU-hours held by {held}; "
-        f"of {jobs} jobs {planned} have plans, and {changed} run by another one"
+    return LayoutFigures(
+        jct_s, outcome.busy_gpu_s, (jobs.gpus * jobs.work_s).sum(axis=1), outcome.finished == jobs.jobs
     )
 
 
-def document_of_plans(savings: Savings) -> dict[str, Any]:
-    """Return the comparison as JSON has it; means are over scenarios."""
+def planned_jobs(first: Scenarios, second: Scenarios) -> tuple[int, int, int]:
+    """Return the numbers of all jobs, of those with plans, and of those with another plan in the second layout."""
+    planned, same = first.pipeline > 0, np.ones(first.gpus.shape, dtype=np.bool_)
+    for name in ("gpus", "pipeline", "tensor", "work_s"):
+        same &= getattr(first, name) == getattr(second, name)
+    return int(first.jobs.sum()), int(planned.sum()), int((planned & ~same).sum())
+
+
+def layout_comparison(
+    policy: str, layouts: dict[str, LayoutFigures], unit: NDArray[np.intp], *, jobs: int, planned: int, changed: int
+) -> LayoutComparison:
+    """Return both layouts compared, given the unit of each scenario, shape (scenarios,)."""
+    other, mine = (np.array([getattr(figures, name) for name in LAYOUT_FIGURES]) for figures in layouts.values())
+    percent = dict(zip(LAYOUT_FIGURES, map(in_percent, ratios_by_unit(mine, other, unit)), strict=True))
+    return LayoutComparison(policy, layouts, percent, unit, jobs, planned, changed)
+
+
+def layouts_in_words(savings: LayoutComparison) -> str:
+    """Return the comparison in one sentence."""
+    jct, held, _ = (with_interval(savings.percent[figure], "+.1f", " %") for figure in LAYOUT_FIGURES)
+    before, after = savings.layouts
+    before_h, after_h = (figures.mean_jct_s.mean() / HOUR_S for figures in savings.layouts.values())
+    return (
+        f"under {savings.policy}, with {IN_WORDS[after]} in place of {IN_WORDS[before]} the mean JCT changes by "
+        f"{jct}, from {before_h:.2f} h to {after_h:.2f} h, and the GPU-hours held by {held}; "
+        f"of {savings.jobs} jobs {savings.planned} have plans, and {savings.changed} run by another one"
+    )
+
+
+def layouts_document(savings: LayoutComparison) -> dict[str, Any]:
+    """Return the comparison as it is in JSON; means are over scenarios."""
     return {
         "policy": savings.policy,
         **{
             name: {
-                "mean_jct_s": float(it.mean_jct_s.mean()),
-                "gpu_hours_held": float(it.held_gpu_s.mean()) / HOUR_S,
-                "gpu_hours_planned": float(it.planned_gpu_s.mean()) / HOUR_S,
+                "mean_jct_s": float(figures.mean_jct_s.mean()),
+                "gpu_hours_held": float(figures.held_gpu_s.mean()) / HOUR_S,
+                "gpu_hours_planned": float(figures.planned_gpu_s.mean()) / HOUR_S,
             }
-            for name, it in savings.layouts.items()
+            for name, figures in savings.layouts.items()
         },
         "jct_change_percent": ends(savings.percent["mean_jct_s"]),
         "gpu_hours_held_change_percent": ends(savings.percent["held_gpu_s"]),
         "gpu_hours_planned_change_percent": ends(savings.percent["planned_gpu_s"]),
-        **savings.counts._asdict(),
+        "jobs": savings.jobs,
+        "planned": savings.planned,
+        "changed": savings.changed,
         "units": int(np.unique(savings.unit).size),
     }
 
@@ -288,70 +288,70 @@ PAIRS = (("what planning saves", FIXED, BEST), ("what offload saves", BEST, OFFL
 
 
 class Aside(NamedTuple):
-    """One such answer."""
+    """One such comparison."""
 
     title: str
     words: str
-    document: dict[str, Any]  # as JSON has it
+    document: dict[str, Any]  # for JSON
 
     @property
     def key(self) -> str:
-        """Under which JSON has it."""
+        """Its key in JSON."""
         return self.title.replace(" ", "_")
 
 
-def switching_aside(problem: Problem, policy: Policy, outcome: Outcome, tell: Tell) -> list[Aside]:
+def switching_aside(problem: Problem, policy: Policy, outcome: Outcome, show: ShowStatus) -> list[Aside]:
     """Return what switching saves; nothing where no job met a fault.
 
     Args:
         problem: What was run, on a user's cluster.
         policy: The best one.
         outcome: Its outcome.
-        tell: Told what is done.
+        show: Shows the step in progress.
     """
     if not (outcome.stops.any() or outcome.switches.any()):
         return []
-    tell(f"running {policy.name} with restarts and with switching")
+    show(f"running {policy.name} with restarts and with switching")
     found = compare_handlings(problem, policy)
-    return [Aside("restart or switch", words_of_handling(found), document_of_handling(found))]
+    return [Aside("restart or switch", handling_in_words(found), handling_document(found))]
 
 
-def backup_aside(problem: Problem, policy: Policy, outcome: Outcome, tell: Tell) -> list[Aside]:
+def backup_aside(problem: Problem, policy: Policy, outcome: Outcome, show: ShowStatus) -> list[Aside]:
     """Return what backups save; nothing where there are none, or no job met a slow node.
 
     The arguments are those of `switching_aside`.
     """
     if problem.rules.backups == 0 or not outcome.slowed.any():
         return []
-    tell(f"running {policy.name} without backups and with them")
+    show(f"running {policy.name} without backups and with them")
     found = compare_backups(problem, policy)
     return [Aside("what backups save", backups_in_words(found), backups_document(found))]
 
 
 def planning_aside(
-    layouts: Mapping[str, Problem], compared: Collection[str], regime: Regime, policy: Policy, tell: Tell
+    layouts: Mapping[str, Problem], compared: Collection[str], regime: Regime, policy: Policy, show: ShowStatus
 ) -> list[Aside]:
     """Return what plans save, and what offload adds to that where plans know of it; nothing where no job has a plan.
 
     Args:
         layouts: The problem by each layout of its jobs that fits the cluster.
-        compared: Layouts that are to be compared; none without plans.
+        compared: Layouts to compare; none without plans.
         regime: Under which the policy runs.
         policy: The best one.
-        tell: Told what is done.
+        show: Shows the step in progress.
     """
-    ruled = {name: it._replace(rules=regime.over(it.rules)) for name, it in layouts.items()}
+    ruled = {name: problem._replace(rules=regime.over(problem.rules)) for name, problem in layouts.items()}
     asides = []
     for title, before, after in PAIRS:
         if after not in compared:
             continue
-        tell(f"running {policy.name} with the plans of two layouts: {before} and {after}")
+        show(f"running {policy.name} with the plans of two layouts: {before} and {after}")
         if before in ruled and after in ruled:
             found = compare_layouts(ruled, policy, before, after)
-            words = "not told: with one of the layouts jobs had not ended at the cut"
+            words = "unknown: with one of the layouts jobs had not ended at the cut"
         else:
-            found, words = None, "not told: the nodes of this cluster have no room for some of the plans"
+            found, words = None, "unknown: the nodes of this cluster have no room for some of the plans"
         if found is not None:
-            words = words_of_plans(found)
-        asides.append(Aside(title, words, {} if found is None else document_of_plans(found)))
+            words = layouts_in_words(found)
+        asides.append(Aside(title, words, {} if found is None else layouts_document(found)))
     return asides

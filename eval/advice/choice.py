@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from ...cluster.model.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
 from ...cluster.model.problem import Problem
 from ...cluster.model.topology import speed_sum
-from ..comparison import TIE
-from .grid import COMMON, Candidate, Figures, Grid
+from ..comparison import EQUAL_SHARE
+from .grid import COMMON, Candidate, CandidateFigures, OrderGrid
 
 CONFIDENCE = 0.95
 MONTH_S = 365.25 / 12 * 86400.0
 QUARTILES_FROM, HALVES_FROM = 8, 4  # windows: fewer are cut into halves, or into nothing
-ALIKE = 0.02  # windows that differ by less than this share in something are not told apart by it
+MIN_SPREAD = 0.02  # windows that differ by a smaller share in a trait are not grouped by it
 
 
 class Against(NamedTuple):
@@ -27,10 +27,10 @@ class Against(NamedTuple):
     p: NDArray[np.float64]  # (candidates,) that there is no difference, adjusted for the whole table
 
 
-class Part(NamedTuple):
-    """Windows that are alike in something."""
+class WindowGroup(NamedTuple):
+    """Windows that are alike in a trait."""
 
-    what: str  # what they are alike in
+    what: str  # the trait
     which: str  # such as "lowest quarter"
     low: float
     high: float
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """What becomes of the chosen order and policy with an ageing bound."""
+    """Figures of the chosen order and policy with an ageing bound."""
 
     ageing_s: float
     mean_s: float  # of the objective, in seconds if it is a time
@@ -49,7 +49,7 @@ class Bound(NamedTuple):
     percent: Estimates  # one number each: the objective against the bound that was run
 
 
-class Saving(NamedTuple):
+class HoursSaved(NamedTuple):
     """What is saved against EASY with pack, in hours."""
 
     jct: Estimates  # job-hours from submission to end
@@ -61,21 +61,21 @@ class Saving(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class OrderAdvice:
     """The answer, in numbers."""
 
-    grid: Grid
+    grid: OrderGrid
     chosen: Candidate
     second: Candidate | None  # the next best by the windows that chose
     heuristic: Candidate | None  # the best heuristic by these, where a user's objective chose another policy
     units: int  # windows that are reported
     mean: NDArray[np.float64]  # (candidates,) of the objective
     bound_s: float  # mean of the lower bounds of the objective; nan if it has none
-    above_percent: NDArray[np.float64]  # (candidates,) at most so far above what is possible
+    above_percent: NDArray[np.float64]  # (candidates,) largest possible distance to the optimum
     against: tuple[Against, ...]  # what is common, then the second
     losses: int  # reported windows in which EASY with pack is better
-    parts: tuple[Part, ...]
-    saving: Saving | None  # None where EASY with pack did not end
+    parts: tuple[WindowGroup, ...]
+    saving: HoursSaved | None  # None where EASY with pack did not end
     bounds: tuple[Bound, ...]  # ageing bounds that the chosen might have instead
     noun: Literal["window", "workload"]  # what the units are
 
@@ -86,21 +86,21 @@ class Advice:
 
 
 def advice_of(
-    grid: Grid,
+    grid: OrderGrid,
     problem: Problem,
     least_s: NDArray[np.float64],
-    ageing: Mapping[float, Figures] | None = None,
+    ageing: Mapping[float, CandidateFigures] | None = None,
     noun: Literal["window", "workload"] = "window",
-) -> Advice:
+) -> OrderAdvice:
     """Return what to run, and how sure that is.
 
-    The choice was made on the earlier windows. All figures here are of the later ones, which had no say in it.
+    The choice was made on the earlier windows. All figures here are of the later ones, which the choice did not use.
 
     Args:
         grid: How all candidates did.
         problem: What was run.
         least_s: Lower bound of the objective of each scenario that is reported.
-        ageing: Figures of the chosen candidate under other ageing bounds, by their seconds.
+        ageing: CandidateFigures of the chosen candidate under other ageing bounds, by their seconds.
         noun: What units are: windows of a trace, or generated workloads.
     """
     shown = grid.reporting
@@ -109,9 +109,11 @@ def advice_of(
     mean, bound_s = cost.mean(axis=1), float(least_s.mean())
     second, heuristic = (None if row is None else grid.candidates[row] for row in (_second(grid), _heuristic(grid)))
     rivals = [*COMMON, *(one for one in (second, heuristic) if one is not None)]
-    easy_ended = bool(grid.ended[grid.place(COMMON[-1])])
-    worse = _by_unit(cost[grid.chosen], unit) > _by_unit(cost[grid.place(COMMON[-1])], unit) * (1 + TIE)
-    return Advice(
+    easy_ended = bool(grid.ended[grid.candidates.index(COMMON[-1])])
+    worse = _by_unit(cost[grid.chosen], unit) > _by_unit(cost[grid.candidates.index(COMMON[-1])], unit) * (
+        1 + EQUAL_SHARE
+    )
+    return OrderAdvice(
         grid=grid,
         chosen=grid.candidates[grid.chosen],
         second=second,
@@ -131,31 +133,33 @@ def advice_of(
     )
 
 
-def _bound(grid: Grid, ageing_s: float, figures: Figures, shown: NDArray[np.bool_], unit: NDArray[np.intp]) -> Bound:
+def _bound(
+    grid: OrderGrid, ageing_s: float, figures: CandidateFigures, shown: NDArray[np.bool_], unit: NDArray[np.intp]
+) -> Bound:
     own, base = grid.weighting.cost(figures)[None, shown], grid.cost[grid.chosen, shown][None]
     percent = ratio_estimates(100 * unit_sums(own - base, unit), unit_sums(base, unit), confidence=CONFIDENCE)
     tail = figures.p99_jct_s[shown].mean(), figures.longest_wait_s[shown].mean()
     return Bound(ageing_s, float(own.mean()), float(tail[0]), float(tail[1]), percent)
 
 
-def _second(grid: Grid) -> int | None:
+def _second(grid: OrderGrid) -> int | None:
     """Return the next best candidate by the windows that chose, None if there is none."""
     cost = _choosing_cost(grid)
-    cost[np.abs(cost - cost[grid.chosen]) <= TIE * cost[grid.chosen]] = np.inf  # the same under another name
+    cost[np.abs(cost - cost[grid.chosen]) <= EQUAL_SHARE * cost[grid.chosen]] = np.inf  # the same under another name
     best = int(cost.argmin())
     return best if np.isfinite(cost[best]) else None
 
 
-def _heuristic(grid: Grid) -> int | None:
-    """Return the best heuristic by the windows that chose, None if it was chosen or nobody asked for an objective."""
-    if not grid.asked or grid.candidates[grid.chosen].policy in grid.heuristics:
+def _heuristic(grid: OrderGrid) -> int | None:
+    """Return the best heuristic by the windows that chose, None if it was chosen or the user gave no objective."""
+    if not grid.is_users_objective or grid.candidates[grid.chosen].policy in grid.heuristics:
         return None
     is_one = np.array([candidate.policy in grid.heuristics for candidate in grid.candidates])
     cost = np.where(is_one, _choosing_cost(grid), np.inf)
     return int(cost.argmin()) if np.isfinite(cost).any() else None
 
 
-def _choosing_cost(grid: Grid) -> NDArray[np.float64]:
+def _choosing_cost(grid: OrderGrid) -> NDArray[np.float64]:
     """Return the mean objective on the windows that chose, shape (candidates,); inf of those that did not end."""
     choosing = ~grid.reporting if grid.held_out else grid.reporting
     return np.where(grid.ended, grid.cost[:, choosing].mean(axis=1), np.inf)
@@ -165,31 +169,31 @@ def _by_unit(values: NDArray[np.float64], unit: NDArray[np.intp]) -> NDArray[np.
     return np.asarray(np.bincount(unit, weights=values), dtype=np.float64)
 
 
-def _against(grid: Grid, rival: Candidate, cost: NDArray[np.float64], unit: NDArray[np.intp]) -> Against:
-    base = unit_sums(np.broadcast_to(cost[grid.place(rival)], cost.shape), unit)
+def _against(grid: OrderGrid, rival: Candidate, cost: NDArray[np.float64], unit: NDArray[np.intp]) -> Against:
+    base = unit_sums(np.broadcast_to(cost[grid.candidates.index(rival)], cost.shape), unit)
     change = unit_sums(cost, unit) - base
     p = mean_p_values(change, base)
-    p[grid.place(rival)] = np.nan
+    p[grid.candidates.index(rival)] = np.nan
     return Against(rival, ratio_estimates(100 * change, base, confidence=CONFIDENCE), holm(p))
 
 
 def _parts(
-    grid: Grid, problem: Problem, shown: NDArray[np.bool_], unit: NDArray[np.intp], worse: NDArray[np.bool_]
-) -> tuple[Part, ...]:
-    """Return how the chosen does against EASY with pack in windows of little and of much of something."""
+    grid: OrderGrid, problem: Problem, shown: NDArray[np.bool_], unit: NDArray[np.intp], worse: NDArray[np.bool_]
+) -> tuple[WindowGroup, ...]:
+    """Return how the chosen does against EASY with pack in windows grouped by each trait."""
     count = int(unit.max()) + 1
     names = _names(count)
-    own, base = (_by_unit(grid.cost[row, shown], unit) for row in (grid.chosen, grid.place(COMMON[-1])))
+    own, base = (_by_unit(grid.cost[row, shown], unit) for row in (grid.chosen, grid.candidates.index(COMMON[-1])))
     found = []
     for what, values in _traits(grid, problem).items():
         value = _by_unit(values[shown], unit) / np.bincount(unit)
-        if not names or np.ptp(value) <= ALIKE * np.abs(value).max():
+        if not names or np.ptp(value) <= MIN_SPREAD * np.abs(value).max():
             continue
         for which, members in zip(names, np.array_split(np.argsort(value, kind="stable"), len(names)), strict=True):
             percent = ratio_estimates(100 * (own - base)[None, members], base[None, members], confidence=CONFIDENCE)
             ends = float(value[members].min()), float(value[members].max())
             losses = int(worse[members].sum())
-            found.append(Part(what, which, *ends, members.size, losses, percent))
+            found.append(WindowGroup(what, which, *ends, members.size, losses, percent))
     return tuple(found)
 
 
@@ -199,9 +203,9 @@ def _names(windows: int) -> tuple[str, ...]:
     return ("lower half", "higher half") if windows >= HALVES_FROM else ()
 
 
-def _traits(grid: Grid, problem: Problem) -> dict[str, NDArray[np.float64]]:
-    """Return what windows may differ in, each of shape (scenarios,)."""
-    scenarios, easy = problem.scenarios, grid.place(COMMON[-1])
+def _traits(grid: OrderGrid, problem: Problem) -> dict[str, NDArray[np.float64]]:
+    """Return the traits by which windows are grouped, each of shape (scenarios,)."""
+    scenarios, easy = problem.scenarios, grid.candidates.index(COMMON[-1])
     jobs, last_s = scenarios.jobs, scenarios.submit_s.max(axis=1, initial=0.0)
     gpu_s = (scenarios.gpus * scenarios.work_s).sum(axis=1)
     capacity = speed_sum(problem.cluster)
@@ -215,9 +219,9 @@ def _traits(grid: Grid, problem: Problem) -> dict[str, NDArray[np.float64]]:
     return traits
 
 
-def _saving(grid: Grid, problem: Problem, shown: NDArray[np.bool_], unit: NDArray[np.intp]) -> Saving:
+def _saving(grid: OrderGrid, problem: Problem, shown: NDArray[np.bool_], unit: NDArray[np.intp]) -> HoursSaved:
     """Return what the chosen saves against EASY with pack, a month where jobs arrive over time."""
-    easy, own = grid.place(COMMON[-1]), grid.chosen
+    easy, own = grid.candidates.index(COMMON[-1]), grid.chosen
     jobs = problem.scenarios.jobs[shown].astype(np.float64)
     span_s = problem.scenarios.submit_s[shown].max(axis=1, initial=0.0)
     monthly = bool((span_s > 0.0).all())
@@ -226,7 +230,7 @@ def _saving(grid: Grid, problem: Problem, shown: NDArray[np.bool_], unit: NDArra
     saved = unit_sums(np.array([(part[easy] - part[own])[shown] for part in parts]) / 3600.0, unit)
     hours = ratio_estimates(saved, np.broadcast_to(periods, saved.shape), confidence=CONFIDENCE)
     jct, wait, held, lost = (Estimates(*(end[index] for end in hours)) for index in range(len(parts)))
-    return Saving(jct, wait, held, lost, float(jobs.sum() / periods.sum()), monthly)
+    return HoursSaved(jct, wait, held, lost, float(jobs.sum() / periods.sum()), monthly)
 
 
 def ratios_by_unit(mine: NDArray[np.float64], other: NDArray[np.float64], unit: NDArray[np.intp]) -> list[Estimates]:
@@ -257,5 +261,5 @@ def with_interval(estimates: Estimates, form: str, unit: str) -> str:
 
 
 def ends(estimates: Estimates) -> list[float | None]:
-    """Return an estimate and the ends of its interval as JSON has them, None for what nobody can tell."""
+    """Return an estimate and the ends of its interval for JSON, None for what is not known."""
     return [float(end[0]) if np.isfinite(end[0]) else None for end in estimates]

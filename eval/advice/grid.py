@@ -24,8 +24,8 @@ from ..setting import is_heuristic
 
 log = logging.getLogger(__name__)
 
-SHORTEST_S = 10.0  # jobs of less work count as of so much in slowdowns, as in the literature on batch scheduling
-LEAST_HELD_OUT = 4  # windows: of fewer, no half is left to report on
+SLOWDOWN_FLOOR_S = 10.0  # least work of a job in slowdowns, as in the literature on batch scheduling
+MIN_HELD_OUT_WINDOWS = 4  # windows: of fewer, no half is left to report on
 
 
 class Candidate(NamedTuple):
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
 COMMON = (Candidate("fifo", PACK.name), Candidate("easy", PACK.name))  # what most clusters run
 
 
-class Figures(NamedTuple):
+class CandidateFigures(NamedTuple):
     """Figures of each candidate and scenario, each of shape (candidates, scenarios)."""
 
     mean_jct_s: NDArray[np.float64]
@@ -49,7 +49,7 @@ class Figures(NamedTuple):
     p99_jct_s: NDArray[np.float64]
     longest_wait_s: NDArray[np.float64]
     p99_slowdown: NDArray[np.float64]  # of JCT over work
-    mean_slowdown: NDArray[np.float64]  # as a metric has it: of short jobs less
+    mean_slowdown: NDArray[np.float64]  # as the metric: the slowdown of short jobs is less
     lost_gpu_s: NDArray[np.float64]
     held_gpu_s: NDArray[np.float64]  # by jobs, whether of use or not
     wait_s: NDArray[np.float64]  # in the queue, summed over jobs
@@ -58,14 +58,14 @@ class Figures(NamedTuple):
     finished: NDArray[np.bool_]  # all jobs ended before the run was cut off
 
 
-class Grid(NamedTuple):
+class OrderGrid(NamedTuple):
     """How all candidates did."""
 
     candidates: tuple[Candidate, ...]
-    figures: Figures
+    figures: CandidateFigures
     unit: NDArray[np.intp]  # (scenarios,) window, in the order of the scenarios
     weighting: Weighting  # what candidates are ranked by
-    asked: bool  # by a user; else it is what is usual for the jobs
+    is_users_objective: bool  # else the usual one of the jobs
     heuristics: frozenset[str]  # which policies are heuristics
     chosen: int  # index of the best candidate of the windows that choose
     outcomes: dict[str, Outcome]  # of the chosen order, by policy
@@ -78,7 +78,7 @@ class Grid(NamedTuple):
     @property
     def held_out(self) -> bool:
         """Whether windows are left that did not choose."""
-        return self.windows >= LEAST_HELD_OUT
+        return self.windows >= MIN_HELD_OUT_WINDOWS
 
     @property
     def reporting(self) -> NDArray[np.bool_]:
@@ -106,13 +106,13 @@ class Grid(NamedTuple):
 
 
 def every_order(regime: Regime) -> list[Regime]:
-    """Return a regime under each registered order; an order that another package breaks is logged and passed over."""
+    """Return a regime under each registered order; an order that another package breaks is logged and skipped."""
     found = []
     for order in registered("orders"):
         try:
             order_of(ORDERS[order])
         except PluginError as error:
-            log.warning("an order is left out: %s", error)
+            log.warning("an order is not run: %s", error)
         else:
             found.append(replace(regime, order=order))
     return found
@@ -122,36 +122,40 @@ def run_grid(
     problem: Problem,
     regimes: Sequence[Regime],
     policies: Sequence[Policy],
-    tell: Callable[[str, int], None] = lambda what, done: None,
+    on_progress: Callable[[str, int], None] = lambda what, done: None,
     *,
     weighting: Weighting | None = None,
     tuned: Mapping[str, Policy] | None = None,
-) -> Grid:
+) -> OrderGrid:
     """Run every scenario under every order and policy, and choose the best by the earlier half of the windows.
 
     A candidate of which a run was cut off before all jobs ended is never chosen.
 
+    1. Split the windows: the earlier half chooses, the later half is reported. Few windows do both.
+    2. Run every scenario under each order and policy.
+    3. Choose the candidate with the least mean of the objective on the windows that choose.
+
     Args:
         problem: What is run, under any order.
         regimes: At most one for each order.
-        policies: Who runs.
-        tell: Called with the candidate and how many scenarios it has run.
-        weighting: What candidates are ranked by; what is usual for the jobs if None.
+        policies: What decides.
+        on_progress: Called with the candidate and the number of scenarios that it has run.
+        weighting: What candidates are ranked by; the usual objective of the jobs if None.
         tuned: A policy that runs under one order only, by that order.
 
     Raises:
         InputError: If no candidate ended all jobs.
     """
     unit = windows_of(problem.scenarios)
-    choosing = _choosing(unit) if unit.max() + 1 >= LEAST_HELD_OUT else np.ones(unit.size, dtype=bool)
+    choosing = _choosing(unit) if unit.max() + 1 >= MIN_HELD_OUT_WINDOWS else np.ones(unit.size, dtype=bool)
     by = weighting or usual_weighting(problem.scenarios.submit_s)
     candidates: list[Candidate] = []
-    rows: list[Figures] = []
+    rows: list[CandidateFigures] = []
     chosen, least, kept = 0, np.inf, dict[str, Outcome]()
     for regime in regimes:
         ruled = problem._replace(rules=regime.over(problem.rules))
         own = [policy for order, policy in (tuned or {}).items() if order == regime.order]
-        outcomes = run_all(ruled, [*policies, *own], partial(_tell, tell, regime.order))
+        outcomes = run_all(ruled, [*policies, *own], partial(_report, on_progress, regime.order))
         for name, outcome in outcomes.items():
             candidates.append(Candidate(regime.order, name))
             rows.append(figures_of(outcome, problem.scenarios, problem.cluster.gpu_node.size))
@@ -162,13 +166,13 @@ def run_grid(
         raise InputError(
             "under every order and policy a run was cut off before all jobs ended", "lower the fault rate or the load"
         )
-    figures = Figures(*(np.array(column) for column in zip(*rows, strict=True)))
-    names = frozenset(it.name for it in (*policies, *(tuned or {}).values()) if is_heuristic(it))
-    return Grid(tuple(candidates), figures, unit, by, weighting is not None, names, chosen, kept)
+    figures = CandidateFigures(*(np.array(column) for column in zip(*rows, strict=True)))
+    names = frozenset(policy.name for policy in (*policies, *(tuned or {}).values()) if is_heuristic(policy))
+    return OrderGrid(tuple(candidates), figures, unit, by, weighting is not None, names, chosen, kept)
 
 
-def _tell(tell: Callable[[str, int], None], order: str, policy: str, done: int) -> None:
-    tell(str(Candidate(order, policy)), done)
+def _report(on_progress: Callable[[str, int], None], order: str, policy: str, done: int) -> None:
+    on_progress(str(Candidate(order, policy)), done)
 
 
 def windows_of(scenarios: Scenarios) -> NDArray[np.intp]:
@@ -185,14 +189,14 @@ def _choosing(unit: NDArray[np.intp]) -> NDArray[np.bool_]:
     return early
 
 
-def figures_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Figures:
+def figures_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> CandidateFigures:
     """Return the figures of one candidate, each of shape (scenarios,)."""
     found = scenario_metrics(outcome, scenarios, cluster_gpus)
     real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
     finish_s = np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None])
     jct_s = np.where(real, np.maximum(finish_s - scenarios.submit_s, 0.0), np.nan)
-    slowdown = jct_s / np.maximum(scenarios.work_s, SHORTEST_S)
-    return Figures(
+    slowdown = jct_s / np.maximum(scenarios.work_s, SLOWDOWN_FLOOR_S)
+    return CandidateFigures(
         mean_jct_s=found.mean_jct_s,
         makespan_s=found.makespan_s,
         p99_jct_s=found.p99_jct_s,
@@ -212,22 +216,22 @@ BOUNDS_S = (6 * 3600.0, 24 * 3600.0, 72 * 3600.0, 7 * 86400.0, math.inf)
 
 
 def other_bounds(
-    grid: Grid, problem: Problem, policy: Policy, tell: Callable[[str, int], None] = lambda what, done: None
-) -> dict[float, Figures]:
+    grid: OrderGrid, problem: Problem, policy: Policy, on_progress: Callable[[str, int], None] = lambda what, done: None
+) -> dict[float, CandidateFigures]:
     """Return the figures of the chosen candidate by the ageing bound in seconds; none where no bound changes anything.
 
-    Bounds under which a run is cut off are left out.
+    Bounds under which a run is cut off are dropped.
 
     Args:
         grid: How all candidates did.
         problem: What was run, under the chosen order.
         policy: The chosen policy.
-        tell: Called with what is run and how many scenarios are done.
+        on_progress: Called with what is run and the number of scenarios that are done.
     """
     found = {}
     for ageing_s in sorted({*BOUNDS_S, problem.rules.ageing_s}):
         ruled = problem._replace(rules=problem.rules._replace(ageing_s=ageing_s))
-        outcome = run_all(ruled, [policy], tell)[policy.name]
+        outcome = run_all(ruled, [policy], on_progress)[policy.name]
         figures = figures_of(outcome, problem.scenarios, problem.cluster.gpu_node.size)
         if figures.finished.all():
             found[ageing_s] = figures

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...cluster.model.intervals import Estimates
-from ..table import STYLES, Verdict, percent_text, time_unit
-from .choice import CONFIDENCE, Advice, Against, Bound, Part, Saving
-from .grid import COMMON, Candidate, Figures
+from ..table import VERDICT_STYLES, Verdict, percent_text, time_unit
+from .choice import CONFIDENCE, Against, Bound, HoursSaved, OrderAdvice, WindowGroup
+from .grid import COMMON, Candidate, CandidateFigures
 from .words import ageing_text, headline, number_text, objective_title, sentences, setting_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-SHOWN = 10  # best ones that the terminal shows
-TIMES = {"mean_jct_s": "mean JCT", "makespan_s": "makespan", "p99_jct_s": "p99 JCT", "longest_wait_s": "longest wait"}
+TERMINAL_ROWS = 10  # best ones that the terminal shows
+TIME_TITLES = {
+    "mean_jct_s": "mean JCT",
+    "makespan_s": "makespan",
+    "p99_jct_s": "p99 JCT",
+    "longest_wait_s": "longest wait",
+}
 
 
 class Versus(NamedTuple):
@@ -28,7 +33,7 @@ class Versus(NamedTuple):
     verdict: Verdict
 
 
-class Line(NamedTuple):
+class RankingRow(NamedTuple):
     """One candidate."""
 
     candidate: Candidate
@@ -38,39 +43,39 @@ class Line(NamedTuple):
     above: str  # what is possible
 
 
-def head(advice: Advice) -> list[tuple[str, str]]:
+def head(advice: OrderAdvice) -> list[tuple[str, str]]:
     """Return title and unit of the cells' columns."""
     unit = unit_of(advice)[0]
-    times = [(TIMES[name], unit) for name in _times(advice)]
-    own = [] if advice.grid.objective in TIMES else [(objective_title(advice), own_unit(advice)[0])]
+    times = [(TIME_TITLES[name], unit) for name in _times(advice)]
+    own = [] if advice.grid.objective in TIME_TITLES else [(objective_title(advice), own_unit(advice)[0])]
     return [*own, *times, ("p99 slowdown", "x"), ("lost to faults", "GPU-h")]
 
 
-def lines(advice: Advice) -> list[Line]:
+def lines(advice: OrderAdvice) -> list[RankingRow]:
     """Return a line for each candidate, best mean of the objective first, those that did not finish last."""
     order = np.argsort(np.where(advice.grid.ended, advice.mean, np.inf), kind="stable")
     return [_line(advice, int(row)) for row in order]
 
 
-def short(listed: list[Line]) -> list[Line]:
+def short(listed: list[RankingRow]) -> list[RankingRow]:
     """Return the lines that a terminal shows: the best, the chosen, what is common, and the best of each order."""
     best = {line.candidate.order: line.candidate for line in reversed(listed)}.values()
-    return [line for place, line in enumerate(listed) if place < SHOWN or line.tag or line.candidate in best]
+    return [line for place, line in enumerate(listed) if place < TERMINAL_ROWS or line.tag or line.candidate in best]
 
 
-def caption(advice: Advice) -> str:
+def caption(advice: OrderAdvice) -> str:
     """Return how to read the table."""
-    above = f"'above': {objective_title(advice)} is at most so far above what any scheduler could reach."
+    above = f"'above' is the largest possible distance of {objective_title(advice)} to what any scheduler could reach."
     if math.isnan(advice.bound_s):
         above = f"How far {objective_title(advice)} is above what is possible is not known."
     part = f"the {advice.units} later {advice.noun}s" if advice.grid.held_out else f"all {advice.noun}s"
     return (
-        f"Means over {part}; 95 % intervals by {advice.noun}. Colours ask more: they hold for the whole "
+        f"Means over {part}; 95 % intervals by {advice.noun}. Colours are stricter: they hold for the whole "
         f"table at once (Holm). {above}"
     )
 
 
-def terminal_ranking(advice: Advice) -> "Table":
+def terminal_ranking(advice: OrderAdvice) -> "Table":
     """Return the table for a terminal."""
     from rich import box
     from rich.table import Table
@@ -84,7 +89,7 @@ def terminal_ranking(advice: Advice) -> "Table":
         table.add_column(f"{title}\n{unit}", justify="right")
     for line in shown:
         style = {"chosen": "bold cyan", "common today": "bold"}.get(line.tag, "")
-        versus = [Text(f"{one.text} {one.interval}".rstrip(), style=STYLES[one.verdict]) for one in line.versus]
+        versus = [Text(f"{one.text} {one.interval}".rstrip(), style=VERDICT_STYLES[one.verdict]) for one in line.versus]
         table.add_row(
             Text(str(line.candidate), style=style), *line.cells, *versus, line.above
         )  # fmt: skip
@@ -94,48 +99,51 @@ def terminal_ranking(advice: Advice) -> "Table":
     return table
 
 
-def _times(advice: Advice) -> list[str]:
+def _times(advice: OrderAdvice) -> list[str]:
     first = advice.grid.objective
-    others = [name for name in TIMES if name not in (first, "makespan_s")]
-    return [first, *others] if first in TIMES else others
+    others = [name for name in TIME_TITLES if name not in (first, "makespan_s")]
+    return [first, *others] if first in TIME_TITLES else others
 
 
-def unit_of(advice: Advice) -> tuple[str, float]:
+def unit_of(advice: OrderAdvice) -> tuple[str, float]:
     """Return the unit that times are shown in, and its factor to seconds."""
     if advice.grid.weighting.is_time:
         return time_unit(float(advice.mean[advice.row]))
     return time_unit(float(advice.grid.figures.mean_jct_s[advice.row, advice.grid.reporting].mean()))
 
 
-def own_unit(advice: Advice) -> tuple[str, float]:
+def own_unit(advice: OrderAdvice) -> tuple[str, float]:
     """Return the unit that the objective is shown in, and its factor."""
     if advice.grid.weighting.is_time:
         return unit_of(advice)
     return "x" if len(advice.grid.weighting.terms) == 1 else "", 1.0
 
 
-def _line(advice: Advice, row: int) -> Line:
+def _line(advice: OrderAdvice, row: int) -> RankingRow:
     candidate, figures, shown = advice.grid.candidates[row], advice.grid.figures, advice.grid.reporting
     tag = "chosen" if row == advice.row else "common today" if candidate in COMMON else ""
     if not advice.grid.ended[row]:
         none = Versus("-", "", "open")
-        return Line(candidate, tag or "did not end", ("-",) * len(head(advice)), (none,) * len(COMMON), "-")
+        return RankingRow(candidate, tag or "did not end", ("-",) * len(head(advice)), (none,) * len(COMMON), "-")
     scale = unit_of(advice)[1]
-    own = [] if advice.grid.objective in TIMES else [_number(float(advice.mean[row]) * own_unit(advice)[1])]
+    own = [] if advice.grid.objective in TIME_TITLES else [_number(float(advice.mean[row]) * own_unit(advice)[1])]
     times = [_number(float(getattr(figures, name)[row, shown].mean()) * scale) for name in _times(advice)]
     rest = [figures.p99_slowdown[row, shown].mean(), figures.lost_gpu_s[row, shown].mean() / 3600]
     versus = tuple(_versus(advice, against, row) for against in advice.against[: len(COMMON)])
     cells = (*own, *times, *(_number(float(value)) for value in rest))
     above = "-" if math.isnan(advice.bound_s) else f"{advice.above_percent[row]:.0f} %"
-    return Line(candidate, tag, cells, versus, above)
+    return RankingRow(candidate, tag, cells, versus, above)
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _versus(advice: Advice, against: Against, row: int) -> Versus:
-    if against.rival == advice.grid.candidates[row] or not advice.grid.ended[advice.grid.place(against.rival)]:
+def _versus(advice: OrderAdvice, against: Against, row: int) -> Versus:
+    if (
+        against.rival == advice.grid.candidates[row]
+        or not advice.grid.ended[advice.grid.candidates.index(against.rival)]
+    ):
         return Versus("-", "", "open")
     value, low, high = (float(end[row]) for end in against.percent)
     interval = "" if math.isnan(low) else f"[{low:+.1f}, {high:+.1f}]"
@@ -143,12 +151,12 @@ def _versus(advice: Advice, against: Against, row: int) -> Versus:
     return Versus(percent_text(value), interval, ("worse" if low > 0 else "better") if clear else "open")
 
 
-def section_of(advice: Advice, ageing_s: float, remarks: Sequence[str] = ()) -> str:
+def section_of(advice: OrderAdvice, ageing_s: float, remarks: Sequence[str] = ()) -> str:
     """Return the sections that stand first in the report: the answer, all orders, and where it wins and loses."""
-    said = "".join(f"<li>{escape(sentence)}</li>" for sentence in (*sentences(advice), *remarks))
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in (*sentences(advice), *remarks))
     return (
         f'<section><h2>What to run</h2><p class="lead"><b>{escape(headline(advice, ageing_s))}</b></p>'
-        f"<ul>{said}</ul>"
+        f"<ul>{items}</ul>"
         f'<p class="soft">For the scheduler (longshore.yaml):</p><pre>{escape(setting_text(advice, ageing_s))}</pre>'
         f"</section>{_ranking(advice)}{_parts(advice)}{_bounds(advice, ageing_s)}"
         f'<h2 class="chapter">All policies under order {escape(advice.chosen.order)}, on all {advice.noun}s</h2>'
@@ -166,8 +174,8 @@ def _table(titles: Iterable[tuple[str, str]], body: Iterable[str]) -> str:
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
-def _ranking(advice: Advice) -> str:
-    """Return the ranking; what is far from the best folds out."""
+def _ranking(advice: OrderAdvice) -> str:
+    """Return the ranking; pairs that are far from the best are folded."""
     title = objective_title(advice)
     titles = [("order + policy", ""), *head(advice), *((f"{title} vs", str(one)) for one in COMMON)]
     titles += [("above", "the bound")]
@@ -182,7 +190,7 @@ def _ranking(advice: Advice) -> str:
     return _section("All orders with all policies", _table(titles, map(_row, shown)) + folded, caption(advice))
 
 
-def _row(line: Line) -> str:
+def _row(line: RankingRow) -> str:
     style = {"chosen": "challenger", "common today": "baseline"}.get(line.tag, "")
     tag = f'<span class="tag">{line.tag}</span>' if line.tag else ""
     cells = "".join(f"<td>{escape(text)}</td>" for text in line.cells)
@@ -193,8 +201,8 @@ def _row(line: Line) -> str:
     return f'<tr class="{style}">{name}{cells}{versus}<td>{escape(line.above)}</td></tr>'
 
 
-def _parts(advice: Advice) -> str:
-    """Return the table of windows that are alike in something; empty where there are too few windows."""
+def _parts(advice: OrderAdvice) -> str:
+    """Return the table of windows grouped by a trait; empty where there are too few windows."""
     if not advice.parts or advice.chosen == COMMON[-1]:
         return ""
     titles = [
@@ -209,12 +217,12 @@ def _parts(advice: Advice) -> str:
     note = (
         f"The {advice.units} {advice.noun}s that are reported, sorted by what they are alike in and cut into parts. "
         f"Jobs waiting and stops are those under {COMMON[-1]}. The intervals are for one part each: of 20 parts "
-        "that differ by chance alone, one leaves out 0."
+        "that differ by chance alone, one excludes 0."
     )
     return _section(f"Where {advice.chosen} wins and loses", _table(titles, map(_section_part, advice.parts)), note)
 
 
-def _section_part(part: Part) -> str:
+def _section_part(part: WindowGroup) -> str:
     value, low, high = (float(end[0]) for end in part.percent)
     return (
         f'<tr><th scope="row">{escape(part.what)}</th><td>{part.which}</td><td>{number_text(part.low)}</td>'
@@ -228,7 +236,7 @@ def _percent(value: float, low: float, high: float) -> str:
     return f"<td>{value:+.1f} %{interval}</td>"
 
 
-def _bounds(advice: Advice, ageing_s: float) -> str:
+def _bounds(advice: OrderAdvice, ageing_s: float) -> str:
     """Return what other ageing bounds would do; empty where they change nothing."""
     if not advice.bounds:
         return ""
@@ -237,7 +245,7 @@ def _bounds(advice: Advice, ageing_s: float) -> str:
     titles = [("ageing bound", ""), (title, own), (f"{title} vs", ageing_text(ageing_s))]
     titles += [("p99 JCT", unit), ("longest wait", unit)]
     body = (_section_bound(bound, scale, own_scale, run=bound.ageing_s == ageing_s) for bound in advice.bounds)
-    note = "A job that has waited for the ageing bound is overtaken by nobody. A short one takes the order's gain away."
+    note = "No job overtakes one that has waited for the ageing bound. A short bound takes the order's gain away."
     return _section(f"What the ageing bound does to {advice.chosen}", _table(titles, body), note)
 
 
@@ -249,7 +257,7 @@ def _section_bound(bound: Bound, scale: float, own_scale: float, *, run: bool) -
     return f'<tr class="{style}">{name}<td>{bound.mean_s * own_scale:.2f}</td>{versus}{times}</tr>'
 
 
-def document_of(advice: Advice, ageing_s: float, remarks: Sequence[str] = ()) -> dict[str, Any]:
+def document_of(advice: OrderAdvice, ageing_s: float, remarks: Sequence[str] = ()) -> dict[str, Any]:
     """Return what `longshore evaluate --json` adds where all orders were run."""
     grid = advice.grid
     return {
@@ -266,14 +274,14 @@ def document_of(advice: Advice, ageing_s: float, remarks: Sequence[str] = ()) ->
             "second": {"order": advice.second.order, "policy": advice.second.policy} if advice.second else None,
         },
         "bound": {grid.objective: None if math.isnan(advice.bound_s) else advice.bound_s},
-        "ranking": [_candidate(advice, grid.place(line.candidate)) for line in lines(advice)],
+        "ranking": [_candidate(advice, grid.candidates.index(line.candidate)) for line in lines(advice)],
         "parts": [_document_part(part) for part in advice.parts],
         "saved_hours": _saved(advice.saving) if advice.saving else None,
         "ageing": [_document_bound(bound) for bound in advice.bounds],
     }
 
 
-def _saved(saving: Saving) -> dict[str, Any]:
+def _saved(saving: HoursSaved) -> dict[str, Any]:
     return {
         "monthly": saving.monthly,
         "jobs": saving.jobs,
@@ -294,16 +302,16 @@ def _document_bound(bound: Bound) -> dict[str, Any]:
     }
 
 
-def _candidate(advice: Advice, row: int) -> dict[str, Any]:
+def _candidate(advice: OrderAdvice, row: int) -> dict[str, Any]:
     grid, shown = advice.grid, advice.grid.reporting
     ended = bool(grid.ended[row])
     left_out = {"finished"} if grid.weighting.weight("slowdown") else {"finished", "mean_slowdown"}
-    names = [name for name in Figures._fields if name not in left_out]
+    names = [name for name in CandidateFigures._fields if name not in left_out]
     figures = {name: float(getattr(grid.figures, name)[row, shown].mean()) for name in names}
     versus = {
         f"{against.rival.order}+{against.rival.policy}": _ends(Estimates(*(end[row] for end in against.percent)))
         for against in advice.against
-        if grid.ended[grid.place(against.rival)]
+        if grid.ended[grid.candidates.index(against.rival)]
     }
     return {
         "order": grid.candidates[row].order,
@@ -315,7 +323,7 @@ def _candidate(advice: Advice, row: int) -> dict[str, Any]:
     }
 
 
-def _document_part(part: Part) -> dict[str, Any]:
+def _document_part(part: WindowGroup) -> dict[str, Any]:
     return {
         "what": part.what, "which": part.which, "from": part.low, "to": part.high, "windows": part.windows,
         "losses": part.losses, "relative_percent": _ends(Estimates(*(end[0] for end in part.percent))),

@@ -9,41 +9,45 @@ from ...agents.protocol import Policy
 from ...cluster.model.intervals import Estimates
 from ...cluster.model.problem import ORDERS, Problem
 from ...cluster.queue.order_table import order_of
-from .choice import Advice, Against, Part
+from .choice import Against, OrderAdvice, WindowGroup
 from .grid import COMMON
 
-MOST_WINDOWS = 10_000  # more are not worth naming
-SHOWN = 0.5  # per cent: a gain of less is none in whole numbers
-MORE = {"window": "a longer trace, --workloads", "workload": "--workloads"}  # how to get more of them
+MAX_NEEDED_WINDOWS = 10_000  # more are not worth naming
+MIN_GAIN_PERCENT = 0.5  # per cent: a gain of less is none in whole numbers
+MORE_WINDOWS_BY = {"window": "a longer trace, --workloads", "workload": "--workloads"}  # how to get more of them
 
 
-def headline(advice: Advice, ageing_s: float) -> str:
+def headline(advice: OrderAdvice, ageing_s: float) -> str:
     """Return what to run, and what that gains, in one sentence."""
     ageing = ""
-    if order_of(ORDERS[advice.chosen.order]).passes:  # else nobody overtakes anybody
+    if order_of(ORDERS[advice.chosen.order]).passes:  # else no job overtakes another
         bound = f"with an ageing bound of {ageing_text(ageing_s)}"
         ageing = ", without an ageing bound" if math.isinf(ageing_s) else f", {bound}"
     stay = " Many clusters run this already." if advice.chosen in COMMON else ""
     return f"Run order {advice.chosen.order} with policy {advice.chosen.policy}{ageing}{_gains(advice)}.{stay}"
 
 
-def _gains(advice: Advice) -> str:
+def _gains(advice: OrderAdvice) -> str:
     """Return by how much the objective is lower than under what is common; empty where it is not."""
     found = []
     for against in reversed(advice.against):
         value = -float(against.percent.value[advice.row])
-        if against.rival in COMMON and advice.grid.ended[advice.grid.place(against.rival)] and value >= SHOWN:
+        if (
+            against.rival in COMMON
+            and advice.grid.ended[advice.grid.candidates.index(against.rival)]
+            and value >= MIN_GAIN_PERCENT
+        ):
             found.append(f"{value:.0f} % lower than under {against.rival}")
     return f": the {objective_title(advice)} is {' and '.join(found)}" if found else ""
 
 
-def setting_text(advice: Advice, ageing_s: float) -> str:
+def setting_text(advice: OrderAdvice, ageing_s: float) -> str:
     """Return what to write into the scheduler's configuration."""
     ageing = "" if math.isinf(ageing_s) else f"ageing_s: {ageing_s:g}\n"
     return f"order: {advice.chosen.order}\n{ageing}policy: {{name: {advice.chosen.policy}}}"
 
 
-def sentences(advice: Advice) -> list[str]:
+def sentences(advice: OrderAdvice) -> list[str]:
     """Return the answer's sentences after the headline, each on one question."""
     found = [_versus(advice, against) for against in reversed(advice.against) if against.rival in COMMON]
     found += [
@@ -58,7 +62,7 @@ def sentences(advice: Advice) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def remarks_on(advice: Advice, problem: Problem, policy: Policy, facts: Mapping[str, str]) -> tuple[str, ...]:
+def remarks_on(advice: OrderAdvice, problem: Problem, policy: Policy, facts: Mapping[str, str]) -> tuple[str, ...]:
     """Return what to know beside the answer: what was chosen, what was known of run times, which load it was.
 
     Args:
@@ -69,8 +73,8 @@ def remarks_on(advice: Advice, problem: Problem, policy: Policy, facts: Mapping[
     """
     about = order_of(problem.rules.order).about
     found = [
-        f"An order says which waiting job may start next; {advice.chosen.order}: {about}. A policy says on which GPUs; "
-        f"{policy.name}: {policy.about}."
+        f"An order decides which waiting job may start next; {advice.chosen.order}: {about}. "
+        f"A policy decides on which GPUs; {policy.name}: {policy.about}."
     ]
     if np.array_equal(problem.scenarios.estimate_s, problem.scenarios.work_s):
         found.append(
@@ -79,7 +83,7 @@ def remarks_on(advice: Advice, problem: Problem, policy: Policy, facts: Mapping[
         )
     if objective := facts.get("objective"):
         tuned = f" Tuned for it: {facts['tuned']}." if "tuned" in facts else ""
-        found.append(f"What was to be least: {objective}.{tuned}")
+        found.append(f"Objective: {objective}.{tuned}")
     if load := facts.get("load"):
         found.append(f"Load: {load}.")
     return tuple(found)
@@ -93,12 +97,12 @@ def ageing_text(ageing_s: float) -> str:
     return f"{hours / 24:g} days" if hours >= 48 and hours % 24 == 0 else f"{hours:g} h"
 
 
-def objective_title(advice: Advice) -> str:
+def objective_title(advice: OrderAdvice) -> str:
     """Return what candidates are ranked by, as tables call it."""
     return advice.grid.weighting.title
 
 
-def part_text(advice: Advice, part: Part) -> str:
+def part_text(advice: OrderAdvice, part: WindowGroup) -> str:
     """Return which windows a part has."""
     return f"the {part.which} of {advice.noun}s by {part.what} ({number_text(part.low)} to {number_text(part.high)})"
 
@@ -108,12 +112,12 @@ def number_text(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def _versus(advice: Advice, against: Against) -> str:
+def _versus(advice: OrderAdvice, against: Against) -> str:
     """Return how the chosen does against what is common."""
     rival = against.rival
     if rival == advice.chosen:
         return ""
-    if not advice.grid.ended[advice.grid.place(rival)]:
+    if not advice.grid.ended[advice.grid.candidates.index(rival)]:
         return f"Under {rival} a run was cut off before all jobs ended, so there is no figure to compare with."
     value, low, high = (float(end[advice.row]) for end in against.percent)
     lower = value <= 0
@@ -123,41 +127,41 @@ def _versus(advice: Advice, against: Against) -> str:
     return f"{text}, which is common today. {_how_sure(advice, value, low, high)}"
 
 
-def _how_sure(advice: Advice, value: float, low: float, high: float) -> str:
+def _how_sure(advice: OrderAdvice, value: float, low: float, high: float) -> str:
     if math.isnan(low):
         return f"One {advice.noun} gives no interval: nothing is sure."
     if low > 0 or high < 0:
-        return "That is sure: the 95 % interval leaves out 0."
+        return "That is sure: the 95 % interval excludes 0."
     return f"That is not sure, as the 95 % interval holds 0; {_more(advice, value, high - low)}."
 
 
-def _more(advice: Advice, value: float, width: float) -> str:
-    """Return how many windows would tell a difference of this size from none."""
+def _more(advice: OrderAdvice, value: float, width: float) -> str:
+    """Return how many windows would show a difference of this size."""
     needed = math.inf if value == 0 else advice.units * (width / 2 / value) ** 2
-    if needed > MOST_WINDOWS:
-        return "it is too small for any number of them to tell"
-    asked = 2 * max(math.ceil(needed), advice.units + 1)  # half of them choose
-    return f"about {asked:,} {advice.noun}s in all would tell ({MORE[advice.noun]})"
+    if needed > MAX_NEEDED_WINDOWS:
+        return "it is too small for any number of them to show"
+    windows = 2 * max(math.ceil(needed), advice.units + 1)  # half of them choose
+    return f"about {windows:,} {advice.noun}s in all would show it ({MORE_WINDOWS_BY[advice.noun]})"
 
 
-def _how_chosen(advice: Advice) -> str:
+def _how_chosen(advice: OrderAdvice) -> str:
     count, windows = len(advice.grid.candidates), _windows(advice, advice.grid.windows)
     if not advice.grid.held_out:
         return (
             f"It was the best of {count} pairs of order and policy on {windows}, the same that these figures are of. "
-            f"That flatters it, and so few {advice.noun}s make little sure; more would: {MORE[advice.noun]}."
+            f"That flatters it, and so few {advice.noun}s make little sure; more would: {MORE_WINDOWS_BY[advice.noun]}."
         )
     return (
         f"It was the best of {count} pairs of order and policy on the first {advice.grid.windows - advice.units} of "
-        f"{windows}. All figures here are of the other {advice.units}, which had no say in the choice."
+        f"{windows}. All figures here are of the other {advice.units}, which the choice did not use."
     )
 
 
-def _windows(advice: Advice, count: int) -> str:
+def _windows(advice: OrderAdvice, count: int) -> str:
     return f"{count} {advice.noun}{'' if count == 1 else 's'}"
 
 
-def _second(advice: Advice) -> str:
+def _second(advice: OrderAdvice) -> str:
     """Return whether the next best is worse."""
     if advice.second is None or advice.second in COMMON:
         return ""
@@ -174,7 +178,7 @@ def _second(advice: Advice) -> str:
     )
 
 
-def _heuristic(advice: Advice) -> str:
+def _heuristic(advice: OrderAdvice) -> str:
     """Return what a policy that is no heuristic gains on the best that is one."""
     rival = advice.heuristic
     if rival is None or rival in (advice.second, *COMMON):
@@ -186,7 +190,7 @@ def _heuristic(advice: Advice) -> str:
     return f"Of heuristics alone, {rival} was the best: {title} of the choice against it {value:+.1f} %{ends}."
 
 
-def _losses(advice: Advice) -> str:
+def _losses(advice: OrderAdvice) -> str:
     if advice.chosen == COMMON[-1] or advice.saving is None:
         return ""
     text = f"It loses to {COMMON[-1]} in {advice.losses} of {_windows(advice, advice.units)}"
@@ -199,17 +203,17 @@ def _losses(advice: Advice) -> str:
     return f"{text}. It gains least, {float(least.percent.value[0]):+.1f} %, in {part_text(advice, least)}."
 
 
-def _tail(advice: Advice) -> str:
-    """Return what the chosen does to what it was not chosen by."""
-    shown, easy, figures = advice.grid.reporting, advice.grid.place(COMMON[-1]), advice.grid.figures
+def _tail(advice: OrderAdvice) -> str:
+    """Return how the chosen changes the figures that it was not chosen by."""
+    shown, easy, figures = advice.grid.reporting, advice.grid.candidates.index(COMMON[-1]), advice.grid.figures
     if advice.row == easy or advice.saving is None:
         return ""
     parts = []
-    told = {"p99 JCT": figures.p99_jct_s, "the longest wait": figures.longest_wait_s}
+    others = {"p99 JCT": figures.p99_jct_s, "the longest wait": figures.longest_wait_s}
     if advice.grid.objective != "mean_jct_s":
-        told = {"mean JCT": figures.mean_jct_s} | told
-    told.pop(objective_title(advice), None)
-    for title, values in told.items():
+        others = {"mean JCT": figures.mean_jct_s} | others
+    others.pop(objective_title(advice), None)
+    for title, values in others.items():
         own, base = float(values[advice.row, shown].mean()), float(values[easy, shown].mean())
         if base > 0:
             parts.append(f"{title} is {abs(own / base - 1) * 100:.1f} % {'higher' if own > base else 'lower'}")
@@ -218,7 +222,7 @@ def _tail(advice: Advice) -> str:
     return f"Beside the {objective_title(advice)}, against {COMMON[-1]}: {', '.join(parts)}.{warning}" if parts else ""
 
 
-def _saving(advice: Advice) -> str:
+def _saving(advice: OrderAdvice) -> str:
     saving = advice.saving
     if advice.chosen == COMMON[-1] or saving is None:
         return ""
@@ -239,7 +243,7 @@ def _hours(hours: Estimates, noun: str) -> str:
     return f"{value:,.0f}{ends} {noun} {'less' if hours.value >= 0 else 'more'}"
 
 
-def _possible(advice: Advice) -> str:
+def _possible(advice: OrderAdvice) -> str:
     if math.isnan(advice.bound_s):
         return ""
     unit, scale = ("h", 3600.0) if advice.bound_s >= 7200 else ("min", 60.0)

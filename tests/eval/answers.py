@@ -14,12 +14,12 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem
 from longshore.cluster.traces.read import read_trace
-from longshore.eval.advice.choice import Advice, advice_of
-from longshore.eval.advice.grid import Grid, every_order, run_grid
+from longshore.eval.advice.choice import OrderAdvice, advice_of
+from longshore.eval.advice.grid import OrderGrid, every_order, run_grid
 from longshore.eval.bounds import lower_bounds
 from longshore.eval.command import evaluate_request
 from longshore.eval.setting import EvaluationRequest, JobsRequest
-from longshore.eval.table import Tell
+from longshore.eval.table import ShowStatus
 from tests.checkout import SMALL
 from tests.command_line import Command
 
@@ -30,7 +30,7 @@ ASKED = EvaluationRequest(
 )  # fmt: skip
 
 
-def silent(first: str) -> AbstractContextManager[Tell]:
+def silent(first: str) -> AbstractContextManager[ShowStatus]:
     del first
     return nullcontext(lambda text: None)
 
@@ -64,7 +64,7 @@ class Answer:
         self.page = (at / "report.html").read_text() if page else ""
 
 
-def run(at: Path, *, windows: int, policies: tuple[str, ...] = ("eft", "pack", "patient")) -> tuple[Grid, Problem]:
+def run(at: Path, *, windows: int, policies: tuple[str, ...] = ("eft", "pack", "patient")) -> tuple[OrderGrid, Problem]:
     setup = read_cluster(SMALL)
     whole = read_trace(trace(at, 40 * windows))
     parts = [
@@ -78,5 +78,5 @@ def run(at: Path, *, windows: int, policies: tuple[str, ...] = ("eft", "pack", "
     return run_grid(problem, regimes, [HEURISTICS[name] for name in policies]), problem
 
 
-def advice(grid: Grid, problem: Problem) -> Advice:
+def advice(grid: OrderGrid, problem: Problem) -> OrderAdvice:
     return advice_of(grid, problem, lower_bounds(problem, grid.objective, np.flatnonzero(grid.reporting)))

@@ -16,7 +16,7 @@ from longshore.cluster.presets.named import NAMED
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.traces.read import read_trace
 from longshore.cluster.workloads.estimates import with_estimates
-from longshore.eval.command import told_apart
+from longshore.eval.command import with_distinct_names
 from longshore.eval.setting import EvaluationRequest, setting_of
 from longshore.training.presets import PRESETS
 from tests.checkout import HETERO64
@@ -51,10 +51,10 @@ def untrained(path: Path, *, waiting: bool = False) -> Path:
 def test_what_is_left_out_is_said_and_why() -> None:
     said = answer(ASKED)
     assert "3 scenarios of 64 jobs, 11 policies" in said
-    assert "left out: consolidate, eft-wait, patient, which differ from others only with --waiting" in said
+    assert "not run: consolidate, eft-wait, patient" in said
     waiting = answer(replace(ASKED, regime=Regime(waiting=True), workloads=1))
     assert "14 policies" in waiting
-    assert "left out" not in waiting
+    assert "not run" not in waiting
 
 
 def test_a_checkpoint_challenges_every_heuristic(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_checkpoint_may_not_take_the_name_of_a_heuristic(tmp_path: Path) -> No
 
 
 def named(*names: str) -> list[str]:
-    return [policy.name for policy in told_apart([(name, find_policy(name)) for name in names])]
+    return [policy.name for policy in with_distinct_names([(name, find_policy(name)) for name in names])]
 
 
 def test_checkpoints_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
@@ -238,8 +238,8 @@ def test_history_knows_the_users_and_the_jobs_before_a_window(cluster: Path | No
 def test_what_is_not_run_as_recorded_is_among_the_facts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     request = replace(ASKED, trace=short_trace(tmp_path), runs=1, policies=("eft",), heuristics=False)
     facts = figures(replace(request, max_gpus=6), tmp_path)["facts"]
-    assert facts["jobs cut"] == "10 of 40 jobs ask more than 6 GPUs, and get so many"
-    assert facts["jobs left out"] == "1 rows ask no GPU or never ran, and are left out"
+    assert facts["jobs cut"] == "10 of 40 jobs need more than 6 GPUs, and get 6"
+    assert facts["jobs dropped"].startswith("1 rows ")
     assert facts["part of the trace"].startswith("only 40 jobs")
     assert facts["jobs cut"] in caplog.text
     assert "jobs cut" not in figures(request, tmp_path)["facts"]

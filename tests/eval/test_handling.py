@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.eval.advice.asides import RESTART, SWITCH, Held, handlings_of, words_of_handling
+from longshore.eval.advice.asides import RESTART, SWITCH, FaultCosts, handling_comparison, handling_in_words
 from tests.eval.answers import ASKED, answer
 
 FILE = """\
@@ -20,19 +20,19 @@ faults: {model: exponential, detection_s: 12, HANDLING}
 QUIET = FILE.replace("2e-6", "0").replace("HANDLING", "handling: switch")
 
 
-def held(lost_gpu_s: list[float], jct_s: list[float]) -> Held:
+def held(lost_gpu_s: list[float], jct_s: list[float]) -> FaultCosts:
     none = np.zeros(len(jct_s))
-    return Held(np.array(lost_gpu_s), np.array(jct_s), none + 4.0, none + 1.0)
+    return FaultCosts(np.array(lost_gpu_s), np.array(jct_s), none + 4.0, none + 1.0)
 
 
 def test_ratios_are_of_sums_and_draws_of_one_window_are_one_unit() -> None:
     both = {RESTART: held([4e5, 0.0, 8e5, 6e5], [100.0] * 4), SWITCH: held([1e5, 1e5, 2e5, 1e5], [90.0] * 4)}
-    found = handlings_of("pack", both, np.array([0, 0, 1, 1]))
+    found = handling_comparison("pack", both, np.array([0, 0, 1, 1]))
     assert (found.lost.value[0], found.units) == (5 / 18, 2)
     assert found.lost.low[0] < 5 / 18 < found.lost.high[0]
     assert [end[0] for end in found.jct_percent] == pytest.approx([-10.0, -10.0, -10.0])
-    assert "jobs that switch lose 34.7 GPU-hours" in words_of_handling(found)
-    assert "the mean JCT changes by -10.0 % [-10.0, -10.0]" in words_of_handling(found)
+    assert "jobs that switch lose 34.7 GPU-hours" in handling_in_words(found)
+    assert "the mean JCT changes by -10.0 % [-10.0, -10.0]" in handling_in_words(found)
 
 
 @pytest.mark.parametrize("handling", ["handling: switch, spares: 0.1", "handling: restart"])

@@ -42,7 +42,7 @@ def test_all_orders_are_ranked_by_the_objective_with_patient_tuned_for_it(
     assert sorted(pairs) == sorted([*each, *tuned.items()])
     # Nothing of the past that it was tuned on is run; said in the answer, the report and JSON.
     assert "windows come from all of it" not in str(figures["facts"])
-    said = f"What was to be least: {title}. Tuned for it: {figures['facts']['tuned']}."
+    said = f"Objective: {title}. Tuned for it: {figures['facts']['tuned']}."
     assert said in figures["answer"]["sentences"]
     assert all(said in " ".join(text.split()) for text in (answer.out, answer.page))
     # What nobody can be below is known of makespan and mean JCT only.
@@ -93,7 +93,7 @@ def test_a_mistyped_objective_is_refused_in_one_line(longshore: Command) -> None
 @pytest.mark.full
 def test_a_policy_that_is_no_heuristic_is_compared_with_the_best_that_is_one(tmp_path: Path) -> None:
     grid, problem = run(tmp_path, windows=9)
-    taught = grid._replace(asked=True, heuristics=frozenset({"pack"}))  # as if the others had been trained
+    taught = grid._replace(is_users_objective=True, heuristics=frozenset({"pack"}))  # as if the others had been trained
     found = advice(taught, problem)
     assert found.chosen.policy != "pack"
     early = ~grid.reporting
@@ -101,7 +101,7 @@ def test_a_policy_that_is_no_heuristic_is_compared_with_the_best_that_is_one(tmp
     assert found.heuristic == min((one for one in costs if one.policy == "pack"), key=costs.__getitem__)
     told = f"Of heuristics alone, {found.heuristic} was the best: mean JCT of the choice against it "
     assert (told in " ".join(sentences(found))) == (found.heuristic not in COMMON)
-    for changed in (taught._replace(asked=False), taught._replace(heuristics=grid.heuristics)):
+    for changed in (taught._replace(is_users_objective=False), taught._replace(heuristics=grid.heuristics)):
         assert advice(changed, problem).heuristic is None
 
 

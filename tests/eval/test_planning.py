@@ -9,7 +9,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import BEST, FIXED
-from longshore.eval.advice.asides import Counts, Planned, savings_of, words_of_plans
+from longshore.eval.advice.asides import LayoutFigures, layout_comparison, layouts_in_words
 from longshore.eval.setting import setting_of
 from tests.eval.answers import ASKED, answer
 
@@ -40,15 +40,17 @@ def cluster_file(folder: Path, text: str = FILE) -> Path:
 
 def test_changes_are_of_sums_over_windows() -> None:
     done = np.ones(4, dtype=np.bool_)
-    fixed = Planned(np.array([7200.0, 3600.0, 3600.0, 3600.0]), np.full(4, 1e6), np.full(4, 9e5), done)
-    best = Planned(np.array([3600.0, 3600.0, 1800.0, 1800.0]), np.full(4, 9e5), np.full(4, 8e5), done)
-    found = savings_of("pack", {FIXED: fixed, BEST: best}, Counts(384, 300, 40), np.array([0, 0, 1, 1]))
+    fixed = LayoutFigures(np.array([7200.0, 3600.0, 3600.0, 3600.0]), np.full(4, 1e6), np.full(4, 9e5), done)
+    best = LayoutFigures(np.array([3600.0, 3600.0, 1800.0, 1800.0]), np.full(4, 9e5), np.full(4, 8e5), done)
+    found = layout_comparison(
+        "pack", {FIXED: fixed, BEST: best}, np.array([0, 0, 1, 1]), jobs=384, planned=300, changed=40
+    )
     assert found.percent["mean_jct_s"].value[0] == pytest.approx(-40.0)
     assert found.percent["held_gpu_s"].value[0] == pytest.approx(-10.0)
     assert found.percent["mean_jct_s"].low[0] < -40.0 < found.percent["mean_jct_s"].high[0]
-    assert "the mean JCT changes by -40.0 %" in words_of_plans(found)
-    assert "from 1.25 h to 0.75 h" in words_of_plans(found)
-    assert "of 384 jobs 300 have plans, and 40 run by another one" in words_of_plans(found)
+    assert "the mean JCT changes by -40.0 %" in layouts_in_words(found)
+    assert "from 1.25 h to 0.75 h" in layouts_in_words(found)
+    assert "of 384 jobs 300 have plans, and 40 run by another one" in layouts_in_words(found)
 
 
 def test_a_trace_with_plans_is_told_what_they_save(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_plans_that_no_node_has_room_for_stop_no_evaluation_by_others(tmp_path: 
     cluster = cluster_file(tmp_path, FILE.replace("hazard_per_s", "host_memory_bytes: 16e9, hazard_per_s"))
     said = answer(replace(REQUEST, trace=trace, cluster=cluster, json_out=out))
     assert "what planning saves: under pack" in said
-    assert "what offload saves: not told: the nodes of this cluster have no room for some of the plans" in said
+    assert "what offload saves: unknown: the nodes of this cluster have no room for some of the plans" in said
     assert json.loads(out.read_text())["what_offload_saves"] == {}
     with pytest.raises(InputError, match="of host memory each, and the cluster has 0 of these"):
         setting_of(replace(REQUEST, trace=trace, cluster=cluster, plans="offload"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from longshore.eval.comparison import Comparison, compare
-from longshore.eval.figures import MOST_GPU_ROWS, Picture, forest, gantt, pictures, policy_colours
+from longshore.eval.figures import MAX_GPU_ROWS, Picture, forest, gantt, pictures, policy_colours
 from longshore.eval.report import summary, write_json, write_report
 from longshore.eval.table import rows
 from tests.eval.runs import CLUSTER_GPUS, EVENTS, GPU_NODE, comparison, finishes, outcome, policies, scenarios
@@ -91,11 +91,11 @@ def test_the_same_comparison_gives_the_same_pictures() -> None:
     assert drawn(3) == drawn(3)
 
 
-@pytest.mark.parametrize("nodes", [MOST_GPU_ROWS, MOST_GPU_ROWS * 8])
+@pytest.mark.parametrize("nodes", [MAX_GPU_ROWS, MAX_GPU_ROWS * 8])
 def test_large_clusters_are_drawn_node_by_node(nodes: int) -> None:
     picture = gantt({"pack": EVENTS}, np.arange(nodes, dtype=np.int32) // 8, which="scenario 3 of 7")
     assert picture.data.startswith(b"\x89PNG")
-    assert ("Each row is a node" in picture.caption) == (nodes > MOST_GPU_ROWS)
+    assert ("Each row is a node" in picture.caption) == (nodes > MAX_GPU_ROWS)
     assert picture.caption.startswith("Scenario 3 of 7. ")
 
 
