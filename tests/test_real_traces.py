@@ -38,8 +38,7 @@ from longshore.agents.heuristics import FACTORS, HEURISTICS
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART
-from longshore.training.presets import trace_problems
-from longshore.training.problems import TRAINED_PART, VALIDATED_PART, ProblemRequest
+from longshore.training.problems import TRAINED_PART, VALIDATED_PART, ProblemRequest, trace_problems
 
 HOUR_S = 3600.0
 EASY = "EASY"

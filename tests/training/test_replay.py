@@ -15,7 +15,7 @@ from longshore.training.actor_critic.replay import (
     flat,
     gathered,
     of_rows,
-    own,
+    as_collected,
     reevaluated,
     sample_bytes,
     unpacked,
@@ -46,7 +46,7 @@ def test_a_rollout_judged_by_the_policy_that_run_it_is_as_it_was() -> None:
     now = reevaluated(model.policy, rollout)
     assert now.log_probability == pytest.approx(rollout.log_probability, abs=1e-5)
     assert now.values == pytest.approx(rollout.values, abs=1e-5)
-    weighted = replay.weighted(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    weighted = replay.weight(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
     assert rollout.cut_at.size > 0
     assert weighted.advantages[0] == pytest.approx(rollout.advantages, abs=1e-4)
 
@@ -89,7 +89,7 @@ def test_with_a_learning_rate_of_0_all_ratios_are_1_and_nothing_is_clipped() -> 
     for name in ("replay/total_variation", "replay/step_variation", "train/approx_kl"):
         assert told[name] == pytest.approx(0.0, abs=1e-5)
     assert replay.slowing == 1.0
-    weighted = replay.weighted(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    weighted = replay.weight(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
     assert np.stack(weighted.ratio) == pytest.approx(np.ones((4, STEPS, ROWS)), abs=1e-4)
 
 
@@ -161,7 +161,7 @@ def test_some_environments_of_a_rollout_are_judged_as_they_are_among_all() -> No
         part = of_rows(whole, rows)
         for some, among_all in zip(reevaluated(model.policy, part), reevaluated(model.policy, whole), strict=True):
             assert some == pytest.approx(among_all[:, rows], abs=1e-6)
-        assert own(model.policy, part).next_values == pytest.approx(own(model.policy, whole).next_values[:, rows])
+        assert as_collected(model.policy, part).next_values == pytest.approx(as_collected(model.policy, whole).next_values[:, rows])
     assert whole.cut_at.size > 0
 
 
@@ -172,7 +172,7 @@ def test_rollouts_of_policies_too_far_away_are_left_out() -> None:
     rare = odd.log_probability.copy()
     rare.reshape(-1)[::50] -= 8.0  # a few samples that the present policy takes 3,000 times as readily
     replay.rollouts[0] = odd._replace(log_probability=rare)
-    weighted = replay.weighted(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    weighted = replay.weight(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
     assert [int(rollout.update) for rollout in weighted.rollouts] == [1, 2]
 
 

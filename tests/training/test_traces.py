@@ -15,8 +15,7 @@ from longshore.cluster.model.outcome import weighting_of
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.training.presets import OTHER_CLUSTERS, trace_problems
-from longshore.training.problems import LOADS, ProblemRequest, Problems
+from longshore.training.problems import LOADS, OTHER_CLUSTERS, ProblemRequest, Problems, trace_problems
 from longshore.training.validation import Later, best_pair, compare_later, cost_of, verdict
 from tests.command_line import Command
 from tests.envs.random_run import small_problem
