@@ -12,10 +12,10 @@ from longshore.training.actor_critic.a2c import MaskableA2C, VtraceA2C
 from longshore.training.actor_critic.ppo import GePPO
 from longshore.training.actor_critic.replay import (
     Replay,
+    as_collected,
     flat,
     gathered,
     of_rows,
-    as_collected,
     reevaluated,
     sample_bytes,
     unpacked,
@@ -161,7 +161,9 @@ def test_some_environments_of_a_rollout_are_judged_as_they_are_among_all() -> No
         part = of_rows(whole, rows)
         for some, among_all in zip(reevaluated(model.policy, part), reevaluated(model.policy, whole), strict=True):
             assert some == pytest.approx(among_all[:, rows], abs=1e-6)
-        assert as_collected(model.policy, part).next_values == pytest.approx(as_collected(model.policy, whole).next_values[:, rows])
+        assert as_collected(model.policy, part).next_values == pytest.approx(
+            as_collected(model.policy, whole).next_values[:, rows]
+        )
     assert whole.cut_at.size > 0
 
 
