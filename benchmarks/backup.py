@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from longshore.ring.asking import RingDesk, ask_report
-from longshore.ring.launcher import Launcher, Start
-from longshore.ring.standing import make_ring
-from longshore.ring.wire import Coming
+from longshore.ring.coordinator_state import make_ring
+from longshore.ring.launcher import MemberStart, RingLauncher
+from longshore.ring.ring_client import RingClient, ask_report
+from longshore.ring.wire import MemberOffer
 
 from .harness import ROOT, Row, main, progress
 from .reclaim import measure_reclaims
@@ -57,7 +57,7 @@ class Trial:
     async def run(self, steps: int, *, is_slow: bool, recovers: bool = False) -> Ran:
         """Run it to its end; a member may be slow from some step on, and may recover once another one has its seat."""
         make_ring(self._folder, SEATS, spares=self._spares, backups=self._backups)
-        async with asyncio.timeout(LIMIT_S), Launcher(self._folder, self._warm) as launcher:
+        async with asyncio.timeout(LIMIT_S), RingLauncher(self._folder, self._warm) as launcher:
             await launcher.start_coordinator()
             await launcher.connect()
             for member in range(SEATS + self._spares):
@@ -73,13 +73,13 @@ class Trial:
             raise RuntimeError(f"the ring is lost: {end.reason}")
         return self._read()
 
-    async def _back_up(self, launcher: Launcher, steps: int) -> None:
+    async def _back_up(self, launcher: RingLauncher, steps: int) -> None:
         """Start a member when the coordinator asks for a backup, and let the ring go on with it for a while."""
-        desk = RingDesk(self._folder, lambda: None, self._folder / "none")
+        desk = RingClient(self._folder, lambda: None, self._folder / "none")
         try:
             await self._until(lambda: desk.want is not None and desk.want.slow)
             self._asked_s = time.time()
-            desk.say(Coming(SEATS))
+            desk.send(MemberOffer(SEATS))
             launcher.start(self._start(SEATS, steps))
             await self._until(lambda: (report := ask_report(self._folder)) is not None and report.relieved == [SLOW])
             await asyncio.sleep(40 * COMPUTE_S)
@@ -90,10 +90,11 @@ class Trial:
         while not is_so():
             await asyncio.sleep(0.02)
 
-    def _start(self, member: int, steps: int) -> Start:
+    def _start(self, member: int, steps: int) -> MemberStart:
         command = (sys.executable, str(ROOT / "benchmarks" / "backup_trainer.py"), str(steps), str(COMPUTE_S))
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        return Start(member, command, variables, self._folder, self._folder / f"member-{member}.log", f"n{member}")
+        log = self._folder / f"member-{member}.log"
+        return MemberStart(member, command, variables, self._folder, log, f"n{member}")
 
     def _lines(self, member: int) -> list[list[str]]:
         path = self._folder / f"member-{member}.log"

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from longshore.cluster.files.processes import environment, living
-from longshore.ring.asking import ask_report
+from longshore.ring.ring_client import ask_report
 from longshore.scheduler.client import Client
 from longshore.scheduler.model.states import FINAL
 from longshore.scheduler.store.attempts import held_gpus
@@ -171,7 +171,9 @@ def _processes(victim: str, attempt: Path) -> list[int | None]:
     found: list[int | None] = []
     if not attempt.name.startswith("ls-"):  # it is gone, and so are they; any path has the folder of all
         return found
-    name = {"coordinator": b"failover.coordinator", "host": b"ring_host", "supervisor": b"ring_host"}.get(victim, b"-")
+    name = {"coordinator": b"ring.coordinator_server", "host": b"ring_host", "supervisor": b"ring_host"}.get(
+        victim, b"-"
+    )
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             line = (path / "cmdline").read_bytes()

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from longshore.ring.control import AbortedError, Control, FinishedError, RelievedError, from_environment
-from longshore.ring.wire import Ready
+from longshore.ring.member_client import AbortedError, FinishedError, MemberClient, RelievedError, from_environment
+from longshore.ring.wire import MemberReady
 
 COMPUTE_S, SLOW = 0.1, 8.0
 HOME, JOB = Path(os.environ["RECLAIM"]), os.environ["LONGSHORE_JOB"]
@@ -31,24 +31,24 @@ def take_gpu() -> int:
     return lock
 
 
-def compute(control: Control) -> float:
+def compute(control: MemberClient) -> float:
     """Wait as long as a shard takes, and return how long that is."""
     compute_s = COMPUTE_S * (SLOW if (HOME / f"slow-{JOB}-{control.member}").exists() else 1.0)
     time.sleep(compute_s)
     return compute_s
 
 
-def run_steps(control: Control) -> None:
+def run_steps(control: MemberClient) -> None:
     """Take part in a generation until it is over."""
-    form = control.form()
-    control.ready(Ready(control.member, form.generation, form.generation * 100_000))
+    form = control.layout()
+    control.ready(MemberReady(control.member, form.generation, form.generation * 100_000))
     is_first = True
     while not (HOME / f"end-{JOB}").exists():
         control.pulse.compute_s = control.pulse.step_s = compute(control)
         control.begin_apply()
         control.end_apply(control.step + 1)
         if is_first:
-            control.ran()
+            control.first_step()
         is_first = False
     control.done()
 
@@ -66,7 +66,7 @@ def main() -> None:
             continue
         except RelievedError:
             try:
-                while not control.tried(compute(control), 1.0):
+                while not control.trial_step(compute(control), 1.0):
                     pass
             except FinishedError:
                 break

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import namespaces
 from longshore.ring import Ring, wire
-from longshore.ring.control import Control
+from longshore.ring.member_client import MemberClient
 
 WIDTH = 568  # 363,520 weights between the inner layers and to the last
 
@@ -42,14 +42,14 @@ def make_model() -> torch.nn.Sequential:
 
 def tell_stops() -> None:
     """Write when this member has stopped, which its connection alone knows."""
-    say = Control._say
+    say = MemberClient._send
 
-    def saying(control: Control, message: wire.Message) -> None:
+    def saying(control: MemberClient, message: wire.Message) -> None:
         say(control, message)
         if isinstance(message, wire.Stopped):
             os.write(1, f"stopped {time.time():.6f} {message.generation}\n".encode())
 
-    Control._say = saying  # type: ignore[method-assign, assignment]
+    MemberClient._send = saying  # type: ignore[method-assign, assignment]
 
 
 def tell_end(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from longshore.cluster.files.typed_json import from_json
 from longshore.ring import wire
-from longshore.ring import wire as wire_lines
-from longshore.ring.launcher import Launcher, Start
-from longshore.ring.standing import make_ring
+from longshore.ring.coordinator_state import make_ring
+from longshore.ring.launcher import MemberStart, RingLauncher
 from longshore.ring.wire import greet
 
 from .harness import ROOT, Row, progress
@@ -95,8 +94,8 @@ class Trial:
         make_ring(self._folder, self._seats, self._host)
         async with (
             asyncio.timeout(LIMIT_S),
-            Launcher(self._folder, self._warm, self._exited) as launcher,
-            Launcher(self._folder) as self._cold,
+            RingLauncher(self._folder, self._warm, self._exited) as launcher,
+            RingLauncher(self._folder) as self._cold,
         ):
             self._launcher = launcher
             await launcher.start_coordinator()
@@ -110,11 +109,11 @@ class Trial:
                 await self._cold.ended()
             return self._read(at_s)
 
-    def _start(self, member: int) -> Start:
+    def _start(self, member: int) -> MemberStart:
         log = self._folder / f"member-{member}.log"
-        return Start(member, self._command, self.environment(member), self._folder, log)
+        return MemberStart(member, self._command, self.environment(member), self._folder, log)
 
-    def _exited(self, it: Start, status: int) -> None:
+    def _exited(self, it: MemberStart, status: int) -> None:
         if it.member == self._seats - 1 and status == -signal.SIGKILL:
             starts = {"forked": self._launcher, "cold": self._cold}
             if self._spare in starts:
@@ -136,14 +135,14 @@ class Trial:
             os.kill(pid, signal.SIGCONT)
         return at_s
 
-    async def _report(self) -> wire.Report:
+    async def _report(self) -> wire.RingReport:
         host, _, port = self._launcher.address().rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=wire_lines.MOST_BYTES)
+        reader, writer = await asyncio.open_connection(host, int(port), limit=wire.MAX_LINE_BYTES)
         secret = json.loads((self._folder / "ring.json").read_text())["secret"]
         await greet(reader, writer, secret, wire.Hello("status"))
-        answer = wire_lines.decode(await reader.readline())
+        answer = wire.decode(await reader.readline())
         writer.close()
-        assert isinstance(answer, wire.Report)
+        assert isinstance(answer, wire.RingReport)
         return answer
 
     def _lines(self, member: int) -> list[list[str]]:

@@ -26,7 +26,7 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.holding import held_gpus
 from longshore.cluster.state.state import Simulation
 from longshore.cluster.switching import FORMULAS
-from longshore.ring.wire import Empty, Want
+from longshore.ring.wire import EmptySeat, SeatRequest
 from longshore.scheduler.control.rings import Around, ring_of
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import OF_JOBS, Site, Snapshot
@@ -125,15 +125,15 @@ def _seats(sim: Simulation, job: int, place: int) -> int:
     return held_gpus(sim, 0, job) + (place == sim.cluster.gpu_node.size)
 
 
-def _want_of(sim: Simulation, job: int, place: int, before_s: float) -> Want:
+def _want_of(sim: Simulation, job: int, place: int, before_s: float) -> SeatRequest:
     """Return what the coordinator of a ring would say; a member's number is that of its GPU."""
     mine = np.flatnonzero(sim.state.gpu_job[0] == job)
     living = [int(gpu) for gpu in mine if sim.state.gpu_down[0, gpu] == 0]
     before = max((gpu for gpu in living if gpu < place), default=living[-1])
     after = min((gpu for gpu in living if gpu > place), default=living[0])
-    return Want(
+    return SeatRequest(
         generation=1,
-        empty=[Empty(0, before, after)] * (_seats(sim, job, place) - len(living)),
+        empty=[EmptySeat(0, before, after)] * (_seats(sim, job, place) - len(living)),
         order=living,
         step_s=before_s,
         compute_s={str(gpu): float(compute_s(sim, 0, job, gpu)) for gpu in living},

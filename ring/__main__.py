@@ -1,14 +1,178 @@
-"""`python -m longshore.ring`: a ring on this machine, without a scheduler."""
+"""`python -m longshore.ring`: a ring on this machine, without a scheduler.
 
-# A signal that comes while the rest is imported ends this process without a traceback.
-from .wishes import end_at_once_if_asked
+Source: SPEC F8 to F10.
+"""
+# ruff: noqa: E402
 
-end_at_once_if_asked()
+import os
+import signal
+from types import FrameType
 
-from ..cluster.files.paths import end_if_gone  # noqa: E402
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-end_if_gone("longshore.ring")
 
-from .command import main  # noqa: E402
+def _log_end(number: int) -> None:
+    os.write(2, f"longshore.ring: {signal.Signals(number).name}: all members are ended\n".encode())
 
-raise SystemExit(main())
+
+def _end_at_once(number: int, _frame: FrameType | None) -> None:
+    _log_end(number)
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    # Python's own answer to Ctrl-C is a traceback. From here on a signal ends this process with one line, also while
+    # the rest is imported.
+    for _number in END_SIGNALS:
+        signal.signal(_number, _end_at_once)
+
+    from ..cluster.files.paths import end_if_gone
+
+    end_if_gone("longshore.ring")
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from .coordinator_state import make_ring
+from .launcher import MemberStart, RingLauncher
+from .wire import LOST_STATUS, RESTART_STATUS, UNKNOWN_STATUS
+
+RESTART_PAUSE_S = 1.0  # before a member is started for one that asked for a restart without a reason
+TERM_GRACE_S = 30.0  # for members that handle SIGTERM to end
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m longshore.ring",
+        description="Run a training script on several processes, and continue without those that die.",
+        epilog="Exit status: that of the script, 0 if all went well; 3 if all members were lost.",
+    )
+    parser.add_argument("--seats", type=int, required=True, metavar="N", help="members of the ring")
+    parser.add_argument("--spares", type=int, default=0, metavar="N", help="members that wait for an empty seat")
+    parser.add_argument("--backups", type=int, default=0, metavar="N", help="slow members that spares may compute for")
+    parser.add_argument("--restarts", type=int, default=3, metavar="N", help="members started for those that died")
+    parser.add_argument("--no-warm", action="store_true", help="start each member by itself, fork none")
+    parser.add_argument("--folder", type=Path, help="keep the ring's files and the members' logs there")
+    parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="for example: -- python train.py")
+    options = parser.parse_args(arguments)
+    if options.seats < 1 or min(options.spares, options.backups, options.restarts) < 0:
+        parser.error("--seats is at least 1, --spares, --backups and --restarts at least 0")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a ring and return the exit status."""
+    options = parse(arguments)
+    if options.folder is not None:
+        try:
+            options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            sys.stderr.write(f"longshore.ring: {options.folder} is no folder: {error.strerror}\n")
+            return 2
+        return asyncio.run(RingRun(options, options.folder.absolute()).run())
+    with tempfile.TemporaryDirectory(prefix="longshore-ring-") as folder:
+        return asyncio.run(RingRun(options, Path(folder)).run())
+
+
+class RingRun:
+    """One run of the command.
+
+    Args:
+        options: Of the command line.
+        folder: Of the ring.
+    """
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options, self._folder = options, folder
+        self._next, self._restarts = 0, int(options.restarts)
+        self._local_ranks: dict[int, int] = {}  # of each member; a replacement inherits that of its predecessor
+        self._signals: list[int] = []  # received
+        self._on_signal: Callable[[], object] = lambda: None
+        for number in END_SIGNALS:
+            signal.signal(number, self._receive_signal)
+
+    async def run(self) -> int:
+        """Start all processes, and wait for the end."""
+        options = self._options
+        make_ring(self._folder, options.seats, spares=options.spares, backups=options.backups)
+        async with RingLauncher(self._folder, on_exit=self._exited) as self._launcher:
+            self._on_signal = partial(asyncio.get_running_loop().call_soon_threadsafe, self._end)
+            if self._signals:
+                self._end()
+            await self._launcher.start_coordinator()
+            await self._launcher.connect()
+            if not options.no_warm:
+                await self._launcher.start_warm(_with_own_python(options.command))
+            for local_rank in range(options.seats + options.spares):
+                self._start(local_rank)
+            end = await self._launcher.ended()
+            self._on_signal = lambda: None
+        if self._signals:
+            return 128 + self._signals[0]
+        if end.outcome != "done":
+            sys.stderr.write(f"longshore.ring: the ring is lost: {end.reason}\n")
+            return LOST_STATUS
+        ended = [status for number, status in self._launcher.exits.items() if number not in self._launcher.declared]
+        return next((_shell_status(status) for status in ended if status), 0)
+
+    def _start(self, local_rank: int) -> None:
+        number, self._next = self._next, self._next + 1
+        self._local_ranks[number] = local_rank
+        ranks = {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(self._options.seats + self._options.spares)}
+        log = self._folder / f"member-{number}.log" if self._options.folder is not None else None
+        command = _with_own_python(self._options.command)
+        self._launcher.start(MemberStart(number, command, os.environ | ranks, Path.cwd(), log, os.uname().nodename))
+
+    def _exited(self, start: MemberStart, status: int) -> None:
+        """Start another member for one that died."""
+        if status == 0 or self._signals or self._launcher.is_over:
+            return
+        local_rank = self._local_ranks[start.member]
+        if self._launcher.needs_restart(start.member, status):
+            self._start(local_rank)
+            return
+        sys.stderr.write(f"longshore.ring: member {start.member} {self._launcher.describe_exit(start.member)}\n")
+        if self._restarts:
+            self._restarts -= 1
+            if status == RESTART_STATUS:
+                asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self._start_another, local_rank)
+            else:
+                self._start(local_rank)
+
+    def _start_another(self, local_rank: int) -> None:
+        if not self._signals and not self._launcher.is_over:
+            self._start(local_rank)
+
+    def _receive_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+        if len(self._signals) == 1:
+            _log_end(number)
+        self._on_signal()
+
+    def _end(self) -> None:
+        """End all members: those that have not ended in time are killed, and all at once by the second signal."""
+        self._launcher.end(signal.SIGTERM if len(self._signals) == 1 else signal.SIGKILL)
+        asyncio.get_running_loop().call_later(TERM_GRACE_S, self._launcher.end, signal.SIGKILL)
+
+
+def _with_own_python(command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command; one that begins with `python` means the interpreter that runs this one."""
+    program, *rest = command
+    return (sys.executable if program in ("python", "python3") else program, *rest)
+
+
+def _shell_status(status: int) -> int:
+    """Return a status as shells show it; 1 if it is unknown."""
+    if status == UNKNOWN_STATUS:
+        return 1
+    return 128 - status if status < 0 else status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,397 +1,687 @@
-"""The process that owns a ring's generation: `python -m longshore.ring.coordinator FOLDER`.
+"""How a ring recovers from a lost member: `Coordinator`, a state machine without sockets and clocks.
 
-It needs nothing but the ring's folder (`settings.make_ring`), and may be killed at any moment: started again it reads
-its file, listens where it listened, and members come back to it. It ends with status 0 once the ring is done, and with
-LOST_STATUS once no member is left. Source: SPEC F8 to F10.
+Events go in, messages come out. coordinator_server.py connects it to sockets and to the state file. The docstring of
+`Coordinator` has the steps of a recovery. Source: SPEC F8 to F10.
 
-Standard library only, so that it starts in a tenth of a second.
+The coordinator's process imports this module: standard library only.
 """
 
-import asyncio
-import contextlib
-import json
-import os
-import resource
-import sys
-import time
+import math
 from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import asdict, fields, replace
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
-from ..cluster.files.typed_json import as_json
-from .rounds import DESKS, LAUNCHERS, Rounds
-from .standing import RECOVERIES, STATE, Durable, Phase, Settings, read_settings, write_file
-from .suspicion import Relief
-from .wire import (
-    LOST_STATUS,
-    Declared,
-    End,
-    Ending,
-    Gone,
-    Hello,
-    Lease,
-    Lines,
-    Message,
-    Report,
-    challenge,
-    decode,
-    encode,
-    is_right,
-    welcome,
+from . import wire
+from .coordinator_state import (
+    NO_MEMBER,
+    START,
+    CoordinatorState,
+    MemberState,
+    Phase,
+    RecoveryTimer,
+    RingLimits,
+    returning_members,
+    waiting_members,
 )
+from .member_health import Accusations, Backups, Hints, silent, unlike_ends, unstopped, worn_out
+from .wire import describe_exit
 
-TICK_S = 0.05
-HELLO_S = 5.0  # within which a connection has to say who it is
-HELLO_BYTES: Final = 4096  # of that
-STRANGERS: Final = 64  # connections that have not said it yet; of more the oldest is dropped
-AT_ONCE: Final = 16  # connections taken at once: few, so that who speaks at once is heard before it is the oldest
-WAITING: Final = 1024  # connections that wait for that
-TEXT: Final = 500  # characters of any text that somebody says
-LINGER_S = 3.0  # after the end, for those who have not heard of it
-WRITE_S = 60.0  # for the state to be written, on a disk that is full or fails
-AGAIN_S = 1.0  # between two tries
-BACKLOG_BYTES = 8 << 20  # that may wait for somebody who does not read
-Writer = asyncio.StreamWriter
-Said = TypeVar("Said", bound=Message)
+LAUNCHERS, SCHEDULERS = -2, -3  # receivers of messages that are not for one member
+WORN_OUT: Final = "its process has formed as many groups as it may"
+NOT_NEEDED: Final = "the ring was done before it connected"
+MAX_FUTILE_RECOVERIES: Final = 10  # in a row that lost no member and led to no step
 
 
 class Coordinator:
-    """Carries events from sockets to the rounds, and messages back, the file always first.
+    """Takes a ring through its recoveries. Messages to send collect in `outbox`, lines to log in `log_lines`.
 
-    The file is written by a thread. What is to be told waits for it, in order; leases do not, as they rest on no state:
-    a disk that stands still for seconds costs no member its seat.
+    Each recovery has a generation. Its steps, with the messages of wire.py:
+
+    1. Detect. A member is gone if its launcher reports `MemberExited`, if it is silent (`tick`), if it sends `Leave`,
+       or if the scheduler sends `Retire` (`_declare_gone`). Members that live but cannot exchange send
+       `ExchangeFailed`.
+    2. Stop. The generation rises, and each seated member gets `Abort` (`_begin_recovery`). It answers `Stopped`, and
+       `AwaitsLayout` once its main thread waits for the next layout (`_all_stopped`).
+    3. Choose. Spares take empty seats (`_fill_seats`). Without a spare the scheduler gets a `SeatRequest`
+       (`_request_members`), and the ring waits for the member of a `MemberOffer` or of `MemberStarting`
+       (`AwaitedMembers`). If none connects, the ring shrinks: others compute the shards of the empty seat. A member
+       that exchanges fail with again and again is replaced (`_replace_accused`). Without a member that has the ring's
+       state, the ring is lost (`_end_if_lost`).
+    4. Form. Each seated member gets the `RingLayout` (`_send_layout`), and joins the process group.
+    5. Copy. The source that the layout names sends its state to the receivers. Each member sends `MemberReady`.
+    6. First step. Once all are ready, each gets `Resume` (`_resume`), and sends `FirstStep` when it is done.
+
+    What happens before the layout is sent joins the recovery; what happens later begins another one. A ring also grows,
+    gets a backup, and restarts worn-out processes by these steps (`_check_running`).
+
+    The caller writes `state` to a file, whenever it has changed, before it sends what is in `outbox`.
 
     Args:
-        folder: Of the ring.
-        settings: What is in it.
+        seats: In the ring.
+        limits: How long it waits.
+        now_s: The time, of a clock that is never set.
+        state: What an earlier coordinator of this ring has written.
+        backups: Decides which slow members get backups; by default none does.
     """
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        self._folder, self._settings = folder, settings
-        self._content, durable = _read_state(folder)  # what the file holds
-        self._written = -1 if durable is None else durable.changes  # that it has of the changes
-        self._port = int(self._content.get("port", 0))
-        relief = Relief(settings.limits, backups=settings.backups, spares=settings.spares)
-        self._rounds = Rounds(settings.seats, settings.limits, time.monotonic(), durable, relief)
-        self._queue: deque[tuple[int, int, Message]] = deque()  # change that has to be written first, to whom, what
-        self._writing: asyncio.Task[None] | None = None
-        self._telling: asyncio.Task[None] | None = None
-        self._has_news = False
-        self._is_ending = durable is not None and durable.phase.is_over
-        self._last = Report(**self._content["report"]) if self._is_ending else None
-        self._strangers: dict[Writer, None] = {}  # the oldest first
-        self._members: dict[int, Writer] = {}
-        self._launchers: set[Writer] = set()
-        self._desks: set[Writer] = set()
-        self._complaints: set[str] = set()
+    def __init__(
+        self, seats: int, limits: RingLimits, now_s: float, state: CoordinatorState | None = None,
+        backups: Backups | None = None,
+    ) -> None:  # fmt: skip
+        self.limits, self.now_s = limits, now_s
+        self.members: dict[int, MemberState] = {}
+        self.outbox: list[tuple[int, wire.Message]] = []
+        self.log_lines: list[str] = []
+        self.recoveries: deque[RecoveryTimer] = deque(maxlen=32)
+        self._awaited = AwaitedMembers(limits)
+        self._accusations, self._backups = Accusations(), backups or Backups(limits)
+        self._disconnected_s: dict[int, float] = {}  # when the connection of each member ended
+        self._futile, self._hints = 0, Hints(limits)
+        self._layout: wire.RingLayout  # of this generation, while the ring is formed
+        self._requested: object = None  # seats and slow members of the last seat request
+        self._was_short = False  # whether that request asked for members
+        self._ticked_s = self._moved_s = self._began_s = now_s
+        self.state = state or CoordinatorState([NO_MEMBER] * seats, generation=1)
+        self._begin_timer(START, now_s)
+        if state is not None:
+            self._continue_from_file()
 
-    async def run(self) -> Phase:
-        """Serve until the ring is over.
+    def _continue_from_file(self) -> None:
+        """Wait for the members of an earlier coordinator; those that do not return were lost meanwhile."""
+        last_message_s = self.now_s + self.limits.meet_s - self.limits.silence_s
+        self.members.update(returning_members(self.state, last_message_s))
+        if self.state.phase in (Phase.STOPPING, Phase.FORMING):
+            self._awaited.until_s = self.now_s + self.limits.patience_s  # schedulers and launchers repeat their offers
+            self._begin_recovery("the coordinator was restarted")
 
-        Raises:
-            OSError: If its state could not be written for a minute.
+    def seated(self) -> list[int]:
+        """Return the members that have a seat, by seat."""
+        return [member for member in self.state.holders if member != NO_MEMBER]
+
+    def report(self) -> wire.RingReport:
+        """Return the ring at present."""
+        state, relieved = self.state, list(map(int, self.state.relieved))
+        return wire.RingReport(
+            phase=str(state.phase),
+            generation=state.generation,
+            seats=len(state.holders),
+            order=list(state.holders),
+            spares=sorted(self.members.keys() - set(state.holders) - set(relieved)),
+            step=max((member.step for member in self._seated_members()), default=0),
+            gone=dict(state.gone),
+            recoveries=[timer.seconds() for timer in self.recoveries],
+            relieved=relieved,
+            hints=self._hints.present(),
+        )
+
+    def _seated_members(self) -> list[MemberState]:
+        return [self.members[number] for number in self.seated()]
+
+    def _send(self, to: int, message: wire.Message) -> None:
+        self.outbox.append((to, message))
+
+    # The recovery: steps 1 to 6
+
+    def _declare_gone(self, number: int, reason: str) -> None:
+        """Count a member as gone for good. If it had a seat, a recovery begins."""
+        state = self.state
+        if number < 0 or str(number) in state.gone or (state.phase.is_over and reason != NOT_NEEDED):
+            return
+        had_seat = state.lose(number, reason)
+        self._send(number, wire.Evicted(reason, restart=reason == WORN_OUT))
+        self._send(LAUNCHERS, wire.MemberGone(number, reason))
+        self.members.pop(number, None)
+        self._awaited.drop(number)
+        sign_s = self._disconnected_s.pop(number, self.now_s)
+        why = f"member {number} is gone: {reason}"
+        if had_seat:
+            self._futile = 0
+        if had_seat and state.phase is not Phase.STOPPING:
+            self._begin_recovery(why, sign_s)
+            return
+        self.log_lines.append(why)
+        self.recoveries[-1].explain(why if had_seat else "")
+
+    def _begin_recovery(self, reason: str, sign_s: float | None = None) -> None:
+        """Raise the generation and stop all seated members.
+
+        Args:
+            reason: For the log.
+            sign_s: When the first sign of the fault was seen; now by default.
         """
-        asyncio.get_running_loop().set_exception_handler(self._complain)
-        with contextlib.closing(await self._listen()) as server:
-            return await self._serve_ring(server)
+        self.state.begin()
+        self._awaited.is_refused, self._futile = False, self._futile + 1
+        self._begin_timer(reason, self.now_s if sign_s is None else sign_s)
+        for member in self._seated_members():
+            self._abort(member)
+        if self._futile > MAX_FUTILE_RECOVERIES:
+            self._end_ring(Phase.LOST, f"{MAX_FUTILE_RECOVERIES} recoveries led to no step: {reason}")
 
-    async def _serve_ring(self, server: asyncio.Server) -> Phase:
-        port = server.sockets[0].getsockname()[1]
-        if port != self._port:
-            self._port, self._written = port, -1
-        self._act()
-        while not self._rounds.durable.phase.is_over or self._writing is not None:
-            await self._pause()
-            self._rounds.tick(time.monotonic())
-            self._act()
-        await self._linger()
-        return self._rounds.durable.phase
+    def _abort(self, member: MemberState) -> None:
+        member.begin_generation()
+        if member.connected:
+            member.aborted_s = self.now_s
+            self._send(member.number, wire.Abort(self.state.generation))
 
-    async def _pause(self) -> None:
-        await asyncio.sleep(TICK_S)
-        if self._writing is not None and self._writing.done():
-            self._writing.result()  # raises: without a failure it takes itself away
+    def _begin_timer(self, reason: str, sign_s: float) -> None:
+        self.recoveries.append(RecoveryTimer(self.state.generation, reason, sign_s, self.now_s))
+        self.log_lines.append(f"generation {self.state.generation}: {reason}")
+        self._began_s = self._moved_s = self.now_s
 
-    async def _listen(self) -> asyncio.Server:
-        """Listen on the port that members know; another process may hold it for a moment."""
-        for left in reversed(range(50)):
-            try:
-                server = await asyncio.start_server(
-                    self._serve, self._settings.host, self._port, limit=HELLO_BYTES, backlog=AT_ONCE
-                )
-            except OSError:
-                if not self._port or not left:
-                    raise
-                await asyncio.sleep(0.1)
-            else:
-                break
-        with server.sockets[0].dup() as listening:
-            listening.listen(WAITING)
-        return server
+    def _advance(self) -> None:
+        """Take the ring as far as its members allow."""
+        while not self.state.phase.is_over and (
+            self._check_running() if self.state.phase is Phase.RUNNING else self._recover()
+        ):
+            pass
+        self._request_members()
 
-    async def _linger(self) -> None:
-        """Let those hear of the end who are there or come back, until they have gone."""
-        until_s, least_s = time.monotonic() + LINGER_S, time.monotonic() + LINGER_S / 3
-        while time.monotonic() < (until_s if self._members or self._launchers else least_s):
-            await self._pause()
+    def _recover(self) -> bool:
+        """Take a recovery further; return whether anything changed."""
+        if self.state.phase is Phase.FORMING:
+            if not all(member.ready for member in self._seated_members()):
+                return self._begin_again_if_stalled()
+            return self._resume()
+        may_come = self._fill_seats()
+        if self._end_if_lost(may_come=may_come) or not self._all_stopped():
+            return False
+        if self._replace_accused():
+            return True
+        if may_come or not all(member.awaits_layout for member in self._seated_members()):
+            return False
+        self._send_layout()
+        return True
 
-    def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log what went wrong in a connection, each thing once: anybody can open one."""
-        what = f"{context['message']}: {context.get('exception')}"
-        if isinstance(context.get("exception"), asyncio.CancelledError):  # the end of all connections
+    def _fill_seats(self) -> bool:
+        """Give empty seats to waiting members; return whether to wait for another one."""
+        since_s = self.now_s - self._began_s
+        fill_seats(self.state, self.members, gathers=since_s <= self.limits.gather_s)
+        for member in self._seated_members():
+            if member.is_trying and member.aborted_s is None:  # it waits for a seat, but may be computing
+                self._abort(member)
+        return NO_MEMBER in self.state.holders and self._awaited.may_come(self.state, self.now_s, since_s)
+
+    def _end_if_lost(self, *, may_come: bool) -> bool:
+        members = self._seated_members()
+        if self.state.has_run and all(member.fresh for member in members):
+            self._end_ring(Phase.LOST, self.state.with_last_gone("no member with the ring's state is left"))
+        elif not members and not may_come:
+            self._end_ring(Phase.LOST, self.state.with_last_gone("no member connected"))
+        return self.state.phase is Phase.LOST
+
+    def _all_stopped(self) -> bool:
+        members, timer = self._seated_members(), self.recoveries[-1]
+        if not members or not all(member.stopped for member in members):
+            return False
+        if timer.stopped_s < 0.0:
+            timer.stopped_s = self.now_s
+        return True
+
+    def _replace_accused(self) -> bool:
+        """Replace the member that exchanges failed with most often, if they failed too often."""
+        suspect = self._accusations.worst(self.seated(), self.now_s)
+        if suspect is not None:
+            self._declare_gone(*suspect)
+        return suspect is not None
+
+    def _send_layout(self) -> None:
+        members, timer = self._seated_members(), self.recoveries[-1]
+        self.state.form(self._backups.ratios)
+        timer.formed_s = self._moved_s = self.now_s
+        timer.members = len(members)
+        self._layout = layout_of(self.state, self.members)
+        for member in members:
+            self._send(member.number, self._layout)
+
+    def _begin_again_if_stalled(self) -> bool:
+        is_stalled = self.now_s - self._moved_s > self.limits.stall_s
+        if is_stalled:
+            self._begin_recovery("no progress while the ring was formed")
+        return is_stalled
+
+    def _resume(self) -> bool:
+        """Let all members train; return that the phase has changed."""
+        members = self._seated_members()
+        if len(steps := sorted({member.step for member in members})) > 1:
+            self._begin_recovery(f"members became ready at steps {steps}")
+            return True
+        self.recoveries[-1].ready_s = self._moved_s = self.now_s
+        self.state.run(self.recoveries[-1].cost_s())
+        for member in members:
+            self._send(member.number, wire.Resume(self.state.generation))
+        return True
+
+    # The ring runs
+
+    def _check_running(self) -> bool:
+        """End the ring if it is done, or begin a recovery if its members should change; return whether they do."""
+        members = self._seated_members()
+        if all(member.done for member in members):
+            return self._end_ring(Phase.DONE, "all members are done")
+        if why := unlike_ends(members, self.now_s - self._moved_s):
+            return self._end_ring(Phase.LOST, why)
+        if all(member.waiting for member in members) and self.now_s - self._moved_s > self.limits.stall_s:
+            self._begin_recovery(f"no progress for {self.limits.stall_s:.0f} s while all wait for each other")
+            return True
+        if not all(member.ran for member in members):
+            return False
+        if NO_MEMBER in self.state.holders and waiting_members(self.state, self.members):
+            self._begin_recovery("a member joins")
+            return True
+        if self._change_seats():
+            return True
+        if (number := worn_out(members, self.limits)) is not None:
+            self._awaited.until_s = self.now_s + self.limits.patience_s
+            self._declare_gone(number, WORN_OUT)
+            return True
+        return False
+
+    def _change_seats(self) -> bool:
+        """Let a backup compute in place of a slow member, or give the member its seat back; return whether it did."""
+        change = self._backups.change(self.state, self.members, self.now_s)
+        if change is None:
+            return False
+        if change.gone != NO_MEMBER:
+            self._declare_gone(change.gone, change.reason)
+        self.outbox += change.outbox
+        self._begin_recovery(change.reason) if change.begins else self.log_lines.append(change.reason)
+        return True
+
+    def _end_ring(self, phase: Phase, reason: str) -> bool:
+        """End the ring; return False, as nothing follows."""
+        for number in self._awaited.started() if phase is Phase.DONE else ():  # no coordinator is left to answer them
+            self._declare_gone(number, NOT_NEEDED)
+        self.state.enter(phase, reason)
+        self.log_lines.append(f"{phase}: {reason}")
+        for number in self.members:
+            last: wire.Message = wire.Finish(self.state.generation) if phase is Phase.DONE else wire.Evicted(reason)
+            self._send(number, last)
+        self.outbox += [(to, wire.RingEnd(str(phase), reason)) for to in (LAUNCHERS, SCHEDULERS)]
+        return False
+
+    def _request_members(self) -> None:
+        """Send the scheduler a seat request if empty seats, slow or relieved members have changed."""
+        state, slow = self.state, self._backups.in_need(self.state, self.members)
+        now = (state.generation, *state.holders), tuple(slow), tuple(state.relieved)
+        if not state.has_run or state.phase.is_over or now == self._requested:
             return
-        if what not in self._complaints and len(self._complaints) < 100:
-            self._complaints.add(what)
-            loop.default_exception_handler(context)
+        is_short, was_short = NO_MEMBER in state.holders or bool(slow or state.relieved), self._was_short
+        self._requested, self._was_short = now, is_short
+        if is_short or was_short:
+            self._send(SCHEDULERS, seat_request(state, self.members, slow))
 
-    # What was decided is written, then told
+    # Events of members
 
-    def _act(self) -> None:
-        """Take what the rounds have decided."""
-        changes = self._rounds.durable.changes
-        outbox, self._rounds.outbox = self._rounds.outbox, []
-        for to, message in outbox:
-            if isinstance(message, Lease):
-                for writer in self._writers(to):
-                    _tell(writer, message)
-            else:
-                self._queue.append((changes, to, message))
-        if self._written < changes and self._writing is None:
-            self._writing = asyncio.create_task(self._write())
-        self._flush()
-        if self._rounds.news:
-            news, self._rounds.news = self._rounds.news, []
-            if not self._is_ending:
-                self._tell_people(news)
+    def member_connected(self, hello: wire.Hello, now_s: float) -> bool:
+        """A process connects as a member. Return whether it is one."""
+        self.now_s = now_s
+        number, state = hello.member, self.state
+        if state.phase is Phase.DONE and str(number) not in state.gone:
+            self._send(number, wire.Finish(state.generation))
+            return True
+        if reason := refusal_of(hello, state, self.members):
+            self._send(number, wire.Evicted(reason))
+            return False
+        member = self.members.setdefault(number, MemberState(number, hello.token, now_s))
+        self._awaited.connected(number, now_s)
+        self._disconnected_s.pop(number, None)
+        member.connected, member.last_message_s = True, now_s
+        member.store, member.node, member.step = hello.store, hello.node, hello.step
+        member.fresh = hello.fresh or str(number) in state.relieved
+        self._send_present_phase(member, hello.generation)
+        self._advance()
+        return True
 
-    def _tell_people(self, news: list[str]) -> None:
-        _log(*news)
-        self._has_news = True
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.create_task(self._write_recoveries())
-
-    async def _write(self) -> None:
-        """Write the state until the file holds it; a disk that fails is tried again for a minute."""
-        failing_s = None
-        while self._written < self._rounds.durable.changes:
-            content = {"port": self._port, "report": as_json(self._report()), **asdict(self._rounds.durable)}
-            try:
-                await asyncio.to_thread(write_file, self._folder, STATE, content)
-            except OSError as error:
-                if failing_s is None:
-                    failing_s = time.monotonic()
-                    _log(f"the state cannot be written, nobody is told anything meanwhile: {error}")
-                if time.monotonic() - failing_s > WRITE_S:
-                    raise
-                await asyncio.sleep(AGAIN_S)
-                continue
-            failing_s, self._written, self._content = None, content["changes"], content
-            self._flush()
-        self._writing = None
-
-    def _report(self) -> Report:
-        """Return how the ring stands. What comes behind its end, or behind a wish to end it, is no part of that."""
-        if self._last is None or not self._is_ending:
-            self._last = self._rounds.report()
-        return self._last
-
-    async def _write_recoveries(self) -> None:
-        """Write for people how recoveries went; nothing hangs on it."""
-        while self._has_news:
-            self._has_news = False
-            content = [as_json(it.seconds()) for it in self._rounds.recoveries]
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(write_file, self._folder, RECOVERIES, content)
-
-    async def _until_written(self) -> None:
-        """Wait until nothing is known that the file does not hold."""
-        while self._written < self._rounds.durable.changes:
-            await asyncio.sleep(0.01)
-
-    def _flush(self) -> None:
-        """Tell what rests on written state."""
-        last, line = None, b""
-        while self._queue and self._queue[0][0] <= self._written:
-            _, to, message = self._queue.popleft()
-            if message is not last:  # A form that goes to a thousand members is encoded once.
-                last, line = message, encode(message)
-            for writer in self._writers(to):
-                _tell(writer, message, line)
-
-    def _writers(self, to: int) -> list[Writer]:
-        if to == LAUNCHERS:
-            return list(self._launchers)
-        if to == DESKS:
-            return list(self._desks)
-        return [self._members[to]] if to in self._members else []
-
-    # Who connects
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
-        """Serve one connection; whatever comes over it, also a line without an end, only this connection ends."""
-        self._strangers[writer] = None
-        if len(self._strangers) > STRANGERS:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.transport.abort()
-        try:
-            with contextlib.suppress(OSError, ValueError, TimeoutError):
-                asked = challenge()
-                _tell(writer, asked)
-                async with asyncio.timeout(HELLO_S):
-                    hello = decode(await reader.readline())
-                if isinstance(hello, Hello) and is_right(self._settings.secret, asked, hello):
-                    self._strangers.pop(writer, None)
-                    _tell(writer, welcome(self._settings.secret, asked, hello))
-                    await self._serve_role(cut(hello), reader, writer)
-        finally:
-            self._strangers.pop(writer, None)
-            writer.close()
-
-    async def _serve_role(self, hello: Hello, reader: asyncio.StreamReader, writer: Writer) -> None:
-        if hello.role == "member":
-            await self._serve_member(hello, reader, writer)
-        elif hello.role == "launcher":
-            await self._serve_launcher(reader, writer)
-        elif hello.role == "desk":
-            await self._serve_desk(reader, writer)
-        elif hello.role == "status":
-            await self._until_written()
-            _tell(writer, self._report())
-            await writer.drain()
-
-    async def _serve_member(self, hello: Hello, reader: asyncio.StreamReader, writer: Writer) -> None:
-        before = self._members.get(hello.member)
-        self._members[hello.member] = writer
-        if not self._rounds.joined(hello, time.monotonic()):
-            await self._refuse(hello.member, before, writer)
-            return
-        if before is not None:
-            before.close()
-        self._act()
-        try:
-            async for message in _messages(reader):
-                if self._members.get(hello.member) is not writer or getattr(message, "member", -1) != hello.member:
-                    return
-                self._rounds.said(hello.member, message, time.monotonic())
-                self._act()
-        finally:
-            if self._members.get(hello.member) is writer:
-                del self._members[hello.member]
-                self._rounds.closed(hello.member, time.monotonic())
-
-    async def _refuse(self, number: int, before: Writer | None, writer: Writer) -> None:
-        """Tell a process that it is no member, and whoever is that member nothing."""
-        refused = [it for it in self._rounds.outbox if it[0] == number and isinstance(it[1], Gone)]
-        self._rounds.outbox = [it for it in self._rounds.outbox if it not in refused]
-        if before is None:
-            del self._members[number]
+    def _send_present_phase(self, member: MemberState, generation: int) -> None:
+        """Send a member that connects, perhaps again, what the ring does at present."""
+        phase = self.state.phase
+        if not self.state.has_seat(member.number):
+            member.stopped = member.awaits_layout = True
+            if str(member.number) in self.state.relieved:
+                self._send(member.number, wire.Relieved(self.state.generation))
+        elif phase is Phase.STOPPING:
+            member.aborted_s = self.now_s
+            self._send(member.number, wire.Abort(self.state.generation))
+        elif phase is Phase.FORMING:
+            self._send(member.number, self._layout)
+        elif generation == self.state.generation:
+            self._send(member.number, wire.Resume(generation))
         else:
-            self._members[number] = before
-        self._act()
-        await self._until_written()
-        for _, message in refused:
-            _tell(writer, message)
+            self._begin_recovery(f"member {member.number} returned from generation {generation}")
 
-    async def _serve_launcher(self, reader: asyncio.StreamReader, writer: Writer) -> None:
-        written = self._content  # what is newer comes to all launchers, once it is written
-        for number, reason in written.get("gone", {}).items():
-            _tell(writer, Declared(int(number), reason))
-        if written and Phase(written["phase"]).is_over:
-            _tell(writer, End(str(written["phase"]), written["outcome"]))
-        self._launchers.add(writer)
-        try:
-            async for message in _messages(reader):
-                if isinstance(message, Ending):
-                    self._report()
-                    self._is_ending = True
-                self._rounds.launcher_said(message, time.monotonic())
-                self._act()
-        finally:
-            self._launchers.discard(writer)
+    def member_disconnected(self, number: int, now_s: float) -> None:
+        """A member's connection has ended; the member may return."""
+        self.now_s = now_s
+        if number in self.members:
+            self.members[number].connected = False
+            self._disconnected_s[number] = now_s
 
-    async def _serve_desk(self, reader: asyncio.StreamReader, writer: Writer) -> None:
-        self._desks.add(writer)
-        self._rounds.desk_came(time.monotonic())
-        self._act()
-        try:
-            async for message in _messages(reader):
-                self._rounds.desk_said(message, time.monotonic())
-                self._act()
-        finally:
-            self._desks.discard(writer)
-            if not self._desks:
-                self._rounds.desk_left()
+    def member_message(self, number: int, message: wire.Message, now_s: float) -> None:
+        """A member sends a message. One of another generation counts only as a sign of life."""
+        self.now_s = now_s
+        member = self.members.get(number)
+        if member is None:
+            return
+        member.last_message_s = now_s
+        if isinstance(message, wire.Heartbeat):
+            self._heartbeat(member, message)  # its consequences wait for the next tick: there are many heartbeats
+        if isinstance(message, wire.Heartbeat) or self.state.phase.is_over:
+            return
+        is_present = getattr(message, "generation", None) == self.state.generation and self.state.has_seat(number)
+        if isinstance(message, wire.ExchangeFailed) and message.generation <= self.state.generation:
+            # Also of a generation that another member's message has just ended.
+            self._accusations.add_failure(message, self._seated_members(), self.now_s)
+        if isinstance(message, wire.Leave):
+            self._declare_gone(number, message.reason)
+        elif isinstance(message, wire.TrialStep):
+            if str(number) in self.state.relieved:
+                member.compute_s.append(message.compute_s)
+        elif isinstance(message, wire.SaveRequest):
+            self._send(number, wire.SaveReply(message.generation, message.step, is_present))
+        elif is_present:
+            self._present_message(member, message)
+        self._advance()
+
+    def _present_message(self, member: MemberState, message: wire.Message) -> None:
+        """Take a message of the present generation from a seated member."""
+        phase = self.state.phase
+        if isinstance(message, wire.Stopped | wire.AwaitsLayout) and phase is Phase.STOPPING:
+            member.stopped, member.step = True, message.step
+            member.awaits_layout = isinstance(message, wire.AwaitsLayout) or message.awaits_layout
+        elif isinstance(message, wire.MemberReady):
+            self._member_ready(member, message)
+        elif isinstance(message, wire.FirstStep) and phase is Phase.RUNNING:
+            self._stepped(member, message.step)
+        elif isinstance(message, wire.MemberDone) and phase is Phase.RUNNING:
+            member.done = True
+            self._stepped(member, message.step)
+        elif isinstance(message, wire.ExchangeFailed) and phase in (Phase.FORMING, Phase.RUNNING):
+            self._begin_recovery(f"member {member.number}: {message.evidence}"[:300])
+
+    def _heartbeat(self, member: MemberState, beat: wire.Heartbeat) -> None:
+        self._send(member.number, wire.LeaseRenewal(beat.number))
+        if self.state.has_seat(member.number) and member.moves(beat.moved, is_waiting=beat.waiting):
+            self._moved_s = self.now_s
+        is_present = beat.generation == self.state.generation and self.state.phase is Phase.RUNNING
+        # Any other heartbeat repeats the times of a step that is over.
+        counts = is_present and self.state.has_seat(member.number)
+        member.heartbeat(beat, shards_at(self.state, member.number) if counts else 0)
+        if counts and beat.step > member.step:
+            self._stepped(member, beat.step)
+
+    def _member_ready(self, member: MemberState, ready: wire.MemberReady) -> None:
+        if self.state.phase is Phase.RUNNING:  # it missed the message
+            self._send(member.number, wire.Resume(self.state.generation))
+        elif self.state.phase is Phase.FORMING:
+            member.ready, member.fresh, member.step, member.is_trying = True, False, ready.step, False
+            member.groups, member.ends = ready.groups, frozenset(ready.ends)
+            self._moved_s = self.now_s
+            self.recoveries[-1].copy_s = max(self.recoveries[-1].copy_s, ready.copy_s)
+
+    def _stepped(self, member: MemberState, step: int) -> None:
+        member.ran, member.step = True, max(member.step, step)
+        self._futile = 0
+        timer, seats = self.recoveries[-1], len(self.state.holders)
+        if timer.ran_s < 0.0 and all(member.ran for member in self._seated_members()):
+            timer.ran_s = self.now_s
+            self.log_lines.append(
+                f"generation {timer.generation} runs with {timer.members} of {seats} members; {timer}"
+            )
+
+    # Events of launchers, of schedulers, and of time
+
+    def launcher_message(self, message: wire.Message, now_s: float) -> None:
+        """A launcher starts a member, or reports that its process has exited: then it is gone at once."""
+        self.now_s = now_s
+        if self.state.phase is Phase.DONE and isinstance(message, wire.MemberStarting) and self._is_new(message.member):
+            self._declare_gone(message.member, NOT_NEEDED)
+        if self.state.phase.is_over:
+            return
+        self._awaited.drop(NO_MEMBER)  # a member that was offered without a number
+        if isinstance(message, wire.MemberStarting) and self._is_new(message.member):
+            self._awaited.starting(message.member, now_s)
+        elif isinstance(message, wire.MemberExited):
+            self._declare_gone(message.member, f"its process {describe_exit(message.status, message.error)}")
+        self._advance()
+
+    def scheduler_connected(self, now_s: float) -> None:
+        """A scheduler connects, and gets a seat request if the ring needs members."""
+        self.now_s, self._awaited.has_scheduler = now_s, True
+        self._requested, self._was_short = None, False
+        self._request_members()
+
+    def scheduler_disconnected(self) -> None:
+        """No scheduler is connected any more."""
+        self._awaited.has_scheduler = False
+
+    def scheduler_message(self, message: wire.Message, now_s: float) -> None:
+        """A scheduler offers a member, has none to offer, or retires one."""
+        self.now_s = now_s
+        if isinstance(message, wire.MemberOffer) and self._is_new(message.member):
+            self._awaited.offered(message.member, now_s)
+        elif isinstance(message, wire.NoMemberOffer):
+            self._awaited.is_refused = True
+        elif isinstance(message, wire.Retire):
+            self._declare_gone(message.member, message.reason)
+        self._advance()
+
+    def _is_new(self, number: int) -> bool:
+        return number not in self.members and str(number) not in self.state.gone | self.state.tokens
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass: find members that are silent, do not stop, never connect, or are slow."""
+        gap_s, self._ticked_s, self.now_s = now_s - self._ticked_s, now_s, now_s
+        if gap_s > self.limits.silence_s / 5:  # this process stood still, and could receive nothing
+            for member in self.members.values():
+                member.forgive(gap_s, now_s)
+            self._awaited.delay(gap_s)
+        if self.state.phase.is_over:
+            return
+        unconnected, runs_s = self._awaited.unconnected(now_s), self.recoveries[-1].runs_s(now_s)
+        for line in self._hints.update(self.members.values(), unconnected, self._seated_members(), runs_s, now_s):
+            self.log_lines.append(line)
+            self._send(SCHEDULERS, wire.ScriptHint(line.partition(": ")[2]))
+        suspects = list(silent(self.members.values(), self.limits, now_s))
+        if self.state.phase is Phase.STOPPING:
+            suspects += unstopped(self._seated_members(), self.limits, now_s)
+        for suspect in suspects:
+            self._declare_gone(*suspect)
+        for number in self._awaited.overdue(now_s, has_run=self.state.has_run):
+            self._declare_gone(number, "it was started and never connected")
+        self._backups.update(self.state, self.members, now_s)
+        self._advance()
 
 
-async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
-    """Yield what comes over a connection until it ends.
+class AwaitedMembers:
+    """Members that were offered or started and have not connected yet.
 
-    Raises:
-        WireError: If it is no message.
+    The ring waits a while for each. One that is silent long after its start hangs: as it has no connection, nothing
+    else would notice.
     """
-    lines = Lines()
-    while data := await reader.read(1 << 16):
-        for message in lines.feed(data):
-            yield cut(message)
+
+    def __init__(self, limits: RingLimits) -> None:
+        self._limits = limits
+        self._awaited: dict[int, float] = {}  # until when the ring waits for each
+        self._started: dict[int, float] = {}  # when a launcher first reported the start of each
+        self._slowest_s: float | None = None  # from start to connection, of all so far
+        self.has_scheduler = self.is_refused = False  # a scheduler is connected; it has no member to offer
+        self.until_s = -math.inf  # until then the ring waits though no member was offered
+
+    def offered(self, number: int, now_s: float) -> None:
+        """A member is offered; NO_MEMBER is one whose launcher will give it a number."""
+        self._awaited[number] = now_s + self._limits.coming_s
+
+    def starting(self, number: int, now_s: float) -> None:
+        """A launcher starts a member; it repeats that whenever it connects."""
+        self.offered(number, now_s)
+        self._started.setdefault(number, now_s)
+
+    def connected(self, number: int, now_s: float) -> None:
+        """A member has connected."""
+        if number in self._started:
+            self._slowest_s = max(self._slowest_s or 0.0, now_s - self._started[number])
+            self.drop(NO_MEMBER)  # an offer that was repeated after its launcher's message
+        self.drop(number)
+
+    def drop(self, number: int) -> None:
+        """Stop waiting for a member."""
+        self._awaited.pop(number, None)
+        self._started.pop(number, None)
+
+    def delay(self, seconds: float) -> None:
+        """Do not count a time in which no message could be received."""
+        self._started = {number: at_s + seconds for number, at_s in self._started.items()}
+
+    def may_come(self, state: CoordinatorState, now_s: float, since_s: float) -> bool:
+        """Return whether to wait for a member that takes an empty seat.
+
+        Args:
+            state: Holds the seats.
+            now_s: The time.
+            since_s: How long the recovery has lasted.
+        """
+        if now_s < self.until_s or any(until_s > now_s for until_s in self._awaited.values()):
+            return True
+        if not state.has_run:
+            gathers = since_s <= self._limits.gather_s
+            empty = [seat for seat, holder in enumerate(state.holders) if holder == NO_MEMBER]
+            if any(_own_may_come(state, seat, gathers=gathers) for seat in empty):
+                return True
+        return self.has_scheduler and not self.is_refused and since_s <= self._limits.patience_s
+
+    def started(self) -> list[int]:
+        """Return members that were started and have not connected."""
+        return list(self._started)
+
+    def unconnected(self, now_s: float) -> list[int]:
+        """Return members that were started and have not connected, once that takes long enough for a hint."""
+        is_time = any(now_s - at_s > self._limits.hint_s for at_s in self._started.values())
+        return self.started() if is_time else []
+
+    def overdue(self, now_s: float, *, has_run: bool) -> list[int]:
+        """Return members that were started so long ago that they hang.
+
+        A script may read its data for minutes before it connects, so the limit depends on how long others took.
+        """
+        limit_s = self._limits.gather_s
+        if has_run and self._slowest_s is not None:
+            limit_s = min(limit_s, max(2 * self._limits.coming_s, 3 * self._slowest_s))
+        return [number for number, at_s in self._started.items() if now_s - at_s > limit_s]
 
 
-def cut(message: Said) -> Said:
-    """Return a message whose texts are short: they are kept, written, and told to others."""
-    texts = {it.name: getattr(message, it.name) for it in fields(message)}
-    long: dict[str, Any] = {
-        name: text[:TEXT] for name, text in texts.items() if isinstance(text, str) and len(text) > TEXT
-    }
-    return replace(message, **long) if long else message
+def fill_seats(state: CoordinatorState, members: Mapping[int, MemberState], *, gathers: bool) -> None:
+    """Give empty seats to members that are connected and have none.
 
+    At the start, member k has seat k as long as it may come; later the spare of the smallest number is first.
 
-def _tell(writer: Writer, message: Message, line: bytes | None = None) -> None:
-    """Send a message without waiting; who does not read is cut off, and comes back if it lives."""
-    if writer.is_closing():
+    Args:
+        state: Holds the seats.
+        members: All that are not gone.
+        gathers: Whether members of the ring's start may still come.
+    """
+    holders = state.holders
+    if NO_MEMBER not in holders:
         return
-    writer.write(encode(message) if line is None else line)
-    if writer.transport.get_write_buffer_size() > BACKLOG_BYTES:
-        writer.transport.abort()
+    spares = waiting_members(state, members)
+    for seat in [seat for seat, holder in enumerate(holders) if holder == NO_MEMBER]:
+        if state.has_run:
+            taker = spares[0] if spares else NO_MEMBER
+        elif seat in spares:
+            taker = seat
+        elif _own_may_come(state, seat, gathers=gathers):
+            taker = NO_MEMBER
+        else:  # a member that has no seat of its own number to wait for
+            own = (number for number in spares if number >= len(holders) or holders[number] != NO_MEMBER)
+            taker = next(own, NO_MEMBER)
+        if taker != NO_MEMBER:
+            spares.remove(taker)
+            state.take_seat(seat, taker, members[taker].token)
 
 
-def _log(*lines: str) -> None:
-    """Tell people; the log may lie on a disk that is full."""
-    with contextlib.suppress(OSError):
-        for line in lines:
-            sys.stderr.write(f"longshore.ring: {line}\n")
+def _own_may_come(state: CoordinatorState, seat: int, *, gathers: bool) -> bool:
+    """Return whether the member of a seat's number may still come and take it."""
+    return gathers and not state.has_seat(seat) and str(seat) not in state.gone
 
 
-def _read_state(folder: Path) -> tuple[dict[str, Any], Durable | None]:
-    """Return what a coordinator before this one wrote, as it is in the file and as its state, if there was one.
+def refusal_of(hello: wire.Hello, state: CoordinatorState, members: Mapping[int, MemberState]) -> str:
+    """Return why a process is no member of the ring, "" if it is one."""
+    member = members.get(hello.member)
+    if hello.member < 0:
+        return f"{hello.member} is no number of a member"
+    if str(hello.member) in state.gone:
+        return state.gone[str(hello.member)] or "it is gone"
+    if state.phase.is_over:
+        return state.outcome
+    if member is None:
+        return "" if hello.fresh else "it is a member of another ring"
+    return "" if member.token == hello.token else "another process is that member"
 
-    Raises:
-        ValueError: If the file is damaged.
+
+def layout_of(state: CoordinatorState, members: Mapping[int, MemberState]) -> wire.RingLayout:
+    """Return the layout of a generation: the source of the state is a member with the greatest step."""
+    holders, shards = state.holders, shards_of(state)
+    seated = [members[holders[seat]] for seat in shards]
+    assignments = [
+        wire.SeatAssignment(seat, member.number, shards[seat], member.store)
+        for seat, member in zip(shards, seated, strict=True)
+    ]
+    # The step of a new member means nothing as long as another one has run.
+    source = max(seated, key=lambda member: (not member.fresh, member.step))
+    receivers = [
+        member.number for member in seated if member is not source and (member.fresh or member.step < source.step)
+    ]
+    return wire.RingLayout(state.generation, len(holders), assignments, source.number, receivers, source.store)
+
+
+def shards_of(state: CoordinatorState) -> dict[int, list[int]]:
+    """Return the shards of each filled seat: its own, and some of empty seats, so that all are done the soonest."""
+    holders = state.holders
+    ratios = {seat: state.slow.get(str(holder), 1.0) for seat, holder in enumerate(holders) if holder != NO_MEMBER}
+    shards = {seat: [seat] for seat in ratios}
+    for orphan in (seat for seat, holder in enumerate(holders) if holder == NO_MEMBER):
+        shards[min(ratios, key=lambda seat: ((len(shards[seat]) + 1) * ratios[seat], seat))].append(orphan)
+    return shards
+
+
+def shards_at(state: CoordinatorState, member: int) -> int:
+    """Return how many shards a member computes; 1 for one without a seat, which computes none."""
+    return len(shards_of(state)[state.holders.index(member)]) if member in state.holders else 1
+
+
+def seat_request(
+    state: CoordinatorState, members: Mapping[int, MemberState], slow: Sequence[int] = ()
+) -> wire.SeatRequest:
+    """Return a request for members, with what is known of the others. Source: SPEC F2, F3.
+
+    Args:
+        state: Holds the seats.
+        members: All that are not gone.
+        slow: Seated members that need a backup.
     """
-    try:
-        line = (folder / STATE).read_bytes()
-    except FileNotFoundError:
-        return {}, None
-    content, parts = json.loads(line), json.loads(line)
-    del parts["port"], parts["report"]
-    return content, Durable(**{**parts, "phase": Phase(parts["phase"])})
+    order = [member for member in state.holders if member != NO_MEMBER]
+    seated = [members[number] for number in order]
+    seats = [state.holders.index(number) for number in slow]
+    return wire.SeatRequest(
+        generation=state.generation,
+        empty=list(_empty_seats(state.holders)) if order else [],
+        order=order,
+        step_s=max((sum(member.step_s) / len(member.step_s) for member in seated if member.step_s), default=0.0),
+        compute_s={
+            str(member.number): sum(member.compute_s) / len(member.compute_s) for member in seated if member.compute_s
+        },
+        nodes={str(member.number): member.node for member in seated},
+        slow=[wire.SlowSeat(state.holders[seat], seat, *_neighbours(state.holders, seat)) for seat in seats],
+        relieved=list(map(int, state.relieved)),
+    )
 
 
-def main() -> None:
-    """Coordinate the ring of the folder that is the first argument."""
-    folder = Path(sys.argv[1])
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    try:
-        phase = asyncio.run(Coordinator(folder, read_settings(folder)).run())
-    except OSError as error:
-        _log(f"the coordinator ends: {error}")
-        os._exit(1)
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    os._exit(0 if phase is Phase.DONE else LOST_STATUS)
+def _empty_seats(holders: Sequence[int]) -> Iterator[wire.EmptySeat]:
+    for seat in (seat for seat, holder in enumerate(holders) if holder == NO_MEMBER):
+        yield wire.EmptySeat(seat, *_neighbours(holders, seat))
 
 
-if __name__ == "__main__":
-    main()
+def _neighbours(holders: Sequence[int], seat: int) -> tuple[int, int]:
+    """Return the living members before and after a seat; its own holder where there is no other."""
+    around = [holders[(seat + far) % len(holders)] for far in range(1, len(holders) + 1)]
+    living = [member for member in around if member not in (NO_MEMBER, holders[seat])] or [holders[seat]]
+    return living[-1], living[0]

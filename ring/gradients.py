@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from ..cluster.files.errors import InputError
 
 
-class Exchange(Protocol):
+class GradientExchange(Protocol):
     """Processes that sum tensors."""
 
     @property
@@ -28,7 +28,7 @@ class Exchange(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Their number."""
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes, each of which has the same bits then."""
@@ -42,7 +42,7 @@ class _Kind(NamedTuple):
 class Gathered(NamedTuple):
     """The gradients of a piece, as one process computed them."""
 
-    flat: Tensor  # numbers of the dense ones, two flags for each parameter, and what travels along
+    flat: Tensor  # numbers of the dense ones, two flags for each parameter, and the extra vectors
     apart: dict[int, Tensor]  # by their place in the piece, those that are not among these numbers
 
 
@@ -50,10 +50,10 @@ class Averaged(NamedTuple):
     """The mean gradients of a piece."""
 
     gradients: Sequence[Tensor | None]
-    beside: Tensor  # what travelled along
+    extra: Tensor  # the mean of the extra vectors
 
 
-class Piece:
+class GradientPiece:
     """Parameters whose gradients travel in one flat tensor.
 
     Args:
@@ -64,24 +64,27 @@ class Piece:
     def __init__(self, parameters: Sequence[Tensor], tables: Collection[int]) -> None:
         self.parameters = parameters
         self._dtype, self._device = _kind(parameters[0])
-        self._is_table = [id(it) in tables for it in parameters]
-        self._sizes = [0 if is_table else _numbers(it) for it, is_table in zip(parameters, self._is_table, strict=True)]
-        # What nearly all models have takes the short way: 1,000 parameters would take milliseconds more on the other.
-        self._is_usual = not any(self._is_table) and all(it.dtype is _dtype(it) is self._dtype for it in parameters)
+        self._is_table = [id(parameter) in tables for parameter in parameters]
+        kinds = zip(parameters, self._is_table, strict=True)
+        self._sizes = [0 if is_table else _numbers(parameter) for parameter, is_table in kinds]
+        # Nearly all models take the short way: 1,000 parameters would take milliseconds more on the other one.
+        self._is_usual = not any(self._is_table) and all(
+            parameter.dtype is _dtype(parameter) is self._dtype for parameter in parameters
+        )
         count = len(parameters)
         self._flags = torch.tensor([1.0] * count + [0.0] * count, dtype=self._dtype, device=self._device)
 
-    def gathered(self, beside: Sequence[Tensor] = (), wide: Mapping[int, Tensor] = MappingProxyType({})) -> Gathered:
+    def gathered(self, extra: Sequence[Tensor] = (), wide: Mapping[int, Tensor] = MappingProxyType({})) -> Gathered:
         """Return the gradients as they are now.
 
         Args:
-            beside: Vectors that travel along, and are averaged as well.
-            wide: Gradients that count in place of those of parameters, by their identities.
+            extra: Vectors that are averaged as well.
+            wide: Gradients that replace those of parameters, by their identities.
         """
-        gradients = [it.grad for it in self.parameters]
-        along = [it.to(self._flags) for it in beside]
+        gradients = [parameter.grad for parameter in self.parameters]
+        along = [vector.to(self._flags) for vector in extra]
         if self._is_usual and all(map(self._is_dense, gradients)):
-            dense = (it.reshape(-1) for it in gradients if it is not None)
+            dense = (gradient.reshape(-1) for gradient in gradients if gradient is not None)
             return Gathered(torch.cat([*dense, self._flags, *along]), {})
         apart, parts, is_dense = dict[int, Tensor](), list[Tensor](), list[float]()
         for at, parameter in enumerate(self.parameters):
@@ -97,19 +100,19 @@ class Piece:
         flags = torch.tensor([*is_dense, *(float(at in apart) for at in range(len(is_dense)))])
         return Gathered(torch.cat([*parts, flags.to(self._flags), *along]), apart)
 
-    def averaged(self, mean: Tensor, own: Gathered, exchange: Exchange, parts: int) -> Averaged:
-        """Return the gradients that a mean holds, and exchange those that are not in it.
+    def averaged(self, mean: Tensor, own: Gathered, exchange: GradientExchange, parts: int) -> Averaged:
+        """Return the gradients in a mean, and exchange those that are not in it.
 
         Args:
-            mean: Of what all processes have gathered.
-            own: What this one has gathered.
-            exchange: All of them.
-            parts: What sums are divided by.
+            mean: Of the flat tensors of all processes.
+            own: What this process has gathered.
+            exchange: Of all processes.
+            parts: Divisor of sums.
         """
         pieces = torch.split(mean, [*self._sizes, len(self._flags), len(mean) - sum(self._sizes) - len(self._flags)])
         if self._is_usual and torch.equal(pieces[-2] > 0, self._flags > 0):
             each = zip(self.parameters, pieces[:-2], strict=True)
-            usual = [it.view_as(to) if to.is_contiguous() else _shaped(it, to) for to, it in each]
+            usual = [flat.view_as(to) if to.is_contiguous() else _shaped(flat, to) for to, flat in each]
             return Averaged(usual, pieces[-1])
         is_dense, is_apart = (pieces[-2].reshape(2, -1) > 0).tolist()
         found: list[Tensor | None] = []
@@ -134,25 +137,25 @@ class Piece:
 
 
 class Gradients:
-    """Gradients of one step, kept as this process computed them until they are applied: they may be sent again.
+    """Gradients of one step, as this process computed them, until they are applied: they may be sent again.
 
     Args:
         pieces: Of all parameters, the same on all processes.
-        wide: Gradients that count in place of those of parameters, by their identities.
+        wide: Gradients that replace those of parameters, by their identities.
     """
 
-    def __init__(self, pieces: Sequence[Piece], wide: Mapping[int, Tensor] = MappingProxyType({})) -> None:
+    def __init__(self, pieces: Sequence[GradientPiece], wide: Mapping[int, Tensor] = MappingProxyType({})) -> None:
         self._kept = [(piece, piece.gathered(wide=wide)) for piece in pieces]
 
-    def averaged(self, exchange: Exchange, parts: int) -> "Averages":
-        """Return the mean over all processes; what is kept stays as it is.
+    def averaged(self, exchange: GradientExchange, parts: int) -> "Averages":
+        """Return the mean over all processes; the kept gradients do not change.
 
         Args:
             exchange: The processes.
-            parts: What sums are divided by: a process may have several parts of a batch.
+            parts: Divisor of sums: a process may have several parts of a batch.
 
         Raises:
-            Exception: Whatever the exchange raises.
+            Exception: Any that the exchange raises.
         """
         found = []
         for piece, own in self._kept:
@@ -163,13 +166,13 @@ class Gradients:
 
 
 class Averages:
-    """Mean gradients that are not those of the parameters yet.
+    """Mean gradients, not yet those of the parameters.
 
     Args:
         found: Of each piece.
     """
 
-    def __init__(self, found: Sequence[tuple[Piece, Sequence[Tensor | None]]]) -> None:
+    def __init__(self, found: Sequence[tuple[GradientPiece, Sequence[Tensor | None]]]) -> None:
         self._found = found
 
     def put(self) -> None:
@@ -178,56 +181,58 @@ class Averages:
             piece.put(gradients)
 
 
-def average_now(pieces: Sequence[Piece], exchange: Exchange, parts: int, beside: Sequence[Tensor] = ()) -> Tensor:
-    """Replace gradients by their means, without keeping what this process computed.
+def average_now(
+    pieces: Sequence[GradientPiece], exchange: GradientExchange, parts: int, extra: Sequence[Tensor] = ()
+) -> Tensor:
+    """Replace gradients by their means, without a copy of what this process computed.
 
     Args:
         pieces: Of the parameters, the same on all processes.
         exchange: The processes.
-        parts: What sums are divided by.
-        beside: Vectors that travel along with the first piece.
+        parts: Divisor of sums.
+        extra: Vectors that are averaged with the first piece.
 
     Returns:
-        The mean of what travelled along, one vector.
+        The mean of the extra vectors, one vector.
     """
     found = torch.zeros(0)
     for at, piece in enumerate(pieces):
-        own = piece.gathered(() if at else beside)
+        own = piece.gathered(() if at else extra)
         mean = own.flat.div_(parts)
         exchange.sum(mean)
         averaged = piece.averaged(mean, own, exchange, parts)
         piece.put(averaged.gradients)
-        found = found if at else averaged.beside
+        found = found if at else averaged.extra
     return found
 
 
 class WideSums:
-    """Gradients of 16 bits and less that one process adds up over several parts of a batch, as numbers of 32 bits.
+    """Sums of gradients of 16 bits and less over several parts of a batch in one process, as numbers of 32 bits.
 
     Args:
         parameters: Of the model.
-        is_shared: Says whether this process has several parts now; else gradients stay where they are.
+        is_shared: Returns whether this process has several parts now; else gradients stay where they are.
     """
 
     def __init__(self, parameters: Sequence[Tensor], is_shared: Callable[[], bool]) -> None:
         self._sums: dict[int, Tensor] = {}
         self._is_shared = is_shared
-        self._waiting = [it for it in parameters if it.dtype is not _wide(it)]  # for their first gradient
+        self._waiting = [each for each in parameters if each.dtype is not _wide(each)]  # for their first gradient
         self.begin()
 
     def begin(self) -> None:
-        """Add up from now on what is trained by now: layers may be thawed after the first step."""
-        for it in self._waiting:
-            if it.requires_grad:
-                it.register_post_accumulate_grad_hook(self._came)  # type: ignore[no-untyped-call]
-        self._waiting = [it for it in self._waiting if not it.requires_grad]
+        """Add up the gradients of parameters that are trained by now: layers may be thawed after the first step."""
+        for parameter in self._waiting:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+        self._waiting = [parameter for parameter in self._waiting if not parameter.requires_grad]
 
     def take(self) -> dict[int, Tensor]:
-        """Return the sums by the identities of their parameters, and begin anew."""
+        """Return the sums by the identities of their parameters, and begin again."""
         found, self._sums = self._sums, {}
         return found
 
-    def _came(self, parameter: Tensor) -> None:
+    def _add(self, parameter: Tensor) -> None:
         if parameter.grad is not None and self._is_shared():
             gradient = parameter.grad.to(_wide(parameter))
             before = self._sums.get(id(parameter))
@@ -235,41 +240,46 @@ class WideSums:
             parameter.grad = None
 
 
-def pieces_of(parameters: Sequence[Tensor], tables: Collection[int] = (), most_bytes: float = inf) -> list[Piece]:
+def pieces_of(
+    parameters: Sequence[Tensor], tables: Collection[int] = (), max_bytes: float = inf
+) -> list[GradientPiece]:
     """Return parameters as pieces, in their order.
 
     Args:
         parameters: Those that are trained, the same on all processes.
         tables: Identities of those with sparse gradients.
-        most_bytes: Of a piece of several; then only neighbours are in one.
+        max_bytes: Of a piece of several; then only neighbours are in one.
     """
-    return [Piece(it, tables) for it in (_by_kind(parameters) if most_bytes == inf else _runs(parameters, most_bytes))]
+    return [
+        GradientPiece(it, tables) for it in (_by_kind(parameters) if max_bytes == inf else _runs(parameters, max_bytes))
+    ]
 
 
 def tables_of(model: nn.Module) -> frozenset[int]:
     """Return the identities of weights whose modules give sparse gradients, such as `nn.Embedding(sparse=True)`."""
     found = ((module, getattr(module, "weight", None)) for module in model.modules())
-    return frozenset(id(it) for module, it in found if it is not None and getattr(module, "sparse", False) is True)
+    return frozenset(
+        id(weight) for module, weight in found if weight is not None and getattr(module, "sparse", False) is True
+    )
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Look whether the gradients of a model can be exchanged.
+    """Check that the gradients of a model can be exchanged.
 
     Raises:
         InputError: If not.
     """
-    for name, it in model.named_parameters():
-        if is_lazy(it):
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
             raise InputError(f"the parameter {name} has no shape yet", "run the model once on a batch before")
-        if not it.requires_grad:
+        if not parameter.requires_grad:
             continue
-        if type(it) not in (nn.Parameter, Tensor):
-            problem = f"the parameter {name} is a {type(it).__name__}, whose gradients are not exchanged"
+        if type(parameter) not in (nn.Parameter, Tensor):
+            problem = f"the parameter {name} is a {type(parameter).__name__}, whose gradients are not exchanged"
             raise InputError(problem, "train a model of plain tensors, or freeze it")
-        if it.layout is not torch.strided or it.is_quantized or it.is_meta:
-            kind = (
-                "on the meta device" if it.is_meta else str(it.layout if it.layout is not torch.strided else it.dtype)
-            )
+        is_dense = parameter.layout is torch.strided
+        if not is_dense or parameter.is_quantized or parameter.is_meta:
+            kind = "on the meta device" if parameter.is_meta else str(parameter.dtype if is_dense else parameter.layout)
             raise InputError(f"the parameter {name} is {kind}, whose gradients are not exchanged", "make it dense")
 
 
@@ -295,39 +305,39 @@ def _numbers(parameter: Tensor) -> int:
 
 def _by_kind(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
     found: dict[_Kind, list[Tensor]] = {}
-    for it in parameters:
-        found.setdefault(_kind(it), []).append(it)
+    for parameter in parameters:
+        found.setdefault(_kind(parameter), []).append(parameter)
     return list(found.values())
 
 
-def _runs(parameters: Sequence[Tensor], most_bytes: float) -> Iterator[list[Tensor]]:
+def _runs(parameters: Sequence[Tensor], max_bytes: float) -> Iterator[list[Tensor]]:
     found, size = list[Tensor](), 0
-    for it in parameters:
-        if found and (_kind(it) != _kind(found[0]) or size + it.nbytes > most_bytes):
+    for parameter in parameters:
+        if found and (_kind(parameter) != _kind(found[0]) or size + parameter.nbytes > max_bytes):
             yield found
             found, size = [], 0
-        found.append(it)
-        size += it.nbytes
+        found.append(parameter)
+        size += parameter.nbytes
     if found:
         yield found
 
 
 def _carried(gradient: Tensor) -> Tensor:
-    """Return a gradient as it travels: dense, or sparse by rows."""
+    """Return a gradient as it is sent: dense, or sparse by rows."""
     if gradient.layout is torch.strided or (gradient.layout is torch.sparse_coo and gradient.sparse_dim() == 1):
         return gradient
     return gradient.to_dense()
 
 
 def _flat(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the real numbers of a gradient behind each other, whatever its strides are."""
+    """Return the real numbers of a gradient as one vector, whatever its strides are."""
     numbers = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
     flat = numbers.reshape(-1)
-    return flat if flat.dtype is dtype else flat.to(dtype)  # also where nothing changes, `to` takes microseconds
+    return flat if flat.dtype is dtype else flat.to(dtype)  # `to` takes microseconds even where nothing changes
 
 
 def _shaped(numbers: Tensor, parameter: Tensor) -> Tensor:
-    """Return real numbers as a gradient of a parameter, in its strides: fused optimizers go by the memory alone."""
+    """Return real numbers as a gradient of a parameter, in its strides: fused optimizers use the memory alone."""
     if parameter.is_complex():
         shaped = torch.view_as_complex(numbers.reshape(*parameter.shape, 2).clone())
     else:
@@ -339,7 +349,7 @@ def _shaped(numbers: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=shaped.dtype, requires_grad=False).copy_(shaped)
 
 
-def _mean_of_apart(parameter: Tensor, own: Tensor | None, exchange: Exchange, parts: int) -> Tensor:
+def _mean_of_apart(parameter: Tensor, own: Tensor | None, exchange: GradientExchange, parts: int) -> Tensor:
     """Return the mean of sparse gradients where other processes have dense ones, as real numbers."""
     dtype, device = _kind(parameter)
     if own is None:
@@ -350,7 +360,7 @@ def _mean_of_apart(parameter: Tensor, own: Tensor | None, exchange: Exchange, pa
     return mean
 
 
-def _mean_of_sparse(parameter: Tensor, own: Tensor | None, exchange: Exchange, parts: int) -> Tensor:
+def _mean_of_sparse(parameter: Tensor, own: Tensor | None, exchange: GradientExchange, parts: int) -> Tensor:
     """Return the mean of sparse gradients: the rows of all processes, added up where several have one."""
     wide, device = _wide(parameter), parameter.device
     rows = None if own is None else own.coalesce()
@@ -369,7 +379,7 @@ def _mean_of_sparse(parameter: Tensor, own: Tensor | None, exchange: Exchange, p
     return whole.to(_dtype(parameter))
 
 
-def _sum(tensor: Tensor, exchange: Exchange) -> None:
-    """Sum a tensor in place, if it has any number: not every library exchanges nothing."""
+def _sum(tensor: Tensor, exchange: GradientExchange) -> None:
+    """Sum a tensor in place, if it has any number: not every library accepts an empty one."""
     if tensor.numel():
         exchange.sum(tensor.view(-1))

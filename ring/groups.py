@@ -1,15 +1,13 @@
-"""The process group of one generation, whose exchanges end as soon as the ring is formed anew.
+"""The process group of one generation, whose exchanges end as soon as the ring is formed again.
 
-The process group of one generation: exchanges that end as soon as the ring is formed anew.
+`GlooGroup` works over gloo. A collective of gloo that has begun can neither be ended nor waited for without its
+time-out. So it is polled together with the coordinator's messages, and an aborted one is never destroyed: its
+destructor would wait for the dead member.
 
-A collective of gloo that has begun can neither be ended nor waited for without its time-out. So it is polled beside the
-word of the coordinator, and what was left is never dropped: its destructor would wait for the dead. Source: SPEC F8.
-
-A group that sums what lies on GPUs over NCCL, and all else over gloo. It ran on one GPU, with one member, alone.
-
-An all-reduce of NCCL with a member that died never ends by itself. So it is polled beside the word of the coordinator,
-as those of gloo are, and then aborted. Some versions of NCCL hang in that: such a process ends itself, and another one
-takes its seat with the state of a living member. Source: SPEC F8.
+`NcclGroup` sums tensors on GPUs over NCCL, and all else over gloo. It ran on one GPU, with one member, only. An
+all-reduce of NCCL with a member that died never ends by itself. So it is polled like those of gloo, and then aborted.
+Some versions of NCCL hang in that: such a process ends itself, and another one takes its seat with the state of a
+living member. Source: SPEC F8.
 """
 
 import ctypes
@@ -34,40 +32,40 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from ..cluster.files.errors import InputError
-from .control import Control, end_process
-from .wire import RESTART_STATUS, Form
+from .member_client import MemberClient, end_process
+from .wire import RESTART_STATUS, RingLayout
 
 CONNECT_S = 10.0  # for all members of a group to meet
-REACH_S = 5.0  # for another member to take a connection
-NEVER = timedelta(days=30)  # a slow collective is no fault: the coordinator says when to stop waiting
-CHUNK_BYTES = 16 << 20
-_POLL_S = (0.0, 0.0002, 0.001)
-_SPINS = 200
-_PLACE = re.compile(r"^\[[^\]]*:[0-9]+\] ?")  # in the source of gloo
+REACH_S = 5.0  # for another member to accept a connection
+NO_TIMEOUT = timedelta(days=30)  # a slow collective is no fault: the coordinator decides when to stop waiting
+SUM_CHUNK_BYTES = 16 << 20
+_POLL_PAUSES_S = (0.0, 0.0002, 0.001)
+_POLLS_EACH = 200
+_SOURCE_PLACE = re.compile(r"^\[[^\]]*:[0-9]+\] ?")  # of an error, in the source of gloo
 _WATCHED = re.compile(r"^tfd: *(\d+) events: *([0-9a-f]+) data: *([0-9a-f]+)", re.MULTILINE)
 _EPOLL_CTL_MOD = 3
 _libc = ctypes.CDLL(None)
-_GIVEN_UP = set[int]()  # descriptors by which threads of groups wait that were given up; gloo closes none
-_END = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
+_ABANDONED = set[int]()  # epoll descriptors of abandoned groups, which gloo never closes
+_ENDPOINT = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 
 
 class LinkError(Exception):
     """An exchange with a member that may live failed.
 
     Args:
-        evidence: What the library said.
+        evidence: The library's error.
         peer: HOST:PORT of the other end, "" if that is unknown.
     """
 
     def __init__(self, evidence: str) -> None:
-        first = _PLACE.sub("", evidence).partition(". ")[0]  # gloo goes on with advice
+        first = _SOURCE_PLACE.sub("", evidence).partition(". ")[0]  # gloo adds advice
         super().__init__(f"an exchange failed: {first}")
-        found = _END.search(evidence)
+        found = _ENDPOINT.search(evidence)
         self.peer = f"{found[1]}:{found[2]}" if found else ""
 
 
-class Group(Protocol):
-    """What a ring needs of a group."""
+class RingGroup(Protocol):
+    """Members that exchange tensors."""
 
     @property
     def rank(self) -> int:
@@ -84,19 +82,19 @@ class Group(Protocol):
         """Replace a tensor by that of the member with this rank."""
 
     def begin_broadcast(self, tensor: Tensor, root: int) -> Callable[[], None]:
-        """Begin a broadcast, and return what waits for its end; several may be under way."""
+        """Begin a broadcast, and return a function that waits for its end; several may be under way."""
 
     @property
     def ends(self) -> list[str]:
         """HOST:PORT of this member's ends of the group's sockets."""
 
     def close(self) -> None:
-        """Give up what can be given up; nothing more is exchanged."""
+        """Release what can be released; nothing more is exchanged."""
 
 
 def offer_store(host: str) -> tuple[TCPStore, str]:
-    """Return a store at which members meet, if the coordinator names it, and its HOST:PORT."""
-    listener = socket.create_server((host, 0))  # of our own: the store's would listen on all addresses
+    """Return a store at which members meet if the layout names it, and its HOST:PORT."""
+    listener = socket.create_server((host, 0))  # the store's own would listen on all addresses
     port = listener.getsockname()[1]
     store = TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
@@ -105,7 +103,7 @@ def offer_store(host: str) -> tuple[TCPStore, str]:
 
 
 def own_address(address: str) -> str:
-    """Return the address by which this machine reaches another, HOST:PORT: so that one reaches it."""
+    """Return the address of this machine towards another one, HOST:PORT: there that one reaches it."""
     host, _, port = address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))
@@ -116,58 +114,58 @@ class GlooGroup:
     """A group over gloo.
 
     Args:
-        form: Its members.
-        name: What it is for, unlike those of other groups of the generation.
+        layout: Its members.
+        name: Unique among the groups of the generation.
         rank: Of this member.
         host: Address by which others reach it.
-        control: Says when to stop.
+        client: Stops exchanges once the ring is formed again.
 
     Raises:
-        AbortedError: If the ring is formed anew.
+        AbortedError: If the ring is formed again.
         LinkError: If the members do not meet.
     """
 
-    def __init__(self, form: Form, name: str, rank: int, host: str, control: Control) -> None:
-        self._control = control
-        self.rank, self.size = rank, len(form.places)
+    def __init__(self, layout: RingLayout, name: str, rank: int, host: str, client: MemberClient) -> None:
+        self._client = client
+        self.rank, self.size = rank, len(layout.assignments)
         before = _sockets()
-        self._polls = set[int]()
-        self._group: Any = None if self.size == 1 else self._meet(form, name, rank, host)
+        self._epolls = set[int]()
+        self._group: Any = None if self.size == 1 else self._meet(layout, name, rank, host)
         self.ends = sorted(_sockets() - before)[:512]
 
-    def _meet(self, form: Form, name: str, rank: int, host: str) -> ProcessGroupGloo:
+    def _meet(self, layout: RingLayout, name: str, rank: int, host: str) -> ProcessGroupGloo:
         made: list[ProcessGroupGloo | Exception] = []
 
         def make() -> None:
             try:
-                _reach_all(form, rank)
-                device, self._polls = _device(host)
-                made.append(_gloo(form, name, rank, device))
+                _check_all_reachable(layout, rank)
+                device, self._epolls = _device(host)
+                made.append(_gloo(layout, name, rank, device))
             except Exception as error:
                 made.append(error)
             keep_for_ever(made[0])
 
-        # In a thread: it does not return before all are there, and one may have died.
+        # In a thread: it does not return before all have connected, and one may have died.
         thread = threading.Thread(target=make, daemon=True)
         thread.start()
         try:
-            poll(lambda: bool(made), self._control)
+            poll(lambda: bool(made), self._client)
             thread.join()
             if isinstance(made[0], Exception):
                 raise LinkError(str(made[0])) from made[0]
         except BaseException:
-            _GIVEN_UP.update(self._polls)
+            _ABANDONED.update(self._epolls)
             raise
         return made[0]
 
     def sum(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over all members; in pieces, so that it is seen to move."""
+        """Replace a tensor by its sum over all members; in pieces, which show progress."""
         if self._group is None:
             return
-        for piece in torch.split(tensor, CHUNK_BYTES // tensor.element_size()):
+        for piece in torch.split(tensor, SUM_CHUNK_BYTES // tensor.element_size()):
             options = dist.AllreduceOptions()
-            options.timeout = NEVER
-            host = piece.cpu()  # itself, if it is there already
+            options.timeout = NO_TIMEOUT
+            host = piece.cpu()  # itself, if it is on the CPU
             self._finish(self._group.allreduce([host], options))
             if host is not piece:
                 piece.copy_(host)
@@ -177,28 +175,28 @@ class GlooGroup:
         self.begin_broadcast(tensor, root)()
 
     def begin_broadcast(self, tensor: Tensor, root: int) -> Callable[[], None]:
-        """Begin a broadcast, and return what waits for its end."""
+        """Begin a broadcast, and return a function that waits for its end."""
         if self._group is None:
             return lambda: None
         options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor, options.timeout = root, 0, NEVER
+        options.rootRank, options.rootTensor, options.timeout = root, 0, NO_TIMEOUT
         return partial(self._finish, self._group.broadcast([tensor], options))
 
     def close(self) -> None:
-        """Let gloo look at this group's sockets once for each event; it can give nothing up.
+        """Let gloo poll this group's sockets once for each event; it can release nothing.
 
-        It reads nothing that no exchange waits for, and its thread would look at it again and again, a whole core.
-        The sockets stay open: another member, who has not heard yet, would take their end for a fault.
+        It reads no data that no exchange waits for, and its thread would poll such data again and again, with a whole
+        core. The sockets stay open: another member that has not been aborted yet would take their end for a fault.
         """
-        _GIVEN_UP.update(self._polls)
-        for it in _GIVEN_UP:  # of former groups, too: where gloo still wrote, it has undone this since
-            calm(it)
+        _ABANDONED.update(self._epolls)
+        for epoll in _ABANDONED:  # of former groups, too: where gloo still wrote, it has undone this since
+            use_edge_triggers(epoll)
 
     def _finish(self, work: dist.Work) -> None:
-        pulse = self._control.pulse
+        pulse = self._client.pulse
         pulse.waiting = True
         try:
-            poll(work.is_completed, self._control)
+            poll(work.is_completed, self._client)
         except BaseException:
             keep_for_ever(work)
             raise
@@ -212,61 +210,62 @@ class GlooGroup:
 
 
 def _device(host: str) -> tuple[Any, set[int]]:
-    """Return a device of gloo, and the descriptors by which its thread waits."""
-    before = _polls()
+    """Return a device of gloo, and the epoll descriptors of its thread."""
+    before = _epolls()
     device = ProcessGroupGloo.create_device(hostname=host)
-    return device, _polls() - before
+    return device, _epolls() - before
 
 
-def _gloo(form: Form, name: str, rank: int, device: Any) -> ProcessGroupGloo:
-    store_host, _, port = form.store.rpartition(":")
+def _gloo(layout: RingLayout, name: str, rank: int, device: Any) -> ProcessGroupGloo:
+    store_host, _, port = layout.store.rpartition(":")
     limit = timedelta(seconds=CONNECT_S)
     store = TCPStore(store_host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = limit
     options._devices = [device]
-    # The prefix is of this generation alone: in another one's, members would find addresses of the dead.
-    return ProcessGroupGloo(PrefixStore(f"g{form.generation}-{name}", store), rank, len(form.places), options)
+    # The prefix is of this generation alone: with that of another one, members would find addresses of the dead.
+    return ProcessGroupGloo(PrefixStore(f"g{layout.generation}-{name}", store), rank, len(layout.assignments), options)
 
 
-def _reach_all(form: Form, rank: int) -> None:
-    """Look whether each other member can be reached.
+def _check_all_reachable(layout: RingLayout, rank: int) -> None:
+    """Check that each other member can be reached.
 
-    A group of gloo that does not come about takes a minute, does not tell why, and may crash its process.
+    A group of gloo that cannot be formed takes a minute, does not report why, and may crash its process.
 
     Raises:
         LinkError: Names one that cannot be reached.
     """
-    for place in (it for at, it in enumerate(form.places) if at != rank and it.store):
-        host, _, port = place.store.rpartition(":")
+    others = (other for at, other in enumerate(layout.assignments) if at != rank and other.store)
+    for other in others:
+        host, _, port = other.store.rpartition(":")
         try:
             socket.create_connection((host, int(port)), REACH_S).close()
         except OSError as error:
-            raise LinkError(f"no way to member {place.member} at [{host}]:{port}: {error}") from error
+            raise LinkError(f"member {other.member} at [{host}]:{port} cannot be reached: {error}") from error
 
 
-def poll(is_over: Callable[[], bool], control: Control) -> None:
-    """Wait for something.
+def poll(is_over: Callable[[], bool], client: MemberClient) -> None:
+    """Wait until a condition holds.
 
     Raises:
-        AbortedError: If the ring is formed anew meanwhile.
+        AbortedError: If the ring is formed again meanwhile.
     """
-    looks = 0
+    polls = 0
     while not is_over():
-        control.check()
-        time.sleep(_POLL_S[min(looks // _SPINS, len(_POLL_S) - 1)])
-        looks += 1
+        client.check()
+        time.sleep(_POLL_PAUSES_S[min(polls // _POLLS_EACH, len(_POLL_PAUSES_S) - 1)])
+        polls += 1
 
 
-def keep_for_ever(it: object) -> None:
-    """Let an object never be destroyed, also not when the process ends."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(it))
+def keep_for_ever(kept: object) -> None:
+    """Never destroy an object, not even when the process ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def _polls() -> set[int]:
-    """Return this process's descriptors by which a thread waits for many others."""
+def _epolls() -> set[int]:
+    """Return this process's epoll descriptors."""
     numbers = map(int, os.listdir("/proc/self/fd"))  # noqa: PTH208
-    return {it for it in numbers if _opened(it) == "anon_inode:[eventpoll]"}
+    return {number for number in numbers if _opened(number) == "anon_inode:[eventpoll]"}
 
 
 class _Event(ctypes.Structure):
@@ -277,29 +276,29 @@ class _Event(ctypes.Structure):
 
 
 def _opened(number: int) -> str:
-    """Return what a descriptor is of, "" if it was closed."""
+    """Return the target of a descriptor, "" if it was closed."""
     with suppress(OSError):
         return os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
     return ""
 
 
-def calm(poll_at: int) -> None:
-    """Let a thread hear of each event at its sockets once, as `EPOLLET` does.
+def use_edge_triggers(epoll: int) -> None:
+    """Report each event at the sockets of an epoll descriptor once (`EPOLLET`).
 
-    Not `epoll.modify`: it forgets what the thread keeps beside each descriptor. To take the sockets away from it would
-    end the process once gloo does so itself.
+    Not by `epoll.modify`: it drops the data that gloo's thread keeps with each socket. To remove the sockets would end
+    the process once gloo does so itself.
 
     Args:
-        poll_at: Descriptor by which the thread waits.
+        epoll: The descriptor.
     """
     try:
-        description = Path(f"/proc/self/fdinfo/{poll_at}").read_text()
-    except OSError:  # a system that does not tell: the thread goes on as it did
+        description = Path(f"/proc/self/fdinfo/{epoll}").read_text()
+    except OSError:  # not every system has that: the thread continues as it did
         return
     for number, events, kept in _WATCHED.findall(description):
         if _opened(int(number)).startswith("socket:"):
             event = _Event(int(events, 16) | select.EPOLLET, int(kept, 16))
-            _libc.epoll_ctl(poll_at, _EPOLL_CTL_MOD, int(number), ctypes.byref(event))  # fails if gloo has closed it
+            _libc.epoll_ctl(epoll, _EPOLL_CTL_MOD, int(number), ctypes.byref(event))  # fails if gloo has closed it
 
 
 def _sockets() -> set[str]:
@@ -312,7 +311,7 @@ def _sockets() -> set[str]:
             with socket.socket(fileno=os.dup(number)) as end:
                 if end.family in (socket.AF_INET, socket.AF_INET6):
                     host, port = end.getsockname()[:2]
-                    # Gloo's errors name a port with its bytes the other way round.
+                    # Gloo's errors name a port with its bytes swapped.
                     found.update((f"{host}:{port}", f"{host}:{socket.htons(port)}"))
     return found
 
@@ -321,61 +320,64 @@ ABORT_S = 5.0  # an abort that works takes milliseconds
 
 
 class Communicator(Protocol):
-    """What is used of PyTorch's group of NCCL."""
+    """The part of PyTorch's NCCL group that is used."""
 
     def allreduce(self, tensors: list[Tensor], options: dist.AllreduceOptions) -> dist.Work:
         """Begin a sum."""
 
     def abort(self) -> None:
-        """End all that was begun."""
+        """End all exchanges."""
 
 
 def check_nccl(device: torch.device) -> None:
-    """Look whether gradients of a device can go over NCCL.
+    """Check that gradients of a device can go over NCCL.
 
     Raises:
         InputError: If not.
     """
     if not dist.is_nccl_available():
-        raise InputError("this PyTorch has no NCCL", 'leave `collectives="nccl"` out, or install PyTorch for CUDA')
+        raise InputError("this PyTorch has no NCCL", 'omit `collectives="nccl"`, or install PyTorch for CUDA')
     if device.type != "cuda":
-        raise InputError(f"NCCL needs a model on a GPU, and this one is on {device}", 'leave `collectives="nccl"` out')
+        raise InputError(f"NCCL needs a model on a GPU, and this one is on {device}", 'omit `collectives="nccl"`')
 
 
-def connect(form: Form, rank: int, device: torch.device) -> Communicator:
-    """Return PyTorch's group of NCCL for the members of a generation, once all are there."""
-    # PyTorch's own watch would end the process where an exchange fails.
+def connect(layout: RingLayout, rank: int, device: torch.device) -> Communicator:
+    """Return PyTorch's NCCL group of the members of a generation, once all have connected."""
+    # PyTorch's own watchdog would end the process where an exchange fails.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    host, _, port = form.store.rpartition(":")
+    host, _, port = layout.store.rpartition(":")
     limit = timedelta(seconds=CONNECT_S)
     store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
     options = c10d.ProcessGroupNCCL.Options()
-    options._timeout = NEVER
+    options._timeout = NO_TIMEOUT
     with torch.cuda.device(device):
         made: Any = c10d.ProcessGroupNCCL(
-            PrefixStore(f"g{form.generation}-nccl", store), rank, len(form.places), options
+            PrefixStore(f"g{layout.generation}-nccl", store), rank, len(layout.assignments), options
         )
-        # The first exchange connects all, and returns only then.
+        # The first exchange returns once all have connected.
         made.allreduce([torch.zeros(1, device=device)], dist.AllreduceOptions())
     found: Communicator = made
     return found
 
 
 class NcclGroup:
-    """A group over NCCL, with one over gloo for what lies on the CPU.
+    """A group over NCCL, with one over gloo for tensors on the CPU, and for broadcasts.
 
     Args:
         host_group: Of the same members, over gloo.
         make: Connects the members over NCCL, and may never return if one of them died.
-        control: Says when to stop.
+        client: Stops exchanges once the ring is formed again.
 
     Raises:
-        AbortedError: If the ring is formed anew.
+        AbortedError: If the ring is formed again.
         LinkError: If the members do not meet.
     """
 
-    def __init__(self, host_group: Group, make: Callable[[], Communicator], control: Control) -> None:
-        self._host, self._control = host_group, control
+    def __init__(self, host_group: RingGroup, make: Callable[[], Communicator], client: MemberClient) -> None:
+        self._host, self._client = host_group, client
+        self.rank, self.size = host_group.rank, host_group.size
+        self.ends = host_group.ends  # of gloo's sockets; those of NCCL are unknown
+        self.broadcast, self.begin_broadcast = host_group.broadcast, host_group.begin_broadcast  # through host memory
         self._is_closed = False
         made: list[Communicator | Exception] = []
 
@@ -387,25 +389,10 @@ class NcclGroup:
             keep_for_ever(made[0])
 
         threading.Thread(target=connecting, daemon=True).start()
-        poll(lambda: bool(made), control)
+        poll(lambda: bool(made), client)
         if isinstance(made[0], Exception):
             raise LinkError(str(made[0])) from made[0]
         self._group = made[0]
-
-    @property
-    def rank(self) -> int:
-        """Of this member."""
-        return self._host.rank
-
-    @property
-    def size(self) -> int:
-        """Members of the group."""
-        return self._host.size
-
-    @property
-    def ends(self) -> list[str]:
-        """HOST:PORT of this member's ends of the sockets of gloo; those of NCCL are unknown."""
-        return self._host.ends
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all members, each of which has the same bits then."""
@@ -413,13 +400,13 @@ class NcclGroup:
             self._host.sum(tensor)
             return
         options = dist.AllreduceOptions()
-        options.timeout = NEVER
-        pulse = self._control.pulse
+        options.timeout = NO_TIMEOUT
+        pulse = self._client.pulse
         pulse.waiting = True
         try:
             work = self._group.allreduce([tensor], options)
-            poll(work.is_completed, self._control)
-            _look_at(work)
+            poll(work.is_completed, self._client)
+            _check_exchange(work)
         except RuntimeError as error:
             self.close()
             raise LinkError(str(error)) from error
@@ -429,16 +416,8 @@ class NcclGroup:
         pulse.waiting = False
         pulse.moved += 1
 
-    def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Replace a tensor by that of the member with this rank; states are copied through host memory."""
-        self._host.broadcast(tensor, root)
-
-    def begin_broadcast(self, tensor: Tensor, root: int) -> Callable[[], None]:
-        """Begin a broadcast, and return what waits for its end."""
-        return self._host.begin_broadcast(tensor, root)
-
     def close(self) -> None:
-        """Give up all that was begun, and the GPU's memory that the group has."""
+        """Abort all exchanges, and free the GPU's memory that the group has."""
         self._host.close()
         if self._is_closed:
             return
@@ -447,20 +426,20 @@ class NcclGroup:
         aborting.start()
         aborting.join(ABORT_S)
         if aborting.is_alive():
-            end_process(RESTART_STATUS, f"NCCL has not let go of an exchange within {ABORT_S:.0f} s")
+            end_process(RESTART_STATUS, f"NCCL has not aborted an exchange within {ABORT_S:.0f} s")
 
 
-def _look_at(work: dist.Work) -> None:
-    """Let what comes next on the GPU wait for an exchange that is over.
+def _check_exchange(work: dist.Work) -> None:
+    """Let later work on the GPU wait for an exchange that is over.
 
     Raises:
-        RuntimeError: If it failed: that is over as well. Some versions of PyTorch tell it to whoever waits, but abort
-            the exchange first, which may hang, and some do not tell it. So the exchange itself is asked.
+        RuntimeError: If it failed: then it is over as well. Some versions of PyTorch raise that from `wait`, but abort
+            the exchange first, which may hang, and some do not raise it. So the exchange itself is checked.
     """
     try:
         failure = work.exception()
-    except (TypeError, AttributeError):  # from PyTorch before 2.13, which cannot hand over what it has
-        work.wait(NEVER)  # with a time it is more likely to raise
+    except (TypeError, AttributeError):  # before PyTorch 2.13, which cannot return the error
+        work.wait(NO_TIMEOUT)  # with a time it is more likely to raise
         return
     if failure is not None:
         raise RuntimeError(str(failure))

@@ -1,24 +1,14 @@
-"""Starts the processes of a ring: its coordinator, a warm process and members; and sees at once how they end.
+"""Starts the processes of a ring: its coordinator, a warm process and members; and reports at once how they end.
 
-Who starts the processes of a ring: its coordinator, a warm process and members; and sees at once how they end.
-
-    async with Launcher(folder) as launcher:           # folder: made by settings.make_ring
-        await launcher.start_coordinator()             # on one node; it is started again if it is killed
+    async with RingLauncher(folder) as launcher:       # folder: made by coordinator_state.make_ring
+        await launcher.start_coordinator()             # on one node; it is restarted if it is killed
         await launcher.connect()
-        launcher.start(Start(0, ("python", "train.py"), os.environ, Path.cwd()))
-        launcher.start(Start(7, ...))            # at any time later: a member that joins
-        end = await launcher.ended()                   # done or lost, as the coordinator says
+        launcher.start(MemberStart(0, ("python", "train.py"), os.environ, Path.cwd()))
+        launcher.start(MemberStart(7, ...))            # at any time later: a member that joins
+        end = await launcher.ended()                   # done or lost, as the coordinator reports
 
-A member's number is never given twice. It runs in a session of its own; a member that was declared gone is killed with
-its group. `on_exit` is called when a member's process is gone. Source: SPEC F8 to F10.
-
-Standard library only.
-
-Starts Longshore's own programs beside a job: nothing in the job's folder takes the place of what they import.
-
-Standard library only.
-
-Keeps the coordinator of a ring: it is started again when it is killed, and killed when it answers nobody.
+A member's number is never used twice. A member runs in a session of its own; one that was declared gone is killed with
+its group. Source: SPEC F8 to F10.
 
 Standard library only.
 """
@@ -37,38 +27,39 @@ from subprocess import SubprocessError
 from types import TracebackType
 from typing import Self
 
-from ..cluster.files.processes import ending_with
-from .rounds import RESTART
-from .standing import STATE, Settings, read_settings
-from .suspicion import Logs, end_words
+from ..cluster.files.processes import ending_with, last_error
+from .coordinator import WORN_OUT
+from .coordinator_state import STATE, RingSettings, read_settings
 from .warm import connect_warm, fork, python_arguments
 from .wire import (
     ADDRESS,
+    GONE_STATUS,
     LOST_STATUS,
+    MAX_LINE_BYTES,
     MEMBER,
-    MOST_BYTES,
     NODE,
     RESTART_STATUS,
     SECRET,
-    Declared,
-    End,
-    Ending,
-    Exited,
     Hello,
+    MemberExited,
+    MemberGone,
+    MemberStarting,
     Message,
-    Starting,
+    RingEnd,
+    Terminating,
     decode,
+    describe_exit,
     encode,
     greet,
 )
 
-ROOT = Path(__file__).absolute().parents[2]  # the folder that holds the package
-# Without the folder that the program runs in, which Python puts first.
-BEGIN = (
-    "import sys; sys.path = [it for it in sys.path if it]; sys.path.append(sys.argv.pop(1)); "
+PACKAGE_PARENT = Path(__file__).absolute().parents[2]
+# Without the folder that the program runs in, which Python puts first: a job's folder must not hide what is imported.
+RUN_MODULE = (
+    "import sys; sys.path = [path for path in sys.path if path]; sys.path.append(sys.argv.pop(1)); "
     "from importlib import import_module; import_module(sys.argv.pop(1)).main()"
 )
-ALONE = ("-I", "-S", "-X", "utf8")  # for what needs the standard library alone
+ISOLATED = ("-I", "-S", "-X", "utf8")  # for a program that needs the standard library only
 
 
 async def start_tool(
@@ -78,7 +69,7 @@ async def start_tool(
 
     Args:
         module: That has its `main`.
-        arguments: That the program is given.
+        arguments: Of the program.
         flags: For the interpreter.
         outlives: Whether it lives on when this process is killed.
 
@@ -87,29 +78,30 @@ async def start_tool(
         subprocess.SubprocessError: The same.
     """
     return await asyncio.create_subprocess_exec(
-        sys.executable, *flags, "-c", BEGIN, str(ROOT), module, *arguments, stdin=asyncio.subprocess.DEVNULL,
-        start_new_session=True, preexec_fn=None if outlives else ending_with(os.getpid()),
+        sys.executable, *flags, "-c", RUN_MODULE, str(PACKAGE_PARENT), module, *arguments,
+        stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
+        preexec_fn=None if outlives else ending_with(os.getpid()),
     )  # fmt: skip
 
 
-COORDINATOR = "longshore.ring.coordinator"
-AGAIN_S, MOST_AGAIN_S = 0.2, 1.0  # before one that ended at once is started again: more each time
+COORDINATOR = "longshore.ring.coordinator_server"
+RESTART_S, MAX_RESTART_S = 0.2, 1.0  # before a coordinator that ended at once is restarted: more each time
 LIVED_S = 5.0  # after which it did not end at once
-TRIES = 20  # to start one that ends at once
-ASK_S = 2.5  # between two questions whether it answers, and until an answer counts as none
-SILENT_S = 30.0  # without an answer: it is killed
-DYING_S = 30.0  # that it may take to end then
+MAX_RESTARTS = 20  # of one that ends at once
+PROBE_S = 2.5  # between two probes whether it answers, and until an answer counts as missing
+MAX_UNANSWERED_S = 30.0  # after which it is killed
+KILL_TIMEOUT_S = 30.0  # for it to end then
 
 
-class Keeper:
-    """Keeps one coordinator.
+class CoordinatorProcess:
+    """The coordinator of a ring. It is restarted when it is killed, and killed when it does not answer.
 
     Args:
         folder: Of the ring.
         settings: What is in it.
     """
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: RingSettings) -> None:
         self._folder, self._settings = folder, settings
         self._process: asyncio.subprocess.Process | None = None
 
@@ -124,33 +116,33 @@ class Keeper:
         Raises:
             OSError: If it cannot be started, or does not begin its work.
         """
-        self._process = await start_tool(COORDINATOR, str(self._folder), flags=ALONE)
-        until_s = _now_s() + SILENT_S
+        self._process = await start_tool(COORDINATOR, str(self._folder), flags=ISOLATED)
+        until_s = _now_s() + MAX_UNANSWERED_S
         while not (self._folder / STATE).exists():
             if self._process.returncode is not None or _now_s() > until_s:
                 raise OSError(f"the ring's coordinator does not begin; its status is {self._process.returncode}")
             await asyncio.sleep(0.01)
 
-    async def keep(self) -> End:
-        """Start it again whenever it ends before the ring does, and return how the ring ended.
+    async def keep(self) -> RingEnd:
+        """Restart it whenever it ends before the ring does, and return how the ring ended.
 
         The ring is lost if the coordinator ends at once each time, or cannot be started or killed.
         """
-        tries = 0
+        restarts = 0
         while self._process is not None:
             began_s = _now_s()
             status = await self._end_of(self._process)
             if status is None:
-                return End("lost", "the coordinator is silent, and cannot be killed")
-            tries = 0 if _now_s() - began_s > LIVED_S else tries + 1
-            if status in (0, LOST_STATUS) or tries > TRIES:
-                return End("done" if status == 0 else "lost", f"the coordinator ended with {status}")
-            await asyncio.sleep(min(AGAIN_S * 2 ** (tries - 2), MOST_AGAIN_S) if tries > 1 else 0.0)
+                return RingEnd("lost", "the coordinator does not answer, and cannot be killed")
+            restarts = 0 if _now_s() - began_s > LIVED_S else restarts + 1
+            if status in (0, LOST_STATUS) or restarts > MAX_RESTARTS:
+                return RingEnd("done" if status == 0 else "lost", f"the coordinator ended with {status}")
+            await asyncio.sleep(min(RESTART_S * 2 ** (restarts - 2), MAX_RESTART_S) if restarts > 1 else 0.0)
             try:
-                self._process = await start_tool(COORDINATOR, str(self._folder), flags=ALONE)
+                self._process = await start_tool(COORDINATOR, str(self._folder), flags=ISOLATED)
             except (OSError, SubprocessError) as error:  # The next round tries again: the old one has ended.
-                _say(f"the coordinator cannot be started: {error}")
-        return End("lost", "the coordinator was never started")
+                _log(f"the coordinator cannot be started: {error}")
+        return RingEnd("lost", "the coordinator was never started")
 
     async def close(self) -> None:
         """Kill it, if it lives."""
@@ -158,28 +150,28 @@ class Keeper:
             await end_tool(self._process)
 
     async def _end_of(self, process: asyncio.subprocess.Process) -> int | None:
-        """Wait for its end, and kill it if it is silent; return its status, None if it does not even end then."""
-        silent_s, asked_s = 0.0, _now_s()
+        """Wait for its end, and kill it if it does not answer; return its status, None if it survives that."""
+        silent_s, probed_s = 0.0, _now_s()
         while process.returncode is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), ASK_S)
+                await asyncio.wait_for(process.wait(), PROBE_S)
                 break
             answers = await self._answers()
             now_s = _now_s()
-            # If this process stood still, it could not hear anything: that does not count as silence.
-            silent_s, asked_s = 0.0 if answers else silent_s + min(now_s - asked_s, 2 * ASK_S), now_s
-            if silent_s >= SILENT_S:
-                _say(f"the coordinator was silent for {silent_s:.0f} s and is killed")
+            # If this process stood still, it could not receive an answer: that does not count.
+            silent_s, probed_s = 0.0 if answers else silent_s + min(now_s - probed_s, 2 * PROBE_S), now_s
+            if silent_s >= MAX_UNANSWERED_S:
+                _log(f"the coordinator has not answered for {silent_s:.0f} s and is killed")
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-            if silent_s >= SILENT_S + DYING_S:
+            if silent_s >= MAX_UNANSWERED_S + KILL_TIMEOUT_S:
                 return None
         return process.returncode
 
     async def _answers(self) -> bool:
-        """Say whether it answers."""
+        """Return whether it answers."""
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(PROBE_S):
                 port = int(json.loads((self._folder / STATE).read_bytes())["port"])
                 reader, writer = await asyncio.open_connection(self._settings.host, port)
                 try:
@@ -189,12 +181,12 @@ class Keeper:
                     writer.close()
         except (TimeoutError, ConnectionError, ValueError, KeyError, TypeError):
             return False
-        except OSError:  # This process has no descriptor left, or the like: the coordinator is not to blame.
+        except OSError:  # This process has no descriptor left, or the like: that is no fault of the coordinator.
             return True
 
 
 async def end_tool(process: asyncio.subprocess.Process) -> None:
-    """Kill a program, and wait for its end, but not for ever."""
+    """Kill a program, and wait a while for its end."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -206,27 +198,28 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _say(words: str) -> None:
-    sys.stderr.write(f"longshore.ring: {words}\n")
+def _log(line: str) -> None:
+    sys.stderr.write(f"longshore.ring: {line}\n")
 
 
-RETRY_S, FAILED_STATUS = 0.05, 127  # the status of one that could not be started
-GREET_S = 5.0  # for a coordinator to prove itself
-HEAR_S = 0.5  # for a member to hear that it was declared gone
-GRACE_S = 5.0  # for members of a lost ring to end
+POLL_S = 0.05  # between two checks of members, and two attempts to connect
+FAILED_STATUS = 127  # of a member that could not be started
+GREETING_S = 5.0  # for a coordinator to prove the secret
+EVICTION_S = 0.5  # for a member that was declared gone to receive that and end
+LOST_GRACE_S = 5.0  # for members of a lost ring to end
 _WARM = "longshore.ring.warm"
 # What a module imports beside PyTorch takes as long again; it is imported once, for all members that run it.
 _WARM_IMPORTS = {"longshore.stage": "longshore.planner.execution.worker"}
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class MemberStart:
     """A member to be started.
 
     Args:
         member: Its number.
         command: What to run.
-        environment: All of its variables; what it needs to find its ring is added.
+        environment: All of its variables; those by which it finds its ring are added.
         folder: That it runs in.
         log: File that its output is added to; the launcher's own output if None.
         node: Name of the node, for reports.
@@ -240,35 +233,35 @@ class Start:
     node: str = ""
 
 
-class Launcher:
+class RingLauncher:
     """Starts processes of one ring on this machine. Use it in one event loop.
 
     Args:
         folder: Of the ring.
-        warm: Socket of a warm process that somebody else started, if there is one.
-        on_exit: Called with a member's number and exit status (minus the signal's number) when its process is gone.
-        on_declared: Called with the number of a member that was declared gone, and why; more than once, perhaps.
+        warm: Socket of a warm process that another one started, if there is one.
+        on_exit: Called with a member's start and exit status (minus the signal's number) when its process has exited.
+        on_declared: Called with the number of a member that was declared gone, and the reason; perhaps more than once.
     """
 
     def __init__(
-        self, folder: Path, warm: Path | None = None, on_exit: Callable[[Start, int], object] | None = None,
+        self, folder: Path, warm: Path | None = None, on_exit: Callable[[MemberStart, int], object] | None = None,
         on_declared: Callable[[int, str], object] | None = None,
     ) -> None:  # fmt: skip
         self.folder, self._warm, self.on_exit, self.on_declared = folder, warm, on_exit, on_declared
-        self._settings: Settings = read_settings(folder)
+        self._settings: RingSettings = read_settings(folder)
         self._running: dict[int, int] = {}  # pid of each member
         self.pids: dict[int, int] = {}  # the same, also of those that have ended; each led a session of its own
         self._exits: dict[int, int] = {}
-        self._words: dict[int, str] = {}  # the errors by which scripts ended
-        self._logs = Logs()
+        self._errors: dict[int, str] = {}  # with which scripts ended
+        self._log_sizes: dict[int, int] = {}  # of each member's log before it was started: others may have had it
         self._starting: set[int] = set()
-        self.declared: dict[int, str] = {}  # why each member that was declared gone was
+        self.declared: dict[int, str] = {}  # why each member was declared gone
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None
-        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        self._keeper: Keeper | None = None
+        self._end: asyncio.Future[RingEnd] = asyncio.get_running_loop().create_future()
+        self._coordinator: CoordinatorProcess | None = None
         self._warm_process: asyncio.subprocess.Process | None = None
-        self._ends_by = 0  # signal by which members are ended, once that is wanted
+        self._ends_by = 0  # signal that ends all members, once they are to end
 
     @property
     def running(self) -> dict[int, int]:
@@ -277,30 +270,30 @@ class Launcher:
 
     @property
     def exits(self) -> dict[int, int]:
-        """Exit status of each member whose process is gone; minus the signal's number if one ended it."""
+        """Exit status of each member whose process has exited; minus the signal's number if one ended it."""
         return dict(self._exits)
 
     @property
     def is_over(self) -> bool:
-        """Whether the coordinator has said that the ring is over."""
+        """Whether the coordinator has reported the ring's end."""
         return self._end.done()
 
     @property
     def coordinator_pid(self) -> int | None:
         """Pid of the coordinator, if this launcher started it."""
-        return None if self._keeper is None else self._keeper.pid
+        return None if self._coordinator is None else self._coordinator.pid
 
     @property
     def tools(self) -> set[int]:
-        """Pids of the coordinator and of the warm process, as far as this launcher started them."""
+        """Pids of the coordinator and of the warm process, if this launcher started them."""
         warm = None if self._warm_process is None else self._warm_process.pid
         return {pid for pid in (self.coordinator_pid, warm) if pid is not None}
 
     async def start_coordinator(self) -> None:
-        """Start the coordinator, and again whenever it is killed, until the ring is over."""
-        self._keeper = Keeper(self.folder, self._settings)
-        await self._keeper.start()
-        self._keep(self._watch_coordinator(self._keeper))
+        """Start the coordinator, and restart it whenever it is killed, until the ring is over."""
+        self._coordinator = CoordinatorProcess(self.folder, self._settings)
+        await self._coordinator.start()
+        self._keep(self._watch_coordinator(self._coordinator))
 
     async def start_warm(self, command: tuple[str, ...]) -> None:
         """Start a warm process, if a command runs Python; members that run it are forked from it once it is ready."""
@@ -308,105 +301,107 @@ class Launcher:
         if arguments is None:
             return
         path = self.folder / "warm.sock"
-        more = [_WARM_IMPORTS[it] for it in arguments[1:2] if arguments[0] == "-m" and it in _WARM_IMPORTS]
+        more = [_WARM_IMPORTS[name] for name in arguments[1:2] if arguments[0] == "-m" and name in _WARM_IMPORTS]
         self._warm_process = await start_tool(_WARM, str(path), *more, outlives=True)  # It ends its members first.
         self._warm = path
 
     async def connect(self) -> None:
-        """Connect to the coordinator, now and whenever it was started again."""
+        """Connect to the coordinator, and again whenever it was restarted."""
         ready = asyncio.Event()
         self._keep(self._follow(ready))
         await ready.wait()
 
-    def start(self, it: Start) -> None:
-        """Start a member; one that cannot be started is one that ended at once, with FAILED_STATUS."""
+    def start(self, start: MemberStart) -> None:
+        """Start a member; one that cannot be started counts as ended with FAILED_STATUS."""
         if self._ends_by:
             return
-        self._starting.add(it.member)
-        self._tell(Starting(it.member))
-        self._keep(self._run(it))
+        self._starting.add(start.member)
+        self._send(MemberStarting(start.member))
+        self._keep(self._run(start))
 
-    def wants_another(self, member: int, status: int) -> bool:
-        """Say whether another process is to take the place of one that ended, as the ring wants it so.
+    def needs_restart(self, member: int, status: int) -> bool:
+        """Return whether the ring needs another process in place of one that ended.
 
-        A script may end with any status. So the coordinator's file decides: it told the member to start anew, or the
-        member had a seat when it said so itself.
+        A script may end with any status, so the coordinator's file decides: either the coordinator ended the member to
+        restart it, or the member had a seat when it asked for a restart by its status.
         """
         try:
             state = json.loads((self.folder / STATE).read_bytes())
             why, holders = state["gone"].get(str(member)), state["holders"]
         except (OSError, ValueError, KeyError):
             return False
-        if status == 0 or (why is not None and why != RESTART):
+        if status == 0 or (why is not None and why != WORN_OUT):
             return False
-        return why == RESTART or (status == RESTART_STATUS and member in holders)
+        return why == WORN_OUT or (status == RESTART_STATUS and member in holders)
 
-    async def _run(self, it: Start) -> None:
+    async def _run(self, start: MemberStart) -> None:
         try:
-            ends = await self._begin(it)
-        except Exception as error:  # Whatever it is: that nothing runs has to be known.
+            exited = await self._begin(start)
+        except Exception as error:  # Whatever it is: the ring has to know that the member does not run.
             if not self._ends_by:
-                sys.stderr.write(f"longshore.ring: member {it.member} cannot be started: {error}\n")
-            self._gone(it, FAILED_STATUS)
+                _log(f"member {start.member} cannot be started: {error}")
+            self._member_exited(start, FAILED_STATUS)
         else:
-            if it.member in self.declared:  # while it was started
-                self._kill_member(it.member)
+            if start.member in self.declared:  # while it was started
+                self._kill_member(start.member)
             if self._ends_by:
                 self.signal(self._ends_by)
-            self._gone(it, await ends)
+            self._member_exited(start, await exited)
 
-    async def _begin(self, it: Start) -> Coroutine[None, None, int]:
-        """Start a process; return what waits for its end."""
-        if it.member in self.declared:
-            raise OSError(f"it was declared gone: {self.declared[it.member]}")
-        place = {ADDRESS: self.address(), SECRET: self._settings.secret, MEMBER: str(it.member), NODE: it.node}
-        environment = {**it.environment, **place}
-        if it.log is not None:
-            self._logs.begin(it.member, it.log)
-        output = 1 if it.log is None else os.open(it.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    async def _begin(self, start: MemberStart) -> Coroutine[None, None, int]:
+        """Start a process; return a coroutine that waits for its exit status."""
+        if start.member in self.declared:
+            raise OSError(f"it was declared gone: {self.declared[start.member]}")
+        own = {
+            ADDRESS: self.address(), SECRET: self._settings.secret, MEMBER: str(start.member), NODE: start.node
+        }  # fmt: skip
+        environment, log = {**start.environment, **own}, start.log
+        if log is not None:
+            self._log_sizes[start.member] = log.stat().st_size if log.is_file() else 0
+        output = 1 if log is None else os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            arguments = python_arguments(it.command)
-            ends = None
+            arguments = python_arguments(start.command)
+            exited = None
             if self._warm is not None and arguments is not None:
-                ends = await self._fork(self._warm, it, arguments, environment, output)
-            if ends is None:
-                ends = await self._spawn(it, environment, output)
+                exited = await self._fork(self._warm, start, arguments, environment, output)
+            if exited is None:
+                exited = await self._spawn(start, environment, output)
         finally:
-            if it.log is not None:
+            if log is not None:
                 os.close(output)
-        return ends
+        return exited
 
-    async def ended(self) -> End:
-        """Wait until the ring is over and all members' processes are gone; those of a lost ring are killed."""
+    async def ended(self) -> RingEnd:
+        """Wait until the ring is over and all members have exited; those of a lost ring are killed."""
         end = await self._end
-        until_s = asyncio.get_running_loop().time() + GRACE_S
+        until_s = _now_s() + LOST_GRACE_S
         while self._starting:
-            if end.outcome != "done" and asyncio.get_running_loop().time() > until_s:
+            if end.outcome != "done" and _now_s() > until_s:
                 self.signal(signal.SIGKILL)
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(POLL_S)
         return end
 
     def end(self, number: int) -> None:
-        """Let all members end by a signal, also those that are being started, and start none any more.
+        """End all members by a signal, also those that are being started, and start no more.
 
-        What the coordinator sees of it is no fault.
+        The coordinator does not count that as a fault.
         """
         if not self._ends_by:
             self._keep(self._end_when_empty())
         self._ends_by = number
-        self._tell(Ending())
+        self._send(Terminating())
         self.signal(number)
 
     async def _end_when_empty(self) -> None:
         while self._starting:
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(POLL_S)
         if not self._end.done():
-            self._end.set_result(End("lost", "it was asked to end"))
+            self._end.set_result(RingEnd("lost", "it was asked to end"))
 
     def signal(self, number: int) -> None:
         """Send a signal to all members and their groups."""
         for pid in self._running.values():
-            if not _kill(pid, number):  # one that was forked just now does not lead its group yet
+            if not _kill(pid, number):  # a process that was forked just now does not lead its group yet
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
 
@@ -428,8 +423,8 @@ class Launcher:
         for task in self._tasks:
             task.cancel()
         self.signal(signal.SIGKILL)
-        if self._keeper is not None:
-            await self._keeper.close()
+        if self._coordinator is not None:
+            await self._coordinator.close()
         if self._warm_process is not None:
             await end_tool(self._warm_process)
         if self._writer is not None:
@@ -437,12 +432,12 @@ class Launcher:
 
     # The coordinator
 
-    async def _watch_coordinator(self, keeper: Keeper) -> None:
+    async def _watch_coordinator(self, coordinator: CoordinatorProcess) -> None:
         try:
-            end = await keeper.keep()
-        except Exception as error:  # Without who watches it nobody would ever say that the ring is over.
-            end = End("lost", f"the coordinator cannot be kept: {error}")
-        await asyncio.sleep(AGAIN_S)  # What it said last may be on its way.
+            end = await coordinator.keep()
+        except Exception as error:  # Without this task, nothing would report the ring's end.
+            end = RingEnd("lost", f"the coordinator cannot be kept running: {error}")
+        await asyncio.sleep(RESTART_S)  # Its last messages may be on their way.
         if not self._end.done():
             self._end.set_result(end)
 
@@ -451,97 +446,105 @@ class Launcher:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 await self._listen(ready)
             self._writer = None
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(POLL_S)
         ready.set()
 
     async def _listen(self, ready: asyncio.Event) -> None:
         host, _, port = self.address().rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=MOST_BYTES)
+        reader, writer = await asyncio.open_connection(host, int(port), limit=MAX_LINE_BYTES)
         try:
-            async with asyncio.timeout(GREET_S):
+            async with asyncio.timeout(GREETING_S):
                 await greet(reader, writer, self._settings.secret, Hello("launcher"))
             self._writer = writer
             for number in self._starting:
-                self._tell(Starting(number))
+                self._send(MemberStarting(number))
             for number, status in self._exits.items():
-                self._tell(Exited(number, status, self._words[number]))
+                self._send(MemberExited(number, status, self._errors[number]))
             if self._ends_by:
-                self._tell(Ending())
+                self._send(Terminating())
             ready.set()
             while True:
                 with contextlib.suppress(ValueError):  # too long, or no message: the next one counts
                     if not (line := await reader.readline()):
                         return
-                    self._hear(decode(line))
+                    self._receive(decode(line))
         finally:
             writer.close()
 
-    def _hear(self, message: Message) -> None:
-        if isinstance(message, Declared):
+    def _receive(self, message: Message) -> None:
+        if isinstance(message, MemberGone):
             self.declared[message.member] = message.reason
-            # One that lives may hear of it and end by itself, with its own status.
-            asyncio.get_running_loop().call_later(HEAR_S, self._kill_member, message.member)
+            # A member that lives may receive the same and end by itself, with its own status.
+            asyncio.get_running_loop().call_later(EVICTION_S, self._kill_member, message.member)
             if self.on_declared is not None:
                 _call(self.on_declared, message.member, message.reason)
-        elif isinstance(message, End) and not self._end.done():
+        elif isinstance(message, RingEnd) and not self._end.done():
             self._end.set_result(message)
 
     def _kill_member(self, number: int) -> None:
         if number in self._running:
             _kill(self._running[number], signal.SIGKILL)
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         if self._writer is not None:
             self._writer.write(encode(message))
 
     # Members
 
-    async def _spawn(self, it: Start, environment: Mapping[str, str], output: int) -> Coroutine[None, None, int]:
-        """Start a process; return what waits for its end."""
+    async def _spawn(
+        self, start: MemberStart, environment: Mapping[str, str], output: int
+    ) -> Coroutine[None, None, int]:  # fmt: skip
+        """Start a process; return a coroutine that waits for its exit status."""
         process = await asyncio.create_subprocess_exec(
-            *it.command, env=environment, cwd=it.folder, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True, preexec_fn=ending_with(os.getpid()),
+            *start.command, env=environment, cwd=start.folder, stdin=asyncio.subprocess.DEVNULL, stdout=output,
+            stderr=output, start_new_session=True, preexec_fn=ending_with(os.getpid()),
         )  # fmt: skip
-        self._running[it.member] = self.pids[it.member] = process.pid
+        self._running[start.member] = self.pids[start.member] = process.pid
         return process.wait()
 
     async def _fork(
-        self, warm: Path, it: Start, arguments: list[str], environment: Mapping[str, str], output: int
+        self, warm: Path, start: MemberStart, arguments: list[str], environment: Mapping[str, str], output: int
     ) -> Coroutine[None, None, int] | None:
-        """Let the warm process fork a member; return what waits for its end, None if that process has ended."""
-        connection = await connect_warm(warm, self._is_warm_gone)
+        """Let the warm process fork a member; return a coroutine that waits for its exit status, None if it cannot."""
+        connection = await connect_warm(warm, self._has_warm_ended)
         if connection is None:
             return None
-        what = {"arguments": arguments, "environment": dict(environment), "folder": str(it.folder)}
-        forked = await fork(connection, what, output)
+        request = {"arguments": arguments, "environment": dict(environment), "folder": str(start.folder)}
+        forked = await fork(connection, request, output)
         if forked is None:
             return None
-        self._running[it.member] = self.pids[it.member] = forked.pid
-        return forked.ends
+        self._running[start.member] = self.pids[start.member] = forked.pid
+        return forked.exited
 
-    def _is_warm_gone(self) -> bool:
-        """Say whether nobody will be forked any more.
+    def _has_warm_ended(self) -> bool:
+        """Return whether the warm process has ended.
 
         Raises:
-            OSError: If nobody is to be started at all.
+            OSError: If no member is to be started at all.
         """
         if self._ends_by:
             raise OSError("the ring is being ended")
         return self._warm_process is not None and self._warm_process.returncode is not None
 
-    def _gone(self, it: Start, status: int) -> None:
-        pid = self._running.pop(it.member, None)
+    def _member_exited(self, start: MemberStart, status: int) -> None:
+        pid = self._running.pop(start.member, None)
         if pid is not None:
             _kill(pid, signal.SIGKILL)  # what it left behind in its group
-        self._exits[it.member], self._words[it.member] = status, self._logs.error_of(it.member, it.log, status)
-        self._starting.discard(it.member)
-        if self.on_exit is not None:  # Before it is told: a member that is started in its place is told first.
-            _call(self.on_exit, it, status)
-        self._tell(Exited(it.member, status, self._words[it.member]))
+        self._exits[start.member], self._errors[start.member] = status, self._error_of(start, status)
+        self._starting.discard(start.member)
+        if self.on_exit is not None:  # First: the coordinator is to learn of a replacement before the exit.
+            _call(self.on_exit, start, status)
+        self._send(MemberExited(start.member, status, self._errors[start.member]))
 
-    def words_of(self, member: int) -> str:
+    def _error_of(self, start: MemberStart, status: int) -> str:
+        """Return the error in a member's log; "" of one that ended as it was asked to."""
+        if start.log is None or start.member not in self._log_sizes or status in (0, GONE_STATUS, RESTART_STATUS):
+            return ""
+        return last_error(str(start.log), since=self._log_sizes[start.member])
+
+    def describe_exit(self, member: int) -> str:
         """Return how a member ended, for people."""
-        return end_words(self._exits[member], self._words[member])
+        return describe_exit(self._exits[member], self._errors[member])
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -549,16 +552,16 @@ class Launcher:
         task.add_done_callback(self._tasks.discard)
 
 
-def _call(what: Callable[..., object], *given: object) -> None:
-    """Tell whoever uses a launcher; that he fails must not stop it."""
+def _call(callback: Callable[..., object], *arguments: object) -> None:
+    """Call a user of a launcher; its failure must not stop the launcher."""
     try:
-        what(*given)
+        callback(*arguments)
     except Exception:
         traceback.print_exc()
 
 
 def _kill(pid: int, number: int) -> bool:
-    """Send a signal to a process group, and return whether it is still there."""
+    """Send a signal to a process group, and return whether it still exists."""
     with contextlib.suppress(PermissionError):
         try:
             os.killpg(pid, number)

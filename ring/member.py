@@ -1,11 +1,10 @@
 """A training script's side of a ring: forming it, steps, and checkpoints.
 
-Checkpoints of a ring: written whole, named only with the coordinator's leave, and the newest found again.
+Checkpoints are written whole, and named only with the coordinator's permission. A name holds step, generation and
+member, so that no process overwrites the file of another one. A process that has lost its seat gets no permission. If
+it gets it and stops before it names the file, the file is of a step that the ring had.
 
-A name holds step, generation and member, so that no process ever writes over what another one wrote. A process that was
-left behind gets no leave. If it gets it and stops before the name is given, the file is of a step that the ring had.
-
-Source: SPEC F8 to F10, F8, F10.
+Source: SPEC F8 to F10.
 """
 
 import os
@@ -24,27 +23,37 @@ import torch
 
 from ..cluster.files.errors import InputError
 from ..reporting import Steps
-from .control import AbortedError, Control, FinishedError, RelievedError, end_process, from_environment
-from .gradients import Averages, Gradients, Piece, WideSums, check_parameters, pieces_of, tables_of
-from .groups import GlooGroup, Group, LinkError, NcclGroup, check_nccl, connect, offer_store, own_address
-from .plain_state import plain, read_state, write_state
-from .state import HasState, load_model, model_state, random_state, receive_state, send_state, set_random_state
-from .wire import ADDRESS, GONE_STATUS, MEMBER, SECRET, Form, Ready
+from .gradients import Averages, GradientPiece, Gradients, WideSums, check_parameters, pieces_of, tables_of
+from .groups import GlooGroup, LinkError, NcclGroup, RingGroup, check_nccl, connect, offer_store, own_address
+from .member_client import AbortedError, FinishedError, MemberClient, RelievedError, end_process, from_environment
+from .state import (
+    HasState,
+    load_model,
+    model_state,
+    plain,
+    random_state,
+    read_state,
+    receive_state,
+    send_state,
+    set_random_state,
+    write_state,
+)
+from .wire import ADDRESS, GONE_STATUS, MEMBER, SECRET, MemberReady, RingLayout
 
 if TYPE_CHECKING:
     import torch
 
     from .state import HasState
 
-TOLD_S = 0.1  # between two steps that are told of (docs/steps.md)
-MOST_UNTOLD = 1024
-TRY_S = 1.0  # between two steps that a relieved member computes for nothing, and as long as one takes in any case
+REPORT_S = 0.1  # between two steps that are reported (docs/steps.md)
+MAX_REPORT_STEPS = 1024
+TRIAL_S = 1.0  # between two trial steps of a relieved member, and at least as long as one takes
 
 
-def every(step_s: float) -> int:
-    """Return of how many steps one is told of: a power of 2, so that members of unequal speed tell of the same ones."""
+def report_interval(step_s: float) -> int:
+    """Return the steps between two reports: a power of 2, so that members of unequal speed report the same ones."""
     steps = 1
-    while 0.0 < steps * step_s < TOLD_S and steps < MOST_UNTOLD:
+    while 0.0 < steps * step_s < REPORT_S and steps < MAX_REPORT_STEPS:
         steps *= 2
     return steps
 
@@ -53,20 +62,20 @@ class Ring:
     """A member of a ring of data-parallel training.
 
     The constructor returns once this process has a seat; a spare waits in it, and its process ends there if no seat
-    became empty until the others were done. Each step looks as follows:
+    became empty until the others were done. A step:
 
         for step in ring.steps(until=10_000):
             for shard in ring.shards:  # with a full ring exactly [ring.seat]
                 x, y = batch(shard, ring.seats, step)
                 loss(model(x), y).backward()
             if ring.step():
-                ...  # what follows a step: a schedule, a line of a log
+                ...  # after the step: a schedule, a line in a log
 
     Args:
         model: The same on all members; parameters and buffers are copied to members that join.
         optimizer: Of this model; `step` calls it with the mean gradients.
         checkpoints: Folder with those that `save` wrote; the newest is loaded, if there is one.
-        collectives: What gradients on GPUs go over: "gloo", through host memory, or "nccl", which was never tried.
+        collectives: For gradients on GPUs: "gloo", through host memory, or "nccl", which was never tried.
 
     Raises:
         InputError: If this process was not started as a member of a ring, or has no NCCL, if the gradients of the model
@@ -86,11 +95,11 @@ class Ring:
             fix = "start the script by `python -m longshore.ring --seats 4 -- python train.py`"
             raise InputError(f"this process is no member of a ring: {missing[0]} is not set", fix)
 
-        self._failed = FAILED
+        self._errors = EXCHANGE_ERRORS
         self._optimizer = optimizer
         self._folder = None if checkpoints is None else Path(checkpoints)
         self._formation = Formation(model, optimizer, self._folder, collectives)
-        self._control = self._formation.control
+        self._client = self._formation.client
         self._began_s = self._computed_s = 0.0
         self._loss: torch.Tensor | float | None = None
         self._steps = Steps()
@@ -102,7 +111,7 @@ class Ring:
 
     @property
     def seat(self) -> int:
-        """This member's place in the ring."""
+        """This member's seat."""
         return self._formation.seat
 
     @property
@@ -117,33 +126,33 @@ class Ring:
 
     @property
     def generation(self) -> int:
-        """How many forms the ring has had."""
-        return self._control.generation
+        """How often the ring was formed."""
+        return self._client.generation
 
     @property
     def member(self) -> int:
         """Number of this process among all that were ever members."""
-        return self._control.member
+        return self._client.member
 
-    # What a script uses
+    # For scripts
 
     def steps(self, until: int) -> Iterator[int]:
         """Yield the number of each step that this member has to compute, from that of the ring's state on.
 
-        A number comes again if the ring lost members while the step was in progress and its shards were dealt out anew,
-        and on a member that is so slow that another one computes in its place, until it is as fast as the others.
+        A number repeats if the ring lost members while the step was in progress and its shards were distributed again.
+        On a member that has a backup because it is slow, it repeats until the member is as fast as the others.
 
         Args:
-            until: Number of the first step that is not to be taken. All members must name the same.
+            until: Number of the first step that is not to be taken. All members must pass the same.
         """
-        self._control.pulse.until = until
+        self._client.pulse.until = until
         try:
             while True:
-                while self._control.step < until or self._is_relieved:
+                while self._client.step < until or self._is_relieved:
                     self._begin_step()
-                    yield min(self._control.step, until - 1)
+                    yield min(self._client.step, until - 1)
                 try:
-                    self._control.done()
+                    self._client.done()
                 except AbortedError:
                     self._join()
         except FinishedError:
@@ -154,12 +163,12 @@ class Ring:
 
         Args:
             before: Called with the mean gradients in place, before the optimizer: to clip them, for example.
-            loss: Of this member's part of the batch, to be shown to people. It is read only at steps that are told of,
-                as reading it waits for a GPU. What is no number is not shown.
+            loss: Of this member's part of the batch, to be shown. It is read only at steps that are reported, as
+                reading it waits for a GPU. A value that is no number is not shown.
 
         Returns:
-            Whether this member applied the step. If not, nothing is to be done for the step any more: it will come
-            again, or it is in the state that was taken over from a member that had applied it.
+            Whether this member applied the step. If not, do nothing more for the step: it will be repeated, or it is
+            in the state that this member copied from one that had applied it.
 
         Raises:
             InputError: In the first step, if the state can neither be saved nor copied to a member that joins.
@@ -167,15 +176,15 @@ class Ring:
         self._computed_s = time.monotonic() - self._began_s
         self._loss = loss.detach() if loss is not None and hasattr(loss, "detach") else loss
         if self._is_relieved:
-            return self._try()
-        number, gradients = self._control.step, self._formation.gradients()
+            return self._end_trial_step()
+        number, gradients = self._client.step, self._formation.gradients()
         while True:
             try:
                 averages = self._formation.averaged(gradients)
-            except self._failed as error:
+            except self._errors as error:
                 shards = self.shards
                 self._join(error)
-                if self._is_relieved or self._control.step != number or self.shards != shards:
+                if self._is_relieved or self._client.step != number or self.shards != shards:
                     self._loss = None  # of a step that was not taken
                     self._optimizer.zero_grad(set_to_none=True)
                     return False
@@ -188,15 +197,15 @@ class Ring:
             self._end_step()
             return True
 
-    def keep(self, name: str, it: "HasState") -> None:
-        """Let the state of something go along with the model's, such as a learning-rate schedule.
+    def keep(self, name: str, part: "HasState") -> None:
+        """Copy and save the state of another object with the model's, such as a learning-rate schedule.
 
         Args:
             name: The same on all members.
-            it: Has `state_dict` and `load_state_dict`, of numbers, strings, bytes, tensors, arrays of numbers, and
+            part: Has `state_dict` and `load_state_dict`, of numbers, strings, bytes, tensors, arrays of numbers, and
                 dicts, lists, tuples and sets of them.
         """
-        self._formation.keep(name, it)
+        self._formation.keep(name, part)
 
     def save(self) -> Path | None:
         """Write the state as a checkpoint, on one member. Call it on all, after a step that was applied.
@@ -205,7 +214,7 @@ class Ring:
             The file, on the member that wrote it; None on the others.
 
         Raises:
-            InputError: If the ring has no folder for checkpoints, or the state holds what could not be loaded again.
+            InputError: If the ring has no folder for checkpoints, or its state could not be loaded again.
             OSError: If it cannot be written.
         """
         if self._folder is None:
@@ -216,9 +225,9 @@ class Ring:
             return None
 
         mark = f"g{self.generation}-m{self.member}"
-        path = write_checkpoint(self._folder, self._control, self._formation.state(), mark)
+        path = write_checkpoint(self._folder, self._client, self._formation.state(), mark)
         if path is not None:
-            self._steps.saved(max(self._control.step - 1, 0), str(path.absolute()))
+            self._steps.saved(max(self._client.step - 1, 0), str(path.absolute()))
         return path
 
     def __enter__(self) -> Self:
@@ -228,12 +237,12 @@ class Ring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None and not self._is_relieved:
-            for _ in self.steps(until=self._control.step):
+            for _ in self.steps(until=self._client.step):
                 pass
-            self._control.close()
+            self._client.close()
             self._steps.done(loss=self._loss)
         else:
-            self._control.leave(f"{kind.__name__}: {error}" if kind else "its script left the ring")
+            self._client.leave(f"{kind.__name__}: {error}" if kind else "its script left the ring")
 
     def _join(self, error: Exception | None = None) -> None:
         try:
@@ -244,11 +253,11 @@ class Ring:
             self._steps.done()
         self._is_first = True
 
-    def _try(self) -> bool:
-        """Forget a step that was computed to see how long it takes, and wait a while for work."""
+    def _end_trial_step(self) -> bool:
+        """Drop a step that was computed to measure this member, and wait a while for a seat."""
         self._optimizer.zero_grad(set_to_none=True)
         try:
-            if self._control.tried(self._computed_s / len(self.shards), max(TRY_S, self._computed_s)):
+            if self._client.trial_step(self._computed_s / len(self.shards), max(TRIAL_S, self._computed_s)):
                 self._join()
         except FinishedError:
             sys.exit(0)
@@ -256,11 +265,11 @@ class Ring:
 
     def _begin_step(self) -> None:
         now_s = time.monotonic()
-        pulse = self._control.pulse
+        pulse = self._client.pulse
         pulse.compute_s, pulse.step_s = self._computed_s, now_s - self._began_s if self._began_s else 0.0
-        if self._control.step % every(pulse.step_s) == 0 and not self._is_relieved:
+        if self._client.step % report_interval(pulse.step_s) == 0 and not self._is_relieved:
             computed_s = self._computed_s if self._began_s else None
-            self._steps.begin(self._control.step, computed_s=computed_s, loss=self._loss)
+            self._steps.begin(self._client.step, computed_s=computed_s, loss=self._loss)
         self._began_s = now_s
         self._formation.begin_step()
 
@@ -269,34 +278,34 @@ class Ring:
         if self._is_first:
             self._is_first = False
             self._formation.check_state()  # it has the optimizer's state by now
-            self._control.ran()
+            self._client.first_step()
 
 
-ANEW = "name another folder to begin anew"
-KEPT = 3  # newest ones that are not removed
-_NAME_TEXT = r"step-\d+-g\d+-m\d+\.pt"
-_NAME = re.compile(_NAME_TEXT)
-_DRAFT = re.compile(rf"\.{_NAME_TEXT}\.draft")
+BEGIN_AGAIN = "name another folder to begin again"
+KEPT_CHECKPOINTS = 3  # the newest ones are not removed
+_NAME_PATTERN = r"step-\d+-g\d+-m\d+\.pt"
+_CHECKPOINT_NAME = re.compile(_NAME_PATTERN)
+_DRAFT_NAME = re.compile(rf"\.{_NAME_PATTERN}\.draft")
 
 
-def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark: str) -> Path | None:
+def write_checkpoint(folder: Path, client: MemberClient, state: dict[str, Any], mark: str) -> Path | None:
     """Write a checkpoint.
 
     Args:
-        folder: Where to.
-        control: Asked for leave.
+        folder: To write to.
+        client: Asked for permission.
         state: Of the ring.
         mark: Generation and member, for the name.
 
     Returns:
-        The file; None if another member computes in place of this one by now.
+        The file; None if this member has a backup by now.
 
     Raises:
-        InputError: If the state holds what could not be read again.
+        InputError: If the state could not be read again.
         OSError: If it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{control.step:09d}-{mark}.pt"
+    path = folder / f"step-{client.step:09d}-{mark}.pt"
     draft = folder / f".{path.name}.draft"
     try:
         with draft.open("wb") as file:
@@ -304,22 +313,23 @@ def write_checkpoint(folder: Path, control: Control, state: dict[str, Any], mark
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
-        draft.unlink(missing_ok=True)  # it may be what fills the disk
+        draft.unlink(missing_ok=True)  # it may fill the disk
         raise
-    if not control.may_save():
+    if not client.may_save():
         draft.unlink(missing_ok=True)
-        if control.is_relieved:
+        if client.is_relieved:
             return None
         end_process(GONE_STATUS, "a checkpoint was refused: this process has no seat")
     draft.rename(path)
-    drafts = _found(folder, ".step-*.pt.draft", _DRAFT)
-    # Of members that were killed while they wrote: nobody else writes one of an earlier step any more.
-    for old in (*_found(folder, "step-*.pt", _NAME)[:-KEPT], *(it for it in drafts if _order(it) < _order(path))):
+    drafts = _files(folder, ".step-*.pt.draft", _DRAFT_NAME)
+    # Of members that were killed while they wrote: no process writes one of an earlier step any more.
+    left = [draft for draft in drafts if _order(draft) < _order(path)]
+    for old in (*_files(folder, "step-*.pt", _CHECKPOINT_NAME)[:-KEPT_CHECKPOINTS], *left):
         old.unlink(missing_ok=True)
     return path
 
 
-class Found(NamedTuple):
+class NewestCheckpoint(NamedTuple):
     """The newest checkpoint of a folder."""
 
     path: Path
@@ -344,19 +354,19 @@ class Found(NamedTuple):
             raise self.problem("it is no checkpoint of a ring") from error
         return state
 
-    def problem(self, what: str) -> InputError:
-        """Return an error about it; what to do loses nothing that was written."""
-        older = "" if self.before is None else f", or move it elsewhere to go on from {self.before.name}"
-        return InputError(what, f"{ANEW}{older}", path=self.path)
+    def problem(self, text: str) -> InputError:
+        """Return an error about it; the fix that it names loses nothing that was written."""
+        older = "" if self.before is None else f", or move it elsewhere to continue from {self.before.name}"
+        return InputError(text, f"{BEGIN_AGAIN}{older}", path=self.path)
 
 
-def find_newest(folder: Path) -> Found | None:
+def find_newest(folder: Path) -> NewestCheckpoint | None:
     """Return the newest checkpoint of a folder, None if there is none."""
-    found = _found(folder, "step-*.pt", _NAME)
-    return Found(found[-1], found[-2] if len(found) > 1 else None) if found else None
+    found = _files(folder, "step-*.pt", _CHECKPOINT_NAME)
+    return NewestCheckpoint(found[-1], found[-2] if len(found) > 1 else None) if found else None
 
 
-def _found(folder: Path, pattern: str, name: re.Pattern[str]) -> list[Path]:
+def _files(folder: Path, pattern: str, name: re.Pattern[str]) -> list[Path]:
     """Return files of a folder by step, generation and member, the newest last."""
     return sorted((path for path in folder.glob(pattern) if name.fullmatch(path.name)), key=_order)
 
@@ -366,17 +376,17 @@ def _order(path: Path) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", path.name)]
 
 
-FAILED = (AbortedError, LinkError)  # what an exchange may end with
+EXCHANGE_ERRORS = (AbortedError, LinkError)  # that an exchange may raise
 
 
 class Formation:
-    """What a member holds of the ring.
+    """A member's group, seat and state; `join` takes part in a recovery.
 
     Args:
         model: Whose parameters and buffers are the ring's.
         optimizer: Of this model.
         checkpoints: Folder whose newest checkpoint is loaded, if there is one.
-        collectives: "gloo" or "nccl": what gradients on GPUs go over.
+        collectives: "gloo" or "nccl", for gradients on GPUs.
 
     Raises:
         InputError: If gradients of the model cannot be exchanged, or not over NCCL.
@@ -387,34 +397,34 @@ class Formation:
     ) -> None:
         check_parameters(model)
         self._model, self._optimizer, self._tables = model, optimizer, tables_of(model)
-        self._device = next((it.device for it in model.parameters()), torch.device("cpu"))
+        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._over_nccl = collectives == "nccl"
         if self._over_nccl:
             check_nccl(self._device)
-        self._trained, self._pieces = list[int](), list[Piece]()
+        self._trained, self._pieces = list[int](), list[GradientPiece]()
         self._wide = WideSums(list(model.parameters()), lambda: len(self.shards) > 1)
         self._kept: dict[str, HasState] = {}
-        self._given: dict[str, Any] = {}  # states of what is not kept yet
+        self._unclaimed: dict[str, Any] = {}  # loaded states of parts that are not kept yet
         self._random: dict[str, Any] | None = None  # as it was when the step in progress began
         self._groups = 0
-        self._group: Group | None = None
-        self._made = list[Group]()  # in this generation
+        self._group: RingGroup | None = None
+        self._made = list[RingGroup]()  # in this generation
         self.seat, self.seats, self.rank = -1, 0, -1
         self.shards: list[int] = []
         self._newest = None if checkpoints is None else find_newest(checkpoints)
-        self._problem: InputError | None = None  # of it; a member that is given the ring's state does without
+        self._problem: InputError | None = None  # of it; a member that receives the ring's state does not need it
         step = 0 if self._newest is None else self._load(self._newest)
         self._host = own_address(os.environ[ADDRESS])
         self._store, store = offer_store(self._host)
-        self.control: Control = from_environment(store, step)
-        self.control.start()
+        self.client: MemberClient = from_environment(store, step)
+        self.client.start()
 
-    def _load(self, newest: Found) -> int:
-        """Take a checkpoint over, and return its step; 0 if that cannot be done."""
+    def _load(self, newest: NewestCheckpoint) -> int:
+        """Load a checkpoint, and return its step; 0 if it cannot be loaded."""
         try:
             state = newest.read()
             try:
-                self._take(state)
+                self._load_state(state)
                 return int(state["step"])
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
                 raise newest.problem("the newest checkpoint is of another model") from error
@@ -423,55 +433,62 @@ class Formation:
             return 0
 
     def join(self, error: Exception | None = None) -> None:
-        """Take the seat that the coordinator gives, in a new generation; try until it holds.
+        """Take part in recoveries until one succeeds. Steps are those of `Coordinator` (coordinator.py).
+
+        1. Detect: report an exchange that failed.
+        2. Stop: give up the group of the last generation.
+        3. Choose: wait for the layout, which has this member's seat.
+        4. Form the group (`_form`).
+        5. Copy the ring's state, as source or receiver (`_copy`), and report that this member is ready.
 
         Args:
-            error: What the last exchange ended with.
+            error: That ended the last exchange.
 
         Raises:
             FinishedError: If all are done instead.
-            RelievedError: If another member computes in place of this one.
+            RelievedError: If a backup computes in place of this member.
             InputError: If the ring has no newer state than a checkpoint that cannot be loaded.
         """
         while True:
             try:
                 if isinstance(error, LinkError):
-                    self.control.fault(error.peer, str(error))
+                    self.client.exchange_failed(error.peer, str(error))
                 while self._made:
                     self._made.pop().close()
-                self._form(self.control.form())
+                self._form(self.client.layout())
                 return
-            except FAILED as failed:
+            except EXCHANGE_ERRORS as failed:
                 error = failed
 
     def gradients(self) -> Gradients:
         """Return the gradients of the step in progress, as this member computed them."""
-        trained = [it for it in self._model.parameters() if it.requires_grad]
-        if [id(it) for it in trained] != self._trained:  # a script may freeze and thaw layers on its way
-            self._trained, self._pieces = [id(it) for it in trained], pieces_of(trained, self._tables)
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        identities = [id(parameter) for parameter in trained]
+        if identities != self._trained:  # a script may freeze and thaw layers on its way
+            self._trained, self._pieces = identities, pieces_of(trained, self._tables)
         return Gradients(self._pieces, self._wide.take())
 
     def averaged(self, gradients: Gradients) -> Averages:
         """Exchange gradients, and begin to change the state by them.
 
         Raises:
-            AbortedError: If the ring is formed anew.
+            AbortedError: If the ring is formed again.
             LinkError: If an exchange fails.
         """
         assert self._group is not None  # a member has a seat before it computes
         averages = gradients.averaged(self._group, self.seats)
-        self.control.begin_apply()
+        self.client.begin_apply()
         return averages
 
-    def keep(self, name: str, it: HasState) -> None:
-        """Let the state of something go along."""
-        self._kept[name] = it
-        if name in self._given:
-            it.load_state_dict(self._given.pop(name))
+    def keep(self, name: str, part: HasState) -> None:
+        """Copy and save the state of a part, too."""
+        self._kept[name] = part
+        if name in self._unclaimed:
+            part.load_state_dict(self._unclaimed.pop(name))
 
     def begin_step(self) -> None:
-        """Note the random numbers; a step that is computed anew has the same again."""
-        self._wide.take()  # of a step that was given up
+        """Keep the state of random numbers: a step that is computed again has the same ones."""
+        self._wide.take()  # of a step that was dropped
         self._wide.begin()
         if self._random is not None:
             set_random_state(self._random)
@@ -480,10 +497,10 @@ class Formation:
     def end_step(self) -> None:
         """Count a step that was applied."""
         self._random = None
-        self.control.end_apply(self.control.step + 1)
+        self.client.end_apply(self.client.step + 1)
 
     def check_state(self) -> None:
-        """Look whether the state can be saved and copied: at a fault it would be too late to find that it cannot.
+        """Check that the state can be saved and copied: at a fault it would be too late.
 
         Raises:
             InputError: If not.
@@ -491,70 +508,73 @@ class Formation:
         plain(self.state())
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a member which joins takes over."""
+        """Return the state that a joining member receives."""
         return {
-            "step": self.control.step,
+            "step": self.client.step,
             "model": model_state(self._model),
             "optimizer": self._optimizer.state_dict(),
             "random": self._random or random_state(),
-            "kept": {**self._given, **{name: it.state_dict() for name, it in self._kept.items()}},
+            "kept": {**self._unclaimed, **{name: part.state_dict() for name, part in self._kept.items()}},
         }
 
-    def _form(self, form: Form) -> None:
-        control = self.control
-        members = [place.member for place in form.places]
-        rank = members.index(control.member)
+    def _form(self, layout: RingLayout) -> None:
+        client = self.client
+        members = [assignment.member for assignment in layout.assignments]
+        rank = members.index(client.member)
         began_s = time.monotonic()
-        group = self._make_group(form, rank)
+        group = self._make_group(layout, rank)
         self._groups += len(members) > 1
         formed_s = time.monotonic()
-        digest = self._copy(form, group)
-        control.ready(
-            Ready(
-                control.member, form.generation, control.step, digest, self._groups, group.ends,
+        digest = self._copy(layout, group)
+        client.ready(
+            MemberReady(
+                client.member, layout.generation, client.step, digest, self._groups, group.ends,
                 formed_s - began_s, time.monotonic() - formed_s,
             )
         )  # fmt: skip
-        self._group, self.rank, self.seats = group, rank, form.seats
-        self.seat, self.shards = form.places[rank].seat, form.places[rank].shards
+        self._group, self.rank, self.seats = group, rank, layout.seats
+        self.seat, self.shards = layout.assignments[rank].seat, layout.assignments[rank].shards
 
-    def _make_group(self, form: Form, rank: int) -> Group:
-        # One by one: where the second does not come about, the first is there to be closed.
-        self._made.append(GlooGroup(form, "ring", rank, self._host, self.control))
-        if self._over_nccl and len(form.places) > 1:
-            self._made.append(NcclGroup(self._made[0], partial(connect, form, rank, self._device), self.control))
+    def _make_group(self, layout: RingLayout, rank: int) -> RingGroup:
+        # One by one: if the second cannot be made, the first is still closed.
+        self._made.append(GlooGroup(layout, "ring", rank, self._host, self.client))
+        if self._over_nccl and len(layout.assignments) > 1:
+            self._made.append(NcclGroup(self._made[0], partial(connect, layout, rank, self._device), self.client))
         return self._made[-1]
 
-    def _copy(self, form: Form, group: Group) -> str:
-        """Give or take the ring's state if this member is to, and return its digest, "" if it is not."""
-        own = self.control.member
-        places = [it for it in form.places if it.member == form.source or it.member in form.receivers]
-        members = [it.member for it in places]
-        if self._problem is not None and own not in form.receivers:
+    def _copy(self, layout: RingLayout, group: RingGroup) -> str:
+        """Send or receive the ring's state if the layout says so, and return its digest, else ""."""
+        own, receivers = self.client.member, layout.receivers
+        copying = [
+            assignment for assignment in layout.assignments if assignment.member in (layout.source, *receivers)
+        ]  # fmt: skip
+        members = [assignment.member for assignment in copying]
+        if self._problem is not None and own not in receivers:
             raise self._problem
-        if not form.receivers or own not in members:
+        if not receivers or own not in members:
             return ""
-        if len(places) < len(form.places):  # a group of their own, or the link would carry the state to all others too
-            group = GlooGroup(replace(form, places=places), "copy", members.index(own), self._host, self.control)
+        if len(copying) < len(layout.assignments):  # in the ring's group the state would go to all others too
+            rank = members.index(own)
+            group = GlooGroup(replace(layout, assignments=copying), "copy", rank, self._host, self.client)
             self._made.append(group)
             self._groups += 1
-        root = members.index(form.source)
-        if own == form.source:
+        root = members.index(layout.source)
+        if own == layout.source:
             return send_state(self.state(), group, root)
         copied = receive_state(group, root)
         if self._problem is not None and self._newest is not None and int(copied.state["step"]) < self._newest.step:
-            raise self._problem  # training would begin anew beside what it has written
+            raise self._problem  # training would begin again beside what it has written
         self._problem = None
-        self.control.begin_apply()
-        self._take(copied.state)
-        self.control.end_apply(int(copied.state["step"]))
+        self.client.begin_apply()
+        self._load_state(copied.state)
+        self.client.end_apply(int(copied.state["step"]))
         return copied.digest
 
-    def _take(self, state: dict[str, Any]) -> None:
+    def _load_state(self, state: dict[str, Any]) -> None:
         load_model(self._model, state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         set_random_state(state["random"])
         self._random = None
-        self._given = dict(state["kept"])
-        for name in [it for it in self._given if it in self._kept]:
-            self._kept[name].load_state_dict(self._given.pop(name))
+        self._unclaimed = dict(state["kept"])
+        for name in [name for name in self._unclaimed if name in self._kept]:
+            self._kept[name].load_state_dict(self._unclaimed.pop(name))

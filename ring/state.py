@@ -1,42 +1,50 @@
-"""The state of a ring's member as numbers and tensors, and its copy from one member to others.
+"""The state of a training: as plain values, in files, and its copy from one member of a ring to others.
 
-State is a tree of plain values and tensors. It is copied as a head, which has the shapes of its tensors, and one stream
-of bytes, in pieces, with its SHA-256 behind it. Nothing is taken over before all is there and the digest is right.
-Source: SPEC F8.
+A state is a tree of dicts, lists, tuples and sets of numbers, strings, bytes, tensors and NumPy's arrays. Files are
+read with `torch.load(weights_only=True)`, which runs no code of a file; what that would refuse is refused here, when it
+is written. A copy is a head, which has the shapes of the tensors, and one stream of bytes, in pieces, followed by its
+SHA-256. The receiver uses nothing of it before all has arrived and the digest is right. Source: SPEC F8, K4.
 """
 
 import hashlib
 import io
 import random
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .groups import Group, LinkError, keep_for_ever
-from .plain_state import plain, read_state
+from ..cluster.files.errors import InputError
+from .groups import LinkError, RingGroup, keep_for_ever
 
-PIECE_BYTES = 2 << 20  # small, so that both sides compute the digest of a piece while others are under way
-AHEAD = 3  # pieces under way
+COPY_PIECE_BYTES = 2 << 20  # small, so that both sides compute the digest of a piece while others are under way
+PIECES_UNDER_WAY = 3
+MAX_INTEGER_BITS = 2000  # of a number that `weights_only` reads
+TENSORS = (Tensor, nn.Parameter)
+KEEP_PLAIN = "keep numbers, strings, bytes, tensors, arrays of numbers, and dicts, lists, tuples and sets of them"
+# What pickled arrays and empty bytes name; none of it runs code of a file.
+_SAFE_GLOBALS: list[Any] = [bytes, np.ndarray, np.dtype, np.zeros(0).__reduce__()[0]]
+_SAFE_GLOBALS.extend({type(np.dtype(code)) for code in np.typecodes["AllFloat"] + np.typecodes["AllInteger"] + "?"})
 
 
 class HasState(Protocol):
-    """Something whose state goes along, such as a learning-rate schedule or the sampler of a data set."""
+    """An object whose state is kept with the model's, such as a learning-rate schedule or a sampler of data."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return its state."""
 
     def load_state_dict(self, state: dict[str, Any]) -> object:
-        """Take a state over."""
+        """Load a state."""
 
 
 class Copied(NamedTuple):
-    """What was received."""
+    """A state that was received."""
 
     state: Any
     digest: str
@@ -56,7 +64,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Let the random numbers go on from a state."""
+    """Continue the random numbers from a state."""
     random.setstate(state["python"])
     name, keys, at, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), at, has_gauss, gauss))  # noqa: NPY002
@@ -66,86 +74,89 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def model_state(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return a model's parameters and buffers, also those buffers that its state_dict leaves out."""
-    return {name: it.detach() for name, it in (*model.named_parameters(), *model.named_buffers())}
+    """Return a model's parameters and buffers, also those buffers that its state_dict omits."""
+    return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
 
 def load_model(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Take over parameters and buffers, in place.
+    """Load parameters and buffers, in place.
 
     Raises:
-        ValueError: If the model is another one.
+        ValueError: If the state is of another model.
     """
     own = model_state(model)
-    shapes = {name: (tuple(it.shape), it.dtype) for name, it in own.items()}
-    given = {name: (tuple(it.shape), it.dtype) for name, it in state.items()}
-    if shapes != given:
-        odd = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
+    shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in own.items()}
+    loaded = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+    if shapes != loaded:
+        odd = sorted(name for name in shapes.keys() | loaded.keys() if shapes.get(name) != loaded.get(name))
         raise ValueError(f"this member's model differs from the ring's in {', '.join(odd[:5])}")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(state[name])
 
 
-def send_state(state: Any, group: Group, root: int) -> str:
-    """Give a state to the other members of a group, and return its digest.
+# The copy
+
+
+def send_state(state: Any, group: RingGroup, root: int) -> str:
+    """Send a state to the other members of a group, and return its digest.
 
     Raises:
         InputError: If it holds something that cannot be copied.
-        AbortedError: If the ring is formed anew.
+        AbortedError: If the ring is formed again.
         LinkError: If an exchange fails.
     """
     values = plain(state)
-    tensors = [it for it in tree_leaves(values) if isinstance(it, Tensor)]
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     written = io.BytesIO()
     torch.save(tree_map_only(Tensor, partial(torch.empty_like, device="meta"), values), written)
     head = written.getvalue()
     digest = hashlib.sha256(head)
-    group.broadcast(torch.tensor([len(head), sum(_bytes(it) for it in tensors)]), root)
+    group.broadcast(torch.tensor([len(head), sum(_bytes(tensor) for tensor in tensors)]), root)
     group.broadcast(torch.frombuffer(bytearray(head), dtype=torch.uint8), root)
-    for piece in _ahead(_pieces(tensors, PIECE_BYTES), group, root):
+    for piece in _exchanged(_pieces(tensors, COPY_PIECE_BYTES), group, root):
         digest.update(piece.numpy().data)
     group.broadcast(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8), root)
     return digest.hexdigest()
 
 
-def receive_state(group: Group, root: int) -> Copied:
-    """Take a state over.
+def receive_state(group: RingGroup, root: int) -> Copied:
+    """Receive a state.
 
     Args:
-        group: The member that gives, and all that take.
-        root: Rank of the member that gives.
+        group: The member that sends, and all that receive.
+        root: Rank of the member that sends.
 
     Returns:
         The state, of tensors on the CPU, and its digest.
 
     Raises:
-        AbortedError: If the ring is formed anew.
-        LinkError: If an exchange fails, or other bytes came than were sent.
+        AbortedError: If the ring is formed again.
+        LinkError: If an exchange fails, or other bytes arrived than were sent.
     """
     sizes = torch.zeros(2, dtype=torch.int64)
     group.broadcast(sizes, root)
-    head_bytes, left = (int(it) for it in sizes)
+    head_bytes, left = (int(size) for size in sizes)
     head = torch.empty(head_bytes, dtype=torch.uint8)
     group.broadcast(head, root)
     digest = hashlib.sha256(head.numpy().data)
     stream = torch.empty(left, dtype=torch.uint8)
-    for piece in _ahead(iter(torch.split(stream, PIECE_BYTES) if left else ()), group, root):
+    for piece in _exchanged(iter(torch.split(stream, COPY_PIECE_BYTES) if left else ()), group, root):
         digest.update(piece.numpy().data)
-    told = torch.empty(digest.digest_size, dtype=torch.uint8)
-    group.broadcast(told, root)
-    if bytes(told.numpy()) != digest.digest():
-        raise LinkError(f"the copied state has SHA-256 {digest.hexdigest()}, and {bytes(told.numpy()).hex()} was sent")
+    sent = torch.empty(digest.digest_size, dtype=torch.uint8)
+    group.broadcast(sent, root)
+    if bytes(sent.numpy()) != digest.digest():
+        raise LinkError(f"the copied state has SHA-256 {digest.hexdigest()}, and {bytes(sent.numpy()).hex()} was sent")
     return Copied(_filled(read_state(io.BytesIO(head.numpy().tobytes())), stream), digest.hexdigest())
 
 
-def _ahead(pieces: Iterator[Tensor], group: Group, root: int) -> Iterator[Tensor]:
+def _exchanged(pieces: Iterator[Tensor], group: RingGroup, root: int) -> Iterator[Tensor]:
     """Yield each piece once it has been exchanged, while the next ones are under way: the link is never idle."""
     under_way: deque[tuple[Tensor, Callable[[], None]]] = deque()
     try:
         for piece in pieces:
             under_way.append((piece, group.begin_broadcast(piece, root)))
-            if len(under_way) > AHEAD:
+            if len(under_way) > PIECES_UNDER_WAY:
                 done, finish = under_way[0]
                 finish()
                 under_way.popleft()
@@ -164,13 +175,13 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _pieces(tensors: list[Tensor], most_bytes: int) -> Iterator[Tensor]:
+def _pieces(tensors: list[Tensor], max_bytes: int) -> Iterator[Tensor]:
     """Yield the bytes of tensors in pieces of one size, the last one smaller."""
-    left = sum(_bytes(it) for it in tensors)
-    piece, filled = torch.empty(min(left, most_bytes), dtype=torch.uint8), 0
-    for tensor in (it for it in tensors if it.numel()):
+    left = sum(_bytes(tensor) for tensor in tensors)
+    piece, filled = torch.empty(min(left, max_bytes), dtype=torch.uint8), 0
+    for tensor in (tensor for tensor in tensors if tensor.numel()):
         flat = tensor.detach().reshape(-1).cpu()
-        # Of a single number any stride counts as contiguous, but only this one can be seen as bytes.
+        # Of a single number any stride counts as contiguous, but only this one can be viewed as bytes.
         flat = (flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)).view(torch.uint8)
         while flat.numel():
             part = flat[: piece.numel() - filled]
@@ -179,17 +190,17 @@ def _pieces(tensors: list[Tensor], most_bytes: int) -> Iterator[Tensor]:
             if filled == piece.numel():
                 yield piece
                 left -= filled
-                # A piece that was sent may still be read if the exchange is given up.
-                piece, filled = torch.empty(min(left, most_bytes), dtype=torch.uint8), 0
+                # A piece that was sent may still be read if the exchange is aborted.
+                piece, filled = torch.empty(min(left, max_bytes), dtype=torch.uint8), 0
 
 
 def _filled(tree: Any, stream: Tensor) -> Any:
-    """Return a tree whose tensors, which have shapes alone, hold what a stream of bytes has for them, in order."""
+    """Return a tree whose tensors, which have only shapes, are filled from a stream of bytes, in order."""
     at = 0
 
     def filled(empty: Tensor) -> Tensor:
         nonlocal at
-        # `empty_like` of what has no numbers imports a library of algebra, half a second.
+        # `empty_like` of a tensor without numbers imports a library of algebra, half a second.
         tensor = torch.empty_strided(empty.shape, empty.stride(), dtype=empty.dtype)
         flat = torch.empty(empty.shape, dtype=empty.dtype).reshape(-1)
         size = _bytes(flat)
@@ -200,3 +211,118 @@ def _filled(tree: Any, stream: Tensor) -> Any:
         return tensor
 
     return tree_map_only(Tensor, filled, tree)
+
+
+# Plain values, and files of them
+
+
+def write_state(state: Any, file: IO[bytes]) -> None:
+    """Write a state so that `read_state` can read it.
+
+    Raises:
+        InputError: If it could not be read again; nothing is written.
+        OSError: If it cannot be written.
+        RuntimeError: The same, from PyTorch.
+    """
+    torch.save(plain(state), file)
+
+
+def read_state(source: Path | IO[bytes]) -> Any:
+    """Return a state, its tensors on the CPU.
+
+    Args:
+        source: A file.
+
+    Raises:
+        Exception: Any that PyTorch raises for a file that has no state.
+    """
+    with torch.serialization.safe_globals(_SAFE_GLOBALS):
+        return torch.load(source, map_location="cpu", weights_only=True)
+
+
+def plain(state: Any, where: str = "state") -> Any:
+    """Return a state with NumPy's numbers as Python's, and subclasses of dicts, lists and the like as these.
+
+    Args:
+        state: Its tensors are not copied.
+        where: Its name in errors.
+
+    Raises:
+        InputError: If it holds anything else, naming the place.
+    """
+    try:
+        return _plain(state, where)
+    except RecursionError as error:
+        raise InputError(f"{where} holds itself, or is nested too deep", KEEP_PLAIN) from error
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, Tensor):
+        return _tensor(value, where)
+    if isinstance(value, np.ndarray):
+        return _array(value, where)
+    if isinstance(value, dict):
+        return _dict(value, where)
+    if isinstance(value, list | tuple):
+        kind = list if isinstance(value, list) else tuple
+        return kind(_plain(part, f"{where}[{at}]") for at, part in enumerate(value))
+    if isinstance(value, set):
+        return {_key(part, where) for part in value}
+    return _value(value, where)
+
+
+def _key(key: Any, where: str) -> Any:
+    """Return a key of a dict, or a member of a set."""
+    return tuple(_key(part, where) for part in key) if isinstance(key, tuple) else _value(key, f"a key of {where}")
+
+
+def _value(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, bool | np.bool_):
+        return None if value is None else bool(value)
+    if isinstance(value, int | np.integer):
+        number = int(value)
+        if number.bit_length() > MAX_INTEGER_BITS:
+            problem = f"{where} is a number of {number.bit_length()} bits, which cannot be read again"
+            raise InputError(problem, KEEP_PLAIN)
+        return number
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes | bytearray):
+        return bytes(value) if isinstance(value, bytes) else bytearray(value)
+    if isinstance(value, float | np.floating):
+        return float(value)
+    if isinstance(value, complex | np.complexfloating):
+        return complex(value)
+    if isinstance(value, torch.dtype | torch.device):
+        return value
+    problem = f"{where} is of type {type(value).__name__}, which can neither be saved nor sent to others"
+    raise InputError(problem, KEEP_PLAIN)
+
+
+def _tensor(tensor: Tensor, where: str) -> Tensor:
+    odd = None if type(tensor) in TENSORS else type(tensor).__name__
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        odd = str(tensor.device if tensor.is_meta else tensor.dtype if tensor.is_quantized else tensor.layout)
+    if odd is not None:
+        problem = f"{where} is a tensor of {odd}, which can neither be saved nor sent to others"
+        raise InputError(problem, KEEP_PLAIN)
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _array(array: np.ndarray[Any, Any], where: str) -> np.ndarray[Any, Any]:
+    if type(array) is not np.ndarray or array.dtype.kind not in "biufc":
+        problem = f"{where} is a {type(array).__name__} of {array.dtype}, which can neither be saved nor sent to others"
+        raise InputError(problem, KEEP_PLAIN)
+    return array
+
+
+def _dict(values: Mapping[Any, Any], where: str) -> Any:
+    pairs = [(_key(key, where), _plain(value, f"{where}[{key!r}]")) for key, value in values.items()]
+    if isinstance(values, Counter):
+        return Counter(dict(pairs))
+    if not isinstance(values, OrderedDict):
+        return dict(pairs)
+    found = OrderedDict(pairs)
+    if hasattr(values, "_metadata"):  # of a module's state: the versions of its parts
+        vars(found)["_metadata"] = _plain(values._metadata, f"{where}._metadata")
+    return found

@@ -1,9 +1,7 @@
 """A warm process that has imported PyTorch: members are forked from it in tens of milliseconds.
 
-A warm process: it has imported PyTorch, and members are forked from it in tens of milliseconds.
-
-Started with a path, it listens there on a Unix socket. Each connection is one member: a line of JSON says what to run,
-with the output's descriptor beside it. Back come a line with the member's pid and, when it has ended, one with its
+Started with a path, it listens there on a Unix socket. Each connection is one member: a line of JSON has the command,
+with the output's descriptor beside it. The answer is a line with the member's pid and, when it has ended, one with its
 status. The member's process ends if the connection does. It is forked while this process has one thread, before
 anything was computed. Its script is run as Python would run it, and ends as Python does: threads are waited for,
 `atexit` is called, files are flushed. Source: SPEC F8.
@@ -33,8 +31,9 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from ..cluster.files.processes import short_name
+from .wire import UNKNOWN_STATUS
 
-MOST_BYTES = 1 << 20
+MAX_REQUEST_BYTES = 1 << 20
 # What the first optimizer imports takes as long as PyTorch itself.
 IMPORTS = (
     "torch",
@@ -46,38 +45,38 @@ IMPORTS = (
 
 
 def main() -> None:
-    """Serve members at the path that is the first argument, until the parent is gone.
+    """Serve members at the path that is the first argument, until the parent has ended.
 
-    What is behind it are modules to import, too.
+    Further arguments are modules to import, too.
     """
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = "1"  # or a library would start threads, which do not come along with a fork
+        os.environ[variable] = "1"  # or a library would start threads, which a fork does not have
     for name in (*IMPORTS, *sys.argv[2:]):
         __import__(name)
-    # Members would copy the memory of all that was imported, each time their garbage is looked for and at their end.
+    # Else members would copy the memory of all imports at each garbage collection and at their end.
     gc.collect()
     gc.freeze()
-    member = Warm(Path(sys.argv[1])).serve()
-    if member is not None:
-        run(member)
+    request = WarmProcess(Path(sys.argv[1])).serve()
+    if request is not None:
+        run(request)
 
 
-class Member(NamedTuple):
-    """What a process that was forked just now is to be."""
+class ForkRequest(NamedTuple):
+    """The member that a forked process becomes."""
 
-    what: dict[str, Any]  # `arguments` behind the interpreter, `environment` and `folder`
+    command: dict[str, Any]  # `arguments` after the interpreter, `environment` and `folder`
     output: int  # descriptor for what it writes
 
 
 class _ForkedError(Exception):
     """This is the forked process: it leaves the loop of its parent."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, request: ForkRequest) -> None:
         super().__init__()
-        self.member = member
+        self.request = request
 
 
-class Warm:
+class WarmProcess:
     """The loop of the warm process.
 
     Args:
@@ -90,16 +89,16 @@ class Warm:
         self._members: dict[int, socket.socket] = {}
         self._parent = os.getppid()
 
-    def serve(self) -> Member | None:
-        """Fork a member for each connection, and tell how it ends.
+    def serve(self) -> ForkRequest | None:
+        """Fork a member for each connection, and report how it ends.
 
         Returns:
-            None once the parent is gone; in a process that was forked, what it is to be.
+            None once the parent has ended; in a process that was forked, its request.
         """
         try:
             self._serve()
         except _ForkedError as forked:
-            return forked.member
+            return forked.request
         return None
 
     def _serve(self) -> None:
@@ -129,7 +128,7 @@ class Warm:
             os.kill(pid, signal.SIGKILL)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Fork the member of a connection; one that cannot be forked is told by closing that."""
+        """Fork the member of a connection; the connection is closed if that fails."""
         outputs: list[int] = []
         try:
             connection, _ = listener.accept()
@@ -138,13 +137,13 @@ class Warm:
             return
         try:
             connection.settimeout(5.0)
-            data, outputs, _, _ = socket.recv_fds(connection, MOST_BYTES, 1)
+            data, outputs, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 1)
             while not data.endswith(b"\n"):
-                more = connection.recv(MOST_BYTES)
+                more = connection.recv(MAX_REQUEST_BYTES)
                 if not more:
                     raise ValueError("half a line")
                 data += more
-            what = json.loads(data)
+            command = json.loads(data)
             if len(outputs) != 1:
                 raise ValueError("no output")
             pid = os.fork()
@@ -155,18 +154,18 @@ class Warm:
                 listener.close()
                 connection.close()
                 self._selector.close()
-                raise _ForkedError(Member(what, outputs[0]))
+                raise _ForkedError(ForkRequest(command, outputs[0]))
             self._members[pid] = connection
             self._selector.register(connection, selectors.EVENT_READ, pid)
-            _say(connection, {"pid": pid})
+            _send(connection, {"pid": pid})
         for output in outputs:
             os.close(output)
 
     def _hung_up(self, connection: Any) -> None:
-        """End the member whose launcher is gone."""
+        """End the member whose launcher has ended."""
         self._selector.unregister(connection)
-        for pid, its in self._members.items():
-            if its is connection:
+        for pid, own in self._members.items():
+            if own is connection:
                 os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -176,24 +175,24 @@ class Warm:
                 connection = self._members.pop(pid)
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(connection)
-                _say(connection, {"status": os.waitstatus_to_exitcode(status)})
+                _send(connection, {"status": os.waitstatus_to_exitcode(status)})
                 connection.close()
 
 
-def _say(connection: socket.socket, what: dict[str, int]) -> None:
+def _send(connection: socket.socket, report: dict[str, int]) -> None:
     with contextlib.suppress(OSError):
-        connection.sendall(json.dumps(what).encode() + b"\n")
+        connection.sendall(json.dumps(report).encode() + b"\n")
 
 
-def run(member: Member) -> None:
+def run(request: ForkRequest) -> None:
     """Become a member: run a script as Python would have been started with it.
 
     Raises:
-        BaseException: What the script did not catch; the interpreter does the rest, as it does for any script.
+        BaseException: Errors that the script did not catch; the interpreter shows them, as for any script.
     """
     try:
-        _become(member)
-        _run_script(member.what["arguments"])
+        _become(request)
+        _run_script(request.command["arguments"])
     except BaseException:
         shown = sys.excepthook  # perhaps the script's own
 
@@ -206,15 +205,15 @@ def run(member: Member) -> None:
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without its first lines, which are of what has run the script."""
+    """Return a traceback without its first lines, which are of this module."""
     own, at = {"<string>", __file__, runpy.__file__, "<frozen runpy>"}, trace
     while at is not None and at.tb_frame.f_code.co_filename in own:
         at = at.tb_next
     return at
 
 
-def _become(member: Member) -> None:
-    what, output = member
+def _become(request: ForkRequest) -> None:
+    command, output = request
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -222,8 +221,8 @@ def _become(member: Member) -> None:
         os.dup2(output, descriptor)
     os.close(output)
     os.environ.clear()
-    os.environ.update(what["environment"])
-    os.chdir(what["folder"])
+    os.environ.update(command["environment"])
+    os.chdir(command["folder"])
     import numpy
     import torch
 
@@ -268,18 +267,17 @@ def _code_of(path: str) -> CodeType:
 
 WARM_S = 120.0  # for a warm process to be ready
 FORK_S = 30.0  # for a warm process to fork a member
-UNKNOWN_STATUS = -1000  # of a process whose parent died before it
 
 
 class Forked(NamedTuple):
     """A member that was forked."""
 
     pid: int
-    ends: Coroutine[None, None, int]  # waits for its end and returns its status
+    exited: Coroutine[None, None, int]  # waits for its end and returns its status
 
 
 def python_arguments(command: tuple[str, ...]) -> list[str] | None:
-    """Return what follows the interpreter if a command runs a script with this Python, None if it is anything else."""
+    """Return the arguments of the interpreter if a command runs a script with this Python, else None."""
     found = shutil.which(command[0])
     if len(command) < 2 or found is None or str(Path(found).absolute()) != sys.executable:
         return None
@@ -289,12 +287,12 @@ def python_arguments(command: tuple[str, ...]) -> list[str] | None:
     return None if rest[0].startswith("-") else rest
 
 
-async def connect_warm(path: Path, is_gone: Callable[[], bool]) -> socket.socket | None:
+async def connect_warm(path: Path, has_ended: Callable[[], bool]) -> socket.socket | None:
     """Connect to a warm process, which may not be ready yet.
 
     Args:
         path: Of its socket.
-        is_gone: Says whether it has ended; what that raises ends the waiting.
+        has_ended: Returns whether the process has ended; what it raises ends the waiting.
 
     Returns:
         The connection, None if it has ended or is never ready.
@@ -307,7 +305,7 @@ async def connect_warm(path: Path, is_gone: Callable[[], bool]) -> socket.socket
                 connection.connect(name)
         except OSError:
             connection.close()
-            if is_gone():
+            if has_ended():
                 return None
             await asyncio.sleep(0.02)
         else:
@@ -315,16 +313,16 @@ async def connect_warm(path: Path, is_gone: Callable[[], bool]) -> socket.socket
     return None
 
 
-async def fork(connection: socket.socket, what: Mapping[str, Any], output: int) -> Forked | None:
+async def fork(connection: socket.socket, command: Mapping[str, Any], output: int) -> Forked | None:
     """Let a warm process fork a member, None if it cannot.
 
     Args:
         connection: To the warm process.
-        what: To run; see `warm.run`.
+        command: As in `ForkRequest`.
         output: Descriptor for what it writes.
     """
     try:
-        socket.send_fds(connection, [json.dumps(what).encode() + b"\n"], [output])
+        socket.send_fds(connection, [json.dumps(command).encode() + b"\n"], [output])
         connection.settimeout(0.0)
         reader, writer = await asyncio.open_unix_connection(sock=connection)
         async with asyncio.timeout(FORK_S):

@@ -1,39 +1,29 @@
-"""What the processes of a ring send each other: lines of JSON over TCP, after both ends have proved the secret.
+"""What the processes of a ring send each other: lines of JSON over TCP, after both ends have proved the ring's secret.
 
-What the processes of a ring say to each other: lines of JSON over TCP (lines.py).
+A connection begins with a greeting. Each connection has nonces of its own, so a recorded proof is of no use on another
+one. A process that listens at the port while the coordinator is down learns no secret, and its welcome is refused. What
+follows the greeting is not signed.
 
-A connection begins with a greeting (`greeting.py`): both ends prove that they know the ring's secret. Its `Hello` has a
-role. What may follow hangs on the role.
+coordinator  Challenge(nonce)
+the other    Hello(..., nonce, proof): the proof covers the challenge's nonce and all of the hello
+coordinator  Welcome(proof): the proof covers both nonces
 
-member      says   Beat, Stopped, Here, Fault, Ready, Running, Done, Leave, Tried, AskToSave
-            hears  Lease, Abort, Form, Go, MaySave, Finish, Gone, Relieved
-launcher    says   Starting, Exited, Ending
-            hears  Declared, End
-desk        says   Coming, NoneComing, Retire
-            hears  Want, Hint, End
-status      hears  Report, once, and the connection is over
+`Hello` has a role, which decides on what may follow.
 
-A *desk* is where somebody brings members: the scheduler that leads. It is told of empty seats by `Want` as soon as it
-connects and whenever they change, also while a shrunk ring runs; and of members that all others wait for. It answers
-`Coming` once it has a GPU for a member, or `NoneComing`. Whatever a member sends has its number and the generation that
-it knows. Source: SPEC F8 to F10.
+member       sends     Heartbeat, Stopped, AwaitsLayout, ExchangeFailed, MemberReady, FirstStep, MemberDone, Leave,
+                       TrialStep, SaveRequest
+             receives  LeaseRenewal, Abort, RingLayout, Resume, SaveReply, Finish, Evicted, Relieved
+launcher     sends     MemberStarting, MemberExited, Terminating
+             receives  MemberGone, RingEnd
+scheduler    sends     MemberOffer, NoMemberOffer, Retire
+             receives  SeatRequest, ScriptHint, RingEnd
+status       receives  RingReport, once, and the connection ends
 
-The process that coordinates imports this module: standard library only.
+The leading scheduler brings members. It gets a `SeatRequest` when it connects and whenever empty seats or slow members
+change, also while a shrunk ring runs. It answers with a `MemberOffer` once it has a GPU for a member, or with
+`NoMemberOffer`. Each message of a member has its number and the generation that it knows. Source: SPEC F8 to F10.
 
-Messages as lines of JSON: how they are written, and read from whoever may have sent them.
-
-The process that coordinates imports this module: standard library only.
-
-How a connection of a ring begins: both ends prove that they know the ring's secret, and neither says it.
-
-coordinator   Challenge(nonce)
-the other     Hello(..., nonce, proof): over the challenge's nonce and all that the hello says
-coordinator   Welcome(proof): over both nonces
-
-Each connection has nonces of its own, so what somebody heard of another one proves nothing. Whoever listens at the port
-while the coordinator is down learns no secret and cannot welcome anybody. What follows the greeting is not signed.
-
-The process that coordinates imports this module: standard library only.
+The coordinator's process imports this module: standard library only.
 """
 
 import asyncio
@@ -47,15 +37,16 @@ from typing import get_args
 
 from ..cluster.files.typed_json import as_json, from_json
 
-ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{it}" for it in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
+ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{name}" for name in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
 LOST_STATUS, GONE_STATUS, RESTART_STATUS = 3, 76, 77  # a ring without members; a member without a seat; one to restart
-SILENCE_S = 10.0  # without a word: of a member it is declared gone, of its coordinator it ends itself
-BEAT_S = 1.0
+UNKNOWN_STATUS = -1000  # of a process whose parent died before it
+SILENCE_S = 10.0  # without a message: a member is declared gone; a member without its coordinator ends itself
+HEARTBEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """Opens a connection: the coordinator's first words on it."""
+    """The coordinator's first message on a connection."""
 
     nonce: str
 
@@ -67,7 +58,7 @@ class Hello:
     role: str
     member: int = -1
     token: str = ""  # drawn by the member's process: two processes never pass for one member
-    generation: int = 0  # that its group is of
+    generation: int = 0  # of its group
     step: int = 0  # steps that its state has seen
     fresh: bool = True  # its state is not the ring's
     store: str = ""  # HOST:PORT of the store that it offers for forming groups
@@ -84,8 +75,8 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A member lives; each is answered by the lease of the same number."""
+class Heartbeat:
+    """A member lives; each is answered by the lease renewal of the same number."""
 
     member: int
     generation: int
@@ -95,7 +86,7 @@ class Beat:
     waiting: bool = False  # for others, in an exchange
     compute_s: float = 0.0  # of its last step
     step_s: float = 0.0
-    until: int = 0  # the first step that is not to be taken; 0 if nobody knows yet
+    until: int = 0  # the first step that is not to be taken; 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +96,12 @@ class Stopped:
     member: int
     generation: int
     step: int
-    here: bool
+    awaits_layout: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """Its main thread waits for the form."""
+class AwaitsLayout:
+    """The main thread of a member waits for the layout."""
 
     member: int
     generation: int
@@ -118,7 +109,7 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ExchangeFailed:
     """An exchange of a member failed."""
 
     member: int
@@ -128,7 +119,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class MemberReady:
     """A member has its group and the ring's state."""
 
     member: int
@@ -142,8 +133,8 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A member finished its first step of a generation."""
+class FirstStep:
+    """A member has done its first step of a generation."""
 
     member: int
     generation: int
@@ -151,7 +142,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class MemberDone:
     """A member has no more steps to take."""
 
     member: int
@@ -169,16 +160,16 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """A relieved member computed a shard for nothing, to tell how long it takes."""
+class TrialStep:
+    """A relieved member has computed a shard to measure itself; the result is dropped."""
 
     member: int
     compute_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class AskToSave:
-    """A member has written a checkpoint and asks whether it may be given its name."""
+class SaveRequest:
+    """A member has written a checkpoint, and asks for permission to name it."""
 
     member: int
     generation: int
@@ -186,22 +177,22 @@ class AskToSave:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """The member counts as one of the ring for SILENCE_S from when it sent the beat of this number."""
+class LeaseRenewal:
+    """The member belongs to the ring for SILENCE_S from when it sent the heartbeat of this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """All stop, to form the ring anew."""
+    """All stop, to form the ring again."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Who sits on a seat, and which shards of a batch it computes."""
+class SeatAssignment:
+    """The member on a seat, and the shards of a batch that it computes."""
 
     seat: int
     member: int
@@ -210,27 +201,27 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How the ring looks in a generation."""
+class RingLayout:
+    """The ring in a generation."""
 
     generation: int
     seats: int
-    places: list[Place]  # by seat: the order of the ring
+    assignments: list[SeatAssignment]  # by seat: the order of the ring
     source: int  # the member whose state is the ring's
-    receivers: list[int]  # members that take it over
+    receivers: list[int]  # members that copy it
     store: str  # HOST:PORT
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
-    """All are ready."""
+class Resume:
+    """All are ready: train."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class MaySave:
-    """Whether a checkpoint may be given its name."""
+class SaveReply:
+    """Whether a checkpoint may be named."""
 
     generation: int
     step: int
@@ -245,8 +236,8 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """The process that hears this is no member, or not any more."""
+class Evicted:
+    """The receiver is no member of the ring, or no longer."""
 
     reason: str
     restart: bool = False  # in place: its process has formed as many groups as it may
@@ -254,42 +245,42 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Relieved:
-    """Another member does the work of this slow one, which tries now and then how fast it is."""
+    """A backup computes in place of this slow member, which measures itself now and then."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
+class MemberStarting:
     """A launcher starts a member."""
 
     member: int
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
-    """A member's process is gone."""
+class MemberExited:
+    """A member's process has exited."""
 
     member: int
     status: int
-    words: str = ""  # the error by which its script says that it ended, if its log has one
+    error: str = ""  # with which its script ended, if its log has one
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """A launcher was asked to end its members: that they go is no fault, and no news."""
+class Terminating:
+    """A launcher was asked to end its members: that they exit is no fault, and is not logged."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """A member was declared gone; whoever launched it makes sure of it."""
+class MemberGone:
+    """A member was declared gone; its launcher ends its process."""
 
     member: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class RingEnd:
     """The ring is over."""
 
     outcome: str  # done | lost
@@ -297,8 +288,8 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Empty:
-    """A seat that nobody has, and the members beside it."""
+class EmptySeat:
+    """A seat without a member, and the members beside it."""
 
     seat: int
     before: int
@@ -306,8 +297,8 @@ class Empty:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
-    """A seated member that all others wait for, and the members beside it."""
+class SlowSeat:
+    """The seat of a slow member, and the members beside it."""
 
     member: int
     seat: int
@@ -316,53 +307,53 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """Seats that nobody has, none once they are filled; and members in whose place others are to compute."""
+class SeatRequest:
+    """Seats that need a member: empty ones, and those of slow members that need a backup."""
 
     generation: int
-    empty: list[Empty]
+    empty: list[EmptySeat]
     order: list[int]  # members, by seat
     step_s: float  # average iteration time (SPEC F3)
     compute_s: dict[str, float]  # by member, the mean of its last steps, for one shard
     nodes: dict[str, str]  # by member
-    slow: list[Slow] = field(default_factory=list)  # for whom nobody waits who could take their seats
-    relieved: list[int] = field(default_factory=list)  # members whose seats others have, until they are well again
+    slow: list[SlowSeat] = field(default_factory=list)  # for which no member waits that could be the backup
+    relieved: list[int] = field(default_factory=list)  # slow members that have backups
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class MemberOffer:
     """A member is started for an empty seat, now or in a moment."""
 
-    member: int  # -1 where its launcher will give it a number, and tell by `Starting`
+    member: int  # -1 where its launcher will give it a number, and send `MemberStarting`
     node: str = ""
     gpu: int = -1
 
 
 @dataclass(frozen=True, slots=True)
-class NoneComing:
-    """Nobody can be had for the empty seats now."""
+class NoMemberOffer:
+    """There is no member for the empty seats at present."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """A member is to leave: its GPU is found broken, or is wanted elsewhere."""
+    """A member has to leave: its GPU is broken, or needed elsewhere."""
 
     member: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
-    """What may be wrong with the script, for people."""
+class ScriptHint:
+    """A possible problem of the script, for people."""
 
-    words: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How the ring was formed anew, once; seconds, -1 for what has not come yet."""
+    """How long the phases of a recovery took; seconds, -1 for one that has not ended."""
 
     generation: int
     reason: str
@@ -376,7 +367,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RingReport:
     """The ring at present."""
 
     phase: str
@@ -388,24 +379,25 @@ class Report:
     gone: dict[str, str]
     recoveries: list[Recovery]
     relieved: list[int] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)  # what may be wrong with the script, at present
+    hints: list[str] = field(default_factory=list)  # possible problems of the script, at present
 
 
 Message = (
-    Challenge | Hello | Welcome | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | Tried | AskToSave
-    | Lease | Abort | Form | Go | MaySave | Finish | Gone | Relieved | Starting | Exited | Ending | Declared | End
-    | Want | Coming | NoneComing | Retire | Hint | Report
+    Challenge | Hello | Welcome | Heartbeat | Stopped | AwaitsLayout | ExchangeFailed | MemberReady | FirstStep
+    | MemberDone | Leave | TrialStep | SaveRequest | LeaseRenewal | Abort | RingLayout | Resume | SaveReply | Finish
+    | Evicted | Relieved | MemberStarting | MemberExited | Terminating | MemberGone | RingEnd | SeatRequest
+    | MemberOffer | NoMemberOffer | Retire | ScriptHint | RingReport
 )  # fmt: skip
 
 
-MOST_BYTES = 1 << 20  # of a line
+MAX_LINE_BYTES = 1 << 20
 
 
 class WireError(ValueError):
     """A line that is no message."""
 
 
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
+_MESSAGE_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
@@ -423,7 +415,7 @@ def decode(line: bytes) -> Message:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise WireError(f"no JSON: {line[:80]!r}") from error
-    kind = _KINDS.get(str(content.pop("kind", ""))) if isinstance(content, dict) else None
+    kind = _MESSAGE_KINDS.get(str(content.pop("kind", ""))) if isinstance(content, dict) else None
     if kind is None:
         raise WireError(f"no kind of message: {line[:80]!r}")
     try:
@@ -433,22 +425,22 @@ def decode(line: bytes) -> Message:
     return message
 
 
-class Lines:
-    """Takes bytes as they come and gives the messages that are whole."""
+class MessageBuffer:
+    """Collects received bytes and returns the messages that are complete."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that are whole with these bytes.
+        """Return the messages that are complete with these bytes.
 
         Raises:
-            WireError: If one is none; nothing that follows is of use then.
+            WireError: If one is no message; nothing that follows is of use then.
         """
         self._rest += data
         *lines, rest = bytes(self._rest).split(b"\n") if b"\n" in data else [bytes(self._rest)]
-        if len(rest) > MOST_BYTES or any(len(line) > MOST_BYTES for line in lines):
-            raise WireError(f"a line of more than {MOST_BYTES} bytes")
+        if len(rest) > MAX_LINE_BYTES or any(len(line) > MAX_LINE_BYTES for line in lines):
+            raise WireError(f"a line of more than {MAX_LINE_BYTES} bytes")
         self._rest = bytearray(rest)
         return [decode(line) for line in lines]
 
@@ -456,43 +448,46 @@ class Lines:
 NONCE_BYTES = 16
 
 
-def challenge() -> Challenge:
-    """Return the first words of a coordinator on a connection."""
+def new_challenge() -> Challenge:
+    """Return the first message of a coordinator on a connection."""
     return Challenge(secrets.token_hex(NONCE_BYTES))
 
 
-def answer(secret: str, asked: Challenge, hello: Hello) -> Hello:
-    """Return a hello that proves the secret to who asked, and asks for the same."""
+def answer(secret: str, challenge: Challenge, hello: Hello) -> Hello:
+    """Return a hello that proves the secret, and challenges the coordinator to do the same."""
     unproven = replace(hello, nonce=secrets.token_hex(NONCE_BYTES), proof="")
-    return replace(unproven, proof=_proof(secret, "hello", asked.nonce, encode(unproven)))
+    return replace(unproven, proof=_proof(secret, "hello", challenge.nonce, encode(unproven)))
 
 
-def is_right(secret: str, asked: Challenge, hello: Hello) -> bool:
-    """Say whether a hello answers a challenge."""
-    right = _proof(secret, "hello", asked.nonce, encode(replace(hello, proof="")))
+def proves_secret(secret: str, challenge: Challenge, hello: Hello) -> bool:
+    """Return whether a hello answers a challenge."""
+    right = _proof(secret, "hello", challenge.nonce, encode(replace(hello, proof="")))
     return hmac.compare_digest(right.encode(), hello.proof.encode("utf-8", "replace"))
 
 
-def welcome(secret: str, asked: Challenge, hello: Hello) -> Welcome:
-    """Return what proves the secret to who said a hello."""
-    return Welcome(_proof(secret, "welcome", asked.nonce, hello.nonce.encode("utf-8", "replace")))
+def welcome(secret: str, challenge: Challenge, hello: Hello) -> Welcome:
+    """Return the answer to a hello, which proves the secret."""
+    return Welcome(_proof(secret, "welcome", challenge.nonce, hello.nonce.encode("utf-8", "replace")))
 
 
-def check_welcome(secret: str, asked: Challenge, hello: Hello, said: Message) -> None:
-    """Refuse whoever does not know the secret.
+def check_welcome(secret: str, challenge: Challenge, hello: Hello, reply: Message) -> None:
+    """Refuse a coordinator that does not know the secret.
 
     Raises:
-        WireError: If it is no welcome, or not the right one.
+        WireError: If the reply is no welcome, or not the right one.
     """
-    right = welcome(secret, asked, hello).proof
-    if not isinstance(said, Welcome) or not hmac.compare_digest(right.encode(), said.proof.encode("utf-8", "replace")):
-        raise WireError("whoever listens at the coordinator's port does not know the ring's secret")
+    right = welcome(secret, challenge, hello).proof
+    if not isinstance(reply, Welcome) or not hmac.compare_digest(
+        right.encode(), reply.proof.encode("utf-8", "replace")
+    ):
+        raise WireError("the process at the coordinator's port does not know the ring's secret")
 
 
-def _proof(secret: str, side: str, nonce: str, words: bytes) -> str:
-    # The lengths are there so that no two tellings make the same bytes.
-    told = b"".join(len(it).to_bytes(4, "big") + it for it in (side.encode(), nonce.encode("utf-8", "replace"), words))
-    return hmac.new(secret.encode(), told, "sha256").hexdigest()
+def _proof(secret: str, side: str, nonce: str, content: bytes) -> str:
+    # With the lengths, two different triples never make the same bytes.
+    parts = (side.encode(), nonce.encode("utf-8", "replace"), content)
+    message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return hmac.new(secret.encode(), message, "sha256").hexdigest()
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str, hello: Hello) -> None:
@@ -503,45 +498,58 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secr
         ValueError: If a line is too long.
         WireError: If the other end does not know the secret.
     """
-    asked = decode(await reader.readline())
-    if not isinstance(asked, Challenge):
-        raise WireError(f"no challenge: {type(asked).__name__}")
-    said = answer(secret, asked, hello)
-    writer.write(encode(said))
-    check_welcome(secret, asked, said, decode(await reader.readline()))
+    challenge = decode(await reader.readline())
+    if not isinstance(challenge, Challenge):
+        raise WireError(f"no challenge: {type(challenge).__name__}")
+    proven = answer(secret, challenge, hello)
+    writer.write(encode(proven))
+    check_welcome(secret, challenge, proven, decode(await reader.readline()))
 
 
-def greet_blocking(connection: socket.socket, secret: str, hello: Hello, until_s: float) -> tuple[Lines, list[Message]]:
-    """Begin a connection to a coordinator, and return what was heard behind its welcome.
+def greet_blocking(
+    connection: socket.socket, secret: str, hello: Hello, until_s: float
+) -> tuple[MessageBuffer, list[Message]]:
+    """Begin a connection to a coordinator, and return what was received after its welcome.
 
     Args:
         connection: Just opened.
         secret: Of the ring.
-        hello: What there is to say.
-        until_s: By the monotonic clock, for all of it: who sends a byte now and then is not waited for.
+        hello: To send.
+        until_s: Deadline of all of it by the monotonic clock, so that single bytes now and then do not prolong it.
 
     Raises:
         OSError: If it breaks or takes too long.
         WireError: If the other end does not know the secret.
     """
-    lines, heard = Lines(), list[Message]()
-    _hear(connection, lines, heard, until_s)
-    asked = heard.pop(0)
-    if not isinstance(asked, Challenge):
-        raise WireError(f"no challenge: {type(asked).__name__}")
-    said = answer(secret, asked, hello)
-    connection.sendall(encode(said))
-    _hear(connection, lines, heard, until_s)
-    check_welcome(secret, asked, said, heard.pop(0))
-    return lines, heard
+    buffer, received = MessageBuffer(), list[Message]()
+    _receive(connection, buffer, received, until_s)
+    challenge = received.pop(0)
+    if not isinstance(challenge, Challenge):
+        raise WireError(f"no challenge: {type(challenge).__name__}")
+    proven = answer(secret, challenge, hello)
+    connection.sendall(encode(proven))
+    _receive(connection, buffer, received, until_s)
+    check_welcome(secret, challenge, proven, received.pop(0))
+    return buffer, received
 
 
-def _hear(connection: socket.socket, lines: Lines, heard: list[Message], until_s: float) -> None:
-    while not heard:
+def _receive(connection: socket.socket, buffer: MessageBuffer, received: list[Message], until_s: float) -> None:
+    while not received:
         connection.settimeout(max(until_s - time.monotonic(), 0.001))
         data = connection.recv(1 << 16)
         if not data:
             raise ConnectionError("the coordinator ended the connection")
-        heard += lines.feed(data)
+        received += buffer.feed(data)
         if time.monotonic() > until_s:
             raise TimeoutError("the coordinator takes too long to greet")
+
+
+def describe_exit(status: int, error: str) -> str:
+    """Return how a process ended, for people.
+
+    Args:
+        status: Minus the signal's number if one ended it.
+        error: From its log, "" if that has none.
+    """
+    how = "an unknown status" if status == UNKNOWN_STATUS else f"status {status}"
+    return f"ended with {how}" + (f": {error}" if error else "")

@@ -27,8 +27,8 @@ from longshore.preflight.check import warned
 from longshore.preflight.warm_worker import answer_of, read_answer
 from longshore.preflight.wiring import Blueprint, NodePlan, PortPlan, read_blueprint, write_blueprint
 from longshore.ring import wire
-from longshore.ring.plain_state import read_state, write_state
-from longshore.ring.standing import RING, make_ring, read_settings
+from longshore.ring.coordinator_state import RING, make_ring, read_settings
+from longshore.ring.state import read_state, write_state
 from longshore.scheduler.backends.local import ranks
 from longshore.scheduler.backends.local.ranks import Rank, Spec
 from longshore.scheduler.policy_host.answer import Failed, read_message
@@ -85,7 +85,7 @@ def state(folder: Path, name: str) -> tuple[Any, Any]:
 
 def message(folder: Path, name: str) -> tuple[Any, Any]:
     del folder
-    return wire.Declared(5, name), wire.decode(wire.encode(wire.Declared(5, name)))
+    return wire.MemberGone(5, name), wire.decode(wire.encode(wire.MemberGone(5, name)))
 
 
 def later(folder: Path, name: str) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ...cluster.files.errors import InputError
 from ...cluster.model.training_plan import PlanFile
 from ...reporting import Steps
-from ...ring.plain_state import read_state, write_state
+from ...ring.state import read_state, write_state
 from .training import Seat
 
 CHECKPOINT, ATTEMPT = "LONGSHORE_CHECKPOINT", "LONGSHORE_ATTEMPT"

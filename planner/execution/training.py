@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...cluster.files.errors import InputError
 from ...cluster.model.training_plan import PlanFile
-from ...ring.gradients import Gathered, Piece, average_now, check_parameters, pieces_of, tables_of
+from ...ring.gradients import Gathered, GradientPiece, average_now, check_parameters, pieces_of, tables_of
 from ..model import Schedule, Seconds
 from ..offload.offloading import Offloading, PartMeasured, Wish
 from ..sharing import Kind, Turn
@@ -43,7 +43,7 @@ class Members:
         dist.all_reduce(tensor, group=self.group)
 
 
-def average(pieces: Sequence[Piece], loss: Tensor, members: Members) -> Tensor:
+def average(pieces: Sequence[GradientPiece], loss: Tensor, members: Members) -> Tensor:
     """Replace gradients by their means over members; return the mean of the loss as well.
 
     Args:
@@ -83,7 +83,7 @@ class EarlySums:
         self._members, self._micro_batches = members, micro_batches
         lates = {id(it) for it in late}
         early = [it for it in reversed(parameters) if id(it) not in lates]
-        self._pieces = [*pieces_of(early, tables, PIECE_BYTES), *(Piece([it], tables) for it in late)]
+        self._pieces = [*pieces_of(early, tables, PIECE_BYTES), *(GradientPiece([it], tables) for it in late)]
         # All members begin pieces in this order, whichever is whole first: sums of different pieces must not meet.
         self._left = list[int]()  # of each piece, gradients that are to come
         self._begun = list[tuple[Gathered, dist.Work]]()
@@ -119,7 +119,7 @@ class EarlySums:
         while len(self._begun) < len(self._pieces) and not self._left[len(self._begun)]:
             self._begin(self._pieces[len(self._begun)])
 
-    def _begin(self, piece: Piece) -> None:
+    def _begin(self, piece: GradientPiece) -> None:
         own = piece.gathered()
         own.flat.div_(self._members.size)
         piece.put([None] * len(piece.parameters))

@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from ...cluster.files.typed_json import from_json
-from ...ring.wire import Recovery, Report
+from ...ring.wire import Recovery, RingReport
 from ..backends.protocol import MemberPlace, call_backend
 from ..control.attempt_driver import attempt_name
 from ..model.job import JobRow
@@ -141,7 +141,7 @@ def seats_of(job: str, service: Service) -> dict[int, Sitting]:
 def _kept_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> RingPage | None:
     """Return the page of a ring whose attempt has ended; none of one of which another version kept something else."""
     try:
-        report: Report = from_json(kept["report"], Report)
+        report: RingReport = from_json(kept["report"], RingReport)
         places = [MemberPlace(*it)._replace(pid=0) for it in kept["places"]]
         gpus = [(node, gpu) for node, gpu in kept["gpus"]]
     except (KeyError, TypeError, ValueError):
@@ -150,7 +150,7 @@ def _kept_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> Ring
 
 
 def _page(
-    report: Report, places: Sequence[MemberPlace], held: Sequence[tuple[str, int]], given: Sequence[ReplacementRow]
+    report: RingReport, places: Sequence[MemberPlace], held: Sequence[tuple[str, int]], given: Sequence[ReplacementRow]
 ) -> RingPage:
     told = {field.name: getattr(report, field.name) for field in fields(report)}
     gpus = tuple(PlacePage(node=node, gpu=gpu) for node, gpu in held)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from ...cluster.files.errors import BackendError, words_of
 from ...cluster.model.placement import Placement, Share
-from ...ring.wire import Coming, NoneComing, Report, Want
+from ...ring.wire import MemberOffer, NoMemberOffer, RingReport, SeatRequest
 from ..model.gpu_index import Layout
 from ..model.states import Status
 
@@ -117,7 +117,7 @@ class RingConnection(Protocol):
     """A connection to the coordinator of a ring: which members it lacks, and the replies to that."""
 
     @property
-    def want(self) -> Want | None:
+    def want(self) -> SeatRequest | None:
         """The empty seats that the coordinator last reported; None if not known, or once the ring is over."""
         ...
 
@@ -125,7 +125,7 @@ class RingConnection(Protocol):
         """Return possible mistakes in the script, for people, each once."""
         ...
 
-    def say(self, message: Coming | NoneComing) -> bool:
+    def send(self, message: MemberOffer | NoMemberOffer) -> bool:
         """Send the coordinator whether a member will come, and return whether it was sent."""
         ...
 
@@ -298,7 +298,7 @@ class Backend(ABC):
     # Rings (docs/decisions/0015): an attempt with `seats` has one process a GPU as well, but a process that fails stops
     # no other, and the attempt ends when its ring does. Without `runs_rings`, jobs with `failover: switch` are refused.
 
-    def ring_report(self, name: str) -> Report | None:
+    def ring_report(self, name: str) -> RingReport | None:
         """Return the state of an attempt's ring, the last known one if its coordinator does not answer.
 
         Raises:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...cluster.files.errors import BackendError
 from ...cluster.files.typed_json import as_json
 from ...cluster.model.placement import Placement
-from ...ring.wire import Empty, Want
+from ...ring.wire import EmptySeat, SeatRequest
 from ..backends.protocol import RingConnection, call_backend
 from ..health.link_probes import State
 from ..health.link_table import AGAIN_S, ROUND_S, Link, LinkTable, Pair
@@ -122,7 +122,7 @@ class Probing(NamedTuple):
     """Links that are measured for a seat."""
 
     generation: int
-    seat: Empty
+    seat: EmptySeat
     pairs: tuple[Pair, ...]
     began_s: float  # by `time.monotonic`
 
@@ -187,7 +187,7 @@ def pairs_around(nodes: Sequence[str], around: tuple[int, int], candidates: Sequ
 
 
 def probing_for(
-    before: Probing | None, generation: int, seat: Empty, pairs: Callable[[], tuple[Pair, ...]], *, grows: bool
+    before: Probing | None, generation: int, seat: EmptySeat, pairs: Callable[[], tuple[Pair, ...]], *, grows: bool
 ) -> Probing:
     """Return what is measured for a seat: what was begun for it, or what is to begin.
 
@@ -267,7 +267,7 @@ class Around(NamedTuple):
     spec: StoredJob
 
 
-def ring_of(around: Around, want: Want, empty: Empty, seats: int, records: Iterable[ComputeRecord]) -> Ring:
+def ring_of(around: Around, want: SeatRequest, empty: EmptySeat, seats: int, records: Iterable[ComputeRecord]) -> Ring:
     """Return a ring with one of its empty seats, from what its coordinator says and what is recorded of the job.
 
     What a coordinator says comes from processes of the job, which may say anything.
@@ -329,7 +329,7 @@ class Chosen(NamedTuple):
 
 
 def chosen_of(
-    choice: Choice, links: LinksAround, want: Want, formula: str, layout: Layout, took_s: float
+    choice: Choice, links: LinksAround, want: SeatRequest, formula: str, layout: Layout, took_s: float
 ) -> Chosen:  # fmt: skip
     """Return who was chosen for a seat.
 
@@ -350,7 +350,7 @@ def chosen_of(
 
 
 def described(
-    choice: Choice, links: LinksAround, want: Want, formula: str, layout: Layout
+    choice: Choice, links: LinksAround, want: SeatRequest, formula: str, layout: Layout
 ) -> dict[str, Any]:  # fmt: skip
     """Return a choice as the store keeps it: the candidates with their times, the chosen one first."""
     kept = sorted(choice.considered, key=lambda it: (it.gpu != choice.gpu, _time_s(it, formula)))[:MOST_KEPT]
@@ -364,7 +364,7 @@ def described(
     }
 
 
-def words_of_choice(choice: Choice, want: Want, formula: str) -> str:
+def words_of_choice(choice: Choice, want: SeatRequest, formula: str) -> str:
     """Return why a candidate was chosen, for people."""
     chosen = next(it for it in choice.considered if it.gpu == choice.gpu)
     time_s, among = _time_s(chosen, formula), f"of {len(choice.considered)} candidates"
@@ -423,7 +423,7 @@ class LiveRing:
         self.checked: dict[int, Checked] = {}  # GPUs that are reserved and not given yet
         self.probing: Probing | None = None  # links that were measured last
         self.waits_since_s = 0.0  # for links to be measured, by `time.monotonic`; 0 if it does not
-        self.reminded: Want | None = None  # the last wish that came while members were on their way
+        self.reminded: SeatRequest | None = None  # the last wish that came while members were on their way
         self.told = -1  # generation about whose empty seats people were told
         self.refused = -1  # generation whose coordinator was told that nobody comes
         self.told_slow: tuple[int, ...] = ()  # slow members about whom people were told that they have no backup

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...cluster.switching import FORMULAS
-from ...ring.wire import Empty, Slow, Want
+from ...ring.wire import EmptySeat, SeatRequest, SlowSeat
 from ..backends.protocol import MemberPlace
 from ..health.link_table import Pair
 from ..health.liveness import Report
@@ -47,7 +47,8 @@ from .state_cache import Parts, StateCache
 HOUR_S = 3600.0
 LEAST_IN_AN_HOUR = 3  # GPUs that a ring is given; one of many seats may have as many as these
 NOBODY = Choice(-1, ())
-Seat = tuple[Want, Empty, int]  # what the coordinator said last, the seat, and seats of the ring once it is filled
+# The coordinator's last request, the seat, and how many seats the ring has members on once it is filled.
+Seat = tuple[SeatRequest, EmptySeat, int]
 
 
 class Found(NamedTuple):
@@ -183,19 +184,19 @@ BUSY = 0.1  # utilisation above which a free GPU is somebody's all the same, and
 FRESH_S = 120.0  # older reports say nothing of the present
 
 
-def relieved(want: Want | None, spec: StoredJob) -> int:
+def relieved(want: SeatRequest | None, spec: StoredJob) -> int:
     """Return how many members of a ring are alive without a seat, as they are slow; at most what its job asked for."""
     return 0 if want is None else min(len(want.relieved), spec.backups)
 
 
-def wanted(want: Want | None, spec: StoredJob) -> list[Slow]:
+def wanted(want: SeatRequest | None, spec: StoredJob) -> list[SlowSeat]:
     """Return the slow members of a ring that backups are wanted for: no more than its job asked for."""
     return [] if want is None else want.slow[: max(spec.backups - len(want.relieved), 0)]
 
 
 def choose(
-    parts: Parts, cache: StateCache, ring: LiveRing, want: Want, places: Sequence[MemberPlace], slow: Sequence[Slow],
-    at: int, now_s: float,
+    parts: Parts, cache: StateCache, ring: LiveRing, want: SeatRequest, places: Sequence[MemberPlace],
+    slow: Sequence[SlowSeat], at: int, now_s: float,
 ) -> Chosen | str | None:  # fmt: skip
     """Choose a free GPU for a backup.
 
@@ -226,7 +227,7 @@ def choose(
     return chosen._replace(choice={**chosen.choice, "backup_for": slow[at].member})
 
 
-def without_backups(want: Want, slow: Sequence[Slow], at: int) -> tuple[Want, Empty]:
+def without_backups(want: SeatRequest, slow: Sequence[SlowSeat], at: int) -> tuple[SeatRequest, EmptySeat]:
     """Return what a ring would say without its slow members, and the seat of one of them: it would be empty.
 
     Iterations would take as much less as the slow one computes longer than others.
@@ -240,9 +241,9 @@ def without_backups(want: Want, slow: Sequence[Slow], at: int) -> tuple[Want, Em
     compute_s = {str(it): want.compute_s.get(str(it), 0.0) for it in want.order if it not in numbers}
     slow_s = max((want.compute_s.get(str(it), 0.0) for it in numbers), default=0.0)
     saved_s = max(slow_s - max(compute_s.values(), default=0.0), 0.0)
-    left = Want(
+    left = SeatRequest(
         generation=want.generation,
-        empty=[Empty(slow[at].seat, slow[at].before, slow[at].after)],
+        empty=[EmptySeat(slow[at].seat, slow[at].before, slow[at].after)],
         order=[it for it in want.order if it not in numbers],
         step_s=max(want.step_s - saved_s, 0.0),
         compute_s=compute_s,
@@ -251,7 +252,7 @@ def without_backups(want: Want, slow: Sequence[Slow], at: int) -> tuple[Want, Em
     return left, left.empty[0]
 
 
-def unfit(want: Want, layout: Layout, reports: Mapping[str, Report], now_s: float) -> list[int]:
+def unfit(want: SeatRequest, layout: Layout, reports: Mapping[str, Report], now_s: float) -> list[int]:
     """Return the GPUs that get no backup: those of the slow members' nodes, and those that somebody uses.
 
     Args:
@@ -279,7 +280,7 @@ def against_more(cache: StateCache, row: JobRow) -> str:
     return "" if has < most else f"its owner has {has} of {most} GPUs"
 
 
-def against(choice: Choice, want: Want) -> str:
+def against(choice: Choice, want: SeatRequest) -> str:
     """Return why a GPU gets no backup that was chosen, "" if it does: the ring is to be faster with it."""
     it = next(it for it in choice.considered if it.gpu == choice.gpu)
     # What nobody can tell speaks for a GPU.

@@ -15,7 +15,7 @@ from functools import partial
 
 from ...cluster.files.errors import BackendError
 from ...cluster.model.placement import Share
-from ...ring.wire import Coming, NoneComing, Want
+from ...ring.wire import MemberOffer, NoMemberOffer, SeatRequest
 from ..backends.protocol import Backend, MemberPlace, call_backend
 from ..mirror.vacant_seats import warm_up
 from ..model.job import NewEvent, ReservationRow, name_of
@@ -160,7 +160,7 @@ class Seating:
         want = ring.connection.want
         for row in self._unseen(ring, places):
             if want is not ring.reminded:
-                ring.connection.say(Coming(-1, row.node, row.gpu))
+                ring.connection.send(MemberOffer(-1, row.node, row.gpu))
             call_backend(partial(backend.add_to_ring, ring.name, row.rank, row.node, row.gpu))
         ring.reminded = want
 
@@ -257,7 +257,7 @@ class Seating:
             self._give(cache, ring, backend, places, chosen, now_s, is_held=True)
 
     def _missing(
-        self, ring: LiveRing, want: Want | None, spec: StoredJob, places: Sequence[MemberPlace]
+        self, ring: LiveRing, want: SeatRequest | None, spec: StoredJob, places: Sequence[MemberPlace]
     ) -> int:  # fmt: skip
         """Return how many GPUs a ring lacks for its seats; what is checked for it may never be its.
 
@@ -381,12 +381,12 @@ class Seating:
             cache.mirror.claim(job, chosen.gpu)
         ring.given.append(row)
         log.info("ring of job %s: %s", job, cause)
-        ring.connection.say(Coming(-1, node, gpu))
+        ring.connection.send(MemberOffer(-1, node, gpu))
         call_backend(partial(backend.add_to_ring, ring.name, rank, node, gpu))
 
-    def _refuse(self, cache: StateCache, ring: LiveRing, want: Want, why: str, now_s: float) -> None:
+    def _refuse(self, cache: StateCache, ring: LiveRing, want: SeatRequest, why: str, now_s: float) -> None:
         """Let a ring shrink at once, and tell people."""
-        if ring.refused != want.generation and ring.connection.say(NoneComing(why)):
+        if ring.refused != want.generation and ring.connection.send(NoMemberOffer(why)):
             ring.refused = want.generation
         if ring.told == want.generation:
             return

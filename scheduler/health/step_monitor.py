@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ...cluster.files.errors import BackendError
 from ...cluster.model.placement import Placement
-from ...ring.suspicion import far_longer
+from ...ring.member_health import far_longer
 from ..backends.protocol import Backend, StepLines
 from ..model.job_spec import OFF, Watching
 from .detectors import DETECTORS

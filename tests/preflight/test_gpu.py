@@ -15,9 +15,9 @@ from longshore.cluster.files.errors import BackendError
 from longshore.cluster.files.processes import free_port
 from longshore.preflight.readers import NvmlReader, open_nvml
 from longshore.ring import groups
-from longshore.ring.control import Control, Pulse
-from longshore.ring.groups import Group, LinkError
-from longshore.ring.wire import Form, Place
+from longshore.ring.groups import LinkError, RingGroup
+from longshore.ring.member_client import MemberClient, Pulse
+from longshore.ring.wire import RingLayout, SeatAssignment
 from tests.support import processes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
@@ -79,9 +79,10 @@ def test_who_holds_memory_of_the_gpu_is_named(reader: NvmlReader) -> None:
 def test_sums_over_nccl_end_and_what_comes_after_a_close_is_a_broken_link() -> None:
     port, gpu = free_port(), torch.device("cuda", 0)
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    form = Form(1, 1, [Place(0, 0, [0])], 0, [], f"127.0.0.1:{port}")
-    control = cast("Control", SimpleNamespace(pulse=Pulse(), check=lambda: None))
-    host = cast("Group", SimpleNamespace(close=lambda: None, ends=[]))
+    form = RingLayout(1, 1, [SeatAssignment(0, 0, [0])], 0, [], f"127.0.0.1:{port}")
+    control = cast("MemberClient", SimpleNamespace(pulse=Pulse(), check=lambda: None))
+    exchanges = {"broadcast": lambda *_: None, "begin_broadcast": lambda *_: None}
+    host = cast("RingGroup", SimpleNamespace(close=lambda: None, rank=0, size=1, ends=[], **exchanges))
     group = groups.NcclGroup(host, lambda: groups.connect(form, 0, gpu), control)
     tensor = torch.arange(1 << 20, device=gpu, dtype=torch.float32)
     expected: Any = tensor.clone()

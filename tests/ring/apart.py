@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from benchmarks.namespaces import Network
-from longshore.ring.standing import Limits
+from longshore.ring.coordinator_state import RingLimits
 
 from .trial import Outcome, Trial, run_ring, warm_process
 
@@ -74,7 +74,7 @@ CASES: dict[str, Callable[[Trial], Awaitable[None]]] = {
 
 # Of these the launcher hears nothing.
 AWAY = {"unplugged": [LOST], "cut off from the manager": [LOST], "manager cut for 30 s": EVERYBODY}
-LIMITS = Limits(stall_s=8.0, frozen_s=40.0)
+LIMITS = RingLimits(stall_s=8.0, frozen_s=40.0)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from longshore.ring import coordinator, wire
-from longshore.ring import wire as wire_lines
-from longshore.ring.standing import STATE, Settings, make_ring
+from longshore.ring import coordinator_server, wire
+from longshore.ring.coordinator_state import STATE, RingSettings, make_ring
 from longshore.ring.wire import greet_blocking
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
@@ -34,7 +33,7 @@ class Peer:
         self.socket.settimeout(LIMIT_S)
 
     def say(self, message: wire.Message) -> None:
-        self.socket.sendall(wire_lines.encode(message))
+        self.socket.sendall(wire.encode(message))
 
     def hear(self, kind: type[wire.Message]) -> wire.Message:
         """Do what the coordinator says until it has said something of a kind."""
@@ -52,29 +51,29 @@ class Peer:
         """Do what was said so far; once it may run, it has no more steps to take."""
         while self.heard:
             self.obey(self.heard.pop(0))
-        if says_done and wire.Go(2) in self.said:
-            self.say(wire.Done(self.member, 2, 1))
+        if says_done and wire.Resume(2) in self.said:
+            self.say(wire.MemberDone(self.member, 2, 1))
 
     def obey(self, message: wire.Message) -> None:
         self.said.append(message)
         if isinstance(message, wire.Abort):
-            self.say(wire.Stopped(self.member, message.generation, 0, here=True))
-        elif isinstance(message, wire.Form):
-            self.say(wire.Ready(self.member, message.generation, 0))
-        elif isinstance(message, wire.Go):
-            self.say(wire.Running(self.member, message.generation, 1))
+            self.say(wire.Stopped(self.member, message.generation, 0, awaits_layout=True))
+        elif isinstance(message, wire.RingLayout):
+            self.say(wire.MemberReady(self.member, message.generation, 0))
+        elif isinstance(message, wire.Resume):
+            self.say(wire.FirstStep(self.member, message.generation, 1))
 
     def beat(self) -> list[wire.Message]:
         """Beat, and return what was said before the answer."""
         self.beats += 1
-        self.say(wire.Beat(self.member, 1, self.beats, 0))
+        self.say(wire.Heartbeat(self.member, 1, self.beats, 0))
         before: list[wire.Message] = []
-        while wire.Lease(self.beats) not in before:
+        while wire.LeaseRenewal(self.beats) not in before:
             data = self.socket.recv(1 << 16)
             assert data, "the connection ended"
             before += self.lines.feed(data)
         self.heard += before
-        return [it for it in before if not isinstance(it, wire.Lease)]
+        return [it for it in before if not isinstance(it, wire.LeaseRenewal)]
 
 
 @dataclass
@@ -82,7 +81,7 @@ class Process:
     """A coordinator that runs by itself."""
 
     folder: Path
-    settings: Settings
+    settings: RingSettings
     pid: int
     members: list[Peer] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
@@ -109,8 +108,8 @@ class Process:
         """Let the members of the ring come."""
         self.members = [Peer(self, "member", number) for number in range(self.settings.seats)]
         for member in self.members:
-            member.say(wire.Here(member.member, 1, 0))
-        self.all_hear(wire.Go(1))
+            member.say(wire.AwaitsLayout(member.member, 1, 0))
+        self.all_hear(wire.Resume(1))
 
     def all_hear(self, last: wire.Message, without: Sequence[int] = ()) -> None:
         """Let members do what they are told until each has heard something."""
@@ -124,7 +123,7 @@ class Process:
     def lose(self, number: int) -> Peer:
         """Let the process of a member end; return who launched it."""
         launcher = Peer(self, "launcher")
-        launcher.say(wire.Exited(number, -9))
+        launcher.say(wire.MemberExited(number, -9))
         return launcher
 
 
@@ -136,10 +135,10 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *before: str, linger_s: float = coordinator.LINGER_S) -> Iterator[Process]:
+def started(folder: Path, *before: str, linger_s: float = coordinator_server.LINGER_S) -> Iterator[Process]:
     """A coordinator of a ring of three; its command may have something before it."""
     settings = make_ring(folder, 3)
-    begin = f"import {coordinator.__name__} as it; it.LINGER_S = {linger_s}; it.main()"
+    begin = f"import {coordinator_server.__name__} as it; it.LINGER_S = {linger_s}; it.main()"
     command = [*before, sys.executable, "-c", begin, str(folder)]
     with (folder / "log").open("ab") as log:
         environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}

@@ -1,16 +1,16 @@
 """A ring without processes, whose members obey at once."""
 
 from longshore.ring import wire
-from longshore.ring.rounds import DESKS, Rounds
-from longshore.ring.standing import Limits
+from longshore.ring.coordinator import SCHEDULERS, Coordinator
+from longshore.ring.coordinator_state import RingLimits
 
 
 class Ring:
     """Rounds whose members do at once what they are told."""
 
-    def __init__(self, seats: int, spares: int = 0, limits: Limits | None = None) -> None:
+    def __init__(self, seats: int, spares: int = 0, limits: RingLimits | None = None) -> None:
         self.now_s = 0.0
-        self.rounds = Rounds(seats, limits or Limits(), 0.0)
+        self.coordinator = Coordinator(seats, limits or RingLimits(), 0.0)
         self.told: list[tuple[int, wire.Message]] = []
         self.quiet: set[int] = set()
         self.idle: set[int] = set()  # members whose script never ends a step
@@ -20,12 +20,12 @@ class Ring:
             self.join(number)
 
     def join(self, number: int) -> None:
-        self.rounds.joined(wire.Hello("member", number, f"t{number}"), self.now_s)
+        self.coordinator.member_connected(wire.Hello("member", number, f"t{number}"), self.now_s)
         self.answer()
 
     def answer(self) -> None:
-        while self.rounds.outbox:
-            to, message = self.rounds.outbox.pop(0)
+        while self.coordinator.outbox:
+            to, message = self.coordinator.outbox.pop(0)
             self.told.append((to, message))
             if to >= 0 and to not in self.quiet:
                 self.obey(to, message)
@@ -33,36 +33,36 @@ class Ring:
     def obey(self, number: int, message: wire.Message) -> None:
         step = self.steps.get(number, 0)
         if isinstance(message, wire.Abort):
-            self.say(wire.Stopped(number, message.generation, step, here=True))
-        elif isinstance(message, wire.Form):
+            self.say(wire.Stopped(number, message.generation, step, awaits_layout=True))
+        elif isinstance(message, wire.RingLayout):
             step = self.steps[number] = self.steps.get(message.source, 0)
             ends = [f"host:{number}"]
-            self.say(wire.Ready(number, message.generation, step, groups=self.groups, ends=ends))
-        elif isinstance(message, wire.Go) and number not in self.idle:
+            self.say(wire.MemberReady(number, message.generation, step, groups=self.groups, ends=ends))
+        elif isinstance(message, wire.Resume) and number not in self.idle:
             self.steps[number] = step + 1
-            self.say(wire.Running(number, message.generation, step + 1))
+            self.say(wire.FirstStep(number, message.generation, step + 1))
 
     def say(self, message: wire.Message) -> None:
-        self.rounds.said(getattr(message, "member", -1), message, self.now_s)
+        self.coordinator.member_message(getattr(message, "member", -1), message, self.now_s)
 
     def launch(self, number: int) -> None:
-        self.rounds.launcher_said(wire.Starting(number), self.now_s)
+        self.coordinator.launcher_message(wire.MemberStarting(number), self.now_s)
         self.answer()
 
     def exit(self, number: int) -> None:
-        self.rounds.launcher_said(wire.Exited(number, -9), self.now_s)
+        self.coordinator.launcher_message(wire.MemberExited(number, -9), self.now_s)
         self.answer()
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.5)):
             self.now_s += 0.5
-            for number in self.rounds.members.keys() - self.quiet:
-                self.say(wire.Beat(number, self.rounds.durable.generation, 0, self.steps.get(number, 0)))
-            self.rounds.tick(self.now_s)
+            for number in self.coordinator.members.keys() - self.quiet:
+                self.say(wire.Heartbeat(number, self.coordinator.state.generation, 0, self.steps.get(number, 0)))
+            self.coordinator.tick(self.now_s)
             self.answer()
 
-    def wants(self) -> list[wire.Want]:
-        return [it for to, it in self.told if to == DESKS and isinstance(it, wire.Want)]
+    def wants(self) -> list[wire.SeatRequest]:
+        return [it for to, it in self.told if to == SCHEDULERS and isinstance(it, wire.SeatRequest)]
 
     def order(self) -> list[int]:
-        return self.rounds.durable.holders
+        return self.coordinator.state.holders

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from longshore.ring import wire
-from longshore.ring.rounds import DESKS, LAUNCHERS, Rounds
-from longshore.ring.standing import NOBODY, Durable, Limits, Member, Phase
-from longshore.ring.suspicion import Longer, Relief
+from longshore.ring.coordinator import LAUNCHERS, SCHEDULERS, Coordinator
+from longshore.ring.coordinator_state import NO_MEMBER, CoordinatorState, MemberState, Phase, RingLimits
+from longshore.ring.member_health import Backups, SlowMember
 
 STEPS = 10_000
 
 
-class Whim(Relief):
+class Whim(Backups):
     """Finds that members are slow, or well again, without a reason; nobody knows when.
 
     Args:
@@ -21,17 +21,17 @@ class Whim(Relief):
     """
 
     def __init__(self, random: random.Random) -> None:
-        super().__init__(Limits(), backups=2)
+        super().__init__(RingLimits(), backups=2)
         self.random, self.is_over = random, False
 
-    def look(self, durable: Durable, members: Mapping[int, Member], now_s: float) -> None:
+    def update(self, state: CoordinatorState, members: Mapping[int, MemberState], now_s: float) -> None:
         self.slow, self._well, self._idle_since_s = [], [], now_s
-        seated = [it for it in durable.holders if it != NOBODY]
-        may_be = durable.phase is Phase.RUNNING and all(members[it].ran for it in seated) and not self.is_over
-        if may_be and len(durable.relieved) < 2 and self.random.random() < 0.5:
-            self.slow = [Longer(self.random.choice(seated), 4.0, 1.0)]
+        seated = [it for it in state.holders if it != NO_MEMBER]
+        may_be = state.phase is Phase.RUNNING and all(members[it].ran for it in seated) and not self.is_over
+        if may_be and len(state.relieved) < 2 and self.random.random() < 0.5:
+            self.slow = [SlowMember(self.random.choice(seated), 4.0, 1.0)]
         if may_be and self.random.random() < 0.3:
-            self._well = [int(it) for it in durable.relieved]
+            self._well = [int(it) for it in state.relieved]
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Simulated:
     fresh: bool = True
     generation: int = 0
     at: int = 0
-    form: wire.Form | None = None
+    form: wire.RingLayout | None = None
     main: str = "waits"  # waits | ready | runs | finished
     went: int = 0  # the newest generation that it was let go in
     alive: bool = True
@@ -60,17 +60,17 @@ class Simulated:
 
     def hear(self, message: wire.Message) -> bool:
         """Take a message in; return whether the process lives on."""
-        if isinstance(message, wire.Gone):
+        if isinstance(message, wire.Evicted):
             self.alive = False
         elif isinstance(message, wire.Abort) and message.generation >= self.generation:
             if message.generation > self.generation:
                 self.generation, self.form = message.generation, None
-            self.say(wire.Stopped(self.number, self.generation, self.step, here=self.main == "waits"))
-        elif isinstance(message, wire.Form) and message.generation >= self.generation:
+            self.say(wire.Stopped(self.number, self.generation, self.step, awaits_layout=self.main == "waits"))
+        elif isinstance(message, wire.RingLayout) and message.generation >= self.generation:
             self.generation, self.form = message.generation, message
         elif isinstance(message, wire.Relieved) and message.generation >= self.generation:
             self.generation, self.form, self.fresh = message.generation, None, True
-        elif isinstance(message, wire.Go):
+        elif isinstance(message, wire.Resume):
             self.went = max(self.went, message.generation)
         elif isinstance(message, wire.Finish):
             self.main = "finished"
@@ -78,7 +78,7 @@ class Simulated:
 
     def beat(self) -> None:
         self.beats += 1
-        self.say(wire.Beat(self.number, self.at, self.beats, self.step))
+        self.say(wire.Heartbeat(self.number, self.at, self.beats, self.step))
 
 
 class World:
@@ -87,13 +87,13 @@ class World:
     def __init__(self, seats: int, spares: int, seed: int) -> None:
         self.random = random.Random(seed)
         self.now_s, self.seats = 0.0, seats
-        self.limits = Limits(gather_s=100.0, frozen_s=30.0, arrive_s=100.0)
+        self.limits = RingLimits(gather_s=100.0, frozen_s=30.0, arrive_s=100.0)
         self.whim = Whim(self.random)
-        self.rounds = Rounds(seats, self.limits, 0.0, relief=self.whim)
-        self.disk: Durable | None = None
+        self.coordinator = Coordinator(seats, self.limits, 0.0, backups=self.whim)
+        self.disk: CoordinatorState | None = None
         self.members: dict[int, Simulated] = {}
         self.launched: deque[wire.Message] = deque()  # what the launcher says
-        self.exits: list[wire.Exited] = []
+        self.exits: list[wire.MemberExited] = []
         self.generation = 1
         self.act()
         for _ in range(seats + spares):
@@ -104,15 +104,15 @@ class World:
     def start(self) -> None:
         number = len(self.members)
         self.members[number] = Simulated(number, f"t{number}")
-        self.launched.append(wire.Starting(number))
+        self.launched.append(wire.MemberStarting(number))
 
     def kill(self, number: int) -> None:
         member = self.members[number]
         if member.alive:
             member.alive = member.connected = False
-            self.exits.append(wire.Exited(number, -9))
+            self.exits.append(wire.MemberExited(number, -9))
             self.launched.append(self.exits[-1])
-            self.rounds.closed(number, self.now_s)
+            self.coordinator.member_disconnected(number, self.now_s)
             self.act()
 
     def cut(self, number: int) -> None:
@@ -121,33 +121,35 @@ class World:
             member.connected = False
             member.inbox.clear()
             member.outbox.clear()
-            self.rounds.closed(number, self.now_s)
+            self.coordinator.member_disconnected(number, self.now_s)
             self.act()
 
     def restart(self) -> None:
         """The coordinator is killed, and started again from its file; what was under way is lost."""
         assert self.disk is not None
         before = self.disk.generation
-        self.rounds = Rounds(self.seats, self.limits, self.now_s, copied(self.disk), self.whim)
-        assert self.rounds.durable.generation <= before + 1
+        self.coordinator = Coordinator(self.seats, self.limits, self.now_s, copied(self.disk), self.whim)
+        assert self.coordinator.state.generation <= before + 1
         for member in self.members.values():
             member.connected = False
             member.inbox.clear()
             member.outbox.clear()
-        self.launched = deque([*(wire.Starting(it.number) for it in self.members.values() if it.alive), *self.exits])
+        self.launched = deque(
+            [*(wire.MemberStarting(it.number) for it in self.members.values() if it.alive), *self.exits]
+        )
         self.act()
 
     def fault(self, number: int) -> None:
         member = self.members[number]
         if member.alive and not member.stopped and member.at:
-            member.say(wire.Fault(number, member.at, "", "made up"))
+            member.say(wire.ExchangeFailed(number, member.at, "", "made up"))
 
     def stale(self, number: int) -> None:
         """A member says again what it said in an earlier generation, as a process that was left behind does."""
-        generation = self.random.randrange(self.rounds.durable.generation)
-        kind = self.random.choice([wire.Ready, wire.Done, wire.Running])
-        self.rounds.said(number, kind(number, generation, self.random.randrange(50)), self.now_s)
-        self.rounds.said(number, wire.Stopped(number, generation, 40, here=True), self.now_s)
+        generation = self.random.randrange(self.coordinator.state.generation)
+        kind = self.random.choice([wire.MemberReady, wire.MemberDone, wire.FirstStep])
+        self.coordinator.member_message(number, kind(number, generation, self.random.randrange(50)), self.now_s)
+        self.coordinator.member_message(number, wire.Stopped(number, generation, 40, awaits_layout=True), self.now_s)
         self.act()
 
     def stop(self, number: int) -> None:
@@ -162,7 +164,7 @@ class World:
                 member.beat()
                 while member.outbox:
                     self.deliver_to_coordinator(member.number)
-            self.rounds.tick(self.now_s)
+            self.coordinator.tick(self.now_s)
             self.act()
 
     # How things move
@@ -171,38 +173,38 @@ class World:
         return [it for it in self.members.values() if it.alive and not it.stopped and it.connected]
 
     def act(self) -> None:
-        durable = self.rounds.durable
+        state = self.coordinator.state
         # The coordinator writes the state when this count has changed, and only then.
-        assert self.disk is None or (durable == self.disk) == (durable.changes == self.disk.changes)
-        self.disk = copied(durable)
-        outbox, self.rounds.outbox = self.rounds.outbox, []
+        assert self.disk is None or (state == self.disk) == (state.changes == self.disk.changes)
+        self.disk = copied(state)
+        outbox, self.coordinator.outbox = self.coordinator.outbox, []
         for to, message in outbox:
-            if isinstance(message, wire.Form):
+            if isinstance(message, wire.RingLayout):
                 self.check_source(message)
-            if to not in (LAUNCHERS, DESKS) and self.members[to].connected:
+            if to not in (LAUNCHERS, SCHEDULERS) and self.members[to].connected:
                 self.members[to].inbox.append(message)
         self.check()
 
     def check(self) -> None:
-        durable = self.rounds.durable
-        assert self.rounds.report().gone == durable.gone, "people are told, whatever happened"
-        assert durable.generation >= self.generation
-        self.generation = durable.generation
-        seated = [it for it in durable.holders if it != NOBODY]
+        state = self.coordinator.state
+        assert self.coordinator.report().gone == state.gone, "people are told, whatever happened"
+        assert state.generation >= self.generation
+        self.generation = state.generation
+        seated = [it for it in state.holders if it != NO_MEMBER]
         assert len(seated) == len(set(seated)), "one member, one seat"
-        assert not durable.relieved.keys() & set(map(str, seated)), "who is relieved has no seat"
-        assert durable.tokens.keys() == {*map(str, seated), *durable.relieved}, "nobody else passes for a member"
-        assert not any(str(it) in durable.gone for it in seated), "nobody who is gone has a seat"
+        assert not state.relieved.keys() & set(map(str, seated)), "who is relieved has no seat"
+        assert state.tokens.keys() == {*map(str, seated), *state.relieved}, "nobody else passes for a member"
+        assert not any(str(it) in state.gone for it in seated), "nobody who is gone has a seat"
 
-    def check_source(self, form: wire.Form) -> None:
+    def check_source(self, form: wire.RingLayout) -> None:
         """No step is lost: nobody with the ring's state is ahead of who gives it."""
-        seated = [self.members[it.member] for it in form.places]
+        seated = [self.members[it.member] for it in form.assignments]
         assert self.members[form.source].step == max((it.step for it in seated if not it.fresh), default=0)
 
     def deliver_to_coordinator(self, number: int) -> None:
         member = self.members[number]
         if member.outbox:
-            self.rounds.said(number, member.outbox.popleft(), self.now_s)
+            self.coordinator.member_message(number, member.outbox.popleft(), self.now_s)
             self.act()
 
     def move(self, number: int) -> None:
@@ -216,7 +218,7 @@ class World:
             self.deliver_to_coordinator(number)
         elif member.inbox:
             if not member.hear(member.inbox.popleft()):
-                self.exits.append(wire.Exited(number, 76))
+                self.exits.append(wire.MemberExited(number, 76))
                 self.launched.append(self.exits[-1])
                 self.cut(number)
         else:
@@ -229,8 +231,8 @@ class World:
     def connect(self, member: Simulated) -> None:
         member.connected = True
         hello = wire.Hello("member", member.number, member.token, member.at, member.step, member.fresh)
-        if not self.rounds.joined(hello, self.now_s):
-            assert str(member.number) in self.rounds.durable.gone or self.rounds.durable.phase.is_over
+        if not self.coordinator.member_connected(hello, self.now_s):
+            assert str(member.number) in self.coordinator.state.gone or self.coordinator.state.phase.is_over
         self.act()
 
     def main(self, member: Simulated) -> None:
@@ -240,18 +242,18 @@ class World:
             if form is not None and form.generation >= max(member.generation, member.at + 1):
                 self.take(member, form)
             elif member.generation > member.at:
-                member.say(wire.Here(member.number, member.generation, member.step))
+                member.say(wire.AwaitsLayout(member.number, member.generation, member.step))
         elif member.generation != member.at:
             member.main = "waits"
         elif member.main == "ready":
             if member.went >= member.at:
                 member.main = "runs"
             else:
-                member.say(wire.Ready(member.number, member.at, member.step))
+                member.say(wire.MemberReady(member.number, member.at, member.step))
         elif member.main == "runs":
             self.take_step(member)
 
-    def take(self, member: Simulated, form: wire.Form) -> None:
+    def take(self, member: Simulated, form: wire.RingLayout) -> None:
         """Take part in forming: the copy waits for the source, which may be dead or stopped."""
         source = self.members[form.source]
         if member.number in form.receivers and source.alive and not source.stopped and source.form is form:
@@ -259,19 +261,19 @@ class World:
         elif member.number in form.receivers:
             return
         member.at, member.main, member.fresh = form.generation, "ready", False
-        member.say(wire.Ready(member.number, form.generation, member.step))
+        member.say(wire.MemberReady(member.number, form.generation, member.step))
 
     def take_step(self, member: Simulated) -> None:
         """Nobody ends the exchange of a step before all have entered it."""
         assert member.form is not None
-        others = [self.members[it.member] for it in member.form.places]
+        others = [self.members[it.member] for it in member.form.assignments]
         if all(it.step >= member.step and it.at >= member.at for it in others) and member.step < STEPS:
             member.step += 1
-            member.say(wire.Running(member.number, member.at, member.step))
+            member.say(wire.FirstStep(member.number, member.at, member.step))
 
     def launcher_moves(self) -> None:
         if self.launched:
-            self.rounds.launcher_said(self.launched.popleft(), self.now_s)
+            self.coordinator.launcher_message(self.launched.popleft(), self.now_s)
             self.act()
 
     def settle(self) -> bool:
@@ -292,24 +294,24 @@ class World:
 
     def is_settled(self, before: int) -> bool:
         """The ring made steps with as many members as it can have; or it is lost, as all its state is."""
-        durable = self.rounds.durable
-        if durable.phase is Phase.LOST:
+        state = self.coordinator.state
+        if state.phase is Phase.LOST:
             return not [it for it in self.members.values() if it.alive and not it.fresh]
-        seated = [self.members[it] for it in durable.holders if it != NOBODY]
-        relieved = [self.members[int(it)] for it in durable.relieved]
+        seated = [self.members[it] for it in state.holders if it != NO_MEMBER]
+        relieved = [self.members[int(it)] for it in state.relieved]
         waiting = [it for it in self.members.values() if it.alive and it not in (*seated, *relieved)]
         return (
-            durable.phase is Phase.RUNNING
-            and all(it.alive and it.at == durable.generation for it in seated)
+            state.phase is Phase.RUNNING
+            and all(it.alive and it.at == state.generation for it in seated)
             and max(it.step for it in seated) - min(it.step for it in seated) <= 1
             and max(it.step for it in seated) > before
-            and (NOBODY not in durable.holders or not waiting)
+            and (NO_MEMBER not in state.holders or not waiting)
         )
 
 
-def copied(durable: Durable) -> Durable:
+def copied(state: CoordinatorState) -> CoordinatorState:
     """Return what a file would hold."""
-    parts = {"holders": [*durable.holders]} | {
-        name: {**getattr(durable, name)} for name in ("tokens", "gone", "relieved", "slow")
+    parts = {"holders": [*state.holders]} | {
+        name: {**getattr(state, name)} for name in ("tokens", "gone", "relieved", "slow")
     }
-    return replace(durable, **parts)  # type: ignore[arg-type]
+    return replace(state, **parts)  # type: ignore[arg-type]

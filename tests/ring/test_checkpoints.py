@@ -18,13 +18,13 @@ from hypothesis import given
 
 from longshore.cluster.files.errors import InputError
 from longshore.ring import wire
-from longshore.ring.control import Control
 from longshore.ring.member import find_newest, write_checkpoint
+from longshore.ring.member_client import MemberClient
 from tests.states import same, trees
 
 
 @dataclass
-class Leave:
+class SavePermission:
     """What a checkpoint asks of its member's connection."""
 
     step: int
@@ -35,13 +35,15 @@ class Leave:
 
 
 def save(folder: Path, step: int, mark: str, state: dict[str, Any] | None = None) -> Path:
-    path = write_checkpoint(folder, cast("Control", Leave(step)), state or {"step": torch.tensor(step)}, mark)
+    path = write_checkpoint(
+        folder, cast("MemberClient", SavePermission(step)), state or {"step": torch.tensor(step)}, mark
+    )
     assert path is not None
     return path
 
 
 def test_a_member_that_was_relieved_meanwhile_names_no_checkpoint_and_goes_on(tmp_path: Path) -> None:
-    relieved = cast("Control", Leave(5, is_relieved=True))
+    relieved = cast("MemberClient", SavePermission(5, is_relieved=True))
     assert write_checkpoint(tmp_path, relieved, {"step": torch.tensor(5)}, "g1-m0") is None
     assert list(tmp_path.iterdir()) == []
 
@@ -164,23 +166,23 @@ def test_a_ring_that_is_just_formed_anew_refuses_no_member_that_has_a_seat(
     monkeypatch: pytest.MonkeyPatch, *, has_seat: bool
 ) -> None:
     """The word that the ring is formed anew is under way when the member asks, and comes before the answer."""
-    control = Control("127.0.0.1:9", "secret", 0, "node", "", 5)
+    control = MemberClient("127.0.0.1:9", "secret", 0, "node", "", 5)
     control.generation = 1
     asked = []
 
     def hear(*words: wire.Message) -> None:
         for it in words:
-            control._hear(it)
+            control._receive(it)
 
     def answer(message: object) -> None:
-        if not isinstance(message, wire.AskToSave):
+        if not isinstance(message, wire.SaveRequest):
             return
         asked.append(message.generation)
         said = [wire.Abort(2)] if has_seat and message.generation == 1 else []
         granted = has_seat and message.generation == 2
-        words = (*said, wire.MaySave(message.generation, message.step, granted))
+        words = (*said, wire.SaveReply(message.generation, message.step, granted))
         threading.Thread(target=hear, args=words).start()  # who asks has the lock
 
-    monkeypatch.setattr(control, "_say", answer)
+    monkeypatch.setattr(control, "_send", answer)
     assert control.may_save() is has_seat
     assert asked == ([1, 2] if has_seat else [1])

@@ -1,226 +1,334 @@
-"""The coordinator's process on disks that stall or fail, among strangers, and with peers that talk too much."""
-
-import asyncio
-import contextlib
-import json
-import os
-import resource
-import signal
-import socket
-import threading
-import time
-from dataclasses import fields, replace
-from pathlib import Path
-from typing import Any
+"""What the coordinator decides, case by case."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.ring import coordinator, wire
-from longshore.ring import wire as wire_lines
-from longshore.ring.asking import ask_report, last_report
-from longshore.ring.coordinator import AT_ONCE, STRANGERS, TEXT, cut
-from longshore.ring.standing import RECOVERIES, STATE, make_ring, write_file
-
-from .coordinator_process import Peer, Process, can_connect, started, wait_for
-from .trial import LIMIT_S
-
-# The disk
+from longshore.ring import wire
+from longshore.ring.coordinator import LAUNCHERS, WORN_OUT, Coordinator
+from longshore.ring.coordinator_state import MemberState, Phase, RingLimits
+from longshore.ring.member_health import UNLIKE_ENDS_S, unlike_ends
+from tests.ring.obedient_ring import Ring
 
 
-def limit(ring: Process, what: int, value: int) -> int:
-    """Set what the coordinator may have at most; return what it might before."""
-    soft, hard = resource.prlimit(ring.pid, what)
-    resource.prlimit(ring.pid, what, (value, hard))
-    return soft
+def test_each_member_has_the_seat_of_its_number_whoever_comes_first() -> None:
+    ring = Ring(0)
+    ring.coordinator = Coordinator(3, RingLimits(), 0.0)
+    for number in (3, 2, 0):
+        ring.join(number)
+    assert ring.order() == [0, -1, 2]
+    ring.join(1)
+    assert ring.order() == [0, 1, 2]
+    assert ring.coordinator.state.phase is Phase.RUNNING
 
 
-# No file may grow, as on a full disk; no file may be opened.
-FAILING = [pytest.param(resource.RLIMIT_FSIZE, id="full"), pytest.param(resource.RLIMIT_NOFILE, id="no descriptor")]
+def test_a_member_that_cannot_come_at_the_start_is_replaced_by_a_spare() -> None:
+    ring = Ring(0)
+    ring.coordinator = Coordinator(2, RingLimits(), 0.0)
+    ring.join(0)
+    ring.join(2)
+    ring.exit(1)
+    assert ring.order() == [0, 2]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("what", FAILING)
-def test_while_a_disk_fails_members_are_answered_and_nobody_is_told_what_is_not_written(
-    what: int, ring: Process
-) -> None:
-    launcher = Peer(ring, "launcher")
-    assert ask_report(ring.folder) is not None  # All that was said before is written.
-    before = (ring.folder / STATE).read_bytes()
-    kept = limit(ring, what, 0)
-    launcher.say(wire.Exited(2, -9))
-    for _ in range(30):
-        for member in ring.members[:2]:
-            assert member.beat() == []
-        time.sleep(0.05)
-    assert (ring.folder / STATE).read_bytes() == before
-    limit(ring, what, kept)
-    ring.all_hear(wire.Go(2), without=[2])
-    assert launcher.hear(wire.Declared) == wire.Declared(2, "its process ended with status -9")
-    assert json.loads((ring.folder / STATE).read_bytes())["generation"] == 2
-    assert ask_report(ring.folder) is not None
+def test_a_spare_is_taken_before_anybody_is_asked() -> None:
+    ring = Ring(3, spares=1)
+    ring.coordinator.scheduler_connected(0.0)
+    ring.exit(1)
+    assert ring.order() == [0, 3, 2]
+    assert ring.coordinator.state.generation == 2
+    assert not any(want.empty for want in ring.wants())
 
 
-def test_a_coordinator_is_started_again_on_a_full_disk(ring: Process) -> None:
-    os.kill(ring.pid, signal.SIGKILL)
-    os.waitpid(ring.pid, 0)
-    with started(ring.folder, "prlimit", "--fsize=0:") as again:
-        for number in range(3):
-            wait_for(lambda: can_connect(again))
-            member = Peer(again, "member", number, generation=1)
-            assert member.hear(wire.Go) == wire.Go(1)
-            member.beat()
-        assert ask_report(again.folder) is not None
+def test_the_desk_is_told_which_seat_is_empty_and_between_whom() -> None:
+    ring = Ring(4)
+    ring.coordinator.scheduler_connected(0.0)
+    ring.exit(3)
+    (want,) = ring.wants()
+    assert want.empty == [wire.EmptySeat(seat=3, before=2, after=0)]
+    assert want.order == [0, 1, 2]
 
 
-def test_a_file_for_people_that_cannot_be_written_stops_nobody(ring: Process) -> None:
-    (ring.folder / "in the way" / "it").mkdir(parents=True)
-    while not (ring.folder / RECOVERIES).is_dir():  # the coordinator may be writing its file at this moment
-        (ring.folder / RECOVERIES).unlink(missing_ok=True)
-        with contextlib.suppress(NotADirectoryError):
-            (ring.folder / "in the way").rename(ring.folder / RECOVERIES)
-    ring.lose(2)
-    ring.all_hear(wire.Go(2), without=[2])
-    assert ask_report(ring.folder) is not None
+def test_who_comes_from_the_desk_is_waited_for_and_has_the_seat() -> None:
+    ring = Ring(4)
+    ring.coordinator.scheduler_connected(0.0)
+    ring.exit(1)
+    ring.coordinator.scheduler_message(wire.MemberOffer(7, "node", 0), ring.now_s)
+    ring.wait(10.0)
+    assert ring.coordinator.state.phase is Phase.STOPPING
+    ring.join(7)
+    assert (ring.order(), ring.coordinator.state.generation) == ([0, 7, 2, 3], 2)
 
 
-def test_a_state_that_cannot_be_written_for_long_ends_the_coordinator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = make_ring(tmp_path, 1)
-    (tmp_path / STATE / "in the way").mkdir(parents=True)
-    monkeypatch.setattr(coordinator, "_read_state", lambda folder: ({}, None))
-    monkeypatch.setattr(coordinator, "WRITE_S", 0.0)
-    monkeypatch.setattr(coordinator, "AGAIN_S", 0.0)
-    with pytest.raises(IsADirectoryError):
-        asyncio.run(coordinator.Coordinator(tmp_path, settings).run())
+def test_who_is_promised_without_a_number_is_waited_for_until_the_launcher_says_who_it_is() -> None:
+    ring = Ring(4)
+    ring.coordinator.scheduler_connected(0.0)
+    ring.exit(1)
+    ring.coordinator.scheduler_message(wire.MemberOffer(-1, "node", 0), ring.now_s)
+    ring.wait(10.0)
+    assert ring.coordinator.state.phase is Phase.STOPPING
+    ring.coordinator.launcher_message(wire.MemberStarting(4), ring.now_s)
+    ring.exit(4)
+    ring.wait(3.0)
+    assert (ring.order(), ring.coordinator.state.phase) == ([0, -1, 2, 3], Phase.RUNNING)
 
 
-TELLS = {"stopping": wire.Abort, "forming": wire.Form, "running": wire.Go, "done": wire.Finish}
+@pytest.mark.parametrize("answer", ["none", "nothing", "nobody there", "one that never comes", "one that dies"])
+def test_without_anybody_the_ring_shrinks(answer: str) -> None:
+    ring = Ring(4, limits=RingLimits(coming_s=5.0))
+    if answer != "nobody there":
+        ring.coordinator.scheduler_connected(0.0)
+    ring.exit(1)
+    if answer == "none":
+        ring.coordinator.scheduler_message(wire.NoMemberOffer("no GPU is free"), ring.now_s)
+        ring.answer()
+    elif answer.startswith("one"):
+        ring.coordinator.scheduler_message(wire.MemberOffer(9), ring.now_s)
+        if answer == "one that dies":
+            ring.exit(9)
+    if answer not in ("none", "nobody there"):
+        assert ring.coordinator.state.phase is Phase.STOPPING
+        ring.wait(6.0)
+    assert (ring.order(), ring.coordinator.state.phase) == ([0, -1, 2, 3], Phase.RUNNING)
+    forms = [it for _, it in ring.told if isinstance(it, wire.RingLayout)]
+    assert [place.shards for place in forms[-1].assignments] == [[0, 1], [2], [3]]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("phase", TELLS)
-def test_while_a_write_takes_long_members_are_answered_and_hear_nothing_of_what_it_holds(
-    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reached, go_on, write = threading.Event(), threading.Event(), write_file
-
-    def slow(folder: Path, name: str, content: Any) -> None:
-        if name == STATE and content["phase"] == phase and content["generation"] == 2:
-            reached.set()
-            assert go_on.wait(LIMIT_S)
-        write(folder, name, content)
-
-    monkeypatch.setattr(coordinator, "write_file", slow)
-    settings = make_ring(tmp_path, 3)
-    thread = threading.Thread(target=lambda: asyncio.run(coordinator.Coordinator(tmp_path, settings).run()))
-    thread.start()
-    wait_for((tmp_path / STATE).exists)
-    ring = Process(tmp_path, settings, os.getpid())
-    ring.run_ring()
-    ring.lose(2)
-    members = ring.members[:2]
-    while not reached.is_set():
-        for member in members:
-            member.beat()
-            member.obey_all(says_done=True)
-        time.sleep(0.01)
-    said = [message for _ in range(20) for member in members for message in member.beat()]
-    assert not [it for it in said if isinstance(it, TELLS[phase]) and getattr(it, "generation", 0) == 2]
-    go_on.set()
-    while thread.is_alive():
-        for member in members:
-            member.beat()
-            member.obey_all(says_done=True)
-            if any(isinstance(it, wire.Finish) for it in member.said):
-                member.socket.close()
-                members = [it for it in members if it is not member]
-        time.sleep(0.01)
-    ring.close()
-    assert json.loads((tmp_path / STATE).read_bytes())["phase"] == "done"
+def test_a_member_that_comes_later_makes_the_ring_whole_once_it_has_made_a_step() -> None:
+    ring = Ring(3)
+    ring.exit(0)
+    assert ring.order() == [-1, 1, 2]
+    ring.join(5)
+    assert (ring.order(), ring.coordinator.state.generation) == ([5, 1, 2], 3)
+    assert len({ring.steps[it] for it in (1, 2, 5)}) == 1
 
 
-# Strangers
+def test_a_silent_member_is_declared_gone_after_ten_seconds_and_not_before() -> None:
+    ring = Ring(4, spares=1)
+    ring.quiet.add(2)
+    ring.wait(9.5)
+    assert ring.order() == [0, 1, 2, 3]
+    ring.wait(1.5)
+    assert ring.order() == [0, 1, 4, 3]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("says", [b"", b"x" * 300_000, b'{"kind": "Hello", "proof": "', b"{}\n"])
-def test_strangers_take_few_descriptors_and_little_memory_and_a_ring_goes_on_among_them(
-    says: bytes, ring: Process
-) -> None:
-    memory_mib = ring.memory_mib()
-    strangers = []
-    for _ in range(600):
-        strangers.append(socket.create_connection(("127.0.0.1", ring.port), LIMIT_S))
-        with contextlib.suppress(OSError):
-            strangers[-1].send(says, socket.MSG_DONTWAIT)
-        assert ring.descriptors() < STRANGERS + 8 * AT_ONCE  # Some are taken, or dropped, and not yet counted.
-    launcher = ring.lose(2)
-    ring.all_hear(wire.Go(2), without=[2])
-    ring.members.append(Peer(ring, "member", 7))
-    ring.all_hear(wire.Go(3), without=[2])
-    assert ring.memory_mib() < memory_mib + 60
-    assert ring.log().count("\n") < 10
-    launcher.socket.close()
-    for it in strangers:
-        it.close()
+def test_where_most_are_silent_nobody_is_declared_gone_until_they_have_ended_themselves() -> None:
+    ring = Ring(5)
+    ring.quiet |= {1, 2, 3}
+    ring.wait(50.0)
+    assert ring.order() == [0, 1, 2, 3, 4]
+    ring.wait(11.0)
+    assert ring.order() == [0, -1, -1, -1, 4]
 
 
-# What peers say
-
-LONG = ["x" * 100_000, "\U0001f525" * 60_000, "\x00" * 100_000]
-
-
-@pytest.mark.parametrize("text", LONG, ids=["plain", "wide", "escaped"])
-def test_long_texts_of_peers_are_cut_where_they_come_in(text: str, ring: Process) -> None:
-    member, desk, launcher = ring.members[1], Peer(ring, "desk"), Peer(ring, "launcher")
-    member.say(wire.Fault(1, 1, text[:30_000], text[:30_000]))
-    ring.all_hear(wire.Go(2))
-    member.say(wire.Leave(1, 2, text))
-    launcher.hear(wire.Declared)
-    desk.say(wire.NoneComing(text))
-    desk.say(wire.Retire(2, text))
-    assert launcher.hear(wire.Declared) == wire.Declared(2, text[:TEXT])
-    report = ask_report(ring.folder)
-    assert report is not None
-    assert report.gone == {"1": text[:TEXT], "2": text[:TEXT]}
-    assert (ring.folder / STATE).stat().st_size < 64_000
+def test_sixty_of_a_hundred_that_are_silent_at_once_are_one_alarm() -> None:
+    ring = Ring(100)
+    ring.quiet |= set(range(20, 80))
+    ring.wait(30.0)
+    assert ring.order() == list(range(100))
+    assert len([it for it in ring.coordinator.log_lines if it.startswith("alarm")]) == 1
+    ring.quiet.clear()
+    ring.wait(30.0)
+    assert ring.order() == list(range(100))
 
 
-@given(st.one_of(*(st.from_type(kind) for kind in wire_lines._KINDS.values())), st.data())
-def test_each_text_of_any_message_is_cut_and_nothing_else_changes(message: wire.Message, data: st.DataObject) -> None:
-    texts = [it.name for it in fields(message) if isinstance(getattr(message, it.name), str)]
-    long: dict[str, Any] = {name: "y" * data.draw(st.integers(0, 3 * TEXT)) for name in texts}
-    assert cut(replace(message, **long)) == replace(message, **{name: text[:TEXT] for name, text in long.items()})
+def test_most_that_fall_silent_one_after_the_other_within_a_beat_are_no_fault_of_the_first() -> None:
+    ring = Ring(4)
+    for number in range(4):
+        ring.quiet.add(number)
+        ring.wait(0.3)
+    ring.wait(40.0)
+    assert ring.order() == [0, 1, 2, 3]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("outcome", ["done", "lost"])
-def test_whoever_is_connected_at_the_end_leaves_no_traceback_in_the_log(outcome: str, ring: Process) -> None:
-    peers = [Peer(ring, role) for role in ("desk", "launcher", "desk")]
-    stranger = socket.create_connection(("127.0.0.1", ring.port), LIMIT_S)
-    for member in ring.members:
-        member.say(wire.Done(member.member, 1, 1) if outcome == "done" else wire.Leave(member.member, 1, "made up"))
-    for peer in peers:
-        end = peer.hear(wire.End)
-        assert isinstance(end, wire.End)
-        assert end.outcome == outcome
-    wait_for(lambda: "State:\tZ" in Path(f"/proc/{ring.pid}/status").read_text())
-    stranger.close()
-    assert [line for line in ring.log().splitlines() if not line.startswith("longshore.ring: ")] == []
-    report = last_report(ring.folder)
-    assert report is not None
-    assert report.phase == outcome
+def test_a_coordinator_that_stood_still_declares_nobody_gone() -> None:
+    ring = Ring(4)
+    ring.now_s += 100.0
+    ring.coordinator.tick(ring.now_s)
+    assert ring.order() == [0, 1, 2, 3]
 
 
-def test_a_ring_that_was_asked_to_end_is_told_of_as_it_stood_before(ring: Process) -> None:
-    launcher = Peer(ring, "launcher")
-    before, log = ask_report(ring.folder), ring.log()
-    launcher.say(wire.Ending())
+def test_a_member_that_hears_and_does_not_stop_is_declared_gone() -> None:
+    ring = Ring(3, spares=2)
+    ring.quiet.add(2)
+    ring.exit(1)
+    ring.wait(4.5)
+    assert ring.order() == [0, 3, 2]
+    ring.wait(1.0)
+    assert (ring.order(), ring.coordinator.state.phase) == ([0, 3, 4], Phase.RUNNING)
+
+
+def fault(ring: Ring, member: int, peer: int) -> None:
+    ring.say(wire.ExchangeFailed(member, ring.coordinator.state.generation, f"host:{peer}", "closed"))
+    ring.answer()
+
+
+def test_of_a_pair_that_fails_three_times_the_later_one_is_replaced() -> None:
+    ring = Ring(4, spares=1)
+    for _ in range(2):
+        fault(ring, 1, 2)
+    assert ring.order() == [0, 1, 2, 3]
+    fault(ring, 2, 1)
+    assert ring.order() == [0, 1, 4, 3]
+
+
+def test_of_a_pair_that_fails_three_times_the_one_with_more_faults_is_replaced() -> None:
+    ring = Ring(4, spares=1)
+    fault(ring, 0, 1)
+    for _ in range(3):
+        fault(ring, 1, 2)
+    assert ring.order() == [0, 4, 2, 3]
+
+
+def test_faults_of_long_ago_do_not_count() -> None:
+    ring = Ring(4, spares=1)
+    for _ in range(4):
+        fault(ring, 1, 2)
+        ring.wait(601.0)
+    assert ring.order() == [0, 1, 2, 3]
+
+
+def test_a_worn_process_is_started_anew_and_waited_for() -> None:
+    ring = Ring(3)
+    ring.groups = 20
+    ring.coordinator.member_message(0, wire.ExchangeFailed(0, 1, "", "made up"), ring.now_s)
+    ring.quiet.add(0)
+    ring.answer()
+    ring.wait(6.0)
+    assert [reason for reason in ring.coordinator.state.gone.values() if reason == WORN_OUT]
+    gone = [it for _, it in ring.told if isinstance(it, wire.Evicted) and it.restart]
+    assert gone
+
+
+def test_nobody_may_save_who_has_no_seat_or_is_of_another_generation() -> None:
+    ring = Ring(2, spares=1)
+    for member, generation in ((0, 1), (0, 0), (2, 1)):
+        ring.say(wire.SaveRequest(member, generation, 5))
+    granted = [it.granted for _, it in ring.coordinator.outbox if isinstance(it, wire.SaveReply)]
+    assert granted == [True, False, False]
+
+
+def test_a_process_that_was_declared_gone_or_has_a_members_number_is_refused() -> None:
+    ring = Ring(2)
+    ring.exit(1)
+    assert not ring.coordinator.member_connected(wire.Hello("member", 1, "t1"), 0.0)
+    assert not ring.coordinator.member_connected(wire.Hello("member", 0, "another"), 0.0)
+    assert not ring.coordinator.member_connected(wire.Hello("member", -2, "x"), 0.0)
+    assert not ring.coordinator.member_connected(wire.Hello("member", 8, "x", fresh=False), 0.0)
+    assert ring.order() == [0, -1]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_member_that_is_retired_leaves_and_its_seat_is_filled(number: int) -> None:
+    ring = Ring(2, spares=1)
+    for _ in range(2):  # asked again, nothing more happens
+        ring.coordinator.scheduler_message(wire.Retire(number, "its GPU is broken"), ring.now_s)
+        ring.answer()
+    assert ring.coordinator.state.gone == {str(number): "its GPU is broken"}
+    assert (-2, wire.MemberGone(number, "its GPU is broken")) in ring.told
+    assert ring.coordinator.state.phase is Phase.RUNNING
+    assert sorted(ring.coordinator.state.holders) == sorted({0, 1, 2} - {number})
+
+
+def started(ring: Ring, number: int, how: str) -> None:
+    """A member is started; its launcher says so once, or again and again, or its seat was promised before."""
+    if how == "promised":
+        ring.coordinator.scheduler_connected(ring.now_s)
+        ring.coordinator.scheduler_message(wire.MemberOffer(-1, "node", 0), ring.now_s)
+    for _ in range(3 if how == "told again" else 1):
+        ring.launch(number)
+        ring.wait(5.0)
+
+
+@pytest.mark.parametrize("how", ["told once", "told again", "promised"])
+@pytest.mark.parametrize("seats", [2, 3], ids=["for a seat", "as a spare"])
+def test_a_member_that_never_says_a_word_is_declared_gone_and_people_are_told(how: str, seats: int) -> None:
+    ring = Ring(0)
+    ring.coordinator = Coordinator(2, RingLimits(), 0.0)
+    for number in range(seats):
+        ring.launch(number)
+        ring.join(number)
+    ring.exit(0)
+    started(ring, 9, how)
+    ring.wait(40.0)
+    assert (ring.coordinator.state.phase, "9" in ring.coordinator.state.gone) == (Phase.RUNNING, False)
+    ring.wait(20.0)
+    assert set(ring.coordinator.state.gone) == {"0", "9"}
+    assert [to for to, it in ring.told if isinstance(it, wire.MemberGone) and it.member == 9] == [LAUNCHERS]
+    assert any(line.startswith("member 9 is gone") for line in ring.coordinator.log_lines)
+    assert not ring.coordinator.member_connected(wire.Hello("member", 9, "t9"), ring.now_s)
+
+
+def test_at_the_start_members_have_as_long_as_the_ring_waits_and_no_longer() -> None:
+    ring = Ring(0)
+    ring.coordinator = Coordinator(3, RingLimits(gather_s=200.0), 0.0)
     for number in range(3):
-        launcher.say(wire.Exited(number, -15))
-    launcher.hear(wire.End)
-    assert last_report(ring.folder) == before
-    assert ring.log() == log
+        ring.launch(number)
+    ring.join(0)
+    ring.join(1)
+    ring.wait(199.0)
+    assert (ring.coordinator.state.phase, ring.coordinator.state.gone) == (Phase.STOPPING, {})
+    ring.wait(2.0)
+    assert (ring.order(), set(ring.coordinator.state.gone)) == ([0, 1, -1], {"2"})
+    assert ring.coordinator.state.phase is Phase.RUNNING
+
+
+def test_where_scripts_take_long_before_their_first_word_those_that_come_later_may_too() -> None:
+    ring = Ring(0)
+    ring.coordinator = Coordinator(2, RingLimits(), 0.0)
+    for number in range(3):
+        ring.launch(number)
+    ring.wait(80.0)
+    for number in range(2):
+        ring.join(number)
+    ring.wait(150.0)
+    assert ring.coordinator.state.gone == {}
+    ring.join(2)
+    assert ring.coordinator.report().spares == [2]
+
+
+def test_a_coordinator_that_stood_still_waits_on_for_those_that_were_started() -> None:
+    ring = Ring(2)
+    ring.launch(2)
+    ring.now_s += 1000.0
+    ring.coordinator.tick(ring.now_s)
+    ring.join(2)
+    assert (ring.coordinator.report().spares, ring.coordinator.state.gone) == ([2], {})
+
+
+def test_members_that_have_not_heard_of_the_end_yet_are_not_left_without_an_answer() -> None:
+    ring = Ring(2)
+    for number in range(2):
+        ring.say(wire.MemberDone(number, 1, 1))
+    assert ring.coordinator.state.phase is Phase.DONE
+    ring.coordinator.outbox.clear()
+    ring.say(wire.Heartbeat(1, 1, 7, 1))
+    assert ring.coordinator.outbox == [(1, wire.LeaseRenewal(7))]
+
+
+def test_of_very_many_members_that_are_gone_all_are_refused_and_few_reasons_are_kept() -> None:
+    ring = Ring(2)
+    for number in range(2, 2000):
+        ring.join(number)
+        ring.coordinator.member_message(number, wire.Leave(number, 1, "\U0001f525" * 500), ring.now_s)
+    ring.answer()
+    assert len(wire.encode(ring.coordinator.report())) < wire.MAX_LINE_BYTES
+    assert not any(ring.coordinator.member_connected(wire.Hello("member", it, f"t{it}"), 0.0) for it in range(2, 2000))
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=6),
+    st.sampled_from([0.0, UNLIKE_ENDS_S, UNLIKE_ENDS_S + 0.1]),
+)
+def test_ends_are_unlike_only_if_somebody_waits_in_a_step_that_another_does_not_take(
+    told: list[tuple[bool, bool, int]], quiet_s: float
+) -> None:
+    members = [
+        MemberState(number, "", 0.0, done=done, waiting=waiting, step=step)
+        for number, (done, waiting, step) in enumerate(told)
+    ]
+    last = max((step for done, _, step in told if done), default=4)
+    ahead = [number for number, (done, waits, step) in enumerate(told) if not done and waits and step >= last]
+    found = unlike_ends(members, quiet_s)
+    assert bool(found) == (bool(ahead) and quiet_s > UNLIKE_ENDS_S)
+    assert not found or f"member {ahead[0]} " in found

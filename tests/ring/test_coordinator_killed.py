@@ -9,34 +9,46 @@ from typing import Any
 import pytest
 
 from longshore.ring import launcher
-from longshore.ring.rounds import UNNEEDED
-from longshore.ring.standing import RECOVERIES
+from longshore.ring.coordinator import NOT_NEEDED
+from longshore.ring.coordinator_state import RECOVERIES
 from tests.support.processes import ROOT
 
-from .desk import bring
+from .member_pool import bring
 from .trial import Outcome, Trial, assert_as_undisturbed, nothing, run_ring
 
 pytestmark = pytest.mark.long
 
-LOST, HOST, SEATS = 3, 0, 4  # the host gives the state, and has the store at which the others meet
-# By the order in which they come; a ring without spares asks its desk, which is told, promises, and starts a member.
+LOST, HOST, SEATS = 3, 0, 4  # the host sends the state, and has the store at which the others meet
+# In their order; in a ring without spares the scheduler gets a request, offers a member, and starts it.
 WITH_SPARES = [
-    *("heard Exited", "heard Fault", "wrote stopping", "told Abort", "told Declared", "heard Stopped"),
-    *("wrote forming", "told Form", "heard Ready", "wrote running", "told Go", "heard Running"),
+    *(
+        "received MemberExited",
+        "received ExchangeFailed",
+        "wrote stopping",
+        "sent Abort",
+        "sent MemberGone",
+        "received Stopped",
+    ),
+    *("wrote forming", "sent RingLayout", "received MemberReady", "wrote running", "sent Resume", "received FirstStep"),
 ]
-WITH_DESK = ["told Want", "told Lease", "heard Coming", "heard Starting"]
-LATER = ["heard Beat", "heard Done", "wrote done", "told Finish", "told End"]
-COORDINATOR = [f"{it}=coordinator" for it in (*WITH_SPARES, *WITH_DESK, *LATER)]
-MEMBER = [f"{it}={HOST}" for it in (*WITH_SPARES, *WITH_DESK)]
+WITH_SCHEDULER = ["sent SeatRequest", "sent LeaseRenewal", "received MemberOffer", "received MemberStarting"]
+LATER = ["received Heartbeat", "received MemberDone", "wrote done", "sent Finish", "sent RingEnd"]
+COORDINATOR = [f"{it}=coordinator" for it in (*WITH_SPARES, *WITH_SCHEDULER, *LATER)]
+MEMBER = [f"{it}={HOST}" for it in (*WITH_SPARES, *WITH_SCHEDULER)]
 BOTH = [
-    f"wrote stopping=coordinator,told Form={HOST}",
-    f"told Form={HOST},heard Stopped=coordinator",
-    f"heard Ready={HOST},told Abort=coordinator",
-    f"told Want=coordinator,heard Coming={HOST}",
-    f"heard Starting={HOST},told Form=coordinator",
-    "told Abort=coordinator,told Form=coordinator",
+    f"wrote stopping=coordinator,sent RingLayout={HOST}",
+    f"sent RingLayout={HOST},received Stopped=coordinator",
+    f"received MemberReady={HOST},sent Abort=coordinator",
+    f"sent SeatRequest=coordinator,received MemberOffer={HOST}",
+    f"received MemberStarting={HOST},sent RingLayout=coordinator",
+    "sent Abort=coordinator,sent RingLayout=coordinator",
 ]
-FAST = ["wrote stopping=coordinator", "told Form=coordinator", "heard Coming=coordinator", f"told Form={HOST}"]
+FAST = [
+    "wrote stopping=coordinator",
+    "sent RingLayout=coordinator",
+    "received MemberOffer=coordinator",
+    f"sent RingLayout={HOST}",
+]
 RARE = [it for it in (*COORDINATOR, *MEMBER, *BOTH) if it not in FAST]
 KILLS = [*FAST, *(pytest.param(it, marks=pytest.mark.full) for it in RARE)]
 
@@ -45,7 +57,7 @@ KILLS = [*FAST, *(pytest.param(it, marks=pytest.mark.full) for it in RARE)]
 def killing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Coordinators that kill."""
     monkeypatch.setattr(launcher, "COORDINATOR", "tests.ring.killed_coordinator")
-    monkeypatch.setattr(launcher, "BEGIN", f"import sys; sys.path.append({str(ROOT)!r}); {launcher.BEGIN}")
+    monkeypatch.setattr(launcher, "RUN_MODULE", f"import sys; sys.path.append({str(ROOT)!r}); {launcher.RUN_MODULE}")
     return monkeypatch
 
 
@@ -54,23 +66,25 @@ def fault(member: int, at: str, do: object) -> dict[str, Any]:
 
 
 def faults_before(kills: str) -> Sequence[dict[str, Any]]:
-    """Return what goes wrong first: a process ends, or, for who speaks of it, a link between two that live."""
-    return [fault(1, "computing", "break 2")] if "heard Fault" in kills else [fault(LOST, "computing", "KILL")]
+    """Return the first fault: a process ends, or a link between two living members fails."""
+    return (
+        [fault(1, "computing", "break 2")] if "received ExchangeFailed" in kills else [fault(LOST, "computing", "KILL")]
+    )
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kills", KILLS)
-def test_whoever_is_killed_after_a_message_of_a_recovery_the_ring_goes_on_where_it_was(
+def test_a_ring_continues_whichever_process_is_killed_after_a_message_of_a_recovery(
     kills: str, warm: Path, undisturbed: Outcome, tmp_path: Path, killing: pytest.MonkeyPatch
 ) -> None:
     killing.setenv("KILLS", kills)
-    asks = any(it in kills for it in WITH_DESK)
-    # A member that started before its promise was heard could take its seat before anybody hears of it.
-    desk = partial(bring, most=2, may_start=(tmp_path / "heard-Coming").exists)
-    # Steps that take so long that each member beats in what follows the fault.
+    asks = any(it in kills for it in WITH_SCHEDULER)
+    # A member that started before its offer was received could take its seat before that.
+    scheduler = partial(bring, most=2, may_start=(tmp_path / "received-MemberOffer").exists)
+    # Steps so long that each member sends heartbeats during the recovery.
     found = run_ring(
         tmp_path, warm, spares=0 if asks else 2, faults=faults_before(kills), pause_s=0.1,
-        during=desk if asks else nothing,
+        during=scheduler if asks else nothing,
     )  # fmt: skip
     assert_as_undisturbed(found, undisturbed)
     assert not any(0 < it["members"] < SEATS for it in json.loads((tmp_path / RECOVERIES).read_text()))
@@ -80,16 +94,16 @@ def test_whoever_is_killed_after_a_message_of_a_recovery_the_ring_goes_on_where_
     dead = {HOST for it in killed if it.endswith(f"={HOST}")} | {
         it["member"] for it in faults_before(kills) if it["do"] == "KILL"
     }
-    # A spare that comes when all is done is not waited for.
-    late = {number for number, reason in found.declared.items() if reason == UNNEEDED}
+    # The ring does not wait for a spare that connects when all is done.
+    late = {number for number, reason in found.declared.items() if reason == NOT_NEEDED}
     assert {number for number, status in found.exits.items() if status == -9} - late == dead, found.declared
 
 
 @pytest.mark.full
-def test_a_coordinator_that_is_killed_once_nobody_comes_lets_the_ring_shrink_all_the_same(
+def test_a_ring_shrinks_though_its_coordinator_is_killed_once_no_member_is_offered(
     warm: Path, undisturbed: Outcome, tmp_path: Path, killing: pytest.MonkeyPatch
 ) -> None:
-    killing.setenv("KILLS", "heard NoneComing=coordinator")
+    killing.setenv("KILLS", "received NoMemberOffer=coordinator")
     found = run_ring(tmp_path, warm, faults=faults_before(""), pause_s=0.1, during=partial(bring, most=0))
     assert found.end.outcome == "done"
     assert found.steps() == undisturbed.steps()
@@ -124,7 +138,7 @@ def test_a_ring_runs_on_while_its_coordinator_is_away(warm: Path, undisturbed: O
     assert found.generation() == 1
 
 
-# Where the host itself is, rather than what the coordinator has heard of it.
+# Where the host itself is, rather than what it has reported.
 POINTS = ["stopped", "copying", "ready", "going", "running"]
 PLACES = ["formed", *(pytest.param(it, marks=pytest.mark.full) for it in POINTS)]
 

@@ -15,9 +15,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from longshore.ring import wire
-from longshore.ring import wire as wire_lines
-from longshore.ring.asking import ask_report
-from longshore.ring.wire import answer, challenge, check_welcome, greet_blocking, is_right, welcome
+from longshore.ring.ring_client import ask_report
+from longshore.ring.wire import answer, check_welcome, greet_blocking, new_challenge, proves_secret, welcome
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
 
@@ -35,10 +34,10 @@ hellos = st.builds(wire.Hello, role=texts, member=st.integers(-1, 9), token=text
 @given(hellos, texts)
 def test_both_ends_prove_the_secret_to_each_other(hello: wire.Hello, nonce: str) -> None:
     asked = wire.Challenge(nonce)
-    said = wire_lines.decode(wire_lines.encode(answer(SECRET, asked, hello)))
+    said = wire.decode(wire.encode(answer(SECRET, asked, hello)))
     assert isinstance(said, wire.Hello)
     assert replace(said, nonce="", proof="") == hello
-    assert is_right(SECRET, asked, said)
+    assert proves_secret(SECRET, asked, said)
     check_welcome(SECRET, asked, said, welcome(SECRET, asked, said))
 
 
@@ -48,22 +47,22 @@ def test_a_proof_is_of_one_challenge_one_secret_and_one_hello(
 ) -> None:
     asked, said = wire.Challenge(nonce), answer(SECRET, wire.Challenge(nonce), hello)
     assume(nonce != later and hello != other and secret != SECRET)
-    assert not is_right(SECRET, wire.Challenge(later), said)
-    assert not is_right(secret, asked, said)
-    assert not is_right(SECRET, asked, replace(other, nonce=said.nonce, proof=said.proof))
-    assert not is_right(SECRET, asked, replace(said, nonce=later))
+    assert not proves_secret(SECRET, wire.Challenge(later), said)
+    assert not proves_secret(secret, asked, said)
+    assert not proves_secret(SECRET, asked, replace(other, nonce=said.nonce, proof=said.proof))
+    assert not proves_secret(SECRET, asked, replace(said, nonce=later))
 
 
 @given(hellos, st.text(max_size=80), st.sampled_from(["proof", "nonce", "secret", "hello's"]))
 def test_a_welcome_is_of_one_hello_and_one_secret(hello: wire.Hello, text: str, what: str) -> None:
-    asked = challenge()
+    asked = new_challenge()
     said, right = answer(SECRET, asked, hello), welcome(SECRET, asked, answer(SECRET, asked, hello))
     wrong = {
-        "proof": wire.Welcome(text), "nonce": welcome(SECRET, challenge(), said), "secret": welcome(text, asked, said),
-        "hello's": wire.Welcome(said.proof),
+        "proof": wire.Welcome(text), "nonce": welcome(SECRET, new_challenge(), said),
+        "secret": welcome(text, asked, said), "hello's": wire.Welcome(said.proof),
     }[what]  # fmt: skip
-    for it in (wrong, right, wire.Gone("x"), asked):  # The right one is that of another hello: it has another nonce.
-        with pytest.raises(wire_lines.WireError):
+    for it in (wrong, right, wire.Evicted("x"), asked):  # The right one is that of another hello: it has another nonce.
+        with pytest.raises(wire.WireError):
             check_welcome(SECRET, asked, said, it)
 
 
@@ -112,7 +111,7 @@ def overheard(process: Process, role: str) -> tuple[bytes, bytes]:
         with socket.create_connection(("127.0.0.1", port)) as connection:
             until_s = time.monotonic() + LIMIT_S
             greet_blocking(connection, process.settings.secret, wire.Hello(role, 7, "t7"), until_s)
-            connection.sendall(wire_lines.encode(wire.Here(7, 1, 0)))
+            connection.sendall(wire.encode(wire.AwaitsLayout(7, 1, 0)))
             connection.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionError):
                 while connection.recv(1 << 16):
@@ -120,7 +119,7 @@ def overheard(process: Process, role: str) -> tuple[bytes, bytes]:
         return b"".join(asked), b"".join(answered)
 
 
-@pytest.mark.parametrize("role", ["member", "launcher", "desk", "status"])
+@pytest.mark.parametrize("role", ["member", "launcher", "scheduler", "status"])
 def test_who_listens_learns_no_secret_and_what_was_said_is_of_no_use_again(role: str, ring: Process) -> None:
     asked, answered = overheard(ring, role)
     assert ring.settings.secret.encode() not in asked + answered
@@ -128,7 +127,7 @@ def test_who_listens_learns_no_secret_and_what_was_said_is_of_no_use_again(role:
     with socket.create_connection(("127.0.0.1", ring.port), LIMIT_S) as again:
         again.sendall(asked)
         said = b"".join(iter(lambda: again.recv(1 << 16), b""))
-    assert [type(wire_lines.decode(line)) for line in said.splitlines()] == [wire.Challenge]
+    assert [type(wire.decode(line)) for line in said.splitlines()] == [wire.Challenge]
 
 
 Hostile = Callable[[socket.socket, wire.Challenge, Process], object]
@@ -148,40 +147,40 @@ def with_proof(hello: wire.Hello, change: Callable[[str], str]) -> wire.Hello:
 
 def drips(connection: socket.socket, asked: wire.Challenge, process: Process) -> None:
     """Say the right thing, but so slowly that it does not come to an end in time."""
-    line = wire_lines.encode(right(asked, process))
+    line = wire.encode(right(asked, process))
     for at in range(len(line) - 1):
         connection.sendall(line[at : at + 1])
         time.sleep(0.1)
 
 
 HOSTILE: dict[str, Hostile] = {
-    "wrong": says(lambda asked, process: wire_lines.encode(answer("guessed", asked, wire.Hello("status")))),
-    "empty": says(lambda asked, process: wire_lines.encode(wire.Hello("status"))),
-    "the empty secret": says(lambda asked, process: wire_lines.encode(answer("", asked, wire.Hello("status")))),
-    "long": says(lambda asked, process: wire_lines.encode(replace(right(asked, process), proof="0" * 1_000_000))),
+    "wrong": says(lambda asked, process: wire.encode(answer("guessed", asked, wire.Hello("status")))),
+    "empty": says(lambda asked, process: wire.encode(wire.Hello("status"))),
+    "the empty secret": says(lambda asked, process: wire.encode(answer("", asked, wire.Hello("status")))),
+    "long": says(lambda asked, process: wire.encode(replace(right(asked, process), proof="0" * 1_000_000))),
     "one character more": says(
-        lambda asked, process: wire_lines.encode(with_proof(right(asked, process), lambda it: it + "0"))
+        lambda asked, process: wire.encode(with_proof(right(asked, process), lambda it: it + "0"))
     ),
     "one character less": says(
-        lambda asked, process: wire_lines.encode(with_proof(right(asked, process), lambda it: it[:-1]))
+        lambda asked, process: wire.encode(with_proof(right(asked, process), lambda it: it[:-1]))
     ),
     "of other signs": says(
-        lambda asked, process: wire_lines.encode(with_proof(right(asked, process), lambda it: "\u0664" * 64))
+        lambda asked, process: wire.encode(with_proof(right(asked, process), lambda it: "\u0664" * 64))
     ),
     "half a character": says(
-        lambda asked, process: wire_lines.encode(right(asked, process)).replace(b'"proof": "', b'"proof": "\\ud800')
+        lambda asked, process: wire.encode(right(asked, process)).replace(b'"proof": "', b'"proof": "\\ud800')
     ),
     "replayed": says(lambda asked, process: overheard(process, "status")[0]),
-    "of another nonce": says(lambda asked, process: wire_lines.encode(right(challenge(), process))),
-    "of another role": says(lambda asked, process: wire_lines.encode(replace(right(asked, process), role="launcher"))),
+    "of another nonce": says(lambda asked, process: wire.encode(right(new_challenge(), process))),
+    "of another role": says(lambda asked, process: wire.encode(replace(right(asked, process), role="launcher"))),
     "of another member": says(
-        lambda asked, process: wire_lines.encode(replace(right(asked, process, "member"), member=1, token="t1"))
+        lambda asked, process: wire.encode(replace(right(asked, process, "member"), member=1, token="t1"))
     ),
-    "the challenge said back": says(lambda asked, process: wire_lines.encode(asked)),
+    "the challenge said back": says(lambda asked, process: wire.encode(asked)),
     "a welcome": says(
-        lambda asked, process: wire_lines.encode(welcome(process.settings.secret, asked, right(asked, process)))
+        lambda asked, process: wire.encode(welcome(process.settings.secret, asked, right(asked, process)))
     ),
-    "truncated": says(lambda asked, process: wire_lines.encode(right(asked, process))[:-20]),
+    "truncated": says(lambda asked, process: wire.encode(right(asked, process))[:-20]),
     "the secret itself": says(
         lambda asked, process: b'{"kind": "Hello", "role": "status", "secret": "%s"}\n'
         % process.settings.secret.encode()
@@ -196,7 +195,7 @@ HOSTILE: dict[str, Hostile] = {
 def test_whoever_does_not_prove_the_secret_hears_nothing_and_the_ring_goes_on(kind: str, ring: Process) -> None:
     with socket.create_connection(("127.0.0.1", ring.port), LIMIT_S) as connection:
         file = connection.makefile("rb")
-        asked = wire_lines.decode(file.readline())
+        asked = wire.decode(file.readline())
         assert isinstance(asked, wire.Challenge)
         with contextlib.suppress(OSError):  # The coordinator may end it while more is said.
             HOSTILE[kind](connection, asked, ring)
@@ -220,21 +219,21 @@ def test_each_connection_has_a_challenge_of_its_own(tmp_path: Path) -> None:
 
 def test_a_hello_counts_once_on_a_connection(ring: Process) -> None:
     """Said again behind the greeting it is only a message that nobody expects there."""
-    desk = Peer(ring, "desk")
-    desk.say(answer(ring.settings.secret, challenge(), wire.Hello("launcher")))
+    desk = Peer(ring, "scheduler")
+    desk.say(answer(ring.settings.secret, new_challenge(), wire.Hello("launcher")))
     desk.say(wire.Retire(2, "made up"))
     launcher = Peer(ring, "launcher")
-    assert launcher.hear(wire.Declared) == wire.Declared(2, "made up")
+    assert launcher.hear(wire.MemberGone) == wire.MemberGone(2, "made up")
 
 
 # Against a member: somebody else listens at the port while the coordinator is down
 
 MEMBER = """
 import sys, time
-from longshore.ring.control import Control
-it = Control(sys.argv[1], sys.argv[2], 3, "n", "", 0)
-it.start()
-it.form()
+from longshore.ring.member_client import MemberClient
+client = MemberClient(sys.argv[1], sys.argv[2], 3, "n", "", 0)
+client.start()
+client.layout()
 """
 
 
@@ -243,18 +242,18 @@ def line_of(connection: socket.socket) -> bytes:
 
 
 def false_welcome(connection: socket.socket, of: Callable[[wire.Challenge, wire.Hello], wire.Message]) -> None:
-    asked = challenge()
-    connection.sendall(wire_lines.encode(asked))
-    hello = wire_lines.decode(line_of(connection))
+    asked = new_challenge()
+    connection.sendall(wire.encode(asked))
+    hello = wire.decode(line_of(connection))
     assert isinstance(hello, wire.Hello)
-    connection.sendall(wire_lines.encode(of(asked, hello)) + wire_lines.encode(wire.Gone("false")))
+    connection.sendall(wire.encode(of(asked, hello)) + wire.encode(wire.Evicted("false")))
 
 
-GONE = wire_lines.encode(wire.Gone("false"))
+GONE = wire.encode(wire.Evicted("false"))
 THIEVES: dict[str, Callable[[socket.socket], object]] = {
     "no challenge": lambda it: it.sendall(GONE),
-    "no welcome": lambda it: it.sendall(wire_lines.encode(challenge()) + GONE),
-    "two challenges": lambda it: it.sendall(2 * wire_lines.encode(challenge()) + GONE),
+    "no welcome": lambda it: it.sendall(wire.encode(new_challenge()) + GONE),
+    "two challenges": lambda it: it.sendall(2 * wire.encode(new_challenge()) + GONE),
     "no proof": lambda it: false_welcome(it, lambda asked, hello: wire.Welcome("")),
     "the member's own proof": lambda it: false_welcome(it, lambda asked, hello: wire.Welcome(hello.proof)),
     "a guess": lambda it: false_welcome(it, lambda asked, hello: welcome("guessed", asked, hello)),
@@ -285,13 +284,13 @@ def test_a_member_obeys_nobody_who_does_not_prove_the_secret_and_comes_back_to_w
             if kind != "its end":
                 heard = b"".join(iter(lambda: thief.recv(1 << 16), b""))  # until the member has gone away
         with listening.accept()[0] as connection:
-            asked = challenge()
-            connection.sendall(wire_lines.encode(asked))
+            asked = new_challenge()
+            connection.sendall(wire.encode(asked))
             file = connection.makefile("rb")
-            hello = wire_lines.decode(file.readline())
+            hello = wire.decode(file.readline())
             assert isinstance(hello, wire.Hello)
-            assert is_right(SECRET, asked, hello)
-            connection.sendall(wire_lines.encode(welcome(SECRET, asked, hello)) + wire_lines.encode(wire.Gone("true")))
+            assert proves_secret(SECRET, asked, hello)
+            connection.sendall(wire.encode(welcome(SECRET, asked, hello)) + wire.encode(wire.Evicted("true")))
             assert member.wait(LIMIT_S) == wire.GONE_STATUS
     assert SECRET.encode() not in heard
     assert member.stderr is not None

@@ -5,7 +5,7 @@ import select
 import socket
 from pathlib import Path
 
-from longshore.ring.groups import calm
+from longshore.ring.groups import use_edge_triggers
 
 
 def test_who_waits_for_sockets_is_calmed_hears_of_each_event_once_and_keeps_what_it_knows() -> None:
@@ -21,7 +21,7 @@ def test_who_waits_for_sockets_is_calmed_hears_of_each_event_once_and_keeps_what
         assert [sorted(waiting.poll(0)) for _ in range(3)] == [both] * 3  # again and again
 
         for _ in range(2):
-            calm(waiting.fileno())
+            use_edge_triggers(waiting.fileno())
         waiting.poll(0)
         assert waiting.poll(0) == [(reads, select.EPOLLIN)]  # a pipe is what wakes the thread to its end
         ours.send(b"more")
@@ -36,7 +36,7 @@ def test_who_waits_for_sockets_is_calmed_hears_of_each_event_once_and_keeps_what
 def test_a_descriptor_that_is_closed_or_waits_for_nothing_is_left_alone() -> None:
     waiting = select.epoll()
     number = waiting.fileno()
-    calm(number)
+    use_edge_triggers(number)
     waiting.close()
-    calm(number)
+    use_edge_triggers(number)
     assert not Path(f"/proc/self/fdinfo/{number}").exists()

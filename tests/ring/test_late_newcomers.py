@@ -1,4 +1,4 @@
-"""Members that are still being started when their ring is done, and a coordinator that is started again then."""
+"""Members that are still being started when their ring is done, and a coordinator that is restarted then."""
 
 import os
 import signal
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from longshore.ring import wire
-from longshore.ring.asking import ask_report
-from longshore.ring.rounds import LAUNCHERS, Rounds
-from longshore.ring.standing import Limits, Phase
+from longshore.ring.coordinator import LAUNCHERS, Coordinator
+from longshore.ring.coordinator_state import Phase, RingLimits
+from longshore.ring.ring_client import ask_report
 
 from .coordinator_process import Peer, Process, can_connect, started, wait_for
 from .obedient_ring import Ring
@@ -18,52 +18,52 @@ from .trial import LIMIT_S
 
 def finished(ring: Ring) -> None:
     for number in ring.order():
-        ring.say(wire.Done(number, ring.rounds.durable.generation, 9))
+        ring.say(wire.MemberDone(number, ring.coordinator.state.generation, 9))
     ring.answer()
-    assert ring.rounds.durable.phase is Phase.DONE
+    assert ring.coordinator.state.phase is Phase.DONE
 
 
-@pytest.mark.parametrize("told", ["before the end", "after it"])
-def test_a_member_that_is_still_being_started_when_the_ring_is_done_is_let_go(told: str) -> None:
-    """It would come once nobody is there any more, and fail."""
+@pytest.mark.parametrize("reported", ["before the end", "after it"])
+def test_a_member_that_is_still_being_started_when_the_ring_is_done_is_declared_gone(reported: str) -> None:
+    """It would connect when no process listens any more, and fail."""
     ring = Ring(2, spares=1)
-    if told == "before the end":
+    if reported == "before the end":
         ring.launch(3)
     finished(ring)
-    if told == "after it":
+    if reported == "after it":
         ring.launch(3)
-    assert list(ring.rounds.durable.gone) == ["3"]
-    declared = [it for to, it in ring.told if to == LAUNCHERS and isinstance(it, wire.Declared)]
+    assert list(ring.coordinator.state.gone) == ["3"]
+    declared = [it for to, it in ring.told if to == LAUNCHERS and isinstance(it, wire.MemberGone)]
     assert [it.member for it in declared] == [3]
     ring.join(3)
-    assert isinstance(ring.told[-1][1], wire.Gone)
+    assert isinstance(ring.told[-1][1], wire.Evicted)
 
 
-def test_a_coordinator_that_is_started_again_behind_the_end_lets_only_those_go_that_had_no_seat() -> None:
-    """A launcher says again of all that they are started, and those that had a seat may still write their results."""
+def test_a_coordinator_that_restarts_after_the_end_declares_only_those_gone_that_had_no_seat() -> None:
+    """A launcher repeats that all are started, and those that had a seat may still write their results."""
     ring = Ring(2, spares=1)
     finished(ring)
-    ring.rounds = Rounds(2, Limits(), 1.0, ring.rounds.durable)
+    ring.coordinator = Coordinator(2, RingLimits(), 1.0, ring.coordinator.state)
     for number in range(4):
         ring.launch(number)
-    assert set(ring.rounds.durable.gone) == {"2", "3"}
+    assert set(ring.coordinator.state.gone) == {"2", "3"}
 
 
-def comes_back(ring: Process, number: int) -> Peer:
+def reconnect(ring: Process, number: int) -> Peer:
     member = Peer(ring, "member", number, generation=1)
     assert member.hear(wire.Finish) == wire.Finish(1)
-    assert [it for it in member.beat() if not isinstance(it, wire.Finish)] == []  # its beat is answered
+    assert [it for it in member.beat() if not isinstance(it, wire.Finish)] == []  # its heartbeat is answered
     return member
 
 
 @pytest.mark.parametrize("first", ["launcher", "members"])
-def test_who_comes_back_to_a_coordinator_that_was_killed_at_the_end_hears_of_the_end(
+def test_processes_that_reconnect_to_a_coordinator_that_was_killed_at_the_end_receive_the_end(
     first: str, tmp_path: Path
 ) -> None:
     with started(tmp_path, linger_s=LIMIT_S) as ring:
         ring.run_ring()
         for member in ring.members:
-            member.say(wire.Done(member.member, 1, 7))
+            member.say(wire.MemberDone(member.member, 1, 7))
         ring.all_hear(wire.Finish(1))
         before = ask_report(tmp_path)
         assert before is not None
@@ -72,12 +72,12 @@ def test_who_comes_back_to_a_coordinator_that_was_killed_at_the_end_hears_of_the
     with started(tmp_path, linger_s=LIMIT_S) as ring:
         wait_for(lambda: can_connect(ring))
         if first == "members":
-            comes_back(ring, 0)
+            reconnect(ring, 0)
         launcher = Peer(ring, "launcher")
         for number in range(4):
-            launcher.say(wire.Starting(number))
-        assert launcher.hear(wire.Declared) == wire.Declared(3, "the ring was done before it came")
+            launcher.say(wire.MemberStarting(number))
+        assert launcher.hear(wire.MemberGone) == wire.MemberGone(3, "the ring was done before it connected")
         for number in range(3):
-            comes_back(ring, number)
-        assert Peer(ring, "member", 3).hear(wire.Gone) == wire.Gone("the ring was done before it came")
+            reconnect(ring, number)
+        assert Peer(ring, "member", 3).hear(wire.Evicted) == wire.Evicted("the ring was done before it connected")
         assert ask_report(tmp_path) == before

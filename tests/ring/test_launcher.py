@@ -13,29 +13,26 @@ import pytest
 
 from longshore.ring import warm as warm_process
 from longshore.ring import wire
-from longshore.ring import wire as wire_lines
-from longshore.ring.launcher import Launcher, Start
-from longshore.ring.standing import STATE, make_ring, read_settings
-from longshore.ring.wire import challenge, welcome
+from longshore.ring.coordinator_state import STATE, make_ring, read_settings
+from longshore.ring.launcher import MemberStart, RingLauncher
+from longshore.ring.wire import new_challenge, welcome
 from tests.support import processes
 
 from .ring_command import VARIABLES, ring
 from .tiny import tiny
 
-BAD = [b"\n", b"nothing\n", b"[" * 9999 + b"\n", b'{"kind": "Declared", "member": "x"}\n', b"x" * (3 << 20) + b"\n"]
+BAD = [b"\n", b"nothing\n", b"[" * 9999 + b"\n", b'{"kind": "MemberGone", "member": "x"}\n', b"x" * (3 << 20) + b"\n"]
 
 
 @pytest.mark.parametrize("bad", BAD, ids=["empty", "words", "deep", "types", "long"])
 def test_a_launcher_hears_what_comes_after_a_line_that_is_no_message(tmp_path: Path, bad: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = challenge()
-        writer.write(wire_lines.encode(asked))
-        hello = wire_lines.decode(await reader.readline())
+        asked = new_challenge()
+        writer.write(wire.encode(asked))
+        hello = wire.decode(await reader.readline())
         assert isinstance(hello, wire.Hello)
-        writer.write(wire_lines.encode(welcome(read_settings(tmp_path).secret, asked, hello)))
-        writer.write(
-            bad + wire_lines.encode(wire.Declared(5, "made up")) + wire_lines.encode(wire.End("lost", "made up"))
-        )
+        writer.write(wire.encode(welcome(read_settings(tmp_path).secret, asked, hello)))
+        writer.write(bad + wire.encode(wire.MemberGone(5, "made up")) + wire.encode(wire.RingEnd("lost", "made up")))
         await reader.read()
         writer.close()
 
@@ -43,7 +40,7 @@ def test_a_launcher_hears_what_comes_after_a_line_that_is_no_message(tmp_path: P
         make_ring(tmp_path, 1)
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         (tmp_path / STATE).write_text(json.dumps({"port": server.sockets[0].getsockname()[1]}))
-        async with asyncio.timeout(60), Launcher(tmp_path) as launcher:
+        async with asyncio.timeout(60), RingLauncher(tmp_path) as launcher:
             await launcher.connect()
             assert (await launcher.ended()).reason == "made up"
             assert launcher.declared == {5: "made up"}
@@ -58,10 +55,10 @@ def test_a_member_that_was_declared_gone_does_not_live(tmp_path: Path, moment: s
     async def run() -> None:
         make_ring(tmp_path, 1)
         (tmp_path / STATE).write_text('{"port": 1}')
-        async with asyncio.timeout(60), Launcher(tmp_path) as launcher:
+        async with asyncio.timeout(60), RingLauncher(tmp_path) as launcher:
             if moment == "before it is started":
                 launcher.declared[0] = "made up"
-            launcher.start(Start(0, ("sleep", "1000"), os.environ, tmp_path))
+            launcher.start(MemberStart(0, ("sleep", "1000"), os.environ, tmp_path))
             await asyncio.sleep(0)
             launcher.declared[0] = "made up"
             while 0 not in launcher.exits:
@@ -78,9 +75,9 @@ def test_a_user_of_a_launcher_that_fails_does_not_stop_it(tmp_path: Path) -> Non
     async def run() -> None:
         make_ring(tmp_path, 1)
         (tmp_path / STATE).write_text('{"port": 1}')
-        async with asyncio.timeout(60), Launcher(tmp_path, on_exit=fail) as launcher:
-            launcher._end.set_result(wire.End("done", ""))
-            launcher.start(Start(0, ("true",), os.environ, tmp_path))
+        async with asyncio.timeout(60), RingLauncher(tmp_path, on_exit=fail) as launcher:
+            launcher._end.set_result(wire.RingEnd("done", ""))
+            launcher.start(MemberStart(0, ("true",), os.environ, tmp_path))
             await launcher.ended()
             assert launcher.exits == {0: 0}
 
@@ -104,7 +101,7 @@ def test_the_coordinator_decides_whether_a_member_starts_anew(
     async def run() -> bool:
         make_ring(tmp_path, 1)
         (tmp_path / STATE).write_text(json.dumps({"port": 1, "gone": gone, "holders": holders}))
-        return Launcher(tmp_path).wants_another(4, status)
+        return RingLauncher(tmp_path).needs_restart(4, status)
 
     assert asyncio.run(run()) is wants
 
@@ -114,7 +111,7 @@ def test_a_warm_process_that_cannot_fork_serves_on(tmp_path: Path, monkeypatch: 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
-    warm = warm_process.Warm(path)
+    warm = warm_process.WarmProcess(path)
 
     def fail() -> int:
         raise BlockingIOError("made up")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from longshore.ring import wire
-from longshore.ring import wire as wire_lines
-from longshore.ring.standing import Limits
+from longshore.ring.coordinator_state import RingLimits
 from longshore.ring.wire import greet
 from tests.support import processes
 
@@ -45,11 +44,11 @@ def test_a_member_that_wakes_up_after_it_was_declared_gone_changes_nothing(warm:
     assert seen["after"] == {"lines": seen["lines"], "files": seen["files"]}
     assert found.steps() == list(range(120))
     assert len(found.digests()) == 1
-    assert "said nothing" in found.declared[0]
+    assert "sent nothing" in found.declared[0]
 
 
 # Where it is stopped: its draft is written and it is about to ask; a word is about to be sent; others have the step.
-STOPPED = {"telling AskToSave": 20, "telling Running": 1, "reduced": 10}
+STOPPED = {"telling SaveRequest": 20, "telling FirstStep": 1, "reduced": 10}
 
 
 @pytest.mark.full
@@ -58,7 +57,7 @@ def test_what_a_member_says_and_saves_once_it_wakes_up_is_refused(
     at: str, warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
     """It wakes up before it would end itself by its own clock, so that nothing but the refusal holds it."""
-    checkpoints, seen = tmp_path / "checkpoints", list[wire.Report]()
+    checkpoints, seen = tmp_path / "checkpoints", list[wire.RingReport]()
 
     async def wake(trial: Trial) -> None:
         await trial.seated(2)
@@ -73,7 +72,7 @@ def test_what_a_member_says_and_saves_once_it_wakes_up_is_refused(
         {"member": 1, "step": 25, "at": "computing", "do": "wait"},
     ]
     found = run_ring(
-        tmp_path, warm, spares=1, faults=faults, during=wake, limits=Limits(silence_s=2.0), checkpoints=checkpoints,
+        tmp_path, warm, spares=1, faults=faults, during=wake, limits=RingLimits(silence_s=2.0), checkpoints=checkpoints,
         away=[0],
     )  # fmt: skip
     assert_as_undisturbed(found, undisturbed)
@@ -91,7 +90,7 @@ def test_what_a_member_says_and_saves_once_it_wakes_up_is_refused(
 def test_a_member_that_says_nothing_is_replaced(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     """The same in short: the coordinator waits 2 s; the launcher kills what was declared gone."""
     faults = [{"member": 2, "step": 10, "at": "computing", "do": "STOP"}]
-    found = run_ring(tmp_path, warm, spares=1, faults=faults, limits=Limits(silence_s=2.0))
+    found = run_ring(tmp_path, warm, spares=1, faults=faults, limits=RingLimits(silence_s=2.0))
     assert_as_undisturbed(found, undisturbed)
     assert found.exits[2] == -9
 
@@ -146,17 +145,17 @@ GARBAGE = [
     b"{}\n",
     b'{"kind": "Hello"}\n',
     b'{"kind": "Hello", "role": 3, "proof": []}\n',
-    b'{"kind": "Exited", "member": 0, "status": 0}\n',
+    b'{"kind": "MemberExited", "member": 0, "status": 0}\n',
     b'{"kind": "Hello", "role": "member", "proof": "\\ud800", "member": 0}\n',
-    b'{"kind": "Hello", "role": "launcher", "proof": "wrong"}\n{"kind": "Exited", "member": 0, "status": 0}\n',
+    b'{"kind": "Hello", "role": "launcher", "proof": "wrong"}\n{"kind": "MemberExited", "member": 0, "status": 0}\n',
     b"x" * (3 << 20),
 ]
 SECRET = [  # behind a Hello with the right secret
     b"nothing\n",
-    b'{"kind": "Stopped", "member": 1, "generation": 9007199254740993, "step": 1, "here": true}\n',
-    b'{"kind": "Exited", "member": 1e999, "status": 0}\n',
-    b'{"kind": "Fault", "member": 0, "generation": 1}\n',
-    b'{"kind": "Beat", "member": 7, "generation": 1, "number": 1, "step": NaN}\n',
+    b'{"kind": "Stopped", "member": 1, "generation": 9007199254740993, "step": 1, "awaits_layout": true}\n',
+    b'{"kind": "MemberExited", "member": 1e999, "status": 0}\n',
+    b'{"kind": "ExchangeFailed", "member": 0, "generation": 1}\n',
+    b'{"kind": "Heartbeat", "member": 7, "generation": 1, "number": 1, "step": NaN}\n',
 ]
 
 
@@ -165,7 +164,7 @@ def test_nothing_that_comes_over_the_port_disturbs_a_ring(warm: Path, undisturbe
     async def send_all(trial: Trial) -> None:
         await trial.reached(2)
         secret = json.loads((tmp_path / "ring.json").read_text())["secret"]
-        roles = ("member", "launcher", "desk", "status", "king")
+        roles = ("member", "launcher", "scheduler", "status", "king")
         for role, content in (*(("", it) for it in GARBAGE), *((role, it) for role in roles for it in SECRET)):
             reader, writer = await connect(trial)
             if role:
@@ -187,7 +186,7 @@ def test_a_member_with_another_secret_is_not_heard(warm: Path, tmp_path: Path) -
     async def come(trial: Trial) -> None:
         await trial.reached(2)
         reader, writer = await connect(trial)
-        with pytest.raises(wire_lines.WireError):
+        with pytest.raises(wire.WireError):
             await greet(reader, writer, "another", wire.Hello("member", member=9, token="x"))
         assert await reader.read() == b""
         writer.close()

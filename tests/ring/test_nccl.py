@@ -1,6 +1,6 @@
-"""A group over NCCL gives up what never ends. No GPU is here: a twin behaves as NCCL is known to, also where it hangs.
+"""A group over NCCL aborts exchanges that never end. There is no GPU: a double behaves as NCCL, also where that hangs.
 
-The twin leaves out all arithmetic, streams and memory of GPUs; tensors are on PyTorch's `meta` device.
+The double has no arithmetic, streams or memory of GPUs; tensors are on PyTorch's `meta` device.
 """
 
 import threading
@@ -16,13 +16,13 @@ import torch.distributed as dist
 
 from longshore.cluster.files.errors import InputError
 from longshore.ring import groups
-from longshore.ring.control import AbortedError, Control, Pulse
-from longshore.ring.groups import Group, LinkError, NcclGroup, check_nccl
+from longshore.ring.groups import LinkError, NcclGroup, RingGroup, check_nccl
+from longshore.ring.member_client import AbortedError, MemberClient, Pulse
 from longshore.ring.wire import RESTART_STATUS
 
 
-class ToldControl:
-    """Says that the ring is formed anew once `over` does."""
+class ScriptedClient:
+    """Aborts exchanges once `over` returns true."""
 
     def __init__(self, over: Callable[[], bool] = lambda: False) -> None:
         self.pulse, self._over = Pulse(), over
@@ -33,15 +33,15 @@ class ToldControl:
 
 
 class Host:
-    """Notes what goes over gloo."""
+    """Records the calls over gloo."""
 
     ends: list[str] = ["10.0.0.1:4000"]  # noqa: RUF012
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Callable[..., object]:
-        return lambda *_: self.said.append(name)
+        return lambda *_: self.calls.append(name)
 
 
 class Twin:
@@ -50,33 +50,33 @@ class Twin:
     Args:
         ends: Whether an exchange ends; one with a dead member does not until it is aborted.
         error: Why it failed.
-        tells: Whether who asks for the failure is given it. Before PyTorch 2.13 that never works, also without a
-            failure; who waits is told then, after an abort.
+        reports: Whether `exception` returns the failure. Before PyTorch 2.13 it never works, also without a failure;
+            then `wait` raises it, after an abort.
         hangs: Whether an abort does.
     """
 
-    def __init__(self, *, ends: bool = True, error: str = "", tells: bool = True, hangs: bool = False) -> None:
-        self._ends, self._error, self._tells, self._hangs = ends, error, tells, hangs
+    def __init__(self, *, ends: bool = True, error: str = "", reports: bool = True, hangs: bool = False) -> None:
+        self._ends, self._error, self._reports, self._hangs = ends, error, reports, hangs
         self.aborted, self.begun = 0, 0
 
     def allreduce(self, tensors: list[torch.Tensor], options: dist.AllreduceOptions) -> Any:
         self.begun += 1
-        asked_s = time.monotonic()
+        began_s = time.monotonic()
 
         failure = RuntimeError(self._error) if self._error else None
 
         def exception() -> Exception | None:
-            if not self._tells:
+            if not self._reports:
                 raise TypeError("Unregistered type : std::__exception_ptr::exception_ptr")
             return failure
 
         def wait(timeout: timedelta | None = None) -> None:
-            assert failure is None or not self._tells, "nobody may wait for an exchange that is known to have failed"
+            assert failure is None or not self._reports, "waits for an exchange that is known to have failed"
             if failure is not None and timeout is not None:
                 raise failure
 
         return SimpleNamespace(
-            is_completed=lambda: self._ends and time.monotonic() > asked_s + 0.02, wait=wait, exception=exception
+            is_completed=lambda: self._ends and time.monotonic() > began_s + 0.02, wait=wait, exception=exception
         )
 
     def abort(self) -> None:
@@ -88,21 +88,21 @@ class Twin:
 ON_GPU = torch.empty(3, device="meta")
 
 
-def group_of(twin: Twin, control: ToldControl | None = None) -> tuple[NcclGroup, Host]:
+def group_of(twin: Twin, control: ScriptedClient | None = None) -> tuple[NcclGroup, Host]:
     host = Host()
-    return NcclGroup(cast("Group", host), lambda: twin, cast("Control", control or ToldControl())), host
+    return NcclGroup(cast("RingGroup", host), lambda: twin, cast("MemberClient", control or ScriptedClient())), host
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_what_is_on_gpus_goes_over_nccl_and_all_else_over_gloo(*, tells: bool) -> None:
-    twin = Twin(tells=tells)
+@pytest.mark.parametrize("reports", [True, False])
+def test_what_is_on_gpus_goes_over_nccl_and_all_else_over_gloo(*, reports: bool) -> None:
+    twin = Twin(reports=reports)
     group, host = group_of(twin)
     group.sum(ON_GPU)
-    assert (twin.begun, host.said) == (1, [])
+    assert (twin.begun, host.calls) == (1, [])
     group.sum(torch.zeros(3))
     group.broadcast(torch.zeros(3), 0)
     group.begin_broadcast(torch.zeros(3), 0)
-    assert (twin.begun, host.said) == (1, ["sum", "broadcast", "begin_broadcast"])
+    assert (twin.begun, host.calls) == (1, ["sum", "broadcast", "begin_broadcast"])
     assert group.ends == host.ends
 
 
@@ -113,7 +113,7 @@ def test_an_exchange_that_ends_is_seen_to_move_and_one_under_way_to_wait() -> No
         seen.append(control.pulse.waiting)
         return False
 
-    control = ToldControl(look)
+    control = ScriptedClient(look)
     group_of(Twin(), control)[0].sum(ON_GPU)
     assert (set(seen), control.pulse.waiting, control.pulse.moved) == ({True}, False, 1)
 
@@ -121,16 +121,16 @@ def test_an_exchange_that_ends_is_seen_to_move_and_one_under_way_to_wait() -> No
 def test_an_exchange_with_a_dead_member_is_aborted_once_the_ring_is_formed_anew() -> None:
     over = threading.Event()
     twin = Twin(ends=False)
-    group, host = group_of(twin, ToldControl(over.is_set))
+    group, host = group_of(twin, ScriptedClient(over.is_set))
     threading.Timer(0.1, over.set).start()
     with pytest.raises(AbortedError):
         group.sum(ON_GPU)
-    assert (twin.aborted, host.said) == (1, ["close"])
+    assert (twin.aborted, host.calls) == (1, ["close"])
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_an_exchange_that_fails_is_a_broken_link(*, tells: bool) -> None:
-    twin = Twin(error="NCCL error: remote process exited. Last error: ...", tells=tells)
+@pytest.mark.parametrize("reports", [True, False])
+def test_an_exchange_that_fails_is_a_broken_link(*, reports: bool) -> None:
+    twin = Twin(error="NCCL error: remote process exited. Last error: ...", reports=reports)
     with pytest.raises(LinkError, match="remote process exited"):
         group_of(twin)[0].sum(ON_GPU)
     assert twin.aborted == 1
@@ -153,7 +153,7 @@ def test_members_that_never_meet_are_waited_for_no_longer_than_the_generation_la
         return Twin()
 
     with pytest.raises(AbortedError):
-        NcclGroup(cast("Group", Host()), never_returns, cast("Control", ToldControl(over.is_set)))
+        NcclGroup(cast("RingGroup", Host()), never_returns, cast("MemberClient", ScriptedClient(over.is_set)))
 
 
 def test_members_that_cannot_meet_are_a_broken_link() -> None:
@@ -161,7 +161,7 @@ def test_members_that_cannot_meet_are_a_broken_link() -> None:
         raise RuntimeError("connection refused")
 
     with pytest.raises(LinkError, match="connection refused"):
-        NcclGroup(cast("Group", Host()), fails, cast("Control", ToldControl()))
+        NcclGroup(cast("RingGroup", Host()), fails, cast("MemberClient", ScriptedClient()))
 
 
 @pytest.mark.skipif(dist.is_nccl_available(), reason="this PyTorch has NCCL")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import longshore
-from longshore.ring.standing import Limits
+from longshore.ring.coordinator_state import RingLimits
 from tests.scheduler.set_clock import SetClock
 from tests.support import processes
 
@@ -66,7 +66,7 @@ def test_a_wall_clock_that_is_set_is_no_fault_and_hides_none(
         trial.send(1, signal.SIGSTOP)
 
     found = run_ring(
-        tmp_path, warm_and_set, spares=1, steps=30, pause_s=0.4, during=set_it, limits=Limits(silence_s=SILENCE_S)
+        tmp_path, warm_and_set, spares=1, steps=30, pause_s=0.4, during=set_it, limits=RingLimits(silence_s=SILENCE_S)
     )
     assert_as_undisturbed(found, undisturbed)
     assert getattr(seen["before"], "generation", 0) == 1  # for twice as long as anybody may be silent

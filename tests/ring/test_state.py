@@ -52,13 +52,13 @@ class Receiver(Sender):
 
 @given(trees, st.integers(1, 50))
 def test_what_is_received_is_what_was_sent(tree: Any, piece_bytes: int) -> None:
-    before, state.PIECE_BYTES = state.PIECE_BYTES, piece_bytes
+    before, state.COPY_PIECE_BYTES = state.COPY_PIECE_BYTES, piece_bytes
     try:
         sender = Sender()
         sent = state.send_state(tree, sender, 0)
         found = state.receive_state(Receiver(sender.sent), 0)
     finally:
-        state.PIECE_BYTES = before
+        state.COPY_PIECE_BYTES = before
     assert same(found.state, tree)
     assert found.digest == sent
     assert not sender.sent

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from longshore.ring import control, wire
-from longshore.ring.control import LONGEST_LOOK_S, AbortedError, Control, Silence
+from longshore.ring import member_client, wire
+from longshore.ring.member_client import MAX_CHECK_S, AbortedError, MemberClient, Silence
 
 from .trial import Outcome, Trial, assert_as_undisturbed, run_ring
 
@@ -24,7 +24,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
-        for module in (control, control):
+        for module in (member_client,):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:
@@ -53,19 +53,19 @@ def test_silence_counts_while_something_could_have_been_heard(
     quiet = Silence(first_s)
     for look_s in looks_s:
         clock.now_s += look_s
-        quiet.look()
+        quiet.check()
     assert quiet.is_too_long is is_too_long
-    assert quiet.look() == pytest.approx(sum(min(it, LONGEST_LOOK_S) for it in looks_s))
+    assert quiet.check() == pytest.approx(sum(min(it, MAX_CHECK_S) for it in looks_s))
     quiet.end()
-    assert (quiet.is_too_long, quiet.look()) == (False, 0.0)
+    assert (quiet.is_too_long, quiet.check()) == (False, 0.0)
 
 
-@pytest.mark.parametrize("said", [wire.Lease(1), wire.Abort(2)], ids=lambda it: type(it).__name__)
+@pytest.mark.parametrize("said", [wire.LeaseRenewal(1), wire.Abort(2)], ids=lambda it: type(it).__name__)
 def test_a_member_changes_nothing_without_a_lease(monkeypatch: pytest.MonkeyPatch, said: wire.Message) -> None:
     """It waits for what the coordinator says, however long it stood still."""
     clock = Clock(monkeypatch)
-    member = Control("127.0.0.1:9", "secret", 0, "node", "", 5)
-    member.generation = member._at = 1
+    member = MemberClient("127.0.0.1:9", "secret", 0, "node", "", 5)
+    member.generation = member._group_generation = 1
     clock.now_s += 3600.0
     member._beat()  # as it goes on
     ended = []
@@ -82,9 +82,9 @@ def test_a_member_changes_nothing_without_a_lease(monkeypatch: pytest.MonkeyPatc
     thread.start()
     thread.join(0.2)
     assert not ended
-    member._hear(said)
+    member._receive(said)
     thread.join(10.0)
-    assert ended == ["applies" if isinstance(said, wire.Lease) else "aborted"]
+    assert ended == ["applies" if isinstance(said, wire.LeaseRenewal) else "aborted"]
 
 
 def stopped(pid: int) -> bool:
@@ -93,7 +93,7 @@ def stopped(pid: int) -> bool:
 
 @pytest.mark.full
 @pytest.mark.parametrize("first", ["members", "coordinator"])
-@pytest.mark.parametrize("at", ["computing", "reducing", "reduced", "telling Done"])
+@pytest.mark.parametrize("at", ["computing", "reducing", "reduced", "telling MemberDone"])
 def test_a_ring_on_a_machine_that_stands_still_goes_on(
     at: str, first: str, warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_ring_on_a_machine_that_stands_still_goes_on(
                 await asyncio.sleep(0.5)
             os.kill(pid, signal.SIGCONT)
 
-    faults = [{"member": 2, "step": 30 if at == "telling Done" else 10, "at": at, "do": "STOP"}]
+    faults = [{"member": 2, "step": 30 if at == "telling MemberDone" else 10, "at": at, "do": "STOP"}]
     found = run_ring(tmp_path, warm, faults=faults, during=stand_still)
     assert_as_undisturbed(found, undisturbed)
     assert (found.declared, found.exits) == ({}, {0: 0, 1: 0, 2: 0, 3: 0})

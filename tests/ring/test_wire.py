@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.typed_json import as_json
 from longshore.ring import wire
-from longshore.ring import wire as wire_lines
 
-EVERY = st.one_of(*(st.from_type(kind) for kind in wire_lines._KINDS.values()))
+EVERY = st.one_of(*(st.from_type(kind) for kind in wire._MESSAGE_KINDS.values()))
 
 
 def numbers(it: object) -> list[float]:
@@ -21,7 +20,7 @@ def numbers(it: object) -> list[float]:
 
 @given(EVERY.filter(lambda it: all(abs(one) < 1e15 for one in numbers(as_json(it)))))
 def test_what_is_sent_is_what_comes(message: wire.Message) -> None:
-    assert wire_lines.decode(wire_lines.encode(message)) == message
+    assert wire.decode(wire.encode(message)) == message
 
 
 json_values = st.recursive(
@@ -33,26 +32,26 @@ json_values = st.recursive(
 
 @given(st.binary() | json_values.map(lambda it: json.dumps(it).encode()))
 def test_any_other_line_is_refused(line: bytes) -> None:
-    with pytest.raises(wire_lines.WireError):
-        wire_lines.decode(line)
+    with pytest.raises(wire.WireError):
+        wire.decode(line)
 
 
 @given(
-    st.sampled_from(sorted(wire_lines._KINDS)),
-    st.dictionaries(st.sampled_from(["member", "generation", "step", "here"]), json_values),
+    st.sampled_from(sorted(wire._MESSAGE_KINDS)),
+    st.dictionaries(st.sampled_from(["member", "generation", "step", "awaits_layout"]), json_values),
 )
 def test_a_message_of_other_fields_or_types_is_refused_or_whole(kind: str, fields: dict[str, object]) -> None:
     try:
-        message = wire_lines.decode(json.dumps({"kind": kind, **fields}).encode())
-    except wire_lines.WireError:
+        message = wire.decode(json.dumps({"kind": kind, **fields}).encode())
+    except wire.WireError:
         return
-    assert wire_lines.decode(wire_lines.encode(message)) == message
+    assert wire.decode(wire.encode(message)) == message
 
 
 @given(st.lists(EVERY.filter(lambda it: all(abs(one) < 1e15 for one in numbers(as_json(it)))), max_size=4), st.data())
 def test_messages_come_whole_however_their_bytes_are_cut(messages: list[wire.Message], data: st.DataObject) -> None:
-    stream = b"".join(wire_lines.encode(it) for it in messages)
-    lines, found = wire_lines.Lines(), []
+    stream = b"".join(wire.encode(it) for it in messages)
+    lines, found = wire.MessageBuffer(), []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
         found += lines.feed(stream[:size])
@@ -61,8 +60,8 @@ def test_messages_come_whole_however_their_bytes_are_cut(messages: list[wire.Mes
 
 
 def test_a_line_that_never_ends_is_refused() -> None:
-    lines = wire_lines.Lines()
+    lines = wire.MessageBuffer()
     for _ in range(3):
-        assert lines.feed(b"x" * (wire_lines.MOST_BYTES // 3)) == []
-    with pytest.raises(wire_lines.WireError):
+        assert lines.feed(b"x" * (wire.MAX_LINE_BYTES // 3)) == []
+    with pytest.raises(wire.WireError):
         lines.feed(b"xx")

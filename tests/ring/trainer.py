@@ -28,9 +28,9 @@ import torch
 
 from benchmarks import namespaces
 from longshore.ring import Ring, state, wire
-from longshore.ring.control import Control
 from longshore.ring.gradients import Gradients
 from longshore.ring.groups import GlooGroup
+from longshore.ring.member_client import MemberClient
 
 MEMBER = int(os.environ[wire.MEMBER])
 COPIED = 10  # pieces of the state that are under way or copied when something goes wrong: a third of all
@@ -64,20 +64,20 @@ def say(kind: str, content: object) -> None:
 def instrument(ring_step: list[int]) -> None:
     """Make the places known at which something may go wrong."""
     instrument_exchanges(ring_step)
-    form, ran, ready, tell = Control.form, Control.ran, Control.ready, Control._say
+    form, ran, ready, tell = MemberClient.layout, MemberClient.first_step, MemberClient.ready, MemberClient._send
 
-    def getting_ready(control: Control, message: wire.Ready) -> None:
+    def getting_ready(control: MemberClient, message: wire.MemberReady) -> None:
         Path(f"ends-{MEMBER}.json").write_text(json.dumps(message.ends))
         if any(it["at"] == "ready" and it["step"] == message.step for it in FAULTS):
-            control._say(message)
+            control._send(message)
         happen("ready", message.step)
         ready(control, message)
 
-    def telling(control: Control, message: wire.Message) -> None:
+    def telling(control: MemberClient, message: wire.Message) -> None:
         happen(f"telling {type(message).__name__}", control.step)
         tell(control, message)
 
-    def forming(control: Control) -> wire.Form:
+    def forming(control: MemberClient) -> wire.RingLayout:
         if control.generation:
             happen("stopped", control.step)
         found = form(control)
@@ -85,13 +85,13 @@ def instrument(ring_step: list[int]) -> None:
         happen("formed" if found.generation > 1 else "", control.step)
         return found
 
-    def running(control: Control) -> None:
+    def running(control: MemberClient) -> None:
         happen("going" if control.generation > 1 else "", control.step - 1)
         ran(control)
         happen("running" if control.generation > 1 else "", control.step - 1)
 
-    Control.form, Control.ran = forming, running  # type: ignore[method-assign, assignment]
-    Control.ready, Control._say = getting_ready, telling  # type: ignore[method-assign, assignment]
+    MemberClient.layout, MemberClient.first_step = forming, running  # type: ignore[method-assign, assignment]
+    MemberClient.ready, MemberClient._send = getting_ready, telling  # type: ignore[method-assign, assignment]
 
 
 def instrument_exchanges(ring_step: list[int]) -> None:
@@ -110,14 +110,14 @@ def instrument_exchanges(ring_step: list[int]) -> None:
 
     def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> Callable[[], None]:
         finish = broadcast(group, tensor, root)
-        pieces[group._control.generation] += tensor.numel() == state.PIECE_BYTES
-        if pieces[group._control.generation] == COPIED:
+        pieces[group._client.generation] += tensor.numel() == state.COPY_PIECE_BYTES
+        if pieces[group._client.generation] == COPIED:
             happen("copying", ring_step[0])
         return finish
 
     GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
     GlooGroup.begin_broadcast = broadcasting  # type: ignore[method-assign, assignment]
-    state.PIECE_BYTES = 1 << 10
+    state.COPY_PIECE_BYTES = 1 << 10
 
 
 def break_links(other: int) -> None:

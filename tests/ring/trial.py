@@ -14,14 +14,13 @@ from typing import Any
 
 from benchmarks.namespaces import MANAGER, VARIABLE, Network
 from longshore.ring import wire
-from longshore.ring import wire as wire_lines
-from longshore.ring.launcher import Launcher, Start
-from longshore.ring.standing import Limits, make_ring
+from longshore.ring.coordinator_state import RingLimits, make_ring
+from longshore.ring.launcher import MemberStart, RingLauncher
 from longshore.ring.wire import greet
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
 
-from .cutting import Cutter, Loses
+from .lossy_proxy import Loses, LossyProxy
 
 TRAINER = Path(__file__).with_name("trainer.py")
 LIMIT_S = 120.0  # for anything at all to happen, on a busy machine
@@ -45,7 +44,7 @@ def warm_process() -> Iterator[Path]:
 class Outcome:
     """What came of a ring."""
 
-    end: wire.End
+    end: wire.RingEnd
     exits: dict[int, int]
     declared: dict[int, str]
     lines: list[dict[str, Any]]
@@ -70,14 +69,14 @@ class Trial:
     """A ring while it runs."""
 
     folder: Path
-    launcher: Launcher
-    elsewhere: Launcher  # hears of nothing and tells of nothing, as on a machine that cannot be reached
+    launcher: RingLauncher
+    elsewhere: RingLauncher  # hears of nothing and tells of nothing, as on a machine that cannot be reached
     away: frozenset[int]  # members that are started there
     command: tuple[str, ...]
     environment: dict[str, str]
     again: int = 0  # members that are started for those that die
     network: Network | None = None  # each member runs on the node of its number
-    cutter: Cutter | None = None  # between the coordinator and all others
+    cutter: LossyProxy | None = None  # between the coordinator and all others
     next: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -87,10 +86,10 @@ class Trial:
         place = {} if self.network is None else {VARIABLE: self.network.name(number)}
         environment = self.environment | place
         launcher = self.elsewhere if number in self.away else self.launcher
-        launcher.start(Start(number, self.command, environment, self.folder, log, f"node-{number}"))
+        launcher.start(MemberStart(number, self.command, environment, self.folder, log, f"node-{number}"))
         return number
 
-    def exited(self, it: Start, status: int) -> None:
+    def exited(self, it: MemberStart, status: int) -> None:
         if status and (self.again or status == wire.RESTART_STATUS) and not self.launcher.is_over:
             self.again -= status != wire.RESTART_STATUS
             self.start()
@@ -132,20 +131,20 @@ class Trial:
         while number not in (await self.report()).spares:
             await asyncio.sleep(0.02)
 
-    async def report(self) -> wire.Report:
+    async def report(self) -> wire.RingReport:
         address = self.launcher.address() if self.cutter is None else self.cutter.address()
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(LIMIT_S):
             while True:
                 with suppress(OSError):  # nobody is there while a coordinator is started again
-                    reader, writer = await asyncio.open_connection(host, int(port), limit=wire_lines.MOST_BYTES)
+                    reader, writer = await asyncio.open_connection(host, int(port), limit=wire.MAX_LINE_BYTES)
                     break
                 await asyncio.sleep(0.02)
         secret = json.loads((self.folder / "ring.json").read_text())["secret"]
         await greet(reader, writer, secret, wire.Hello("status"))
-        answer = wire_lines.decode(await reader.readline())
+        answer = wire.decode(await reader.readline())
         writer.close()
-        assert isinstance(answer, wire.Report)
+        assert isinstance(answer, wire.RingReport)
         return answer
 
     def send(self, member: int, number: signal.Signals) -> None:
@@ -175,7 +174,7 @@ def run_ring(
     pause_s: float = 0.01,
     faults: Sequence[dict[str, Any]] = (),
     during: During = nothing,
-    limits: Limits | None = None,
+    limits: RingLimits | None = None,
     checkpoints: Path | None = None,
     network: Network | None = None,
     away: Iterable[int] = (),
@@ -191,13 +190,15 @@ def run_ring(
         variables["PYTHONPATH"] = PYTHON_PATH
         command = (sys.executable, str(TRAINER), str(steps), str(pause_s), *([str(checkpoints)] if checkpoints else []))
         async with (
-            asyncio.timeout(3 * LIMIT_S), Launcher(folder, warm) as launcher, Launcher(folder, warm) as elsewhere
+            asyncio.timeout(3 * LIMIT_S),
+            RingLauncher(folder, warm) as launcher,
+            RingLauncher(folder, warm) as elsewhere,
         ):  # fmt: skip
             trial = Trial(folder, launcher, elsewhere, frozenset(away), command, variables, again, network)
             launcher.on_exit = trial.exited
             await launcher.start_coordinator()
             if loses is not None:
-                trial.cutter = Cutter(launcher.address, loses)
+                trial.cutter = LossyProxy(launcher.address, loses)
                 between = await trial.cutter.start()
                 setattr(launcher, "address", lambda: between)  # noqa: B010  # of what the launcher itself has no need
             await launcher.connect()

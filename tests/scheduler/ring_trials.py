@@ -15,7 +15,7 @@ from longshore.cluster.model.placement import Placement
 from longshore.preflight.context import NodeSetup
 from longshore.preflight.rounds import Rounds
 from longshore.preflight.warm import WarmNodes
-from longshore.ring.wire import Report
+from longshore.ring.wire import RingReport
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import MemberPlace, NodeView, RingConnection, StepLines
 from longshore.scheduler.control.node_checks import NodeChecks
@@ -54,7 +54,7 @@ class RingWay(Way):
     def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         return self.backend.step_lines(name, placement, before)
 
-    def ring_report(self, name: str) -> Report | None:
+    def ring_report(self, name: str) -> RingReport | None:
         return self.backend.ring_report(name)
 
     def retire_members(self, name: str, gpus: Collection[Gpu], reason: str) -> bool:
@@ -138,7 +138,7 @@ class RingTrial(Trial):
     def name(self, job: str) -> str:
         return name_of(job, self.attempts(job)[-1].number)
 
-    def report(self, job: str) -> Report | None:
+    def report(self, job: str) -> RingReport | None:
         return self.way.backend.ring_report(self.name(job))
 
     def is_whole(self, job: str) -> bool:

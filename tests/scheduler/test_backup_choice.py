@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.ring.wire import Coming, Empty, NoneComing, Slow, Want
+from longshore.ring.wire import EmptySeat, MemberOffer, NoMemberOffer, SeatRequest, SlowSeat
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import MemberPlace
 from longshore.scheduler.control import seat_choice
@@ -38,14 +38,14 @@ class Restless(Obedient):
         self._left = after
 
     @property
-    def want(self) -> Want:
+    def want(self) -> SeatRequest:
         is_relieved = len(self.given) > 2 and self._left <= 0
         self._left -= len(self.given) > 2
         compute_s = {"0": 0.1, "1": 0.8, "2": 0.1}
-        said = Want(1, [], [0, 2] if is_relieved else [0, 1], 0.9, compute_s, {"0": "a", "1": "a", "2": "b"})
-        return replace(said, relieved=[1]) if is_relieved else replace(said, slow=[Slow(1, 1, 0, 0)])
+        said = SeatRequest(1, [], [0, 2] if is_relieved else [0, 1], 0.9, compute_s, {"0": "a", "1": "a", "2": "b"})
+        return replace(said, relieved=[1]) if is_relieved else replace(said, slow=[SlowSeat(1, 1, 0, 0)])
 
-    def say(self, message: Coming | NoneComing) -> bool:
+    def send(self, message: MemberOffer | NoMemberOffer) -> bool:
         return True
 
     def hints(self) -> list[str]:
@@ -86,42 +86,44 @@ def test_a_wish_that_changes_in_the_midst_of_a_look_brings_one_backup(after: int
 MEMBERS = st.integers(-3, 6)
 TIMES = st.floats(-1e9, 1e9)  # what a message may hold
 WANTS = st.builds(
-    Want,
+    SeatRequest,
     empty=st.just([]),
     order=st.lists(MEMBERS, max_size=5),
     step_s=TIMES,
     compute_s=st.dictionaries(MEMBERS.map(str) | st.text(max_size=3), TIMES, max_size=5),
     nodes=st.dictionaries(MEMBERS.map(str), st.sampled_from(["a", "nowhere"]), max_size=5),
-    slow=st.lists(st.builds(Slow, MEMBERS, MEMBERS, MEMBERS, MEMBERS), max_size=4),
+    slow=st.lists(st.builds(SlowSeat, MEMBERS, MEMBERS, MEMBERS, MEMBERS), max_size=4),
     relieved=st.lists(MEMBERS, max_size=4),
 )
 
 
 @given(st.none() | WANTS, st.integers(0, 4))
-def test_a_ring_has_no_more_members_beside_its_seats_than_its_job_asked_for(want: Want | None, most: int) -> None:
+def test_a_ring_has_no_more_members_beside_its_seats_than_its_job_asked_for(
+    want: SeatRequest | None, most: int
+) -> None:
     spec = StoredJob.model_validate({"command": ["true"], "failover": "switch", "backups": most})
     assert 0 <= seat_choice.relieved(want, spec) + len(seat_choice.wanted(want, spec)) <= most
 
 
 @given(WANTS.filter(lambda it: it.slow), st.data())
 def test_what_a_ring_says_of_a_slow_member_is_turned_into_an_empty_seat_whatever_it_says(
-    want: Want, data: st.DataObject
+    want: SeatRequest, data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(want.slow) - 1))
     left, empty = seat_choice.without_backups(want, want.slow, at)
     slow = {it.member for it in want.slow}
     assert not slow & set(left.order)
     assert not slow & set(map(int, left.compute_s))
-    assert empty == Empty(want.slow[at].seat, want.slow[at].before, want.slow[at].after)
+    assert empty == EmptySeat(want.slow[at].seat, want.slow[at].before, want.slow[at].after)
     assert left.step_s >= 0.0
 
 
 def test_without_the_slow_member_an_iteration_takes_as_much_less_as_it_computes_longer() -> None:
     times = {"0": 1.0, "1": 5.0, "2": 1.5}
-    want = Want(3, [], [0, 1, 2], 5.5, times, {}, [Slow(1, 1, 0, 2)], [])
+    want = SeatRequest(3, [], [0, 1, 2], 5.5, times, {}, [SlowSeat(1, 1, 0, 2)], [])
     left, empty = seat_choice.without_backups(want, want.slow, 0)
     assert (left.step_s, left.order, left.compute_s) == (2.0, [0, 2], {"0": 1.0, "2": 1.5})
-    assert empty == Empty(1, 0, 2)
+    assert empty == EmptySeat(1, 0, 2)
 
 
 @pytest.mark.parametrize(("age_s", "utilisation", "busy"), [(0.0, 0.5, [5]), (0.0, 0.1, []), (121.0, 0.5, [])])
@@ -129,6 +131,6 @@ def test_gpus_of_slow_nodes_and_those_that_somebody_uses_get_no_backup(
     age_s: float, utilisation: float, busy: list[int]
 ) -> None:
     layout = Layout(["a", "b", "c"], [2, 2, 2])
-    want = Want(3, [], [0, 1], 1.0, {}, {"0": "a", "1": "b", "7": "nowhere"}, [Slow(0, 0, 1, 1)], [7])
+    want = SeatRequest(3, [], [0, 1], 1.0, {}, {"0": "a", "1": "b", "7": "nowhere"}, [SlowSeat(0, 0, 1, 1)], [7])
     told = NodeReport(gpus=(GpuReport(index=1, healthy=True, utilisation=utilisation, free_bytes=0),))
     assert seat_choice.unfit(want, layout, {"c": Report(1000.0, told)}, 1000.0 + age_s) == [0, 1, *busy]

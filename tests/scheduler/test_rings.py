@@ -133,7 +133,7 @@ def test_a_script_that_fails_on_all_members_fails_the_job_with_its_status(
     job = served.add(sys.executable, "fails.py", environment=environment, failover="switch", gpus=2, retry=retry)
     assert served.ended(job) == "failed"
     cause = served.ask(f"/v1/jobs/{job}/attempts")[0]["cause"]
-    assert cause.startswith("the ring is lost: no member came; the last: member ")
+    assert cause.startswith("the ring is lost: no member connected; the last: member ")
     assert cause.endswith(f": its process ended with status {words} (exit code {words.partition(':')[0]})")
     assert served.ask(f"/v1/jobs/{job}/ring")["phase"] == "lost"
 

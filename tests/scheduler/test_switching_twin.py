@@ -5,7 +5,7 @@ import pytest
 from benchmarks.switching_twin import NODE_GPUS, NODES, Compared, compared, trace
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.switching import RING, SOURCE
-from longshore.ring.wire import NoneComing
+from longshore.ring.wire import NoMemberOffer
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.testing.simulated import SimulatedBackend
@@ -143,7 +143,7 @@ def test_a_ring_goes_on_once_it_is_told_that_nobody_comes_and_grows_when_somebod
     case.until_a_seat_is_empty()
     used, woken = case.used, list[int]()
     connection = case.backend.connect_to_ring(NAME, lambda: woken.append(1))
-    assert connection.say(NoneComing("no GPU is free"))
+    assert connection.send(NoMemberOffer("no GPU is free"))
     assert woken
     want = connection.want
     assert want is not None

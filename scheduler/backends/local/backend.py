@@ -13,8 +13,8 @@ from ....cluster.files.durable import is_there, open_folder, read_whole, write_f
 from ....cluster.files.errors import BackendError, InputError
 from ....cluster.files.processes import boot_id, machine_id, shows_this_process
 from ....cluster.model.placement import Placement
-from ....ring.asking import RingDesk, ask_report, last_report, retire
-from ....ring.wire import Report
+from ....ring.ring_client import RingClient, ask_report, last_report, retire
+from ....ring.wire import RingReport
 from ...model.gpu_index import Layout
 from ...model.states import Run, Status
 from ..protocol import Attempt, Backend, Capabilities, GpuView, MemberPlace, NodeView, StepLines
@@ -160,7 +160,7 @@ class LocalBackend(Backend):
         with as_backend_error(name), self._folders.open(name) as folder:
             return [] if folder is None else read_step_lines(folder, 0, before)
 
-    def ring_report(self, name: str) -> Report | None:
+    def ring_report(self, name: str) -> RingReport | None:
         """Return the state of an attempt's ring, the last known one if its coordinator does not answer.
 
         Raises:
@@ -180,14 +180,14 @@ class LocalBackend(Backend):
         except TimeoutError as error:
             raise BackendError(f"{name}: {error}") from error
 
-    def connect_to_ring(self, name: str, wake: Callable[[], object]) -> RingDesk:
+    def connect_to_ring(self, name: str, wake: Callable[[], object]) -> RingClient:
         """Return a connection to the coordinator of a ring.
 
         Raises:
             BackendError: If that is no name of an attempt.
         """
         ring = self._ring(name)
-        return RingDesk(ring, wake, ring / PLACES)
+        return RingClient(ring, wake, ring / PLACES)
 
     def ring_places(self, name: str) -> list[MemberPlace] | None:
         """Return all GPUs that the ring of an attempt was ever given, by rank; None if that is not known yet.

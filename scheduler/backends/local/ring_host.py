@@ -28,11 +28,10 @@ from typing import Any, NamedTuple
 
 from ....cluster.files.durable import open_folder, read_whole
 from ....cluster.files.processes import Process, environment, kill, living
-from ....ring.launcher import Launcher, Start
-from ....ring.rounds import RESTART
-from ....ring.standing import make_ring, write_file
-from ....ring.warm import UNKNOWN_STATUS
-from ....ring.wire import GONE_STATUS, RESTART_STATUS, End
+from ....ring.coordinator import WORN_OUT
+from ....ring.coordinator_state import make_ring, write_file
+from ....ring.launcher import MemberStart, RingLauncher
+from ....ring.wire import GONE_STATUS, RESTART_STATUS, UNKNOWN_STATUS, RingEnd
 from .ranks import Part, Rank, Spec, decode, drop_beginning, environment_of, log_name, open_log, steps_name
 from .ranks import Start as RankStart
 
@@ -164,7 +163,7 @@ class Host:
         ring = Path(self._path) / RING
         seats = self._spec.seats
         make_ring(ring, seats, spares=len(self._spec.ranks) - seats, backups=self._spec.backups)
-        async with Launcher(ring, on_exit=self._exited, on_declared=self._declared) as self._launcher:
+        async with RingLauncher(ring, on_exit=self._exited, on_declared=self._declared) as self._launcher:
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
             await self._launcher.start_coordinator()
@@ -255,10 +254,10 @@ class Host:
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
             del environment[name]  # The ring assigns seats, and they change.
         log = Path(self._path) / log_name(rank)
-        start = Start(number, self._spec.command, environment, Path(self._spec.folder), log, place.node)
+        start = MemberStart(number, self._spec.command, environment, Path(self._spec.folder), log, place.node)
         self._launcher.start(start)
 
-    def _exited(self, it: Start, status: int) -> None:
+    def _exited(self, it: MemberStart, status: int) -> None:
         """Record a member's end, and start another on its GPU unless that was given up.
 
         A member that ended as it has no seat was declared gone, though that message may come after its end.
@@ -267,8 +266,8 @@ class Host:
         self._write_done(rank)
         if self._is_ending or self._launcher.is_over:
             return
-        self._log(f"member {it.member} on {it.node} {self._launcher.words_of(it.member)}")
-        if self._launcher.wants_another(it.member, status):
+        self._log(f"member {it.member} on {it.node} {self._launcher.describe_exit(it.member)}")
+        if self._launcher.needs_restart(it.member, status):
             self._anew.add(it.member)
             self._start(rank)
         elif status not in (0, GONE_STATUS) and self._restarts and it.member not in self._launcher.declared:
@@ -279,7 +278,7 @@ class Host:
 
     def _declared(self, member: int, reason: str) -> None:
         """Count the rank of a member that was declared gone as unused, however long its process takes to end."""
-        if reason != RESTART and 0 <= member < len(self._ranks) and member not in self._launcher.exits:
+        if reason != WORN_OUT and 0 <= member < len(self._ranks) and member not in self._launcher.exits:
             self._unused.add(self._ranks[member])
             self._try(self._write_places)
 
@@ -330,7 +329,7 @@ class Host:
         for log in self._logs:
             drop_beginning(log, LOG_BYTES)
 
-    def _status(self, end: End) -> int:
+    def _status(self, end: RingEnd) -> int:
         """Return the exit status that fits the members' ends: 0 if the ring was done, else that of one of them."""
         exits = self._launcher.exits
         kept = [status for member, status in exits.items() if member not in self._launcher.declared]

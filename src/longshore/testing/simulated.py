@@ -39,7 +39,7 @@ from ..cluster.simulator.faults import has_living
 from ..cluster.simulator.seats import average_s, compute_s
 from ..cluster.state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck
 from ..cluster.state.state import Simulation
-from ..ring.wire import Coming, Empty, NoneComing, Report, Want
+from ..ring.wire import EmptySeat, MemberOffer, NoMemberOffer, RingReport, SeatRequest
 from ..scheduler.backends.protocol import (
     Attempt,
     Backend,
@@ -69,7 +69,7 @@ class _Ring:
     empty: list[int] = field(default_factory=list)  # GPUs that failed, of the seats for which it asks
     before_s: float = 0.0  # iteration time before that
     held: int = 0  # GPUs of a running ring before others were added at this moment; 0 if none were
-    want: Want | None = None  # its last report of empty seats, if that still holds
+    want: SeatRequest | None = None  # its last report of empty seats, if that still holds
     wake: Callable[[], object] | None = None  # of its connection
 
 
@@ -87,7 +87,7 @@ class SimulatedConnection:
         ring.wake = wake
 
     @property
-    def want(self) -> Want | None:
+    def want(self) -> SeatRequest | None:
         """The empty seats of the ring; None while it stands still with a fault not found yet, and once it is over."""
         return self._backend.want_of(self._ring)
 
@@ -95,9 +95,9 @@ class SimulatedConnection:
         """Return nothing: there is no script."""
         return []
 
-    def say(self, message: Coming | NoneComing) -> bool:
+    def send(self, message: MemberOffer | NoMemberOffer) -> bool:
         """Let the ring continue without a member for its empty seats, if none comes."""
-        if isinstance(message, NoneComing):
+        if isinstance(message, NoMemberOffer):
             self._backend.give_up_seats(self._ring)
         return True
 
@@ -238,7 +238,7 @@ class SimulatedBackend(Backend):
     def forget(self, name: str) -> None:
         """Do nothing."""
 
-    def ring_report(self, name: str) -> Report | None:
+    def ring_report(self, name: str) -> RingReport | None:
         """Return the state of an attempt's ring; None without a ring."""
         ring = self._rings.get(name)
         if ring is None:
@@ -249,7 +249,7 @@ class SimulatedBackend(Backend):
         if not order and self.sim.state.finish_s[ROW, ring.job] > 0.0:
             phase = "done"
         gone = {str(rank): "its GPU failed" for rank in sorted(ring.left)}
-        return Report(phase, ring.generation, seats, order + [-1] * (seats - len(order)), [], 0, gone, [])
+        return RingReport(phase, ring.generation, seats, order + [-1] * (seats - len(order)), [], 0, gone, [])
 
     def retire_members(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
         """Return whether a ring continues without members whose GPUs have failed, which are gone by themselves.
@@ -313,13 +313,13 @@ class SimulatedBackend(Backend):
         if ring.asks and not ring.empty:
             self._form(ring)
 
-    def want_of(self, ring: _Ring) -> Want | None:
+    def want_of(self, ring: _Ring) -> SeatRequest | None:
         """Return the empty seats of a ring, as `want` of its connection."""
         if not self._lives(ring) or (self._stands_still(ring) and not ring.asks):
             return None
         if ring.want is None:
             members = self._members(ring)
-            ring.want = Want(
+            ring.want = SeatRequest(
                 generation=ring.generation,
                 empty=list(self._empty(ring, members)),
                 order=[rank for _, rank in members],
@@ -416,13 +416,13 @@ class SimulatedBackend(Backend):
         held = np.flatnonzero(self.sim.state.gpu_job[ROW] == ring.job).tolist()
         return [(gpu, rank_of[gpu]) for gpu in held]
 
-    def _empty(self, ring: _Ring, members: list[tuple[int, int]]) -> Iterator[Empty]:
+    def _empty(self, ring: _Ring, members: list[tuple[int, int]]) -> Iterator[EmptySeat]:
         """Yield the empty seats: those of members that have just died, then those that it continued without."""
         first, last = members[0][1], members[-1][1]
         for at, place in enumerate(ring.empty):
             before = [rank for gpu, rank in members if gpu < place]
             after = [rank for gpu, rank in members if gpu > place]
-            yield Empty(len(before) + at, before[-1] if before else last, after[0] if after else first)
+            yield EmptySeat(len(before) + at, before[-1] if before else last, after[0] if after else first)
         seats = len(members) + len(ring.empty)
         for seat in range(seats, seats + int(self.sim.state.short[ROW, ring.job])):
-            yield Empty(seat, last, first)
+            yield EmptySeat(seat, last, first)

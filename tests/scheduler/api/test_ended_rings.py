@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.typed_json import as_json
-from longshore.ring.wire import Report
+from longshore.ring.wire import RingReport
 from longshore.scheduler.api.rings import _kept_page
 
 SEATS = 3
@@ -13,7 +13,7 @@ SEATS = 3
 @given(st.lists(st.booleans(), min_size=SEATS + 1, max_size=SEATS + 1))
 def test_all_members_of_seats_are_shown_whoever_went_first(is_left: list[bool]) -> None:
     """At the end of a ring its processes end one by one, and the scheduler may look in between."""
-    report = Report("done", 1, SEATS, list(range(SEATS)), [], 9, {str(SEATS): "it was killed"}, [])
+    report = RingReport("done", 1, SEATS, list(range(SEATS)), [], 9, {str(SEATS): "it was killed"}, [])
     places = [["n", gpu, True, left, gpu, 0] for gpu, left in enumerate(is_left)]
     page = _kept_page({"report": as_json(report), "places": places, "gpus": []}, [])
     assert page is not None

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from longshore.ring import launcher
-from longshore.ring.launcher import Launcher
-from longshore.ring.standing import Limits, make_ring, write_file
-from longshore.ring.warm import UNKNOWN_STATUS
-from longshore.ring.wire import End
+from longshore.ring.coordinator_state import RingLimits, make_ring, write_file
+from longshore.ring.launcher import RingLauncher
+from longshore.ring.wire import UNKNOWN_STATUS, RingEnd
 from longshore.scheduler.backends.local import ring_host
 from longshore.scheduler.backends.local.ranks import Rank, Spec
 from longshore.scheduler.backends.local.ring_host import RING, Host, places_in
@@ -26,7 +25,7 @@ def run_host(
     folder: Path, script: str, during: Callable[[Host], Awaitable[object]] | None = None, gather_s: float = 2.0
 ) -> tuple[int, Host]:
     """Run a ring of two seats whose members are shells, to its end; they never say a word, and live for `gather_s`."""
-    make_ring(folder / RING, 2, limits=Limits(gather_s=gather_s))
+    make_ring(folder / RING, 2, limits=RingLimits(gather_s=gather_s))
     ranks = (Rank("n", 0), Rank("n", 1))
     variables = {"PATH": os.environ["PATH"]}
     spec = Spec("ls-x-1", "x", 1, ("sh", "-c", script), str(folder), variables, 5.0, None, ranks, 2)
@@ -188,8 +187,8 @@ def test_an_attempt_ends_as_its_scripts_did(tmp_path: Path, exits: dict[int, int
     async def ended() -> int:
         host = Host(Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, (), 1), str(tmp_path))
         make_ring(tmp_path / RING, 1)
-        host._launcher = Launcher(tmp_path / RING)
+        host._launcher = RingLauncher(tmp_path / RING)
         host._launcher._exits.update(exits)
-        return host._status(End("lost", "made up"))
+        return host._status(RingEnd("lost", "made up"))
 
     assert asyncio.run(ended()) == status

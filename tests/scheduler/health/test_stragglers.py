@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.placement import Share
-from longshore.ring.suspicion import FAR, LEAST_S
+from longshore.ring.member_health import MIN_EXCESS_S, SLOW_RATIO
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.health.step_monitor import Running, StepMonitor, Stragglers, straggling
 from longshore.scheduler.health.step_watch import LEFT_OUT, RankTimes
@@ -58,7 +58,7 @@ def test_at_most_half_of_the_ranks_are_stragglers_and_each_is_slower_than_all_th
     rest = [it for at, it in enumerate(compute_s) if it is not None and at not in {one.rank for one in found}]
     assert len(found) <= len(told) / 2
     for it in found:
-        assert it.compute_s >= max(FAR * it.others_s, it.others_s + LEAST_S) * (1.0 - 1e-9)
+        assert it.compute_s >= max(SLOW_RATIO * it.others_s, it.others_s + MIN_EXCESS_S) * (1.0 - 1e-9)
         assert it.compute_s >= max(rest)
 
 

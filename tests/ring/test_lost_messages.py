@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.ring.standing import Limits
+from longshore.ring.coordinator_state import RingLimits
 
-from .cutting import Loses
+from .lossy_proxy import Loses
 from .trial import Outcome, Trial, run_ring
 
 pytestmark = pytest.mark.long
 
-LIMITS = Limits(slow_steps=2, well_steps=2, hold_steps=5)
+LIMITS = RingLimits(slow_steps=2, well_steps=2, hold_steps=5)
 STEPS, PAUSE_S = 300, 0.04
-OFTEN = ("Beat", "Lease", "Tried")  # said once a second, whatever happens
+OFTEN = ("Heartbeat", "LeaseRenewal", "TrialStep")  # said once a second, whatever happens
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_a_lost_word_costs_no_step(
         tmp_path, warm, seats=3, spares=1, steps=STEPS, pause_s=PAUSE_S, limits=LIMITS, during=be_slow, backups=1,
         loses=loses,
     )  # fmt: skip
-    assert {"Abort", "Form", "Go", "Here", "Hello", "Ready", "Stopped", "Welcome"} <= set(
+    assert {"Abort", "RingLayout", "Resume", "AwaitsLayout", "Hello", "MemberReady", "Stopped", "Welcome"} <= set(
         lost
     ) or loses is not first_and_third
     assert lost
@@ -89,7 +89,9 @@ def test_a_lost_word_at_a_fault_costs_no_step(
     found = run_ring(
         tmp_path, warm, seats=3, spares=1, steps=STEPS, during=lose_one, loses=loses, checkpoints=tmp_path / "saved"
     )
-    assert {"Abort", "AskToSave", "Done", "Form", "MaySave", "Ready"} <= set(lost) or loses is not first_and_third
+    assert {"Abort", "SaveRequest", "MemberDone", "RingLayout", "SaveReply", "MemberReady"} <= set(
+        lost
+    ) or loses is not first_and_third
     assert lost
     assert found.end.outcome == "done", found
     assert found.steps() == list(range(STEPS))

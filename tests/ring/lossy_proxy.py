@@ -9,7 +9,7 @@ from contextlib import suppress
 Loses = Callable[[str, int], bool]  # a kind of word, and how many of that kind there were before: whether it is lost
 
 
-class Cutter:
+class LossyProxy:
     """Goes between. Words are those of ring/wire.py.
 
     Args:

@@ -52,7 +52,7 @@ def groups(trial: Trial, member: int) -> tuple[int, int]:
     return len(forms), len(copies)
 
 
-def look(trial: Trial, report: wire.Report, first: dict[str, tuple[int, int]]) -> list[Held]:
+def look(trial: Trial, report: wire.RingReport, first: dict[str, tuple[int, int]]) -> list[Held]:
     """Return what all living members and the coordinator hold."""
     found = []
     for member in (*report.order, *report.spares):

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.ring import asking
-from longshore.ring.asking import RingDesk, ask_report, retire
-from longshore.ring.standing import RING, STATE, make_ring
-from longshore.ring.wire import Hello, Report, Welcome, challenge, decode, encode, is_right, welcome
+from longshore.ring import ring_client
+from longshore.ring.coordinator_state import RING, STATE, make_ring
+from longshore.ring.ring_client import RingClient, ask_report, retire
+from longshore.ring.wire import Hello, RingReport, Welcome, decode, encode, new_challenge, proves_secret, welcome
 from longshore.scheduler.backends.local.backend import LocalBackend
 
-REPORT = Report("running", 1, 2, [0, 1], [], 5, {}, [])
+REPORT = RingReport("running", 1, 2, [0, 1], [], 5, {}, [])
 
 
 def pipe(path: Path) -> None:
@@ -86,7 +86,7 @@ def test_whatever_lies_in_the_place_of_a_file_nobody_waits_for_it(
     HOSTILE[kind](ring / name)
     assert in_time(lambda: ask_report(ring)) is None
     assert isinstance(in_time(lambda: retire(ring, {0: "a test"})), TimeoutError)
-    desk = RingDesk(ring, lambda: None, ring / "places.json")
+    desk = RingClient(ring, lambda: None, ring / "places.json")
     assert in_time(desk.close) is None
 
 
@@ -108,11 +108,11 @@ def answering(listening: socket.socket, answer: Callable[[socket.socket], object
 
 
 def welcomes(connection: socket.socket, secret: str) -> None:
-    asked = challenge()
+    asked = new_challenge()
     connection.sendall(encode(asked))
     hello = decode(connection.makefile("rb").readline())
     assert isinstance(hello, Hello)
-    assert is_right(secret, asked, hello)
+    assert proves_secret(secret, asked, hello)
     connection.sendall(encode(welcome(secret, asked, hello)) + encode(REPORT))
 
 
@@ -128,7 +128,7 @@ def floods(connection: socket.socket) -> None:
 
 
 def welcomes_anybody(connection: socket.socket) -> None:
-    asked = challenge()
+    asked = new_challenge()
     connection.sendall(encode(asked))
     hello = decode(connection.makefile("rb").readline())
     assert isinstance(hello, Hello)
@@ -138,9 +138,9 @@ def welcomes_anybody(connection: socket.socket) -> None:
 ANSWERS: dict[str, Callable[[socket.socket], object]] = {
     "a byte now and then": drips, "a line without an end": floods, "nothing": lambda _: None,
     "its end": lambda it: it.shutdown(socket.SHUT_WR), "no message": lambda it: it.sendall(b"[1]\n"),
-    "another message": lambda it: it.sendall(b'{"kind": "Lease", "number": "x"}\n'),
+    "another message": lambda it: it.sendall(b'{"kind": "LeaseRenewal", "number": "x"}\n'),
     "a report, and no challenge": lambda it: it.sendall(encode(REPORT)),
-    "no proof": lambda it: it.sendall(encode(challenge()) + encode(Welcome("")) + encode(REPORT)),
+    "no proof": lambda it: it.sendall(encode(new_challenge()) + encode(Welcome("")) + encode(REPORT)),
     "the proof of another secret": welcomes_anybody,
 }  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_whoever_answers_nobody_waits_for_long(tmp_path: Path, listening: socket
     ring = ring_at(tmp_path, listening)
     assert in_time(lambda: ask_report(ring)) is None
     assert isinstance(in_time(lambda: retire(ring, {0: "a test"})), TimeoutError)
-    desk = RingDesk(ring, lambda: None, ring / "places.json")
+    desk = RingClient(ring, lambda: None, ring / "places.json")
     assert in_time(desk.close) is None
 
 
@@ -162,7 +162,7 @@ def test_nobody_else_than_this_machine_is_asked(tmp_path: Path, listening: socke
     answering(listening, lambda it: welcomes(it, settings["secret"]))
     (ring / RING).write_text(json.dumps({**settings, "host": "192.0.2.1"}))
     assert ask_report(ring) == REPORT
-    assert asking.HOST == "127.0.0.1"
+    assert ring_client.HOST == "127.0.0.1"
 
 
 def test_a_link_in_the_place_of_an_attempts_folder_leads_to_no_other_ring(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from longshore.ring.asking import RingDesk
-from longshore.ring.wire import Coming, NoneComing, Want
+from longshore.ring.ring_client import RingClient
+from longshore.ring.wire import MemberOffer, NoMemberOffer, SeatRequest
 
 from .trial import Trial
 
@@ -14,21 +14,21 @@ async def bring(trial: Trial, most: int, may_start: Callable[[], bool] = lambda:
 
     A GPU that was promised stays promised, whoever coordinates: so a member is started once for each.
     """
-    desk = RingDesk(trial.folder, lambda: None, trial.folder / "nothing")
-    answered: Want | None = None
+    desk = RingClient(trial.folder, lambda: None, trial.folder / "nothing")
+    answered: SeatRequest | None = None
     promised = started = 0
     while not trial.launcher.is_over:
         want = desk.want
         if want is not None and want.empty and want is not answered:
             missing = len(want.empty) - len(on_their_way(trial, want)) - (promised - started)
             if promised and missing < len(want.empty):  # a coordinator that has been started again does not know
-                desk.say(Coming(-1, "pool", promised - 1))
+                desk.send(MemberOffer(-1, "pool", promised - 1))
             for _ in range(min(missing, most - promised)):
-                desk.say(Coming(-1, "pool", promised))
+                desk.send(MemberOffer(-1, "pool", promised))
                 promised += 1
                 missing -= 1
             if missing > 0:
-                desk.say(NoneComing("no GPU is free"))
+                desk.send(NoMemberOffer("no GPU is free"))
             answered = want
         while started < promised and may_start():
             trial.start()
@@ -37,6 +37,6 @@ async def bring(trial: Trial, most: int, may_start: Callable[[], bool] = lambda:
     desk.close()
 
 
-def on_their_way(trial: Trial, want: Want) -> set[int]:
+def on_their_way(trial: Trial, want: SeatRequest) -> set[int]:
     """Return the members that live and have no seat."""
     return {it for it in range(trial.next) if it not in want.order and it not in trial.launcher.exits}

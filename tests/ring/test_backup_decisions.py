@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.ring import wire
-from longshore.ring.rounds import LAUNCHERS, Rounds
-from longshore.ring.standing import Limits, Phase
-from longshore.ring.suspicion import FAR, LEAST_S, Relief, far_longer
+from longshore.ring.coordinator import LAUNCHERS, Coordinator
+from longshore.ring.coordinator_state import Phase, RingLimits
+from longshore.ring.member_health import MIN_EXCESS_S, SLOW_RATIO, Backups, far_longer
 
 from .obedient_ring import Ring
 from .simulated_ring import copied
 
-LIMITS = Limits(slow_steps=3, well_steps=4, hold_steps=20, coming_s=10.0)
+LIMITS = RingLimits(slow_steps=3, well_steps=4, hold_steps=20, coming_s=10.0)
 COPY_S = 2.0
 SLOW = {1: 4.0}
 
@@ -26,50 +26,50 @@ class Timed(Ring):
     def __init__(self, seats: int, spares: int = 0, backups: int = 1, until: int = 10**6) -> None:
         super().__init__(0)
         self.seats, self.spares, self.backups, self.until = seats, spares, backups, until
-        self.beat_of: dict[int, wire.Beat] = {}  # what members without a seat say instead
-        self.rounds = Rounds(seats, LIMITS, 0.0, relief=self.relief())
+        self.beat_of: dict[int, wire.Heartbeat] = {}  # what members without a seat say instead
+        self.coordinator = Coordinator(seats, LIMITS, 0.0, backups=self.policy())
         for number in range(seats + spares):
             self.join(number)
-        self.rounds.durable.cost_s = COPY_S  # as members tell at the start of a ring
+        self.coordinator.state.cost_s = COPY_S  # as members tell at the start of a ring
 
-    def relief(self) -> Relief:
-        return Relief(LIMITS, backups=self.backups, spares=self.spares)
+    def policy(self) -> Backups:
+        return Backups(LIMITS, backups=self.backups, spares=self.spares)
 
     def train(self, steps: int, slow: Mapping[int, float] = {}) -> None:
         """Let members compute for a second, and slow ones for longer; those without a seat try."""
         for _ in range(steps):
             self.now_s += 1.0
-            for number in sorted(self.rounds.members):
+            for number in sorted(self.coordinator.members):
                 self.tell(number, slow.get(number, 1.0))
-            self.rounds.tick(self.now_s)
+            self.coordinator.tick(self.now_s)
             self.answer()
 
     def tell(self, number: int, compute_s: float) -> None:
-        durable = self.rounds.durable
-        if durable.has_seat(number):
+        state = self.coordinator.state
+        if state.has_seat(number):
             self.steps[number] = self.steps.get(number, 0) + 1
         step = self.steps.get(number, 0)
-        if number in self.beat_of and not durable.has_seat(number):
+        if number in self.beat_of and not state.has_seat(number):
             self.say(self.beat_of[number])
-            self.say(wire.Tried(number, compute_s))
+            self.say(wire.TrialStep(number, compute_s))
             return
-        self.say(wire.Beat(number, durable.generation, 0, step, compute_s=compute_s, step_s=9.0, until=self.until))
-        self.say(wire.Tried(number, compute_s))
+        self.say(wire.Heartbeat(number, state.generation, 0, step, compute_s=compute_s, step_s=9.0, until=self.until))
+        self.say(wire.TrialStep(number, compute_s))
 
     def restart(self) -> None:
         """The coordinator is killed and started again, and all members come back."""
-        members = dict(self.rounds.members)
-        self.rounds = Rounds(self.seats, LIMITS, self.now_s, copied(self.rounds.durable), self.relief())
+        members = dict(self.coordinator.members)
+        self.coordinator = Coordinator(self.seats, LIMITS, self.now_s, copied(self.coordinator.state), self.policy())
         for number, it in members.items():
-            is_fresh = not self.rounds.durable.has_seat(number)
-            generation, step = self.rounds.durable.generation, self.steps.get(number, 0)
+            is_fresh = not self.coordinator.state.has_seat(number)
+            generation, step = self.coordinator.state.generation, self.steps.get(number, 0)
             hello = wire.Hello("member", number, it.token, generation, step, is_fresh)
-            assert self.rounds.joined(hello, self.now_s)
+            assert self.coordinator.member_connected(hello, self.now_s)
         self.answer()
 
     @property
     def relieved(self) -> list[int]:
-        return list(map(int, self.rounds.durable.relieved))
+        return list(map(int, self.coordinator.state.relieved))
 
     def asked(self) -> list[int]:
         """Return for whom the desk was asked to bring somebody last."""
@@ -82,15 +82,15 @@ def test_a_spare_has_the_seat_of_a_slow_member_after_three_slow_steps() -> None:
     ring.train(2, SLOW)
     assert ring.order() == [0, 1, 2, 3]
     ring.train(1, SLOW)
-    assert (ring.order(), ring.relieved, ring.rounds.durable.phase) == ([0, 4, 2, 3], [1], Phase.RUNNING)
+    assert (ring.order(), ring.relieved, ring.coordinator.state.phase) == ([0, 4, 2, 3], [1], Phase.RUNNING)
     assert (1, wire.Relieved(2)) in ring.told
 
 
 def test_without_a_spare_the_desk_is_asked_and_who_comes_has_the_seat() -> None:
     ring = Timed(4)
-    ring.rounds.desk_came(0.0)
+    ring.coordinator.scheduler_connected(0.0)
     ring.train(4, SLOW)
-    assert ring.wants()[-1].slow == [wire.Slow(1, 1, 0, 2)]
+    assert ring.wants()[-1].slow == [wire.SlowSeat(1, 1, 0, 2)]
     assert (ring.order(), ring.relieved) == ([0, 1, 2, 3], [])
     ring.join(4)
     assert (ring.order(), ring.relieved) == ([0, 4, 2, 3], [1])
@@ -136,7 +136,7 @@ def test_a_member_that_is_well_has_its_seat_again_once_its_backup_was_held_long_
     assert ring.relieved == [1]
     ring.train(2)
     assert (ring.order(), ring.relieved) == ([0, 1, 2, 3], [])
-    assert any(to == LAUNCHERS and isinstance(it, wire.Declared) and it.member == 4 for to, it in ring.told)
+    assert any(to == LAUNCHERS and isinstance(it, wire.MemberGone) and it.member == 4 for to, it in ring.told)
 
 
 def test_a_member_that_is_nearly_well_has_no_seat() -> None:
@@ -151,7 +151,7 @@ def test_a_spare_that_became_the_backup_keeps_the_seat_and_the_other_one_waits()
     ring = Timed(4, spares=1)
     ring.train(4, SLOW)
     ring.train(30)
-    assert (ring.order(), ring.relieved, ring.rounds.report().spares) == ([0, 4, 2, 3], [], [1])
+    assert (ring.order(), ring.relieved, ring.coordinator.report().spares) == ([0, 4, 2, 3], [], [1])
     ring.exit(2)
     assert ring.order() == [0, 4, 1, 3]
 
@@ -164,7 +164,7 @@ def test_a_relieved_member_takes_no_empty_seat_and_gives_no_state() -> None:
     ring.wait(5.0)
     assert (ring.order(), ring.relieved) == ([0, -1], [1])
     ring.exit(0)
-    assert ring.rounds.durable.phase is Phase.LOST
+    assert ring.coordinator.state.phase is Phase.LOST
 
 
 def test_a_relieved_member_that_dies_leaves_the_seat_to_its_backup() -> None:
@@ -173,7 +173,7 @@ def test_a_relieved_member_that_dies_leaves_the_seat_to_its_backup() -> None:
     ring.join(4)
     ring.exit(1)
     ring.train(40)
-    assert (ring.order(), ring.relieved, sorted(ring.rounds.members)) == ([0, 4, 2, 3], [], [0, 2, 3, 4])
+    assert (ring.order(), ring.relieved, sorted(ring.coordinator.members)) == ([0, 4, 2, 3], [], [0, 2, 3, 4])
 
 
 def test_a_backup_that_comes_when_nobody_is_slow_any_more_is_dismissed_after_a_while() -> None:
@@ -182,10 +182,10 @@ def test_a_backup_that_comes_when_nobody_is_slow_any_more_is_dismissed_after_a_w
     ring.train(4)
     ring.join(4)
     ring.train(9)
-    assert 4 in ring.rounds.members
+    assert 4 in ring.coordinator.members
     ring.train(4)
-    assert sorted(ring.rounds.members) == [0, 1, 2, 3]
-    assert ring.rounds.durable.generation == 1
+    assert sorted(ring.coordinator.members) == [0, 1, 2, 3]
+    assert ring.coordinator.state.generation == 1
 
 
 def test_a_coordinator_that_was_started_again_knows_who_is_relieved_and_dismisses_nobody_at_once() -> None:
@@ -210,7 +210,7 @@ def test_a_relieved_member_is_judged_by_what_it_tries_alone(ahead: int, killed_a
     ring.train(4, SLOW)
     ring.join(4)
     assert ring.relieved == [1]
-    beat = wire.Beat(1, 1, 0, ring.steps[1] + ahead, compute_s=4.0, step_s=9.0, until=ring.until)
+    beat = wire.Heartbeat(1, 1, 0, ring.steps[1] + ahead, compute_s=4.0, step_s=9.0, until=ring.until)
     for second in range(45):
         if second == killed_at:
             ring.restart()
@@ -224,10 +224,12 @@ def test_a_seated_member_is_judged_by_steps_of_the_present_generation_alone(gene
     ring = Timed(4, spares=1)
     ring.exit(3)
     ring.train(4)
-    assert ring.rounds.durable.generation == 2
+    assert ring.coordinator.state.generation == 2
     for _ in range(10):
         for ahead in (1, 2):
-            ring.say(wire.Beat(1, generation, 0, ring.steps[1] + ahead, compute_s=4.0, step_s=9.0, until=ring.until))
+            ring.say(
+                wire.Heartbeat(1, generation, 0, ring.steps[1] + ahead, compute_s=4.0, step_s=9.0, until=ring.until)
+            )
         ring.train(1)
     assert ring.relieved == []
 
@@ -252,5 +254,5 @@ def test_far_longer_computes_who_takes_three_times_the_median_of_the_others(comp
     for number, time_s in compute_s.items():
         others = [it for other, it in compute_s.items() if other != number]
         others_s = statistics.median(others) if others else time_s
-        assert (number in found) == (time_s > FAR * others_s and time_s - others_s > LEAST_S)
+        assert (number in found) == (time_s > SLOW_RATIO * others_s and time_s - others_s > MIN_EXCESS_S)
         assert number not in found or found[number] == (number, time_s, others_s)

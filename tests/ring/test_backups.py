@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from longshore.ring.standing import Limits
+from longshore.ring.coordinator_state import RingLimits
 
 from .trial import Outcome, Trial, run_ring
 
 pytestmark = [pytest.mark.full, pytest.mark.long]
 
-LIMITS = Limits(slow_steps=2, well_steps=2, hold_steps=5)
+LIMITS = RingLimits(slow_steps=2, well_steps=2, hold_steps=5)
 STEPS, PAUSE_S = 300, 0.04
 
 

@@ -1,0 +1,344 @@
+"""Which members of a ring have failed, and which are slow and get a backup.
+
+*Failed* are members that are silent, that do not stop, and one of a pair between which exchanges keep failing.
+
+*Slow* is a member that computes far longer than the others. In a ring all members but the slow one wait, so computing
+times are compared, without the time that a member waits for others. A slow link makes all wait alike: then no member is
+slow. A slow member can be *relieved*: a member without a seat, its *backup*, takes its seat. The slow one stays, and
+now and then computes a shard only to measure itself. Once it is fast again it gets its seat back, and the backup may
+leave. Both happen between two steps, by a recovery as after a fault. Source: SPEC F1, F3, F5, P3.
+
+The coordinator's process imports this module: standard library only.
+"""
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from .coordinator_state import NO_MEMBER, CoordinatorState, MemberState, Phase, RingLimits, waiting_members
+from .wire import ExchangeFailed, Message, Relieved
+
+QUIET: Final = 0.3  # of the silence after which a member is declared gone
+MAX_PAIR_FAILURES: Final = 3  # of one pair of members, after which one of them is replaced
+FAILURE_COUNTS_S: Final = 600.0  # for which a failure of a pair counts
+UNLIKE_ENDS_S: Final = 5.0  # that members wait for one that is done
+
+
+class Suspect(NamedTuple):
+    """A member to be declared gone."""
+
+    member: int
+    reason: str
+
+
+def silent(members: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[Suspect]:
+    """Yield members that have sent no message for too long.
+
+    If that is more than half of them, the coordinator's own link is probably cut. Then none is silent before all of
+    them have ended themselves, as they receive nothing either. Source: SPEC F1.
+    """
+    members = list(members)
+    limit_s = limits.frozen_s if most_are_quiet(members, limits, now_s) else limits.silence_s
+    for member in members:
+        if now_s - member.last_message_s > limit_s:
+            yield Suspect(member.number, f"it sent nothing for {now_s - member.last_message_s:.0f} s")
+
+
+def most_are_quiet(members: Collection[MemberState], limits: RingLimits, now_s: float) -> bool:
+    """Return whether more than half of the members are quiet: they fall silent within a heartbeat of each other."""
+    quiet_s = QUIET * limits.silence_s
+    return 2 * sum(now_s - member.last_message_s > quiet_s for member in members) > len(members)
+
+
+def unstopped(seated: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[Suspect]:
+    """Yield members that do not stop after `Abort`, or whose script does not reach the end of its step."""
+    for member in seated:
+        if member.aborted_s is None or member.awaits_layout:
+            continue
+        took_s = now_s - member.aborted_s
+        if not member.stopped and took_s > limits.stop_s:
+            yield Suspect(member.number, f"it did not stop within {limits.stop_s:.0f} s")
+        elif took_s > limits.arrive_s:
+            yield Suspect(member.number, f"its script did not end its step within {limits.arrive_s:.0f} s")
+
+
+def unlike_ends(seated: Collection[MemberState], quiet_s: float) -> str:
+    """Return why a ring can never be done, "" if it can: some members are done, and others wait for them.
+
+    A member that waits for the last step of all is a step behind, and does not count.
+
+    Args:
+        seated: Members on seats.
+        quiet_s: For how long no member has moved that is not done.
+    """
+    done = [member for member in seated if member.done]
+    last = max((member.step for member in done), default=0)
+    ahead = [member for member in seated if done and not member.done and member.waiting and member.step >= last]
+    if not ahead or quiet_s <= UNLIKE_ENDS_S:
+        return ""
+    first, other = done[0], ahead[0]
+    return (
+        f"member {first.number} is done after {first.step} steps, and member {other.number} continues: all have to "
+        "name the same `until`"
+    )
+
+
+def worn_out(seated: Collection[MemberState], limits: RingLimits) -> int | None:
+    """Return the member whose process has formed so many groups that it needs a restart, None if none has."""
+    found = [member for member in seated if member.groups >= limits.groups and not member.done]
+    return max(found, key=lambda member: member.groups).number if found and len(seated) > 1 else None
+
+
+class Hints:
+    """Possible problems of the script or the network; each is logged once, as long as it lasts."""
+
+    def __init__(self, limits: RingLimits) -> None:
+        self._limits = limits
+        self._present: dict[str, str] = {}  # hints by their kind
+
+    def present(self) -> list[str]:
+        """Return the hints that were logged and still hold."""
+        return list(self._present.values())
+
+    def update(
+        self, members: Collection[MemberState], unconnected: Collection[int], seated: Iterable[MemberState],
+        runs_s: float, now_s: float,
+    ) -> list[str]:  # fmt: skip
+        """Return lines for the log, of hints that did not hold before.
+
+        Args:
+            members: All that are connected.
+            unconnected: Those that were started long ago and have not connected.
+            seated: Members on seats.
+            runs_s: For how long the ring has run since it was formed.
+            now_s: The time.
+        """
+        found, limit_s = {}, self._limits.hint_s
+        if most_are_quiet(members, self._limits, now_s):
+            found["alarm"] = "most members are silent: this coordinator is probably cut off"
+        if unconnected:
+            found["hint"] = (
+                f"{_named(unconnected)} sent nothing for {limit_s:.0f} s: does the script reach `with Ring(...)`? "
+                f"A member that never connects is ended, at the start after {self._limits.gather_s:.0f} s"
+            )
+        elif idle := [member.number for member in seated if runs_s > limit_s and not member.ran]:
+            found["hint"] = (
+                f"{_named(idle)} ended no step for {limit_s:.0f} s, and the GPUs are held all the same: does the "
+                "script call `ring.step()`?"
+            )
+        new = [f"{kind}: {hint}" for kind, hint in found.items() if kind not in self._present]
+        # A hint stays as it was logged: the members that it concerns change gradually.
+        self._present = {kind: self._present.get(kind, hint) for kind, hint in found.items()}
+        return new
+
+
+def _named(members: Collection[int]) -> str:
+    shown = ", ".join(map(str, sorted(members)[:8])) + (", ..." if len(members) > 8 else "")
+    return f"member{'s' if len(members) > 1 else ''} {shown}"
+
+
+class Accusations:
+    """Exchanges that failed between two living members. Source: SPEC F5."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[float, frozenset[int]]] = []
+        self._noted: dict[frozenset[int], int] = {}  # the last generation in which exchanges of a pair failed
+
+    def add_failure(self, failure: ExchangeFailed, seated: Collection[MemberState], now_s: float) -> None:
+        """Count a failed exchange for its two members, if the other one is known."""
+        others = (member for member in seated if member.number != failure.member)
+        peer = failure.peer
+        accused = next((other.number for other in others if peer and peer in (other.store, *other.ends)), None)
+        if accused is not None:
+            self.add(failure.member, accused, failure.generation, now_s)
+
+    def add(self, one: int, other: int, generation: int, now_s: float) -> None:
+        """Count a failure; of a pair, each generation has at most one."""
+        pair = frozenset((one, other))
+        if generation > self._noted.get(pair, 0):
+            self._noted[pair] = generation
+            self._pairs.append((now_s, pair))
+
+    def worst(self, order: Sequence[int], now_s: float) -> Suspect | None:
+        """Return the member to replace: of the worst pair the one with more failures. None if no pair is so bad.
+
+        Args:
+            order: Members by seat; of two that are equal the later one is replaced.
+            now_s: The time.
+        """
+        self._pairs = [
+            (at_s, pair) for at_s, pair in self._pairs if now_s - at_s < FAILURE_COUNTS_S and pair <= set(order)
+        ]
+        if not self._pairs or len(order) < 2:
+            return None
+        worst, times = Counter(pair for _, pair in self._pairs).most_common(1)[0]
+        if times < MAX_PAIR_FAILURES:
+            return None
+        failures = Counter(number for _, pair in self._pairs for number in pair)
+        number = max(worst, key=lambda number: (failures[number], order.index(number)))
+        return Suspect(number, f"exchanges between members {sorted(worst)} failed {times} times")
+
+
+SLOW_RATIO: Final = 3.0  # times the others' median: in a ring that has shrunk, members with two shards take twice it
+MIN_EXCESS_S: Final = 0.01  # by which a slow member computes longer: a busy machine causes less
+WELL_RATIO: Final = 1.5  # times the others' median: a member that computes no longer is fast again
+UNKNOWN_COST_S: Final = 60.0  # of a recovery, until one was measured
+UPDATE_S: Final = 1.0  # between two updates: members send heartbeats as often
+
+
+class SlowMember(NamedTuple):
+    """A member that computes far longer than the others."""
+
+    number: int
+    compute_s: float
+    others_s: float  # median of the others
+
+
+def far_longer(compute_s: Mapping[int, float]) -> list[SlowMember]:
+    """Return those that compute far longer than the others.
+
+    Args:
+        compute_s: How long each computes.
+    """
+    ordered = sorted(compute_s.values())
+    if len(ordered) < 2:
+        return []
+    found = (SlowMember(number, time_s, _median_without(ordered, time_s)) for number, time_s in compute_s.items())
+    return [
+        slow for slow in found
+        if slow.compute_s > SLOW_RATIO * slow.others_s and slow.compute_s - slow.others_s > MIN_EXCESS_S
+    ]  # fmt: skip
+
+
+def median(ordered: Sequence[float]) -> float:
+    """Return the median of sorted numbers."""
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2.0
+
+
+def _median_without(ordered: Sequence[float], one: float) -> float:
+    """Return the median of sorted numbers without one of them."""
+    at, others = bisect_left(ordered, one), len(ordered) - 1
+    low, high = (others - 1) // 2, others // 2
+    return (ordered[low + (low >= at)] + ordered[high + (high >= at)]) / 2.0
+
+
+class SeatChange(NamedTuple):
+    """A seat has another member, or a member leaves."""
+
+    reason: str
+    begins: bool  # a recovery
+    gone: int = NO_MEMBER  # a member to declare gone, for the same reason
+    outbox: tuple[tuple[int, Message], ...] = ()  # receivers and messages
+
+
+class Backups:
+    """Decides once a second which members are slow, and which relieved ones are fast again.
+
+    Args:
+        limits: How many steps count.
+        backups: Members that may be relieved at the same time.
+        spares: Members beside the seats at the ring's start: they stay.
+    """
+
+    def __init__(self, limits: RingLimits, *, backups: int = 0, spares: int = 0) -> None:
+        self._limits, self._backups, self._spares = limits, backups, spares
+        self.ratios: dict[int, float] = {}  # of slow members: their computing time by that of the others
+        self.slow: list[SlowMember] = []  # seated members whose backup gains more than a recovery costs, slowest first
+        self._well: list[int] = []  # relieved members that are fast again
+        self._updated_s, self._idle_since_s = -math.inf, math.inf  # inf until the first update
+
+    def update(self, state: CoordinatorState, members: Mapping[int, MemberState], now_s: float) -> None:
+        """Judge all members again, if the last time is long enough ago."""
+        if now_s - self._updated_s < UPDATE_S:
+            return
+        self._updated_s, self._idle_since_s = now_s, min(self._idle_since_s, now_s)
+        self.slow, self._well = [], []
+        seated = [members[number] for number in state.holders if number != NO_MEMBER]
+        if state.phase is not Phase.RUNNING or not all(member.ran and not member.done for member in seated):
+            self._idle_since_s = now_s
+            return
+        usual_s = {
+            member.number: time_s for member in seated
+            if (time_s := usual_compute_s(member, self._limits.slow_steps)) is not None
+        }  # fmt: skip
+        step, cost_s = max(member.step for member in seated), state.cost_s or UNKNOWN_COST_S
+        longer = sorted(far_longer(usual_s), key=lambda slow: -slow.compute_s)
+        self.ratios = {slow.number: slow.compute_s / slow.others_s for slow in longer if slow.others_s > 0.0}
+        left = max(max(member.until for member in seated) - step, 0)
+        may_be = max(self._backups - len(state.relieved), 0)
+        rest_s = max((slow.compute_s for slow in longer[may_be:]), default=0.0)  # the slowest without a backup
+        self.slow = [
+            slow for slow in longer[:may_be] if (slow.compute_s - max(slow.others_s, rest_s)) * left > cost_s
+        ]  # fmt: skip
+        others_s = median(sorted(usual_s.values())) if usual_s else 0.0
+        if others_s * left > cost_s:  # else the ring is done sooner
+            self._well = [
+                number for number in map(int, state.relieved) if self._is_well(members[number], others_s, step)
+            ]
+        if self.slow or NO_MEMBER in state.holders or len(members) <= self._needed(state):
+            self._idle_since_s = now_s
+
+    def change(
+        self, state: CoordinatorState, members: Mapping[int, MemberState], now_s: float
+    ) -> SeatChange | None:  # fmt: skip
+        """Change who has which seat in a ring that runs, if that is due; return the change."""
+        if not self._backups:
+            return None
+        for number in self._well:
+            if str(number) in state.relieved and members[number].connected:
+                return self._reinstate(state, members, number)
+        spares = waiting_members(state, members)
+        for slow in self.slow:
+            if spares and state.has_seat(slow.number):
+                return _relieve(state, members, slow, spares[0])
+        if spares and now_s - self._idle_since_s > self._limits.coming_s:
+            self._idle_since_s = now_s
+            return SeatChange("no backup is needed any more", begins=False, gone=spares[-1])
+        return None
+
+    def in_need(self, state: CoordinatorState, members: Mapping[int, MemberState]) -> list[int]:
+        """Return slow seated members that need a backup, while no member waits that could be it."""
+        slow = [slow.number for slow in self.slow if state.has_seat(slow.number)]
+        return [] if not slow or waiting_members(state, members) else slow
+
+    def _reinstate(self, state: CoordinatorState, members: Mapping[int, MemberState], number: int) -> SeatChange:
+        stays = len(members) < self._needed(state)
+        seat = state.reinstate(number)
+        backup, member = state.holders[seat], members[number]
+        member.compute_s.clear()
+        if backup == NO_MEMBER or stays:
+            return SeatChange(f"member {number} is fast again, and waits for a seat", begins=False)
+        state.take_seat(seat, number, member.token)
+        reason = f"member {number} is fast again and has its seat back; its backup, member {backup}, is not needed"
+        return SeatChange(reason, begins=True, gone=backup)
+
+    def _needed(self, state: CoordinatorState) -> int:
+        """Return how many members the ring needs, the relieved ones included."""
+        return len(state.holders) + self._spares + len(state.relieved)
+
+    def _is_well(self, member: MemberState, others_s: float, step: int) -> bool:
+        last = list(member.compute_s)[-self._limits.well_steps :]
+        member.relieved_step = step if member.relieved_step < 0 else member.relieved_step
+        held = step - member.relieved_step >= self._limits.hold_steps
+        return held and len(last) >= self._limits.well_steps and max(last) <= WELL_RATIO * others_s
+
+
+def _relieve(
+    state: CoordinatorState, members: Mapping[int, MemberState], slow: SlowMember, backup: int
+) -> SeatChange:  # fmt: skip
+    step = max(members[number].step for number in state.holders if number != NO_MEMBER)
+    state.take_seat(state.relieve(slow.number), backup, members[backup].token)
+    members[slow.number].relieve(step)
+    reason = (
+        f"member {backup} takes the seat of member {slow.number}, which computes for {slow.compute_s:.3g} s in each "
+        f"step, and the others for {slow.others_s:.3g} s"
+    )
+    return SeatChange(reason, begins=True, outbox=((slow.number, Relieved(state.generation + 1)),))
+
+
+def usual_compute_s(member: MemberState, steps: int) -> float | None:
+    """Return the shortest computing time of a member's last steps, None if it has reported fewer."""
+    last = list(member.compute_s)[-steps:]
+    return min(last) if len(last) >= steps else None
