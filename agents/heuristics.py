@@ -84,7 +84,7 @@ class Heuristic:
         rule: Its number in RULES of agents/heuristics.py.
         patience: How much waiting a second of saved run time is worth; 0 never waits.
         waits: Whether it differs where waiting is allowed.
-        about: One line for `longshore policies`.
+        about: One line for `longshore policy list`.
         look: As in `watched`.
     """
 

@@ -78,7 +78,7 @@ def check_registered(name: str) -> None:
             f"{name} is a folder; a learned policy is named by its checkpoint, such as {Path(name) / 'NAME.zip'}"
         )
     close = difflib.get_close_matches(name, policy_names(), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "`longshore policies` lists them"
+    hint = f"did you mean {close[0]!r}?" if close else "`longshore policy list` lists them"
     raise PluginError(f"there is no policy {name!r}; {hint}, and a learned one is named by its checkpoint (NAME.zip)")
 
 

@@ -22,7 +22,7 @@ class Rule(NamedTuple):
             due, and the patience. It picks the GPUs of the job by `take_node` or `take_gpu`
             (`longshore.cluster.placing`) and returns True; or it returns False to wait, where `may_wait`
             (`longshore.cluster.queue.order`) allows that. What it has picked then is undone.
-        about: One line for `longshore policies`.
+        about: One line for `longshore policy list`.
         patience: How much waiting a second of saved run time is worth; 0 never waits. Rules may leave it alone.
         waits: Whether it differs where waiting is allowed.
     """

@@ -242,7 +242,8 @@ def _check_preset(request: EvaluationRequest) -> None:
         return
     if preset == "history":
         raise InputError(
-            "its windows are of a live scheduler's past", "run `longshore replay` or `longshore train --history`",
+            "its windows are of a live scheduler's past",
+            "run `longshore policy replay` or `longshore train --history`",
             field="--preset",
         )  # fmt: skip
     if NAMED[preset].draw is None and request.trace is None:

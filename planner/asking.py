@@ -20,7 +20,7 @@ MOST_SAMPLES = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options of `longshore plan`.
+    """The options of `longshore plan find`.
 
     Args:
         model: `FILE.py:FUNCTION`, or a table of layers.
@@ -73,7 +73,7 @@ def _pool(cluster: Path | None, hardware: HardwareProfile | HostProfile) -> Pool
             raise InputError(problem, "leave it out", field="--cluster")
         return ranks_of(hardware)
     if cluster is None:
-        fix = "give one, or as --hardware a profile of `longshore planner measure`"
+        fix = "give one, or as --hardware a profile of `longshore plan measure`"
         raise InputError("there is no cluster file", fix, field="--cluster")
     return pool_of(read_cluster(cluster))
 

@@ -10,9 +10,7 @@ from .model import (
     HostProfile,
 )
 
-HEAD = (
-    "# A hardware profile for `longshore plan --hardware`, by `longshore planner calibrate`. Units are in the names.\n"
-)
+HEAD = "# A profile for `longshore plan find --hardware`, by `longshore plan calibrate`. Units are in the names.\n"
 
 
 HOST_HEAD = HEAD.replace("calibrate", "measure")
@@ -38,7 +36,7 @@ def read_gpus(path: Path) -> HardwareProfile:
     """
     found = read_hardware(path)
     if isinstance(found, HostProfile):
-        raise InputError("it is of ranks of a machine without GPUs", "give one of `planner calibrate`", path=path)
+        raise InputError("it is of ranks of a machine without GPUs", "give one of `plan calibrate`", path=path)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Each process of `longshore planner measure`: `python -m longshore.planner.measuring_worker FILE`.
+"""Each process of `longshore plan measure`: `python -m longshore.planner.measuring_worker FILE`.
 
 What ranks of this machine need to sum gradients, to send activations, and to update parameters.
 
@@ -8,7 +8,7 @@ How long layers take here, on a rank that is alone: standard layers of many size
 
 The layers are ours, and not those of any user's model; a model's own are predicted by their figures.
 
-Each process of `longshore planner measure`: `python -m longshore.planner.measuring_worker FILE`.
+Each process of `longshore plan measure`: `python -m longshore.planner.measuring_worker FILE`.
 
 The first measures alone what one rank does, then all together what they do to one another.
 

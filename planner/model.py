@@ -362,7 +362,7 @@ def fitted(constants: Constants) -> FittedConstants:
     return FittedConstants(**{name: float(value) for name, value in constants._asdict().items()})
 
 
-# What `longshore planner calibrate` makes of half of the 109 multi-node runs of Megatron-DeepSpeed on A100 that vTrain
+# What `longshore plan calibrate` makes of half of the 109 multi-node runs of Megatron-DeepSpeed on A100 that vTrain
 # published (MIT licence): 54 runs on 64 to 512 GPUs. `make bench-planner` fits them again and compares.
 DEFAULT = HardwareProfile(
     name="A100, Megatron-DeepSpeed, 64 to 512 GPUs",

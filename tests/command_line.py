@@ -1,9 +1,12 @@
 """The command line, in this process or as one of its own."""
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pytest
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from longshore import cli
 
@@ -27,6 +30,29 @@ class Command:
         except SystemExit as end:
             return Done(int(end.code or 0), *self.capsys.readouterr())
         raise AssertionError("main returns only by SystemExit")
+
+
+def command_of(words: Sequence[str]) -> tuple[TyperCommand | TyperGroup, list[str]]:
+    """Return the command or group that words name, loaded, and the words behind its name."""
+    command, rest = get_command(cli.app), list(words)
+    while isinstance(command, TyperGroup) and rest:
+        command = command.commands[rest.pop(0)]
+    if isinstance(command, cli.Unloaded):
+        command = command.load()
+    assert isinstance(command, TyperCommand | TyperGroup)
+    return command, rest
+
+
+def names_of(commands: Mapping[str, cli.Command | cli.Group], before: str = "") -> Iterator[tuple[str, cli.Command]]:
+    """Yield all commands by their full names."""
+    for name, each in commands.items():
+        if isinstance(each, cli.Command):
+            yield f"{before}{name}", each
+        else:
+            yield from names_of(each.commands, f"{before}{name} ")
+
+
+COMMANDS = dict(pair for panel in cli.PANELS.values() for pair in names_of(panel))
 
 
 def process(*arguments: object) -> list[str]:

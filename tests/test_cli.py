@@ -260,7 +260,7 @@ def test_policies_are_listed_also_when_one_of_them_is_broken(
     longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "theirs", monkeypatch, "policies", {"broken": "nowhere:POLICY"})
-    done = longshore("policies")
+    done = longshore("policy", "list")
     assert done.status == 0
     assert "pack " in done.out
     assert "broken           cannot be used: " in done.out

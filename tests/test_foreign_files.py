@@ -33,7 +33,7 @@ OPTIONS = (
     "train --steps 10 --logdir {runs} --history {file}",
     "train --steps 10 --logdir {runs} --preset patent4 --parameters {file}",
     "tune --steps 10 --logdir {runs} --trials 1 --trace {file}",
-    "replay --policy pack {file}",
+    "policy replay --policy pack {file}",
     "serve --as-root --port {port} --folder {runs} --config {file}",
     "serve --as-root --port {port} --folder {runs} --cluster {file}",
     "config check {file}",
@@ -41,7 +41,7 @@ OPTIONS = (
     "preflight --folder {runs} --wiring {file}",
     "preflight --folder {runs} --learn-wiring {file}",
     "preflight --folder {runs} --port-facts {file}",
-    "decisions --out {runs} --store sqlite:///{file}",
+    "store decisions --out {runs} --store sqlite:///{file}",
     "preflight --folder {runs} --cluster {file}",
     "extender --cluster {file}",
     "trace list --catalogue {file}",
@@ -49,9 +49,9 @@ OPTIONS = (
     "trace convert {file} {runs}",
     "trace plan {trace} {runs} --models {models} --cluster {file}",
     "trace plan {trace} {runs} --models {file} --cluster {large}",
-    "planner calibrate {file}",
-    "planner run {file} module:function",
-    "policies import {file}",
+    "plan calibrate {file}",
+    "plan run {file} module:function",
+    "policy import {file}",
 )
 TRACE = "job_id,submit_s,run_s,gpus\na,0,60,1\n"
 

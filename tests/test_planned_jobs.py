@@ -105,9 +105,9 @@ def test_the_cluster_is_told_by_type(large: Served) -> None:
     assert {it["name"]: (it["nodes"], it["gpus_in_service"]) for it in found["node_types"]} == {
         "a100": (384, 3072), "h100": (128, 1024),
     }  # fmt: skip
-    large.call("drain", large.ask("/v1/nodes")[0]["name"])
+    large.call("node", "drain", large.ask("/v1/nodes")[0]["name"])
     assert large.ask("/v1/cluster")["node_types"][0]["gpus_in_service"] == 3064
-    large.call("resume", large.ask("/v1/nodes")[0]["name"])
+    large.call("node", "resume", large.ask("/v1/nodes")[0]["name"])
 
 
 @pytest.mark.full

@@ -42,7 +42,7 @@ def test_jobs_are_simulated_by_a_strangers_heuristic_under_a_strangers_order_reg
     done = call(packages, "simulate", "--cluster", small, "--jobs", "8", "--policy", "tidy", "--order", "smallest")
     assert done.returncode == 0, done.stderr
     assert "8" in done.stdout
-    listed = call(packages, "policies")
+    listed = call(packages, "policy", "list")
     assert "tidy " in listed.stdout
     assert "fewest free GPUs first" in listed.stdout
 
@@ -57,7 +57,7 @@ def test_help_and_messages_name_what_a_stranger_adds(packages: list[Path]) -> No
 
 def test_a_broken_package_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:
     folders = []
-    for seam in ("heuristics", "orders", "rewards", "metrics", "faults", "networks", "pages", "traces"):
+    for seam in ("heuristics", "orders", "rewards", "metrics", "faults", "networks", "traces"):
         write_package(tmp_path / seam, seam, {"broken": "nowhere:THING"})
         folders.append(tmp_path / seam)
     small = str(ROOT / "examples" / "small.yaml")

@@ -84,7 +84,7 @@ def test_an_installed_wheel_works_without_the_checkout(wheel: Path, tmp_path: Pa
     assert Path(found.stdout.strip()).is_relative_to(site)
     # Compiled code is kept by the path of its source, so that kernels would be compiled anew in each run of this test.
     plain = {"PYTHONPATH": str(site), "NUMBA_DISABLE_JIT": "1"}
-    listed = run("longshore", "policies", cwd=tmp_path, **plain)
+    listed = run("longshore", "policy", "list", cwd=tmp_path, **plain)
     assert listed.returncode == 0, listed.stderr
     assert "hetero64" in listed.stdout
     given = ("--cluster", "small.yaml", "--policy", "pack", "--jobs", "20")

@@ -3,14 +3,11 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
-from typer.core import TyperGroup
-from typer.main import get_command
 
-from longshore import cli
+from tests.command_line import command_of
 
 ROOT = Path(__file__).parent.parent
 LINE = re.compile(r"(?:^ *(?:\$ )?|`)(longshore [a-z][^`\n]*)", re.MULTILINE)
@@ -29,10 +26,7 @@ def written() -> list[str]:
 @pytest.mark.few(45)
 @pytest.mark.parametrize("text", written())
 def test_a_command_of_the_pages_can_be_typed(text: str) -> None:
-    words = shlex.split(text)[1:]
-    command: Any = get_command(cli.app)
-    while isinstance(command, TyperGroup) and (words or not command.invoke_without_command):
-        command = command.commands[words.pop(0)]
+    command, words = command_of(shlex.split(text)[1:])
     problem = ""
     try:
         with command.make_context(command.name, words) as context:

@@ -451,7 +451,7 @@ def _check_input(preset: str, traces: Sequence[Path], brought: Mapping[str, obje
 def _check_history(preset: str, history: Path | None, given: Mapping[str, object], algorithm: str) -> None:
     """Refuse a history that the preset has no use for, or that it lacks, and what the history says itself."""
     if (preset == HISTORY) != (history is not None):
-        fix = "give it, as `longshore decisions` writes it" if preset == HISTORY else "leave --preset and --trace out"
+        fix = "give the file of `longshore store decisions`" if preset == HISTORY else "leave --preset and --trace out"
         raise InputError(f"the preset is {preset}, and history is what `history` trains on", fix, field="--history")
     if history is None:
         return

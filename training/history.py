@@ -1,6 +1,6 @@
-"""Decisions as `longshore decisions` writes them, and the cluster's past that they describe.
+"""Decisions as `longshore store decisions` writes them, and the cluster's past that they describe.
 
-Decisions as `longshore decisions` writes them, read line by line.
+Decisions as `longshore store decisions` writes them, read line by line.
 
 The file is all that training knows of the scheduler: docs/policies.md says what is in it. A line holds a decision and
 what happened since the one before it. What is of no use here is passed over.
@@ -31,7 +31,7 @@ from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Workload, workload_of
 from ..cluster.state.border import sound_cluster, sound_rules
 
-EXPORT_HINT = "write the file by `longshore decisions --out FILE`"
+EXPORT_HINT = "write the file by `longshore store decisions --out FILE`"
 
 
 class SubmittedJob(NamedTuple):

@@ -113,7 +113,7 @@ def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
     file = read_file(path)
     if THEIRS in file[-4096:]:
         raise CheckpointError(
-            f"{path} is a model of Stable-Baselines3; make a policy of it with `longshore policies import {path}`"
+            f"{path} is a model of Stable-Baselines3; make a policy of it with `longshore policy import {path}`"
         )
     with open_archive(file, (SCHEMA, WEIGHTS), packed=True) as archive:
         schema = _schema(path, read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))

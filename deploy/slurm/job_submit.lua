@@ -74,7 +74,7 @@ local function why_not(job)
     return "an array cannot have a limit of tasks at a time: leave out what begins with %"
   end
   if is_given(job.shared) and job.shared ~= 1 then return "--exclusive cannot be obeyed: Longshore places GPUs" end
-  if job.priority == 0 then return "--hold cannot be obeyed: submit it without, and use `longshore hold`" end
+  if job.priority == 0 then return "--hold cannot be obeyed: submit it without, and use `longshore job hold`" end
   if is_given(job.het_job_offset) then return "heterogeneous jobs cannot be placed" end
   if not is_given(job.script) then return "only batch jobs can be placed: use sbatch" end
   return nil

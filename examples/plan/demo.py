@@ -26,7 +26,7 @@ def call(*arguments: object, silent: bool = False) -> None:
 
 def fastest_of_four(options: list[object]) -> str:
     """Return the degrees of the fastest plan that takes all ranks."""
-    line = [*LONGSHORE, "plan", *map(str, options), "--table", "--json"]
+    line = [*LONGSHORE, "plan", "find", *map(str, options), "--table", "--json"]
     said = json.loads(subprocess.run(line, check=True, stdout=subprocess.PIPE).stdout)
     rows = [row for row in said["table"] if row["gpus"] == RANKS and "step_s" in row]
     best = min(rows, key=lambda row: row["step_s"])
@@ -37,12 +37,12 @@ def main() -> None:
     """Show it."""
     with tempfile.TemporaryDirectory(prefix="longshore-plan-") as folder:
         here, plan = Path(folder) / "here.yaml", Path(folder) / "plan.json"
-        call("planner", "measure", "--ranks", RANKS, "--out", here)
+        call("plan", "measure", "--ranks", RANKS, "--out", here)
         options = [MODEL, "--samples", BATCH * STEPS, "--batch", BATCH, "--hardware", here]
-        call("plan", *options, "--table")
+        call("plan", "find", *options, "--table")
         print(f"\nFewer ranks may be faster, as they share cores. Of the plans with {RANKS} the fastest is run:")
-        call("plan", *options, "--degrees", fastest_of_four(options), "--out", plan, silent=True)
-        call("planner", "run", plan, MODEL, "--steps", STEPS)
+        call("plan", "find", *options, "--degrees", fastest_of_four(options), "--out", plan, silent=True)
+        call("plan", "run", plan, MODEL, "--steps", STEPS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A decoder of 7 billion parameters, for `longshore plan examples/plan/llama7b.py:build`. It is never given weights."""
+"""A decoder of 7 billion parameters without weights: `longshore plan find examples/plan/llama7b.py:build`."""
 
 import torch
 from torch import Tensor, nn

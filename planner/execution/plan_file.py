@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..question import Question
 
 
-FIX = "give a file of `longshore plan --out`"
+FIX = "give a file of `longshore plan find --out`"
 
 
 def file_of(asked: "Question", plan: "FoundPlan") -> PlanFile:

@@ -217,8 +217,8 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m longshore.stage", description="Carry out one process's part of a plan."
     )
-    parser.add_argument("plan", help="plan of `longshore plan --out`; - for that of the job")
-    parser.add_argument("model", help="FILE.py:FUNCTION, as for `longshore plan`")
+    parser.add_argument("plan", help="plan of `longshore plan find --out`; - for that of the job")
+    parser.add_argument("model", help="FILE.py:FUNCTION, as for `longshore plan find`")
     parser.add_argument("--steps", type=_count, default=20, help="iterations (20)")
     parser.add_argument(
         "--schedule", choices=[it.value for it in Schedule], help="1f1b, or gpipe for few micro-batches"
@@ -279,7 +279,7 @@ def _plan_of(name: str) -> PlanFile:
 def _check_environment(plan: PlanFile) -> None:
     absent = [name for name in NEEDED if name not in os.environ]
     if absent:
-        fix = "start it with `longshore planner run`, or as a job of so many ranks"
+        fix = "start it with `longshore plan run`, or as a job of so many ranks"
         raise InputError(f"{absent[0]} is not set", fix, field="environment")
     if int(os.environ["WORLD_SIZE"]) != plan.ranks:
         raise InputError(

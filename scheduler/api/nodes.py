@@ -436,7 +436,7 @@ def clear(wish: ClearWish, service: Serving, caller: Operating) -> ClearedPage:
     if not (wish.unchecked or service.clearing.can_check(place)):
         raise ProblemError(
             "no-checks",
-            f"nobody runs checks on {place.node}: start its agent by `longshore agent --node {place.node} --checks`; "
+            f"no agent runs checks on {place.node}: start `longshore node agent --node {place.node} --checks`; "
             "`unchecked` clears it without any",
         )
     by = f"operator {caller.owner}"

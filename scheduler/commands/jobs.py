@@ -1,4 +1,4 @@
-"""`longshore status`, `queue`, `jobs`, `logs` and `explain`, with rings and sub-tasks as people read them."""
+"""`longshore status`, `queue`, `logs`, `job list` and `job explain`, with rings and sub-tasks in words."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""`longshore nodes`, `drain`, `resume`, `agent`, `quarantine` and `health`."""
+"""`longshore node`: list, health, drain, resume, agent, quarantine."""
 
 import time
 from datetime import UTC, datetime
@@ -31,14 +31,10 @@ LOOK_S = 1.0  # between two looks at checks that run
 COLUMNS = (Column("PLACE"), Column("SINCE"), Column("CAUSE", gives=True), Column("CHECK", gives=True),
            Column("ACTION", gives=True), Column("CLEARED BY"), Column("EVIDENCE", gives=True))  # fmt: skip
 
-app = typer.Typer(
-    no_args_is_help=True, help="Show and clear broken GPUs, links and nodes, which take no job until they are cleared."
-)
 PlaceArgument = Annotated[str, typer.Argument(metavar="NODE[:GPU]", help="A node, or a GPU of it by its index.")]
 
 
-@app.command("list", epilog="Example: longshore quarantine list")
-def show(
+def quarantines(
     cleared: Annotated[bool, typer.Option("--cleared", help="Also what was cleared within the last 30 days.")] = False,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
@@ -54,8 +50,7 @@ def show(
         typer.echo("nothing is in quarantine")
 
 
-@app.command(epilog="Example: longshore quarantine add gpu-node-1:3 --reason 'coil noise' --action 'replace the GPU'")
-def add(
+def quarantine(
     place: PlaceArgument,
     reason: Annotated[
         str, typer.Option(callback=said, help="What is wrong with it, for people.")
@@ -69,7 +64,6 @@ def add(
     typer.echo(f"{place} is in quarantine" if acted == "quarantined" else f"{place} was in quarantine for that already")
 
 
-@app.command(epilog="Example: longshore quarantine clear gpu-node-1:3")
 def clear(
     place: PlaceArgument,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Run no checks before.")] = False,

@@ -129,11 +129,6 @@ def ran_s(job: dict[str, Any], now_s: float) -> float | None:
     return float((now_s if until_s is None else until_s) - job["started_s"])
 
 
-JOBS = "Run jobs"
-SCHEDULER = "Run a scheduler"
-POLICIES = "Simulate, train and compare policies"
-
-
 GAP, CUT = "  ", "…"
 LEAST = 8  # characters that a column keeps which is cut
 

@@ -1,4 +1,4 @@
-"""`longshore cancel`, `hold`, `release`, `priority`, `retry`, `wait` and `events`."""
+"""`longshore cancel`, `wait` and `job hold`, `release`, `retry`, `priority`, `events`."""
 
 import time
 from collections.abc import Callable

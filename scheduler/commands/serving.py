@@ -1,4 +1,4 @@
-"""`longshore serve`, `extender`, `config` and `dashboard`."""
+"""`longshore serve`, `extender`, `config check` and `dashboard`."""
 
 import gc
 import os
@@ -234,15 +234,7 @@ def _api(said: str) -> "Api":
 
 WRONG = 2  # exit status
 
-app = typer.Typer(no_args_is_help=True, help="Look through the configuration of a scheduler.")
 
-
-@app.callback()
-def config() -> None:
-    """Look through the configuration of a scheduler."""
-
-
-@app.command(epilog="Example: longshore config check longshore.yaml")
 def check(
     file: Annotated[Path | None, typer.Argument(help="Configuration file; the defaults if left out.")] = None,
 ) -> None:

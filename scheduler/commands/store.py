@@ -1,4 +1,4 @@
-"""Commands on a scheduler's store: `backup`, `restore`, `prune`, `replay`, `decisions` and `unknown`."""
+"""`longshore store`: backup, restore, unknown, prune, decisions; `longshore policy replay`."""
 
 import time
 from collections import Counter
@@ -87,7 +87,7 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="As `longshore backup` writes it.")],
+    file: Annotated[Path, typer.Argument(help="As `longshore store backup` writes it.")],
     config: ConfigOption = None,
     folder: FolderOption = None,
     store: StoreOption = None,
@@ -102,7 +102,7 @@ def restore(
     _refuse_while_used(target)
     aside = put_in_place(file, target, datetime.now(UTC).strftime("replaced-%Y%m%dT%H%M%SZ"))
     typer.echo(f"{file} is in the place of {target}" + ("" if aside is None else f", which is {aside} now"))
-    typer.echo("At its start the scheduler looks for attempts that run and are not in it: `longshore unknown`")
+    typer.echo("At its start the scheduler looks for attempts that run and are not in it: `longshore store unknown`")
 
 
 def _file(config: Path | None, folder: Path | None, store: str | None, instead: str) -> Path:
@@ -211,7 +211,7 @@ def _write(out: Path, lines: Iterable[str]) -> int:
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="As `longshore decisions` writes it.")],
+    file: Annotated[Path, typer.Argument(help="As `longshore store decisions` writes it.")],
     policy: Annotated[str, typer.Option(help="Policy that decides in the place of the one that did.")],
     out: Annotated[Path | None, typer.Option(help="File for all comparisons, a line of JSON each.")] = None,
 ) -> None:

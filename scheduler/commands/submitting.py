@@ -7,7 +7,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -19,6 +19,9 @@ from .options import DEFAULT_URL, DURATION, CaOption, JsonOption, UrlOption, cli
 if TYPE_CHECKING:
     from ...cluster.files.yaml_file import YamlFile
     from ..model.job_spec import JobFile
+
+    # From a job file with `plan:` or `deadline:` and its content to the fields of the planned job.
+    PlanJob = Callable[[YamlFile, Mapping[str, Any]], dict[str, Any]]
 
 SCRIPTS = {".py": "python", ".sh": "sh", ".bash": "bash", ".slurm": "sh", ".sbatch": "sh"}
 BATCH = "docs/migrate.md says how a batch script becomes a job file"
@@ -228,33 +231,6 @@ BEHIND = "; options of a command go behind --, as in: longshore submit -- python
 PAGE = "docs/scheduler.md#job-files"
 
 
-class PlansJobs(Protocol):
-    """What plans the model of a job file. It is no part of the scheduler, so the command line hands it in."""
-
-    def __call__(
-        self,
-        file: "YamlFile",
-        data: Mapping[str, Any],
-        folder: Path,
-        cluster: Callable[[], Mapping[str, Any]],
-        tell: Callable[[str], None],
-    ) -> dict[str, Any]:
-        """Return the fields of a job with a plan in place of the wish for one."""
-        ...
-
-
-class Planner(NamedTuple):
-    """What plans jobs, and for which cluster."""
-
-    plans: PlansJobs
-    cluster: Callable[[], Mapping[str, Any]]
-
-    def plan(self, file: "YamlFile", data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a job file with a plan; say on standard error what was chosen."""
-        folder = file.path.absolute().parent / str(data.get("folder") or "")
-        return self.plans(file, data, folder, self.cluster, lambda line: typer.echo(f"longshore: {line}", err=True))
-
-
 class SubmitCommand(TyperCommand):
     """Keeps what stands behind `--` apart from what stands before it."""
 
@@ -335,8 +311,17 @@ def submit(
         "folder": None if folder is None else str(Path.cwd() / folder),
         "command": command_of(context.meta[COMMAND]), "environment": environment_of(env or (), os.environ),
     }  # fmt: skip
-    planner = Planner(context.obj, lambda: client_of(url, ca).cluster())
-    spec = _spec(file_of(file or []), {key: value for key, value in given.items() if value is not None}, planner)
+
+    def planned(job_file: "YamlFile", data: Mapping[str, Any]) -> dict[str, Any]:
+        home = job_file.path.absolute().parent / str(data.get("folder") or "")
+        # The planner is no part of the scheduler: the command line passes `planned_jobs.plan_job` in.
+        found: dict[str, Any] = context.obj(
+            job_file, data, home, lambda: client_of(url, ca).cluster(),
+            lambda line: typer.echo(f"longshore: {line}", err=True),
+        )  # fmt: skip
+        return found
+
+    spec = _spec(file_of(file or []), {key: value for key, value in given.items() if value is not None}, planned)
     if not dry_run:
         job = client_of(url, ca).submit(spec)
         print_json(job) if json else typer.echo(job["id"])
@@ -349,13 +334,13 @@ def submit(
     typer.echo(f"it can be submitted: {plan['jobs_ahead']} jobs before it, {plan['free_gpus']} GPUs free ({fits})")
 
 
-def _spec(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> dict[str, object]:
+def _spec(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> dict[str, object]:
     if file is None and "command" not in given:
         raise InputError(
             "there is nothing to submit", "write `longshore submit job.yaml`, or a command behind --: "
             "longshore submit -- python train.py",
         )  # fmt: skip
-    job = _job(file, given, planner)
+    job = _job(file, given, planned)
     home = Path.cwd() if file is None else file.absolute().parent
     # As the user's own shell would find them: relative folders, and programs.
     folder = str(home / job.folder)
@@ -364,7 +349,7 @@ def _spec(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> di
     return job.model_copy(update={"folder": folder, "environment": environment}).model_dump(mode="json", exclude=unsaid)
 
 
-def _job(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> "JobFile":
+def _job(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> "JobFile":
     if file is None:
         return job_with(given)
     from ...cluster.files.yaml_file import read_yaml, validated
@@ -381,5 +366,5 @@ def _job(file: Path | None, given: Mapping[str, Any], planner: "Planner") -> "Jo
             data.pop(other, None)
     data = {**data, **given}
     if "plan" in data or "deadline" in data:
-        data = planner.plan(content, data)
+        data = planned(content, data)
     return validated(content, JobFile, data)

@@ -32,7 +32,6 @@ COLUMNS = (Column("OWNER", gives=True), Column("NAME", gives=True), Column("ROLE
            Column("EXPIRES"), Column("LAST USED"))  # fmt: skip
 OWNER = "local"  # whose jobs are those from before the first token
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens by which users are known.")
 FolderOption = Annotated[
     Path | None, typer.Option(help="Folder of a scheduler, whose store is changed without asking it.")
 ]
@@ -51,7 +50,6 @@ class RoleName(StrEnum):
     scrape = "scrape"
 
 
-@app.command(epilog="Example: longshore token create ci --owner ada --lifetime 90d")
 def create(
     name: NameArgument,
     owner: OwnerOption = None,
@@ -88,7 +86,6 @@ def create(
     typer.echo(made.secret)
 
 
-@app.command("list", epilog="Example: longshore token list")
 def show(
     owner: OwnerOption = None,
     folder: FolderOption = None,
@@ -107,7 +104,6 @@ def show(
         typer.echo("no tokens")
 
 
-@app.command(epilog="Example: longshore token revoke ci --owner ada")
 def revoke(
     name: NameArgument,
     owner: OwnerOption = None,

@@ -37,7 +37,7 @@ WRITER = "scheduler"
 LOOK_S, FIND_AGAIN_S = 1.0, 5.0
 # Everybody reads it whose job waits: what the backend said may name other people's jobs.
 NOT_KNOWN = "nothing starts, as it is not known which attempts run; the scheduler's log says why"
-NOT_KNOWN_WHERE = "nothing starts, as it is not known on which GPUs an attempt runs; `longshore unknown` lists it"
+NOT_KNOWN_WHERE = "nothing starts, as it is not known on which GPUs an attempt runs; `longshore store unknown` lists it"
 
 
 class UnknownAttempt(NamedTuple):

@@ -100,7 +100,7 @@ def _stands(entry: Entry) -> bool:
 def _check_known(place: Place, fleet: Fleet) -> None:
     for end in place.ends:
         if end.node not in fleet.sizes or not WHOLE <= end.gpu < fleet.sizes[end.node]:
-            raise InputError(f"the cluster has no {end.words}", "`longshore nodes` lists nodes and their GPUs")
+            raise InputError(f"the cluster has no {end.words}", "`longshore node list` lists nodes and their GPUs")
 
 
 def _set(tx: Connection, finding: Finding, entries: Sequence[Entry], now_s: float, writer: str) -> bool:
@@ -159,7 +159,7 @@ def entries_for(entries: Sequence[Entry], place: Place) -> list[Entry]:
         raise InputError(f"the whole node {place.node} is in quarantine", f"clear it: {place.node}")
     found = [it for it in entries if it.place == place or place.covers(it.place)]
     if not found:
-        raise InputError(f"{place.words} is not in quarantine", "`longshore quarantine list` shows what is")
+        raise InputError(f"{place.words} is not in quarantine", "`longshore node quarantine list` shows what is")
     return found
 
 
@@ -254,7 +254,7 @@ class CheckOrders:
         asked = _Open(Order(secrets.token_hex(8), gpus, level))
         with self._lock:
             if not self._able.get(node, False):
-                fix = f"start it by `longshore agent --node {node} --checks`"
+                fix = f"start it by `longshore node agent --node {node} --checks`"
                 raise InputError(f"no agent on {node} runs checks", fix)
             self._open.setdefault(node, {})[asked.order.id] = asked
         asked.has_come.wait(self._limit_s)

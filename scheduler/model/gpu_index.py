@@ -85,8 +85,8 @@ class Layout:
             nodes, jobs = sorted({it.node for it in lost}), sorted({it.job_id for it in lost})
             raise InputError(
                 f"the cluster file lacks GPUs of {_some(nodes, 'node')} on which {_some(jobs, 'job')} may run",
-                "put them back into the cluster file until these jobs have ended; `longshore drain NODE` keeps others "
-                "away meanwhile",
+                "put them back into the cluster file until these jobs have ended; `longshore node drain NODE` "
+                "keeps others away meanwhile",
             )
 
     def number(self, node: str, index: int) -> int:

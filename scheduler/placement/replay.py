@@ -89,7 +89,9 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"no JSON: {error}", path=path, line=number) from error
     if not isinstance(found, dict) or not isinstance(found.get("past"), dict):
-        raise InputError("no decision", "write the file by `longshore decisions --out FILE`", path=path, line=number)
+        raise InputError(
+            "no decision", "write the file by `longshore store decisions --out FILE`", path=path, line=number
+        )
     return found
 
 

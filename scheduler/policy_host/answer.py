@@ -171,7 +171,7 @@ Stamp = tuple[int, int, int]  # of a file: when it was written, its size and its
 class Edition:
     """What is loaded: a file may change while it is, and a policy that ran well may have to be started again."""
 
-    name: str  # as `longshore policies` lists it, the path of a checkpoint, or rollouts of either
+    name: str  # as `longshore policy list` lists it, the path of a checkpoint, or rollouts of either
     version: str  # SHA-256 of the checkpoint, or name and version of the package that the policy is part of
     content: bytes | None = None  # of the checkpoint
 

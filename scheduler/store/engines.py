@@ -199,7 +199,7 @@ def _sqlite(url: URL) -> Engine:
     check_folder_of(Path(file))
     durability = url.query.get("durability", "normal")
     if exists(restore_mark(Path(file))):
-        raise StoreError(f"{file}: a restore of it was cut off; call `longshore restore` again")
+        raise StoreError(f"{file}: a restore of it was cut off; call `longshore store restore` again")
     if not exists(Path(file)):
         try:
             Path(file).touch(mode=0o600)  # whatever may be read in its folder: it holds what everybody runs

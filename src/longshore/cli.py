@@ -1,36 +1,359 @@
-"""The command line: commands/ has those that need no scheduler, scheduler/commands/ all others.
-
-Heavy modules are imported by the command that needs them, so that --help is instant.
-"""
+"""The command line: what `longshore --help` lists, and the module of each command, imported when it is called."""
 
 import io
 import logging
 import sys
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from .cluster.files.errors import LongshoreError, ManyProblemsError
 from .cluster.files.output_file import in_one_line
 from .cluster.files.paths import GONE, is_gone
-from .commands import adding
-from .scheduler.commands.adding import add_commands
+
+if TYPE_CHECKING:
+    from .cluster.files.yaml_file import YamlFile
+
+
+class Command(NamedTuple):
+    """A command, before its module is imported."""
+
+    code: str  # MODULE:FUNCTION, the module relative to this package
+    about: str
+    example: str
+    unwinds: bool = True  # at SIGTERM as at Ctrl-C; False where the command or its server has its own handlers
+    kind: str = ""  # MODULE:CLASS of the command, where it parses its words in its own way
+
+
+class Group(NamedTuple):
+    """Commands behind one word."""
+
+    about: str
+    commands: "Mapping[str, Command | Group]"
+
+
+JOB = Group("List, explain, hold, release, retry and reorder jobs; follow events.", {
+    "list": Command(
+        "scheduler.commands.jobs:jobs", "List the latest jobs, including ended ones.",
+        "longshore job list --name 'train-*' --limit 50",
+    ),
+    "explain": Command(
+        "scheduler.commands.jobs:explain", "Show which GPUs a job got, and why.", "longshore job explain JOB",
+    ),
+    "hold": Command(
+        "scheduler.commands.requests:hold", "Stop jobs, or keep them from starting, until they are released.",
+        "longshore job hold JOB",
+    ),
+    "release": Command("scheduler.commands.requests:release", "Release held jobs.", "longshore job release JOB"),
+    "retry": Command(
+        "scheduler.commands.requests:retry", "Run failed or held jobs again.", "longshore job retry JOB OTHER",
+    ),
+    "priority": Command(
+        "scheduler.commands.requests:priority", "Change the priority of a job.", "longshore job priority JOB 10",
+    ),
+    "events": Command(
+        "scheduler.commands.requests:events", "Follow the events of all jobs.", "longshore job events --after 0",
+    ),
+})  # fmt: skip
+
+QUARANTINE = Group("List, add and clear quarantined GPUs, links and nodes, on which no job starts.", {
+    "list": Command(
+        "scheduler.commands.nodes:quarantines", "List what is in quarantine, and why.",
+        "longshore node quarantine list",
+    ),
+    "add": Command(
+        "scheduler.commands.nodes:quarantine", "Let no job start on a node or GPU until it is cleared.",
+        "longshore node quarantine add gpu-node-1:3 --reason 'coil noise' --action 'replace the GPU'",
+    ),
+    "clear": Command(
+        "scheduler.commands.nodes:clear", "Check a node or GPU, and let jobs start there again.",
+        "longshore node quarantine clear gpu-node-1:3",
+    ),
+})  # fmt: skip
+
+NODE = Group("List, drain, resume and quarantine nodes; run the agent of a node.", {
+    "list": Command(
+        "scheduler.commands.nodes:nodes", "List nodes, their free GPUs, and what is wrong with them.",
+        "longshore node list",
+    ),
+    "health": Command(
+        "scheduler.commands.nodes:health", "Show how often nodes fail, and which are lemons.", "longshore node health",
+    ),
+    "drain": Command(
+        "scheduler.commands.nodes:drain", "Take a node out of service; its jobs run to their end.",
+        "longshore node drain gpu-node-1 --reason 'a fan is loud'",
+    ),
+    "resume": Command(
+        "scheduler.commands.nodes:resume", "Put a node back into service.", "longshore node resume gpu-node-1",
+    ),
+    "agent": Command(
+        "scheduler.commands.nodes:agent", "Report this node's GPUs to the scheduler, until stopped.",
+        "longshore node agent --node gpu-node-1 --url http://scheduler:8765", unwinds=False,
+    ),
+    "quarantine": QUARANTINE,
+})  # fmt: skip
+
+TOKEN = Group("Create, list and revoke access tokens.", {
+    "create": Command(
+        "scheduler.commands.tokens:create", "Create a token and print it, once.",
+        "longshore token create ci --owner ada --lifetime 90d",
+    ),
+    "list": Command("scheduler.commands.tokens:show", "List tokens.", "longshore token list"),
+    "revoke": Command(
+        "scheduler.commands.tokens:revoke", "Revoke a token at once.", "longshore token revoke ci --owner ada",
+    ),
+})  # fmt: skip
+
+STORE = Group("Back up, restore, prune and export the store of a scheduler.", {
+    "backup": Command(
+        "scheduler.commands.store:backup", "Copy the store to a file, also while the scheduler runs.",
+        "longshore store backup longshore-backup.db",
+    ),
+    "restore": Command(
+        "scheduler.commands.store:restore", "Replace the store of a stopped scheduler by a backup.",
+        "longshore store restore longshore-backup.db --folder .longshore",
+    ),
+    "unknown": Command(
+        "scheduler.commands.store:unknown", "List running attempts that the store lacks, as after a restore.",
+        "longshore store unknown",
+    ),
+    "prune": Command(
+        "scheduler.commands.store:prune", "Delete old jobs, logs, events and decisions.",
+        "longshore store prune --older-than 90d --dry-run",
+    ),
+    "decisions": Command(
+        "scheduler.commands.store:decisions", "Export all decisions, to learn from them or replay them.",
+        "longshore store decisions --folder .longshore --out decisions.jsonl",
+    ),
+})  # fmt: skip
+
+CONFIG = Group("Check the configuration of a scheduler.", {
+    "check": Command(
+        "scheduler.commands.serving:check", "List all problems of a configuration, its cluster file and its policy.",
+        "longshore config check longshore.yaml",
+    ),
+})  # fmt: skip
+
+POLICY = Group("List policies, import models, replay decisions.", {
+    "list": Command(
+        "commands.policies:policies", "List the policies that can be named, and the shipped checkpoints.",
+        "longshore policy list",
+    ),
+    "import": Command(
+        "commands.policies:import_model", "Make a checkpoint of a Stable-Baselines3 model.",
+        "longshore policy import model.zip --out policy.zip",
+    ),
+    "replay": Command(
+        "scheduler.commands.store:replay", "Show what another policy would have decided, decision by decision.",
+        "longshore policy replay decisions.jsonl --policy checkpoints/hetero64-wait.zip",
+    ),
+})  # fmt: skip
+
+PLAN = Group("Find the GPUs that train a model by a deadline; calibrate and run plans.", {
+    "find": Command(
+        "commands.planning:find", "Find the fewest GPUs that train a model by a deadline, and how to use them.",
+        "longshore plan find examples/plan/llama7b.py --deadline 24h --tokens 1e9 --cluster examples/small.yaml",
+    ),
+    "calibrate": Command(
+        "commands.planning:calibrate", "Fit the planner's constants to measured runs.",
+        "longshore plan calibrate runs.csv --out mine-hardware.yaml",
+    ),
+    "measure": Command(
+        "commands.planning:measure", "Measure this machine for plans without GPUs.",
+        "longshore plan measure --ranks 4 --out here.yaml",
+    ),
+    "run": Command(
+        "commands.planning:run", "Train by a plan, with processes on this machine.",
+        "longshore plan run plan.json train.py:build --steps 20",
+    ),
+})  # fmt: skip
+
+TRACE = Group("Inspect, convert, sample, plan and download job traces.", {
+    "inspect": Command(
+        "commands.traces:inspect", "Show the statistics of a trace.", "longshore trace inspect jobs.csv --gpus 64",
+    ),
+    "convert": Command(
+        "commands.traces:convert", "Write a trace in Longshore's own format.",
+        "longshore trace convert jobs.swf jobs.csv",
+    ),
+    "sample": Command(
+        "commands.traces:sample", "Write a window of consecutive jobs.",
+        "longshore trace sample jobs.csv window.csv --jobs 96 --load 0.8",
+    ),
+    "plan": Command(
+        "commands.traces:plan_trace", "Give each job of a trace a model, and plans that train it.",
+        "longshore trace plan jobs.csv planned.csv --models examples/plan/models.yaml --cluster mine.yaml",
+    ),
+    "list": Command(
+        "commands.traces:list_traces", "List the public traces that can be downloaded.", "longshore trace list",
+    ),
+    "download": Command(
+        "commands.traces:download_trace", "Download a public trace.", "longshore trace download philly_vc_2869ce",
+    ),
+})  # fmt: skip
+
+PANELS: Mapping[str, Mapping[str, Command | Group]] = {
+    "Run jobs": {
+        "submit": Command(
+            "scheduler.commands.submitting:submit", "Submit a job: a job file, or a command behind --.",
+            "longshore submit --gpus 2 -- python train.py", kind="scheduler.commands.submitting:SubmitCommand",
+        ),
+        "queue": Command(
+            "scheduler.commands.jobs:queue", "List running and waiting jobs, in the order of the queue.",
+            "longshore queue --user ada --state queued",
+        ),
+        "status": Command(
+            "scheduler.commands.jobs:status", "Show a job, its attempts, and why it waits.", "longshore status JOB",
+        ),
+        "logs": Command(
+            "scheduler.commands.jobs:logs", "Show the output of a job.", "longshore logs JOB --rank all --tail 20",
+        ),
+        "wait": Command(
+            "scheduler.commands.requests:wait", "Wait until jobs have ended.",
+            "longshore wait JOB --timeout 2h && echo done",
+        ),
+        "cancel": Command("scheduler.commands.requests:cancel", "Cancel jobs.", "longshore cancel JOB OTHER"),
+        "job": JOB,
+    },
+    "Run a scheduler": {
+        "serve": Command(
+            "scheduler.commands.serving:serve", "Run a scheduler with its API and dashboard.",
+            "longshore serve --config longshore.yaml", unwinds=False,
+        ),
+        "dashboard": Command(
+            "scheduler.commands.serving:dashboard", "Print a link that opens the dashboard in a browser.",
+            "longshore dashboard",
+        ),
+        "node": NODE,
+        "preflight": Command(
+            "scheduler.commands.preflight:preflight", "Check nodes of this machine, as before a job starts on them.",
+            "longshore preflight --nodes rack0-node0,rack0-node1 --level 2",
+        ),
+        "token": TOKEN,
+        "store": STORE,
+        "config": CONFIG,
+        "extender": Command(
+            "scheduler.commands.serving:extender", "Rank nodes for kube-scheduler, as its HTTP extender.",
+            "longshore extender --cluster mine.yaml --policy patient", unwinds=False,
+        ),
+    },
+    "Simulate, train and compare policies": {
+        "simulate": Command(
+            "commands.evaluating:simulate", "Run one workload under one policy.",
+            "longshore simulate --cluster examples/hetero64.yaml --policy patient --waiting --order easy",
+        ),
+        "evaluate": Command(
+            "commands.evaluating:evaluate", "Compare orders and policies on the same workloads and faults.",
+            "longshore evaluate --trace jobs.csv --policy checkpoints/hetero64.zip --report report.html",
+        ),
+        "train": Command(
+            "commands.training:train", "Train a policy.", "longshore train --preset hetero64 --steps 2e6 --seed 0",
+        ),
+        "tune": Command(
+            "commands.training:tune", "Search for better hyper-parameters of training.",
+            "longshore tune --preset hetero64 --trials 20 --jobs 2",
+        ),
+        "policy": POLICY,
+        "plan": PLAN,
+        "trace": TRACE,
+        "compile": Command(
+            "commands.policies:compile_", "Compile kernels before other commands need them.",
+            "longshore compile heuristics serve",
+        ),
+    },
+}  # fmt: skip
+
+
+class Unloaded(TyperCommand):
+    """A command as help lists it, whose module is not imported yet."""
+
+    def __init__(self, name: str, command: Command, panel: str | None) -> None:
+        super().__init__(name, help=command.about, rich_help_panel=panel)
+        self.command = command
+
+    def load(self) -> TyperCommand:
+        """Import the command."""
+        from .cluster.files.signals import unwound_by_signals
+
+        code, _, example, unwinds, kind = self.command
+        function, app = _imported(code), typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        cls = _imported(kind) if kind else TyperCommand
+        app.command(self.name, epilog=f"Example: {example}", cls=cls)(
+            unwound_by_signals()(function) if unwinds else function
+        )
+        loaded = get_command(app)
+        assert isinstance(loaded, TyperCommand)
+        return loaded
+
+
+def _imported(code: str) -> Any:
+    module, _, name = code.partition(":")
+    return getattr(import_module(f".{module}", __package__), name)
+
+
+class LazyGroup(TyperGroup):
+    """Commands that are imported when they are called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name of a command, the command itself, and its arguments."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, Unloaded) else command, rest
+
+
+class _Top(LazyGroup):
+    """All commands."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for panel, commands in PANELS.items():
+            self.commands |= _listed(commands, panel)
+
+
+def _listed(commands: Mapping[str, Command | Group], panel: str | None = None) -> dict[str, Any]:
+    return {
+        name: Unloaded(name, each, panel)
+        if isinstance(each, Command)
+        else LazyGroup(
+            name=name, help=each.about, commands=_listed(each.commands), no_args_is_help=True, rich_help_panel=panel
+        )
+        for name, each in commands.items()
+    }
+
+
+def _plan_job(
+    file: "YamlFile",
+    data: Mapping[str, Any],
+    folder: Path,
+    cluster: Callable[[], Mapping[str, Any]],
+    report: Callable[[str], None],
+) -> dict[str, Any]:
+    """Plan the model of a job file (`planned_jobs.plan_job`); the scheduler's own commands do not know the planner."""
+    from .commands.progress import progress
+
+    with progress("planning the job"):
+        from .commands.planned_jobs import plan_job
+
+        return plan_job(file, data, folder, cluster, report)
+
 
 app = typer.Typer(
+    cls=_Top,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "obj": adding.plan_job},
+    context_settings={"help_option_names": ["-h", "--help"], "obj": _plan_job},
     help="Place deep-learning training jobs on the GPUs of shared, mixed, fault-prone clusters.",
     epilog="Begin with `longshore serve`, and `longshore submit` in a second terminal. Durations are written 30s, 15m, "
     "2h or 3d.",
 )
-add_commands(app)
-adding.add_commands(app)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"Longshore {version('longshore')}")
@@ -47,8 +370,8 @@ def _longshore(
     del version  # its callback has shown it
 
 
-class _Lines(logging.Handler):
-    """Shows warnings and notes on standard error as it is at the moment: a status line moves out of their way."""
+class _LogLines(logging.Handler):
+    """Shows warnings and notes on the standard error of the moment, so that a status line moves out of their way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,16 +386,16 @@ class _Lines(logging.Handler):
 
 
 def main() -> None:
-    """Run the command line; what the outside did wrong becomes a line for each fault, and exit status 2."""
-    logging.basicConfig(handlers=[_Lines()], level=logging.WARNING, force=True)
-    logging.getLogger("longshore.cluster.traces.read").setLevel(logging.INFO)  # what a trace was taken for
+    """Run the command line; each `LongshoreError` becomes a line on standard error, and the exit status 2."""
+    logging.basicConfig(handlers=[_LogLines()], level=logging.WARNING, force=True)
+    logging.getLogger("longshore.cluster.traces.read").setLevel(logging.INFO)  # the detected format of a trace
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows ASCII only shows a question mark
     try:
         sys.exit(get_command(app).main(prog_name="longshore", standalone_mode=False))
     except typer.TyperException as error:
-        _tell_wrong_usage(error)
+        _report_wrong_usage(error)
         sys.exit(error.exit_code)
     except FileNotFoundError:
         if not is_gone():
@@ -85,20 +408,20 @@ def main() -> None:
         sys.exit(2)
 
 
-def _tell_wrong_usage(error: typer.TyperException) -> None:
-    """Say what is wrong with a command line, in one line; with how it is used, where somebody sits before it."""
+def _report_wrong_usage(error: typer.TyperException) -> None:
+    """Print what is wrong with a command line, in one line; on a terminal, its usage before that."""
     context: typer.Context | None = getattr(error, "ctx", None)
     problem = in_one_line(error.format_message()).removesuffix(".")
     if not problem:  # no command was named, and the help has been shown
         return
-    for said, meant in PLAIN.items():
-        problem = problem.replace(said, meant)
+    for theirs, ours in PLAIN.items():
+        problem = problem.replace(theirs, ours)
     if context is None:
         typer.echo(f"longshore: {problem}", err=True)
         return
     if sys.stderr.isatty():
         typer.echo(context.get_usage(), err=True)
-    typer.echo(f"longshore: {problem}; `{context.command_path} --help` shows what can be said", err=True)
+    typer.echo(f"longshore: {problem}; see `{context.command_path} --help`", err=True)
 
 
 PLAIN = {

@@ -230,18 +230,18 @@ def test_the_command_makes_a_checkpoint_that_is_evaluated_and_says_what_it_is(
 ) -> None:
     model = model_of(PPO, preset_problem("hetero64", 1), View())
     model.save(tmp_path / "model.zip")
-    with pytest.raises(CheckpointError, match="longshore policies import"):
+    with pytest.raises(CheckpointError, match="longshore policy import"):
         find_policy(str(tmp_path / "model.zip"))
-    done = longshore("policies", "import", tmp_path / "model.zip")
+    done = longshore("policy", "import", tmp_path / "model.zip")
     assert done.status == 0, done.err
     policy = tmp_path / "model-policy.zip"
     assert done.out.startswith(f"{policy}: sb3-ppo, node actions, no waiting, full, 64 GPUs on 8 nodes")
     kept = policy.read_bytes()
-    again = longshore("policies", "import", tmp_path / "model.zip")
+    again = longshore("policy", "import", tmp_path / "model.zip")
     assert (again.status, policy.read_bytes()) == (2, kept)
     assert again.err.splitlines()[-1].startswith("longshore: --out: ")
     for wrong in (("--out", tmp_path / "policy.txt"), ("--observation", "all"), ("--cluster", tmp_path / "none.yaml")):
-        told = longshore("policies", "import", tmp_path / "model.zip", "--out", tmp_path / "other.zip", *wrong)
+        told = longshore("policy", "import", tmp_path / "model.zip", "--out", tmp_path / "other.zip", *wrong)
         assert told.status == 2
         assert [line.startswith("longshore: ") for line in told.err.splitlines()] == [False, True]
     done = longshore(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from longshore.commands.adding import GROUP_NAMES, SERVE
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.networks.candidates import CandidatePolicy
@@ -24,7 +25,6 @@ from longshore.cluster.kernels import ahead, kept
 from longshore.cluster.kernels.ahead import Stand, _callees_first, _found, compile_ahead, missing
 from longshore.cluster.kernels.compiled import Kernel, kernel
 from longshore.cluster.kernels.kept import alone
-from longshore.commands.adding import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
 from longshore.training.run import REHEARSAL_GROUPS
 from tests.checkout import ROOT
@@ -396,8 +396,8 @@ WRONG = {
     "a policy that is none": "evaluate --policy {file} --preset hetero64",
     "a scheduler's policy": "serve --as-root --port {port} --folder {runs} --policy rollout:{file}@h16",
     "a trace of a simulation": "simulate --trace {file} --cluster {cluster} --policy pack",
-    "decisions that are none": "replay {file} --policy pack",
-    "decisions without a past": "replay {lines} --policy pack",
+    "decisions that are none": "policy replay {file} --policy pack",
+    "decisions without a past": "policy replay {lines} --policy pack",
 }
 
 

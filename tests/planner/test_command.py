@@ -1,4 +1,4 @@
-"""`longshore plan` and `longshore planner calibrate` as a user meets them."""
+"""`longshore plan find` and `longshore plan calibrate` as a user meets them."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("folder")
 def test_a_plan_is_told_with_its_reasons_and_every_constant(longshore: Command) -> None:
-    done = longshore("plan", "model.csv", "--tokens", "1e9", "--deadline", "24h", "--cluster", "mine.yaml")
+    done = longshore("plan", "find", "model.csv", "--tokens", "1e9", "--deadline", "24h", "--cluster", "mine.yaml")
     assert done.status == 0, done.err
     assert "meet the deadline of 1d 00h" in done.out
     assert "profiled by a table" in done.out
@@ -47,7 +47,7 @@ def test_a_plan_is_told_with_its_reasons_and_every_constant(longshore: Command) 
 @pytest.mark.usefixtures("folder")
 def test_json_has_the_plan_and_every_other_with_what_binds_it(longshore: Command) -> None:
     options = ("--tokens", "1e9", "--deadline", "2h", "--cluster", "mine.yaml", "--json", "--table")
-    said = json.loads(longshore("plan", "model.csv", *options).out)
+    said = json.loads(longshore("plan", "find", "model.csv", *options).out)
     plan = said["plan"]
     assert plan["gpus"] == plan["data"] * plan["pipeline"] * plan["tensor"]
     assert plan["step_s"] == pytest.approx(sum(plan["times"].values()))
@@ -77,7 +77,7 @@ def test_the_page_has_every_field_of_the_answer_for_programs_and_no_other(longsh
     found: dict[str, set[str]] = {}
     for file, deadline in (("mine.yaml", "24h"), ("mine.yaml", "1h"), ("small.yaml", "24h"), ("tiny.yaml", "24h")):
         options = ("--tokens", "1e10", "--deadline", deadline, "--cluster", file, "--json", "--table")
-        for name, fields in parts_of("the whole", json.loads(longshore("plan", "model.csv", *options).out)):
+        for name, fields in parts_of("the whole", json.loads(longshore("plan", "find", "model.csv", *options).out)):
             found.setdefault(name, set()).update(fields)
     del found["hardware"]
     section = (ROOT / "docs" / "planner.md").read_text().split("### The answer for programs")[1].split("\n## ")[0]
@@ -93,9 +93,9 @@ def test_the_page_has_every_field_of_the_answer_for_programs_and_no_other(longsh
 @pytest.mark.usefixtures("folder")
 def test_a_table_marks_the_plan_that_was_chosen(longshore: Command) -> None:
     options = ("--tokens", "1e9", "--deadline", "24h", "--cluster", "mine.yaml", "--table")
-    done = longshore("plan", "model.csv", *options)
+    done = longshore("plan", "find", "model.csv", *options)
     (row,) = [line for line in done.out.splitlines() if line.rstrip().endswith("meets the deadline: chosen")]
-    said = json.loads(longshore("plan", "model.csv", *options, "--json").out)
+    said = json.loads(longshore("plan", "find", "model.csv", *options, "--json").out)
     (chosen,) = [it for it in said["table"] if it["chosen"]]
     plan = said["plan"]
     assert {name: plan[name] for name in chosen.keys() & plan.keys()} == {
@@ -107,7 +107,7 @@ def test_a_table_marks_the_plan_that_was_chosen(longshore: Command) -> None:
 @pytest.mark.usefixtures("folder")
 def test_a_table_names_what_binds_a_layout_that_does_not_fit(longshore: Command, folder: Path) -> None:
     (folder / "small.yaml").write_text(CLUSTER.replace("80e9", "6e9"))
-    done = longshore("plan", "model.csv", "--samples", "1e5", "--cluster", "small.yaml", "--table")
+    done = longshore("plan", "find", "model.csv", "--samples", "1e5", "--cluster", "small.yaml", "--table")
     assert done.status == 0, done.err
     assert "memory: needs " in done.out
     assert " on a GPU, a100 has 6.0 GB" in done.out
@@ -115,7 +115,7 @@ def test_a_table_names_what_binds_a_layout_that_does_not_fit(longshore: Command,
 
 @pytest.mark.usefixtures("folder")
 def test_a_missed_deadline_names_the_gap_and_what_would_do(longshore: Command) -> None:
-    done = longshore("plan", "model.csv", "--tokens", "1e10", "--deadline", "1h", "--cluster", "mine.yaml")
+    done = longshore("plan", "find", "model.csv", "--tokens", "1e10", "--deadline", "1h", "--cluster", "mine.yaml")
     assert done.status == 1
     assert "No plan meets the deadline of 1h 00m. The fastest has a 90% bound of" in done.out
     assert "would do (data" in done.out
@@ -124,33 +124,33 @@ def test_a_missed_deadline_names_the_gap_and_what_would_do(longshore: Command) -
 @pytest.mark.usefixtures("folder")
 def test_gpus_of_no_more_than_so_many_are_used(longshore: Command) -> None:
     options = ("--samples", "1e5", "--cluster", "mine.yaml", "--gpus", 3, "--json")
-    assert json.loads(longshore("plan", "model.csv", *options).out)["plan"]["gpus"] <= 3
+    assert json.loads(longshore("plan", "find", "model.csv", *options).out)["plan"]["gpus"] <= 3
 
 
 @pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("plan model.csv --cluster mine.yaml", "give either --tokens or --samples"),
-        ("plan model.csv --cluster mine.yaml --tokens 1e9 --samples 5", "give either --tokens or --samples"),
-        ("plan model.csv --cluster mine.yaml --tokens nan", "--tokens"),
-        ("plan model.csv --cluster mine.yaml --tokens inf", "--tokens"),
-        ("plan model.csv --cluster mine.yaml --tokens 0", "--tokens"),
-        ("plan model.csv --cluster mine.yaml --tokens 1e9 --deadline soon", "'soon' is no duration"),
-        ("plan model.csv --cluster mine.yaml --tokens 1e9 --deadline 0s", "too short"),
-        ("plan model.csv --cluster mine.yaml --tokens 1e9 --batch 0", "--batch"),
-        ("plan model.csv --cluster none.yaml --tokens 1e9", "none.yaml: cannot be read"),
+        ("plan find model.csv --cluster mine.yaml", "give either --tokens or --samples"),
+        ("plan find model.csv --cluster mine.yaml --tokens 1e9 --samples 5", "give either --tokens or --samples"),
+        ("plan find model.csv --cluster mine.yaml --tokens nan", "--tokens"),
+        ("plan find model.csv --cluster mine.yaml --tokens inf", "--tokens"),
+        ("plan find model.csv --cluster mine.yaml --tokens 0", "--tokens"),
+        ("plan find model.csv --cluster mine.yaml --tokens 1e9 --deadline soon", "'soon' is no duration"),
+        ("plan find model.csv --cluster mine.yaml --tokens 1e9 --deadline 0s", "too short"),
+        ("plan find model.csv --cluster mine.yaml --tokens 1e9 --batch 0", "--batch"),
+        ("plan find model.csv --cluster none.yaml --tokens 1e9", "none.yaml: cannot be read"),
         ("plan none.csv --cluster mine.yaml --tokens 1e9", "none.csv: cannot be read"),
         ("plan none.py --cluster mine.yaml --tokens 1e9", "none.py: there is no such file"),
         ("plan mine.yaml:f --cluster mine.yaml --tokens 1e9", "mine.yaml:f: "),
-        ("plan model.csv --cluster mine.yaml --tokens 1e9 --hardware mine.yaml", "unknown key"),
+        ("plan find model.csv --cluster mine.yaml --tokens 1e9 --hardware mine.yaml", "unknown key"),
         ("plan mine.csv --cluster mine.yaml --tokens 1e9", "mine.csv"),
-        ("planner calibrate none.csv", "none.csv: cannot be read"),
-        ("planner calibrate few.csv", "1 runs are too few for a 90% bound"),
-        ("planner calibrate few.csv --out few.csv", "--out: few.csv is also the file of RUNS"),
-        ("planner calibrate few.csv --out none/x.yaml", "--out: none/x.yaml: there is no folder none"),
-        ("planner calibrate few.csv --peak-flops 0", "--peak-flops"),
-        ("planner calibrate few.csv --nic-bandwidth nan", "--nic-bandwidth"),
+        ("plan calibrate none.csv", "none.csv: cannot be read"),
+        ("plan calibrate few.csv", "1 runs are too few for a 90% bound"),
+        ("plan calibrate few.csv --out few.csv", "--out: few.csv is also the file of RUNS"),
+        ("plan calibrate few.csv --out none/x.yaml", "--out: none/x.yaml: there is no folder none"),
+        ("plan calibrate few.csv --peak-flops 0", "--peak-flops"),
+        ("plan calibrate few.csv --nic-bandwidth nan", "--nic-bandwidth"),
     ],
 )
 def test_what_cannot_be_used_is_told_in_one_line(longshore: Command, folder: Path, arguments: str, said: str) -> None:
@@ -178,7 +178,7 @@ def test_what_cannot_be_used_is_told_in_one_line(longshore: Command, folder: Pat
 )
 def test_a_table_of_layers_that_makes_no_sense_is_told(longshore: Command, folder: Path, text: str, said: str) -> None:
     (folder / "model.csv").write_text(text)
-    done = longshore("plan", "model.csv", "--tokens", "1e9", "--cluster", "mine.yaml")
+    done = longshore("plan", "find", "model.csv", "--tokens", "1e9", "--cluster", "mine.yaml")
     assert done.status == 2
     assert said in done.err
 
@@ -200,11 +200,13 @@ def test_a_calibration_writes_a_profile_that_plans_use(longshore: Command, folde
     )
     rows = zip(*(getattr(runs, name) for name in names), strict=True)
     (folder / "runs.csv").write_text(",".join(names) + "\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
-    done = longshore("planner", "calibrate", "runs.csv", "--out", "hardware.yaml", "--name", "ours")
+    done = longshore("plan", "calibrate", "runs.csv", "--out", "hardware.yaml", "--name", "ours")
     assert done.status == 0, done.err
     assert done.out.startswith("24 runs. Predictions of runs that were left out are ")
     assert read_hardware(folder / "hardware.yaml").name == "ours"
-    told = longshore("plan", "model.csv", "--tokens", "1e9", "--cluster", "mine.yaml", "--hardware", "hardware.yaml")
+    told = longshore(
+        "plan", "find", "model.csv", "--tokens", "1e9", "--cluster", "mine.yaml", "--hardware", "hardware.yaml"
+    )
     assert "Constants fitted to 24 runs (ours)" in told.out
 
 
@@ -212,7 +214,7 @@ def test_a_slower_network_in_the_cluster_file_makes_a_plan_slower(longshore: Com
     (folder / "slow.yaml").write_text(CLUSTER.replace("25e9", "1e9"))
     write_hardware(folder / "hardware.yaml", DEFAULT)
     steps = [
-        json.loads(longshore("plan", "model.csv", "--samples", "1e5", "--cluster", file, "--json").out)["plan"][
+        json.loads(longshore("plan", "find", "model.csv", "--samples", "1e5", "--cluster", file, "--json").out)["plan"][
             "step_s"
         ]
         for file in ("mine.yaml", "slow.yaml")

@@ -36,7 +36,7 @@ def inner(number: int) -> None:
     ways = f"route add {HOME}/32 via 10.77.{number}.1", f"route add 10.77.{other}.2/32 via 10.77.12.{other}"
     for way in ways:
         ip(way)
-    line = ["agent", "--node", NODES[number - 1], "--every", "500ms", "--url", f"http://{HOME}:{PORT}"]
+    line = ["node", "agent", "--node", NODES[number - 1], "--every", "500ms", "--url", f"http://{HOME}:{PORT}"]
     agent = processes.start([sys.executable, "-m", "longshore", *line])
     for words in sys.stdin:
         ip(words.strip())

@@ -61,7 +61,18 @@ def inner(mode: str, folder: Path) -> None:
     until(lambda: _children(job.pid), "the job's child")
     (child,) = _children(job.pid)
     agent = processes.start(
-        [sys.executable, "-m", "longshore", "agent", "--node", NODE, "--url", f"http://{HERE}:{PORT}", "--fence"],
+        [
+            sys.executable,
+            "-m",
+            "longshore",
+            "node",
+            "agent",
+            "--node",
+            NODE,
+            "--url",
+            f"http://{HERE}:{PORT}",
+            "--fence",
+        ],
         env=os.environ | ({} if clock is None else clock.environment),
     )
     sys.stdin.readline()  # all is well

@@ -68,7 +68,7 @@ def main(folder: Path, case: str) -> None:
     environment, agents = served.for_commands() | {"LONGSHORE_TOKEN": served.token}, []
     for node, name in enumerate(RATES):
         if node:  # that of a is told what to find
-            line = ["ip", "netns", "exec", network.name(node), *LONGSHORE, "agent", "--node", name]
+            line = ["ip", "netns", "exec", network.name(node), *LONGSHORE, "node", "agent", "--node", name]
             line += ["--url", served.url, "--probe", network.address(node), "--every", "1s"]
             agents.append(processes.start(line, cwd=folder, env=environment))
     until(lambda: sum(it["reported"] is not None for it in served.ask("/v1/nodes")) == len(agents))

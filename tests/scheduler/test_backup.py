@@ -162,7 +162,7 @@ def test_a_restore_that_is_cut_off_is_told_and_made_whole_by_another(
     monkeypatch.setattr(Path, "rename", cut_off)
     with pytest.raises(KeyboardInterrupt):
         put_in_place(tmp_path / "copy.db", killed, "aside")
-    with pytest.raises(StoreError, match="a restore of it was cut off; call `longshore restore` again"):
+    with pytest.raises(StoreError, match="a restore of it was cut off; call `longshore store restore` again"):
         open_store(url)
 
     assert put_in_place(tmp_path / "copy.db", killed, "later") == tmp_path / "killed.db.aside"
@@ -210,20 +210,21 @@ def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(
     folder.mkdir()
     file = folder / "longshore.db"
     store = open_store(f"sqlite:///{file}")
-    assert longshore("backup", "copy.db").out.startswith(".longshore/longshore.db is copied to copy.db: ")
+    assert longshore("store", "backup", "copy.db").out.startswith(".longshore/longshore.db is copied to copy.db: ")
     assert (
-        call(tmp_path, "backup", "copy.db").stderr.strip() == "longshore: copy.db: is there already; give another path"
+        call(tmp_path, "store", "backup", "copy.db").stderr.strip()
+        == "longshore: copy.db: is there already; give another path"
     )
 
-    refused = call(tmp_path, "restore", "copy.db")
+    refused = call(tmp_path, "store", "restore", "copy.db")
     assert (refused.returncode, f"is open in process {os.getpid()}" in refused.stderr) == (2, True)
     store.write(lambda tx: acquire(tx, SCHEDULER, "1@elsewhere", 4e9, 60.0))
     store.close()
-    assert "a scheduler leads with .longshore/longshore.db: 1@elsewhere" in longshore("restore", "copy.db").err
+    assert "a scheduler leads with .longshore/longshore.db: 1@elsewhere" in longshore("store", "restore", "copy.db").err
     file.unlink()
-    assert "is in the place of" in longshore("restore", "copy.db").out
+    assert "is in the place of" in longshore("store", "restore", "copy.db").out
     assert file.stat().st_mode & 0o777 == 0o600
-    told = longshore("backup", "x.db", "--store", "postgresql://nobody@nowhere/x").err.strip()
+    told = longshore("store", "backup", "x.db", "--store", "postgresql://nobody@nowhere/x").err.strip()
     assert told == (
         "longshore: the store is in PostgreSQL, which has its own commands for this; use pg_dump -Fc -f FILE DATABASE"
     )

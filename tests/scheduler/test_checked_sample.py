@@ -80,7 +80,7 @@ def test_a_link_below_what_is_promised_keeps_a_job_of_several_nodes_from_startin
     until(lambda: served.held() == set())
     assert {it["check"] for it in served.quarantined().values()} == {"link.bw"}
     for place in served.quarantined():
-        assert served.call("quarantine", "clear", place).returncode == 0
+        assert served.call("node", "quarantine", "clear", place).returncode == 0
 
 
 @pytest.mark.full

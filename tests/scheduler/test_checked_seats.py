@@ -116,7 +116,7 @@ def test_a_ring_for_which_nothing_is_fit_goes_on_without_and_grows_once_somethin
     until(lambda: seated(served, job) == [1])
     assert (came(served, job), held_by(served, job)) == ([], {("a", 1)})
     served.say("b", "fit")
-    assert served.call("quarantine", "clear", "b").returncode == 0
+    assert served.call("node", "quarantine", "clear", "b").returncode == 0
     until(lambda: sorted(seated(served, job)) == [1, 2])
     assert words(served, job) == ["checked", "struck off", "checked", "taken"]
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1

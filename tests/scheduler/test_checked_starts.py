@@ -58,7 +58,7 @@ def test_a_node_that_is_not_fit_is_struck_off_and_the_job_starts_on_the_next(ser
     entry = served.quarantined()["a"]
     assert (entry["check"], entry["action"], entry["clears"]) == ("site.before", "replace it", "checks")
     assert entry["evidence"] == "disk 0: got smoke, wanted no smoke"
-    assert "the checks before its start did not pass" in served.call("explain", job).stdout
+    assert "the checks before its start did not pass" in served.call("job", "explain", job).stdout
 
 
 @pytest.mark.full
@@ -83,13 +83,13 @@ def test_a_job_whose_nodes_fail_three_times_waits_without_gpus_until_one_comes_b
     assert all(f"{node} disk 0: site.before: fail: got smoke" in found["cause"] for node in "abc")
     assert "c disk 0: site.before: fail" in served.call("status", job).stdout
 
-    kept = served.call("quarantine", "clear", "a", check=False)
+    kept = served.call("node", "quarantine", "clear", "a", check=False)
     assert kept.returncode == 1
     assert "a stays in quarantine: a: a disk 0: site.before: fail: got smoke, wanted no smoke" in kept.stderr
     assert served.state(job) == "queued"
 
     served.say("a", "fit")
-    assert served.call("quarantine", "clear", "a").returncode == 0
+    assert served.call("node", "quarantine", "clear", "a").returncode == 0
     assert served.ended(job) == "succeeded"  # at once, and not when its time is over
     assert served.places(job)[3:] == ["a:0,1"]
 

@@ -88,16 +88,16 @@ def test_a_cluster_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> No
 
 
 IN_CLOSED = (
-    ["backup", "copy.db", "--folder", "closed/below"],
-    ["backup", "copy.db", "--folder", "closed"],
-    ["backup", "closed/copy.db", "--folder", "."],
-    ["restore", "closed/copy.db", "--folder", "."],
-    ["restore", "copy.db", "--folder", "closed"],
-    ["restore", "copy.db", "--folder", ".", "--store", "sqlite:///closed/longshore.db"],
-    ["prune", "--folder", "closed"],
-    ["prune", "--folder", ".", "--store", "sqlite:///closed/longshore.db"],
+    ["store", "backup", "copy.db", "--folder", "closed/below"],
+    ["store", "backup", "copy.db", "--folder", "closed"],
+    ["store", "backup", "closed/copy.db", "--folder", "."],
+    ["store", "restore", "closed/copy.db", "--folder", "."],
+    ["store", "restore", "copy.db", "--folder", "closed"],
+    ["store", "restore", "copy.db", "--folder", ".", "--store", "sqlite:///closed/longshore.db"],
+    ["store", "prune", "--folder", "closed"],
+    ["store", "prune", "--folder", ".", "--store", "sqlite:///closed/longshore.db"],
     ["token", "list", "--folder", "closed"],
-    ["decisions", "--out", "out.jsonl", "--folder", "closed"],
+    ["store", "decisions", "--out", "out.jsonl", "--folder", "closed"],
     ["submit", "closed/job.yaml"],
 )
 

@@ -59,7 +59,7 @@ def test_over_a_kill_of_the_scheduler_jobs_go_on_and_a_log_and_all_events_are_to
     assert (served.ended(other), served.ended(waits)) == ("succeeded", "succeeded")
     assert [it["number"] for it in served.ask(f"/v1/jobs/{other}")["attempts"]] == [1]
     last = served.add("sleep", "1000", gpus=16)
-    served.call("hold", last)
+    served.call("job", "hold", last)
     for follower in followers:
         follower.join(60.0)
         assert not follower.is_alive()

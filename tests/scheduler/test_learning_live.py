@@ -30,7 +30,7 @@ def test_what_a_scheduler_has_been_through_can_be_learned_from(served: Served) -
         spec = {"gpus": 1 + number % 3, "command": ["sleep", "0.2"], "estimate_s": 1.0 + number % 5}
         httpx.post(f"{served.url}/v1/jobs", json=spec, timeout=PATIENCE_S).raise_for_status()
     until(lambda: served.ask("/v1/queue")["jobs"] == [])
-    served.call("decisions", "--out", "decisions.jsonl")
+    served.call("store", "decisions", "--out", "decisions.jsonl")
 
     past = read_history(served.folder / "decisions.jsonl")
     assert past.workload.jobs == JOBS

@@ -43,7 +43,7 @@ def test_an_event_from_before_a_clearance_closes_nothing_though_scheduler_and_ag
     seen_s = time.time() - 5.0
     assert [tell(served, token, seen_s) for _ in range(2)] == ["quarantined", "known"]
     assert standing(served) == [(NODE, 2)]
-    served.call("quarantine", "clear", f"{NODE}:2", "--unchecked")
+    served.call("node", "quarantine", "clear", f"{NODE}:2", "--unchecked")
     for _ in range(2):
         assert tell(served, token, seen_s) == "old"
         assert standing(served) == []

@@ -110,20 +110,20 @@ def test_nothing_starts_until_it_is_known_what_runs(trial: Restored) -> None:
 def test_after_a_restore_by_hand_what_runs_is_shown_and_can_be_ended(tmp_path: Path, here: Here) -> None:
     served = Served(tmp_path)
     served.start()
-    served.call("backup", "copy.db")
+    served.call("store", "backup", "copy.db")
     lost = served.add("sleep", "1000", gpus=16)
     until(lambda: served.state(lost) == "running")
     served.end()
-    assert "is in the place of" in served.call("restore", "copy.db").stdout
+    assert "is in the place of" in served.call("store", "restore", "copy.db").stdout
     served.start()
 
-    assert f"ls-{lost}-1  rack0-node0:0,1,2,3 " in served.call("unknown").stdout
+    assert f"ls-{lost}-1  rack0-node0:0,1,2,3 " in served.call("store", "unknown").stdout
     waits = served.add("true")
     assert served.state(waits) == "queued"
-    assert served.call("unknown", "--end", "ls-nobody-1", check=False).returncode == 2
-    here(served, "unknown", "--end", f"ls-{lost}-1")
+    assert served.call("store", "unknown", "--end", "ls-nobody-1", check=False).returncode == 2
+    here(served, "store", "unknown", "--end", f"ls-{lost}-1")
     assert served.ended(waits) == "succeeded"
-    assert here(served, "unknown").out == "no unknown attempts\n"
+    assert here(served, "store", "unknown").out == "no unknown attempts\n"
     assert processes_of(lost) == []
     assert f"ls-{lost}-1 is not in the store and may run on" in (tmp_path / "serve.log").read_text()
     served.end()

@@ -195,7 +195,7 @@ def test_a_retention_that_cannot_be_is_refused_with_its_line(tmp_path: Path, wro
 @pytest.mark.full
 def test_pruning_by_hand_says_what_it_would_do_does_it_and_makes_nothing(tmp_path: Path, longshore: Command) -> None:
     def call(*arguments: str) -> processes.CompletedProcess[str]:
-        line = [*LONGSHORE, "prune", *arguments]
+        line = [*LONGSHORE, "store", "prune", *arguments]
         return processes.run(line, cwd=tmp_path, capture_output=True, check=False)
 
     assert "is no folder" in call("--folder", "typo").stderr
@@ -208,12 +208,12 @@ def test_pruning_by_hand_says_what_it_would_do_does_it_and_makes_nothing(tmp_pat
     trial.store.write(lambda tx: tx.execute(text("UPDATE job SET ended_s = ended_s - 3 * 86400")))
     here = ("--folder", str(tmp_path), "--store", f"sqlite:///{tmp_path / 'store.db'}")
 
-    assert longshore("prune", *here, "--older-than", "2d", "--dry-run").out.startswith("1 jobs, ")
+    assert longshore("store", "prune", *here, "--older-than", "2d", "--dry-run").out.startswith("1 jobs, ")
     assert trial.job(job).state == "succeeded"
-    assert longshore("prune", *here, "--older-than", "4d").out.startswith("0 jobs, ")
+    assert longshore("store", "prune", *here, "--older-than", "4d").out.startswith("0 jobs, ")
     assert call(*here, "--older-than", "2d").stdout == "1 jobs, 0 events and 0 decisions deleted\n"
     assert not (tmp_path / "attempts" / f"ls-{job}-1").exists()
-    assert longshore("prune", *here, "--older-than", "2h").status == 2
+    assert longshore("store", "prune", *here, "--older-than", "2h").status == 2
     trial.close()
 
 

@@ -35,7 +35,7 @@ class Watched(Served):
 
     def agent(self, node: str, *options: str) -> None:
         """Start the agent of a node."""
-        line = [*LONGSHORE, "agent", "--node", node, "--every", "100ms", "--url", self.url, *options]
+        line = [*LONGSHORE, "node", "agent", "--node", node, "--every", "100ms", "--url", self.url, *options]
         self.agents[node] = WARM.Popen(line, cwd=self.folder, stderr=processes.DEVNULL)
 
     def end_agents(self) -> None:
@@ -104,7 +104,7 @@ def test_an_agent_that_was_killed_is_dead_once_all_are_refused_and_alive_once_it
     watched.send(A, signal.SIGKILL)
     page = watched.becomes(A, "dead", "fast: ", "the scheduler is refused, rack0-node", " is refused")
     assert (page["liveness"], page["verdict"]) == ("down", "fast")
-    lines = watched.call("nodes").stdout.splitlines()
+    lines = watched.call("node", "list").stdout.splitlines()
     assert "dead: fast: " in next(line for line in lines if line.startswith(A))
     assert (
         "dead: the scheduler is refused"
@@ -185,7 +185,7 @@ def test_of_many_that_die_at_once_none_is_declared_and_the_words_say_so(watched:
 @pytest.mark.full
 def test_a_port_that_is_taken_is_one_line(watched: Watched) -> None:
     door = Door("x", "")
-    done = watched.call("agent", "--node", A, "--port", str(door.port), check=False)
+    done = watched.call("node", "agent", "--node", A, "--port", str(door.port), check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"longshore: the agent cannot listen at port {door.port}: ")
     door.close()

@@ -26,7 +26,7 @@ def test_a_command_runs_once_on_each_gpu_that_it_was_given(served: Served) -> No
     job = served.submit("--gpus", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
 
     assert served.ended(job) == "succeeded"
-    told, explained = served.call("status", job).stdout, served.call("explain", job).stdout
+    told, explained = served.call("status", job).stdout, served.call("job", "explain", job).stdout
 
     assert "succeeded" in told
     assert "rack0-node0:0,1" in told
@@ -73,16 +73,16 @@ def test_a_job_is_held_released_and_cancelled_and_then_its_gpus_are_free_again(s
     job = served.add("sleep", "1000", gpus=16)
     until(lambda: served.state(job) == "running")
 
-    served.call("hold", job)
+    served.call("job", "hold", job)
     until(lambda: served.state(job) == "held")
     assert "it is held until its owner releases it" in served.call("status", job).stdout
-    served.call("release", job)
+    served.call("job", "release", job)
     until(lambda: served.state(job) == "running")
     assert len(served.ask(f"/v1/jobs/{job}")["attempts"]) == 2
 
     served.call("cancel", job)
     assert served.ended(job) == "cancelled"
-    assert served.call("nodes").stdout.count("4 of 4 slots free") == 4
+    assert served.call("node", "list").stdout.count("4 of 4 slots free") == 4
 
 
 def test_a_dry_run_submits_nothing(served: Served) -> None:
@@ -139,9 +139,9 @@ def test_the_lists_say_where_jobs_run_and_why_they_wait(served: Served, here: He
     assert lines[3].endswith("it asks for 4 GPUs, and 0 are free")
     named = here(served, "queue", "--name", "part-*", "--json").out
     assert [job["name"] for job in json.loads(named)] == ["part-4", "part-1"]
-    assert [job["id"] for job in served.told("jobs", "--state", "running")] == [runs]
+    assert [job["id"] for job in served.told("job", "list", "--state", "running")] == [runs]
     assert json.loads(here(served, "queue", "--user", "nobody", "--json").out) == []
-    newest = here(served, "jobs", "--limit", "2").out.splitlines()
+    newest = here(served, "job", "list", "--limit", "2").out.splitlines()
     assert [line.split()[0] for line in newest] == ["JOB", first, waits[1]]
     told = here(served, "status", waits[1]).out
     assert "waiting    it asks for 1 GPU, and 0 are free\nplace      3 in the queue\n" in told
@@ -242,7 +242,7 @@ def test_what_is_no_rank_or_attempt_is_one_line_of_error(
 @pytest.mark.full
 def test_a_failed_job_is_tried_again(served: Served) -> None:
     again = failing(served)
-    assert re.fullmatch(rf"{again}  (queued|starting|running), to be run\n", served.call("retry", again).stdout)
+    assert re.fullmatch(rf"{again}  (queued|starting|running), to be run\n", served.call("job", "retry", again).stdout)
     assert served.ended(again) == "failed"
     assert served.call("logs", again, "--attempt", "2").stdout == "hello\n"
 
@@ -292,27 +292,27 @@ def test_a_configuration_file_is_served_and_options_go_before_it(configured: Ser
     job = configured.add("true")
     configured.ended(job)
 
-    assert "chosen by pack" in configured.call("explain", job).stdout
+    assert "chosen by pack" in configured.call("job", "explain", job).stdout
     assert (configured.folder / "there" / "longshore.db").exists()
 
 
 @pytest.mark.full
 def test_others_are_served_by_their_tokens(configured: Served, here: Here) -> None:
-    assert "4 of 4 slots free" in here(configured, "nodes").out
+    assert "4 of 4 slots free" in here(configured, "node", "list").out
     assert "first" in configured.call("token", "list").stdout
     bob = configured.call("token", "create", "ci", "--owner", "bob", "--lifetime", "1d").stdout.strip()
     assert configured.call("token", "revoke", "ci", "--owner", "bob").stdout == "revoked\n"
     configured.environment["LONGSHORE_TOKEN"] = bob
-    refused = configured.call("nodes", check=False)
+    refused = configured.call("node", "list", check=False)
     assert refused.stderr.startswith(
         "longshore: the token 'ci' has expired or was revoked; set LONGSHORE_TOKEN to a valid"
     )
     configured.environment["LONGSHORE_TOKEN"] = f"{bob[:-4]}none"
-    told = here(configured, "nodes")
+    told = here(configured, "node", "list")
     assert told.err.startswith("longshore: the token is not known here; set LONGSHORE_TOKEN to a valid one")
     del configured.environment["LONGSHORE_TOKEN"]
     away = (configured.folder / "there" / "token").rename(configured.folder / "away")
-    told = here(configured, "nodes")
+    told = here(configured, "node", "list")
     away.rename(configured.folder / "there" / "token")  # the scheduler is another test's, too
     assert told.err.startswith("longshore: this scheduler asks for a token")
     assert "in the file `token` of its folder" in told.err

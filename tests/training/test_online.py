@@ -251,7 +251,7 @@ def test_decisions_are_written_again_and_again_and_always_whole(
 
     waiting = threading.Thread(target=interrupt_once_it_is_there)
     waiting.start()
-    done = longshore("decisions", "--store", f"sqlite:///{store}", "--out", file, "--every", "1s")
+    done = longshore("store", "decisions", "--store", f"sqlite:///{store}", "--out", file, "--every", "1s")
     waiting.join()
     assert done.status == 130
     assert f"decisions in {file}" in done.out

@@ -144,7 +144,7 @@ ObjectiveOption = Annotated[
 RivalsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="A checkpoint (NAME.zip), a name from `longshore policies`, or rollout:NAME; may be given several times. "
+        help="A checkpoint (NAME.zip), a name from `longshore policy list`, or rollout:NAME; repeatable. "
         "All heuristics run too."
     ),
 ]

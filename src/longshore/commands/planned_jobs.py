@@ -34,7 +34,7 @@ from ..scheduler.model.job_spec import LEAST_COMPUTE_S, LEAST_S, MOST_COMPUTE_S,
 AUTO = "auto"
 STAGE = "longshore.stage"  # module that carries out plans
 HOW = "write `plan: {model: train.py:build, samples: 1e6}`"
-BATCH, STEPS = 256, 20  # as `longshore plan` and the module have them
+BATCH, STEPS = 256, 20  # as `longshore plan find` and the module have them
 LEAST_DEADLINE_S, MOST_S = 1e-3, 366 * 86400.0  # as of a job's run time
 MOST_SAMPLES, MOST_TOKENS = 1e15, 1e18
 
@@ -94,7 +94,7 @@ def wish_of(file: YamlFile, data: Mapping[str, Any]) -> PlanWish:
     if said == AUTO:
         said = _of_command(file, data.get("command"))
     elif not isinstance(said, dict):
-        fix = f"{HOW}, `plan: auto`, or here the content of the file that `longshore plan --out` wrote"
+        fix = f"{HOW}, `plan: auto`, or here the content of the file that `longshore plan find --out` wrote"
         raise file.error(("plan",), f"{file.seen(('plan',), said)} is no plan", fix)
     place: tuple[str, ...] = ("plan", "deadline")
     if data.get("deadline") is not None:
@@ -174,7 +174,7 @@ def questions(
     if not gpus:
         types = f" of type {' or '.join(accepted)}" if accepted else ""
         types += f" beside {spares} spares" if spares else ""
-        raise InputError(f"no GPU{types} is in service", "`longshore nodes` says why", field="--gpus")
+        raise InputError(f"no GPU{types} is in service", "`longshore node list` says why", field="--gpus")
     if isinstance(hardware, HostProfile):
         rank = ranks_of(hardware)[0]
         pool = [rank._replace(gpus=min(rank.gpus, gpus))]

@@ -1,4 +1,4 @@
-"""`longshore plan` and `longshore planner`."""
+"""`longshore plan`: find, calibrate, measure, run."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ NO_PLAN = 1  # exit status
 MOST_RANKS = 64  # processes on this machine
 HardwareOption = Annotated[
     Path | None,
-    typer.Option("--hardware", help="Profile of `longshore planner calibrate` or `measure`; an A100's if left out."),
+    typer.Option("--hardware", help="Profile of `longshore plan calibrate` or `measure`; an A100's if left out."),
 ]
 ModelArgument = Annotated[
     str, typer.Argument(help="FILE.py:FUNCTION that returns (model, batch), or a table of layers FILE.csv.")
@@ -42,7 +42,7 @@ PlanClusterOption = Annotated[
     Path | None, typer.Option(help="Cluster file (YAML; see examples/); none for ranks of a measured machine.")
 ]
 PlainOption = Annotated[
-    bool, typer.Option("--plain", help="Look at plans alone that `longshore planner run` carries out.")
+    bool, typer.Option("--plain", help="Look at plans alone that `longshore plan run` carries out.")
 ]
 TimeLimitOption = Annotated[
     float, typer.Option(parser=run_time, metavar=DURATION, help="For the profile of the model.")
@@ -60,7 +60,7 @@ MemoryLimitOption = Annotated[
 ]
 
 
-def plan(
+def find(
     model: ModelArgument,
     cluster: PlanClusterOption = None,
     tokens: TokensOption = None,
@@ -71,7 +71,7 @@ def plan(
     hardware: HardwareOption = None,
     degrees: DegreesOption = None,
     plain: PlainOption = False,
-    out: Annotated[Path | None, typer.Option(help="Write the plan here, for `longshore planner run`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the plan here, for `longshore plan run`.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Show every plan that was looked at.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     time_limit: TimeLimitOption = 120.0,
@@ -111,8 +111,8 @@ def plan(
 
 
 def _use(out: Path, model: str, lack: str | None) -> str:
-    """Return what a written plan is for; `lack` is what `longshore planner run` does not do of it."""
-    return f"for `longshore planner run {out} {model}`" if lack is None else f"only to look at: {lack}; try --plain"
+    """Return what a written plan is for; `lack` is what `longshore plan run` does not do of it."""
+    return f"for `longshore plan run {out} {model}`" if lack is None else f"only to look at: {lack}; try --plain"
 
 
 def _file_of(model: str) -> Path:
@@ -132,10 +132,6 @@ def _degrees(text: str | None) -> tuple[int, int, int] | None:
 DISTURBED = 0.2  # mean error of a fit to layers above which a measurement was disturbed; 0.10 on a quiet machine
 
 
-app = typer.Typer(no_args_is_help=True, help="Fit the planner to your own GPUs or machine, and carry out plans.")
-
-
-@app.command(epilog="Example: longshore planner calibrate runs.csv --out mine-hardware.yaml")
 def calibrate(
     runs: Annotated[Path, typer.Argument(help="Measured runs (csv; docs/planner.md has the columns).")],
     out: Annotated[Path | None, typer.Option(help="Write the hardware profile here (YAML).")] = None,
@@ -182,10 +178,9 @@ def calibrate(
         return
     print_calibration(console(), profile, measured)
     if out is not None:
-        typer.echo(f"{out}: for `longshore plan --hardware {out}`")
+        typer.echo(f"{out}: for `longshore plan find --hardware {out}`")
 
 
-@app.command(epilog="Example: longshore planner measure --ranks 4 --out here.yaml")
 def measure(
     out: Annotated[Path, typer.Option(help="Write the profile of this machine here (YAML).")],
     ranks: Annotated[
@@ -209,12 +204,11 @@ def measure(
     error = host.accuracy.mean_error
     told = "; something else may have run meanwhile: measure again" if error > DISTURBED else ""
     typer.echo(f"\nLayers that were left out of the fit are {error:.1%} off{told}.")
-    typer.echo(f"{out}: for `longshore plan --hardware {out}`")
+    typer.echo(f"{out}: for `longshore plan find --hardware {out}`")
 
 
-@app.command(epilog="Example: longshore planner run plan.json train.py:build --steps 20")
 def run(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan of `longshore plan --out`.")],
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan of `longshore plan find --out`.")],
     model: Annotated[str, typer.Argument(help="FILE.py:FUNCTION that returns (model, batch, loss, target).")],
     steps: Annotated[int, typer.Option(min=1, max=10**9, help="Iterations.")] = 20,
     schedule: ScheduleOption = None,

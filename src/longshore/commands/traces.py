@@ -1,4 +1,4 @@
-"""`longshore trace`, with `list`, `download` and `plan`."""
+"""`longshore trace`: list, download, plan, inspect, convert, sample."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,18 +70,13 @@ def _tell_next(trace: "PublicTrace", target: Path) -> None:
         typer.echo(f"files: {', '.join(files)}")
 
 
-PLAN_EXAMPLE = (
-    "Example: longshore trace plan jobs.csv planned.csv --models examples/plan/models.yaml --cluster mine.yaml"
-)
-
-
 def plan_trace(
     file: Annotated[Path, typer.Argument(help="A trace of any format.")],
     output: Annotated[Path, typer.Argument(help="The csv file to write.")],
     models: Annotated[Path, typer.Option(help="Decoders (YAML; examples/plan/models.yaml).")],
     cluster: Annotated[Path, typer.Option(help="Cluster file (YAML; see examples/) that plans are for.")],
     hardware: Annotated[
-        Path | None, typer.Option(help="Profile of `longshore planner calibrate`; an A100's if left out.")
+        Path | None, typer.Option(help="Profile of `longshore plan calibrate`; an A100's if left out.")
     ] = None,
     max_gpus: MaxGpusOption = None,
     seed: SeedOption = 0,
@@ -124,15 +119,9 @@ def plan_trace(
         typer.echo(f"  {found.models['']} have no plan: {why}")
 
 
-app = typer.Typer(no_args_is_help=True, help="Look at job traces, convert them, sample them, and download public ones.")
-app.command("plan", epilog=PLAN_EXAMPLE)(plan_trace)
-app.command("list", epilog="Example: longshore trace list")(list_traces)
-app.command("download", epilog="Example: longshore trace download philly_vc_2869ce")(download_trace)
-
 FormatOption = Annotated[str | None, typer.Option("--format", help="Its format, if it is not to be found out.")]
 
 
-@app.command(epilog="Example: longshore trace inspect jobs.csv --gpus 64")
 def inspect(
     file: Annotated[Path, typer.Argument(help="A trace of any format.")],
     trace_format: FormatOption = None,
@@ -157,7 +146,6 @@ def inspect(
         print_errors(console(), estimate_errors(workload, sigma, stream(seed, Stream.ESTIMATES)))
 
 
-@app.command(epilog="Example: longshore trace convert jobs.swf jobs.csv")
 def convert(
     file: Annotated[Path, typer.Argument(help="A trace of any format.")],
     output: Annotated[Path, typer.Argument(help="The csv file to write (docs/formats.md).")],
@@ -175,7 +163,6 @@ def convert(
     typer.echo(f"{output}: {workload.jobs} jobs ({workload.left_out} rows left out)")
 
 
-@app.command(epilog="Example: longshore trace sample jobs.csv window.csv --jobs 96 --load 0.8")
 def sample(
     file: Annotated[Path, typer.Argument(help="A trace of any format.")],
     output: Annotated[Path, typer.Argument(help="The csv file to write.")],

@@ -41,7 +41,7 @@ TracesOption = Annotated[
 ]
 HistoryOption = Annotated[
     Path | None,
-    typer.Option("--history", help="Decisions of a live scheduler, as `longshore decisions` writes them."),
+    typer.Option("--history", help="Decisions of a live scheduler, as `longshore store decisions` writes them."),
 ]
 OnlineOption = Annotated[
     Path | None,

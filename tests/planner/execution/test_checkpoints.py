@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def losses(longshore: Command, steps: int, *options: object, plan: str = "plan.json") -> tuple[float, ...]:
-    done = longshore("planner", "run", plan, COUNTING, "--steps", steps, "--json", "took.json", *options)
+    done = longshore("plan", "run", plan, COUNTING, "--steps", steps, "--json", "took.json", *options)
     assert done.status == 0, done.err
     return Measured.model_validate_json(Path("took.json").read_text()).losses
 
@@ -62,7 +62,7 @@ def test_a_training_that_goes_on_is_bit_equal_to_one_that_never_ended(longshore:
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_in_one_line(
     longshore: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = ("planner", "run", "two.json", COUNTING, "--checkpoints")
+    run = ("plan", "run", "two.json", COUNTING, "--checkpoints")
     assert longshore(*run, "kept", "--steps", 1).status == 0
     again = longshore(*run, "kept", "--steps", 1)
     assert (again.status, again.err) == (0, "")  # nothing is left to do
@@ -80,17 +80,17 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_in_one_line(
         ("two.json", "strange", "it is no checkpoint of a stage"),
         ("two.json", "mixed", "its stages are of several steps"),
     ]:
-        done = longshore("planner", "run", plan, COUNTING, "--steps", 3, "--checkpoints", where)
+        done = longshore("plan", "run", plan, COUNTING, "--steps", 3, "--checkpoints", where)
         assert (done.status, words in done.err) == (2, True), done.err
         assert sum(line.startswith("longshore: ") for line in done.err.splitlines()) == 1
     monkeypatch.setenv("LONGSHORE_CHECKPOINT", "/nowhere")
-    done = longshore("planner", "run", "two.json", COUNTING, "--steps", 3)
+    done = longshore("plan", "run", "two.json", COUNTING, "--steps", 3)
     assert (done.status, "the checkpoint cannot be read" in done.err) == (2, True), done.err
 
 
 def test_a_checkpoint_that_cannot_be_written_stops_nobody(folder: Path) -> None:
     (folder / "kept").write_text("a file")
-    command = [sys.executable, "-m", "longshore", "planner", "run", "two.json", COUNTING]
+    command = [sys.executable, "-m", "longshore", "plan", "run", "two.json", COUNTING]
     done = processes.run(
         [*command, "--steps", "2", "--checkpoints", "kept"], capture_output=True, check=True, env=os.environ
     )

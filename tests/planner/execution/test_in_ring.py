@@ -65,7 +65,7 @@ def in_ring(*options: str, model: str = "killed.py", kept: str = "kept", status:
 @pytest.mark.parametrize("spares", ["1", pytest.param("0", marks=pytest.mark.full)])
 def test_a_replica_that_is_killed_changes_no_bit(longshore: Command, folder: Path, spares: str) -> None:
     """With a spare that takes its seat; and without one, when the other one computes both shards."""
-    done = longshore("planner", "run", "plan.json", f"{HERE / 'counting.py'}:build", "--steps", STEPS, "--save", "all")
+    done = longshore("plan", "run", "plan.json", f"{HERE / 'counting.py'}:build", "--steps", STEPS, "--save", "all")
     assert done.status == 0, done.err
     said = in_ring("--seats", "2", "--spares", spares)
     assert (folder / "killed").exists()

@@ -1,4 +1,4 @@
-"""`longshore planner run`, `longshore plan --out` and `--degrees` as a user meets them."""
+"""`longshore plan run`, `longshore plan find --out` and `--degrees` as a user meets them."""
 
 import json
 from io import StringIO
@@ -41,7 +41,7 @@ def test_a_profile_of_a_machine_is_read_as_it_was_written(folder: Path) -> None:
 @pytest.mark.parametrize("degrees", [FEW, *(pytest.param(it, marks=pytest.mark.full) for it in MORE)])
 def test_a_plan_is_written_and_carried_out_as_asked(longshore: Command, folder: Path, degrees: str) -> None:
     options = ("--samples", 80, "--batch", 8, "--hardware", "here.yaml", "--degrees", degrees, "--out", "made.json")
-    done = longshore("plan", COUNTING, *options)
+    done = longshore("plan", "find", COUNTING, *options)
     assert done.status == 0, done.err
     assert "Measured on ours" in done.out
     plan = read_plan(folder / "made.json")
@@ -55,8 +55,8 @@ def test_a_plan_is_written_and_carried_out_as_asked(longshore: Command, folder: 
 @pytest.mark.full
 def test_a_run_writes_losses_and_what_each_stage_took(longshore: Command, folder: Path) -> None:
     options = ("--samples", 80, "--batch", 8, "--hardware", "here.yaml", "--degrees", "1x2x1", "--out", "made.json")
-    longshore("plan", COUNTING, *options)
-    done = longshore("planner", "run", "made.json", COUNTING, "--steps", 2, "--json", "took.json")
+    longshore("plan", "find", COUNTING, *options)
+    done = longshore("plan", "run", "made.json", COUNTING, "--steps", 2, "--json", "took.json")
     assert done.status == 0, done.err
     found = Measured.model_validate_json((folder / "took.json").read_text())
     assert (len(found.losses), len(found.stages)) == (2, 2)
@@ -104,39 +104,48 @@ def build():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("plan MODEL --samples 80 --hardware here.yaml --degrees 2x2", "--degrees: '2x2' is not data x pipeline"),
-        ("plan MODEL --samples 80 --hardware here.yaml --degrees 1x1x0", "--degrees: '1x1x0' is not data x pipeline"),
-        ("plan MODEL --samples 80 --hardware here.yaml --degrees 3x1x1 --batch 8", "no plan has the degrees 3x1x1"),
-        ("plan MODEL --samples 80 --hardware here.yaml --degrees 1x1x2", "no plan has the degrees 1x1x2"),
-        ("plan MODEL --samples 80 --hardware here.yaml --degrees 1x5x1", "no plan has the degrees 1x5x1"),
-        ("plan MODEL --samples 80 --hardware here.yaml --cluster here.yaml", "--cluster: the hardware profile is of"),
-        ("plan MODEL --samples 80", "--cluster: there is no cluster file"),
-        ("plan MODEL --samples 80 --hardware few.yaml", "reduce should have 2 to 2 members"),
-        ("planner run none.json MODEL", "none.json: cannot be read"),
-        ("planner run here.yaml MODEL", "here.yaml: it is no JSON"),
-        ("planner run list.json MODEL", "list.json: "),
-        ("planner run uneven.json MODEL", "cannot share a batch of 5"),
-        ("planner run stages.json MODEL", "there are 2 stages, and the pipeline degree is 3"),
-        ("planner run strange.json MODEL", "Extra inputs are not permitted"),
-        ("planner run tensor.json MODEL", "tensor parallelism splits layers inside"),
-        ("planner run zero.json MODEL", "ZeRO-1 is not carried out"),
-        ("planner run single.json none.py", "there is no file none.py"),
-        ("planner run plan.json MODEL --json none/x.json", "--json: none/x.json: there is no folder none"),
-        ("planner run other.json MODEL", "the model has no layer 'blocks.9'"),
-        ("planner run single.json values.py", "the model gives no single number to train by"),
-        ("planner run strangers.json MODEL", "the model has no layer 'encoder'"),
-        ("planner run plan.json MODEL --save file", "--save: file is no folder: File exists"),
-        ("planner run plan.json MODEL --save file/kept", "--save: file/kept is no folder: Not a directory"),
-        ("planner run many.json MODEL", "PLAN: the plan has 65 ranks, and this machine runs 64 at most; submit a job"),
-        ("planner run single.json MODEL --schedule gpipe", "--schedule: passes through a whole model have one order"),
-        ("planner run cut.json named.py", "the model returns a dict, which torch.distributed.pipelining does not"),
-        ("planner run plan.json values.py:build --json values.py", "--json: values.py is also the file of MODEL"),
+        ("plan find MODEL --samples 80 --hardware here.yaml --degrees 2x2", "--degrees: '2x2' is not data x pipeline"),
         (
-            "plan values.py:build --samples 8 --hardware here.yaml --out values.py",
+            "plan find MODEL --samples 80 --hardware here.yaml --degrees 1x1x0",
+            "--degrees: '1x1x0' is not data x pipeline",
+        ),
+        (
+            "plan find MODEL --samples 80 --hardware here.yaml --degrees 3x1x1 --batch 8",
+            "no plan has the degrees 3x1x1",
+        ),
+        ("plan find MODEL --samples 80 --hardware here.yaml --degrees 1x1x2", "no plan has the degrees 1x1x2"),
+        ("plan find MODEL --samples 80 --hardware here.yaml --degrees 1x5x1", "no plan has the degrees 1x5x1"),
+        (
+            "plan find MODEL --samples 80 --hardware here.yaml --cluster here.yaml",
+            "--cluster: the hardware profile is of",
+        ),
+        ("plan find MODEL --samples 80", "--cluster: there is no cluster file"),
+        ("plan find MODEL --samples 80 --hardware few.yaml", "reduce should have 2 to 2 members"),
+        ("plan run none.json MODEL", "none.json: cannot be read"),
+        ("plan run here.yaml MODEL", "here.yaml: it is no JSON"),
+        ("plan run list.json MODEL", "list.json: "),
+        ("plan run uneven.json MODEL", "cannot share a batch of 5"),
+        ("plan run stages.json MODEL", "there are 2 stages, and the pipeline degree is 3"),
+        ("plan run strange.json MODEL", "Extra inputs are not permitted"),
+        ("plan run tensor.json MODEL", "tensor parallelism splits layers inside"),
+        ("plan run zero.json MODEL", "ZeRO-1 is not carried out"),
+        ("plan run single.json none.py", "there is no file none.py"),
+        ("plan run plan.json MODEL --json none/x.json", "--json: none/x.json: there is no folder none"),
+        ("plan run other.json MODEL", "the model has no layer 'blocks.9'"),
+        ("plan run single.json values.py", "the model gives no single number to train by"),
+        ("plan run strangers.json MODEL", "the model has no layer 'encoder'"),
+        ("plan run plan.json MODEL --save file", "--save: file is no folder: File exists"),
+        ("plan run plan.json MODEL --save file/kept", "--save: file/kept is no folder: Not a directory"),
+        ("plan run many.json MODEL", "PLAN: the plan has 65 ranks, and this machine runs 64 at most; submit a job"),
+        ("plan run single.json MODEL --schedule gpipe", "--schedule: passes through a whole model have one order"),
+        ("plan run cut.json named.py", "the model returns a dict, which torch.distributed.pipelining does not"),
+        ("plan run plan.json values.py:build --json values.py", "--json: values.py is also the file of MODEL"),
+        (
+            "plan find values.py:build --samples 8 --hardware here.yaml --out values.py",
             "--out: values.py is also the file of",
         ),
         (
-            "plan table.csv --samples 8 --hardware here.yaml --out table.csv",
+            "plan find table.csv --samples 8 --hardware here.yaml --out table.csv",
             "--out: table.csv is also the file of MODEL",
         ),
     ],
@@ -175,7 +184,7 @@ def test_a_whole_model_may_return_what_it_likes(longshore: Command, folder: Path
     (folder / "named.py").write_text(NAMED)
     whole = {**PLAN, "pipeline": 1, "data": 2, "stages": [{"layers": ["it", "last"]}]}
     (folder / "whole.json").write_text(json.dumps(whole))
-    done = longshore("planner", "run", "whole.json", "named.py", "--steps", 3, "--json", "took.json")
+    done = longshore("plan", "run", "whole.json", "named.py", "--steps", 3, "--json", "took.json")
     assert done.status == 0, done.err
     losses = Measured.model_validate_json((folder / "took.json").read_text()).losses
     assert losses[0] > losses[1] > losses[2]
@@ -189,7 +198,7 @@ def test_a_plan_file_says_how_many_ranks_and_micro_batches_it_has() -> None:
 @pytest.mark.full
 def test_a_training_of_which_no_step_is_left_says_that_nothing_was_measured(longshore: Command, folder: Path) -> None:
     (folder / "one.json").write_text(json.dumps({**PLAN, "pipeline": 1, "stages": [{"layers": ["words"]}]}))
-    run = ("planner", "run", "one.json", COUNTING, "--steps", 1, "--checkpoints", "kept")
+    run = ("plan", "run", "one.json", COUNTING, "--steps", 1, "--checkpoints", "kept")
     assert longshore(*run).status == 0
     again = longshore(*run, "--json", "took.json")
     assert again.status == 0

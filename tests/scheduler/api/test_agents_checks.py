@@ -32,7 +32,18 @@ def elsewhere(service: Service) -> None:
 
 @contextmanager
 def agent_of(api: httpx.Client, folder: Path, *options: str) -> Iterator[None]:
-    line = [*LONGSHORE, "agent", "--node", NODE, "--every", "100ms", "--url", str(api.base_url).rstrip("/"), *options]
+    line = [
+        *LONGSHORE,
+        "node",
+        "agent",
+        "--node",
+        NODE,
+        "--every",
+        "100ms",
+        "--url",
+        str(api.base_url).rstrip("/"),
+        *options,
+    ]
     environment = {**os.environ, "XDG_STATE_HOME": str(folder)}
     with processes.start(line, cwd=folder, env=environment, stderr=processes.DEVNULL):
         yield
@@ -62,7 +73,7 @@ def test_a_node_without_an_agent_that_checks_says_how_to_start_one(smoking: http
         until(is_seen)
         refused = clear(smoking)
         assert (refused.status_code, refused.json()["code"]) == (409, "no-checks")
-        assert "longshore agent --node rack0-node2 --checks" in refused.json()["detail"]
+        assert "longshore node agent --node rack0-node2 --checks" in refused.json()["detail"]
 
 
 @pytest.mark.full

@@ -147,11 +147,11 @@ def test_an_authority_that_is_named_is_trusted(
     how: str, serve: Serve, authority: Authority, longshore: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"https://localhost:{serve(made('own', authority.pair))}"
-    assert longshore("nodes", "--url", url).status == 2
+    assert longshore("node", "list", "--url", url).status == 2
     given = ["--ca", authority.file] if how == "--ca" else []
     if not given:
         authority.trust(how, monkeypatch)
-    assert longshore("nodes", "--url", url, *given).status == 0
+    assert longshore("node", "list", "--url", url, *given).status == 0
 
 
 @pytest.mark.parametrize("how", ["SSL_CERT_FILE", IN_FOLDER])

@@ -31,13 +31,13 @@ def told(served: Served, what: str) -> object:
 
 
 def shown(served: Served) -> str:
-    return next(line for line in served.call("nodes").stdout.splitlines() if line.startswith(NODE))
+    return next(line for line in served.call("node", "list").stdout.splitlines() if line.startswith(NODE))
 
 
 @contextmanager
 def agent_of(served: Served) -> Iterator[None]:
     """An agent that is killed in the end."""
-    line = [*LONGSHORE, "agent", "--node", NODE, "--every", "100ms", "--url", served.url]
+    line = [*LONGSHORE, "node", "agent", "--node", NODE, "--every", "100ms", "--url", served.url]
     with processes.start(line, cwd=served.folder, stderr=processes.DEVNULL):
         yield
 
@@ -55,20 +55,20 @@ def test_a_node_whose_agent_dies_gets_no_job_until_it_reports_again_or_is_resume
         assert served.ended(job) == "succeeded"
         assert told(served, "liveness") == "up"
     until(lambda: told(served, "liveness") != "up")
-    served.call("resume", NODE)
+    served.call("node", "resume", NODE)
     until(lambda: told(served, "liveness") == "up")
 
 
 @pytest.mark.full
 def test_a_drained_node_shows_why(served: Served) -> None:
-    served.call("drain", NODE, "--reason", "a fan is loud")
+    served.call("node", "drain", NODE, "--reason", "a fan is loud")
     assert shown(served).endswith("out of service: a fan is loud")
-    served.call("resume", NODE)
+    served.call("node", "resume", NODE)
     assert shown(served).endswith(". . . .")
 
 
 def test_an_agent_for_a_node_that_is_not_there_is_one_line(served: Served) -> None:
-    done = served.call("agent", "--node", "nowhere", check=False)
+    done = served.call("node", "agent", "--node", "nowhere", check=False)
     assert (done.returncode, done.stderr.splitlines()[-1].partition(";")[0]) == (
         2,
         "longshore: there is no node 'nowhere'",

@@ -1,40 +1,15 @@
-"""All commands that need no scheduler, and the small ones: `compile`, `policies`, `simulate`."""
+"""`longshore policy list`, `longshore policy import` and `longshore compile`."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..cluster.files.errors import InputError, PluginError
-from ..cluster.files.signals import unwound_by_signals
-from ..scheduler.commands.options import POLICIES
-from . import planning, traces
-from .evaluating import evaluate
-from .options import (
-    AgeingOption,
-    ArrivalsOption,
-    EstimatesOption,
-    FaultsOption,
-    LoadOption,
-    MaxGpusOption,
-    OracleOption,
-    OrderOption,
-    Plans,
-    PlansOption,
-    ProfileOption,
-    SeedOption,
-    SigmaOption,
-    TraceOption,
-    TurnsOption,
-    WaitingOption,
-    regime_of,
-)
-from .progress import compile_all, compile_first, console, progress
-from .training import train, tune
+from .progress import compile_all, progress
 
 if TYPE_CHECKING:
-    from ..cluster.files.yaml_file import YamlFile
+    pass
 
 SERVE = "serve"
 GROUP_NAMES = ("heuristics", "candidates", "networks", "environments", "training", SERVE)  # all that there are
@@ -78,20 +53,10 @@ def compile_(
 
 
 CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
-EXAMPLE = "Example: longshore policies import model.zip --out policy.zip"
-
-policies_app = typer.Typer(
-    invoke_without_command=True,
-    help="List the policies that can be named; `import` makes a checkpoint of a model of Stable-Baselines3.",
-    epilog="Example: longshore policies",
-)
 
 
-@policies_app.callback()
-def policies(context: typer.Context) -> None:
-    """List the policies that can be named; `import` makes a checkpoint of a model of Stable-Baselines3."""
-    if context.invoked_subcommand is not None:
-        return
+def policies() -> None:
+    """List the policies that can be named, and the shipped checkpoints."""
     from ..agents.registry import find_policy, policy_names
 
     for name in policy_names():
@@ -109,7 +74,6 @@ def policies(context: typer.Context) -> None:
         typer.echo(f"Shipped: {path}")
 
 
-@policies_app.command("import", epilog=EXAMPLE)
 def import_model(
     model: Annotated[Path, typer.Argument(help="What `model.save` of PPO, A2C or MaskablePPO with MlpPolicy wrote.")],
     out: Annotated[
@@ -167,84 +131,3 @@ def _node_gpus(cluster: Path) -> tuple[int, ...]:
     from ..cluster.presets.cluster_file import read_cluster
 
     return tuple(int(gpus) for gpus in np.diff(read_cluster(cluster).cluster.first_gpu))
-
-
-def simulate(
-    cluster: Annotated[Path, typer.Option(help="Cluster file (YAML; see examples/).")],
-    policy: Annotated[
-        str, typer.Option(help="A name from `longshore policies`, or a checkpoint (NAME.zip), or rollout:NAME.")
-    ] = "pack",
-    trace: TraceOption = None,
-    faults: FaultsOption = None,
-    order: OrderOption = "fifo",
-    ageing: AgeingOption = None,
-    waiting: WaitingOption = False,
-    oracle: OracleOption = False,
-    turns: TurnsOption = True,
-    estimates: EstimatesOption = None,
-    sigma: SigmaOption = 0.5,
-    profile: ProfileOption = None,
-    arrivals: ArrivalsOption = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="Only the first so many jobs; 200 without a trace.")
-    ] = None,
-    load: LoadOption = None,
-    max_gpus: MaxGpusOption = None,
-    plans: PlansOption = Plans.fixed,
-    seed: SeedOption = 0,
-    events: Annotated[Path | None, typer.Option(help="Write the schedule here (JSON lines).")] = None,
-    jobs_out: Annotated[Path | None, typer.Option(help="Write the jobs here (JSON).")] = None,
-    cluster_out: Annotated[Path | None, typer.Option(help="Write the cluster here (JSON).")] = None,
-) -> None:
-    """Run one workload under one policy, and write the schedule for others to check.
-
-    Without a trace, jobs are generated like those of a Philly cluster at a load of 0.8.
-    """
-    with progress("starting"):
-        from ..eval.setting import JobsRequest
-        from ..eval.simulate import SimulationRequest, simulate_request
-
-    request = SimulationRequest(
-        cluster=cluster, policy=policy, trace=trace, faults=faults,
-        regime=regime_of(order, ageing, waiting=waiting, oracle=oracle, turns=turns),
-        estimates=estimates.value if estimates else None, sigma=sigma,
-        drawn=JobsRequest(profile, arrivals.value if arrivals else None),
-        jobs=jobs, load=load, max_gpus=max_gpus, seed=seed, events=events, jobs_out=jobs_out, cluster_out=cluster_out,
-        plans=plans.value,
-    )  # fmt: skip
-    simulate_request(request, console(), progress, compile_first)
-
-
-COMMANDS: dict[Callable[..., None], str] = {
-    simulate: "longshore simulate --cluster examples/hetero64.yaml --policy patient --waiting --order easy",
-    evaluate: "longshore evaluate --trace jobs.csv --policy checkpoints/hetero64.zip --report report.html",
-    train: "longshore train --preset hetero64 --steps 2e6 --seed 0",
-    tune: "longshore tune --preset hetero64 --trials 20 --jobs 2",
-    compile_: "longshore compile heuristics serve",
-    planning.plan: "longshore plan examples/plan/llama7b.py --deadline 24h --tokens 1e9 --cluster examples/small.yaml",
-}  # each with an example
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands that need no scheduler to the command line."""
-    for command, example in COMMANDS.items():
-        # SIGTERM, by which jobs are held and cancelled, ends it as Ctrl-C does: what that keeps is kept.
-        name, unwound = command.__name__.rstrip("_"), unwound_by_signals()(command)
-        app.command(name, rich_help_panel=POLICIES, epilog=f"Example: {example}")(unwound)
-    app.add_typer(policies_app, name="policies", rich_help_panel=POLICIES)
-    app.add_typer(planning.app, name="planner", rich_help_panel=POLICIES)
-    app.add_typer(traces.app, name="trace", rich_help_panel=POLICIES)
-
-
-def plan_job(
-    file: "YamlFile",
-    data: Mapping[str, Any],
-    folder: Path,
-    cluster: Callable[[], Mapping[str, Any]],
-    tell: Callable[[str], None],
-) -> dict[str, Any]:
-    """Return the fields of a job with a plan in place of the wish for one; see `planned_jobs.plan_job`."""
-    with progress("planning the job"):
-        from .planned_jobs import plan_job as plan
-
-        return plan(file, data, folder, cluster, tell)
