@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from sqlalchemy import Connection
 
 from longshore.cluster.model.placement import Share
-from longshore.scheduler.dashboard.entering import page_routers
+from longshore.scheduler.dashboard.pages import page_router
 from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.service.service import Service
@@ -82,7 +82,7 @@ def measure() -> Iterator[Row]:
     """Time pages and metrics."""
     with tempfile.TemporaryDirectory() as name:
         service = full_service(Path(name))
-        routes = [route for _, router in page_routers(service) for route in router.routes]
+        routes = page_router(service).routes
         pages = {route.path: route.endpoint for route in routes if isinstance(route, APIRoute)}
         for path in ("/", "/jobs", "/policy", "/events"):
             yield Row(f"page {path} with 1,024 GPUs", _median_ms(pages[path]), "ms", most=MOST_MS)

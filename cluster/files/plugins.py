@@ -19,7 +19,7 @@ from .signals import Terminated
 SEAMS = {
     "policies": "policy", "heuristics": "heuristic", "networks": "network", "traces": "trace format",
     "faults": "fault model", "orders": "order regime", "rewards": "reward",
-    "backends": "backend", "pages": "dashboard page", "checks": "preflight check",
+    "backends": "backend", "checks": "preflight check",
 }  # fmt: skip
 
 KindT = TypeVar("KindT")

@@ -1,30 +1,23 @@
-"""Routes of all pages, and who sees which. A browser that has shown a token keeps a number in its place.
+"""The login of the dashboard. A browser that has sent a token keeps a random number in its place.
 
-Who sees which page. A browser that has told a token keeps a number in its place.
-
-The number is good for the pages alone, and only until the scheduler ends: cookies go to every server of a host.
+The number is valid for pages alone, and only until the scheduler ends: cookies go to every server of a host.
 
 Source: SPEC K8, K11; docs/operate.md, Dashboard.
 """
 
-import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Annotated
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
-from fastapi.routing import APIRoute
 
-from ...cluster.files.errors import PluginError
 from ..access.browsers import Browsers
 from ..access.tokens import Caller, Role
 from ..api.auth import Knowing, Known, Serving, caller_with, has_own_origin, who_asks
 from ..api.problems import CODES, ProblemError
 from ..api.tokens import Letting, browsers_of
 from ..service.service import Service
-from .pages import OPERATORS, Page, is_of, registered_pages
-from .rendering import draw, no_part, render, static_files
+from .rendering import no_part, render, static_files
 
 COOKIE = "longshore"
 OTHER_ORIGIN = "this was sent by another site, or by a proxy that does not pass the `Host` of the request on"
@@ -38,19 +31,15 @@ class TokenNeededError(Exception):
     """Nobody may see a page without a token."""
 
 
-def looking(seen_by: Collection[Role]) -> Callable[..., Awaitable[None]]:
-    """Return the dependency that lets in who has one of some roles, and tells the page who it is.
+async def let_operators_in(request: Request, service: Serving, known: Knowing) -> None:
+    """Let operators alone see a page, as pages show the jobs of all users; the dependency of all pages.
 
-    It raises TokenNeededError if the request has no valid token, and needs one; ProblemError if whoever asks has
-    another role.
+    Raises:
+        TokenNeededError: If the request needs a token, and has no valid one.
+        ProblemError: If the caller has another role.
     """
-
-    async def look(request: Request, service: Serving, known: Knowing) -> None:
-        request.state.caller = caller = await _caller(request, service, known)
-        if caller.role not in seen_by:
-            raise ProblemError("forbidden", _refused(seen_by))
-
-    return look
+    request.state.caller = caller = await _caller(request, service, known)
+    _check_role(caller.role)
 
 
 async def _caller(request: Request, service: Service, known: Known) -> Caller:
@@ -65,10 +54,9 @@ async def _caller(request: Request, service: Service, known: Known) -> Caller:
         raise
 
 
-def _refused(seen_by: Collection[Role]) -> str:
-    if seen_by == OPERATORS:
-        return "the pages show everybody's jobs: they take a token with the role operator"
-    return f"this page takes a token with the role {' or '.join(sorted(seen_by))}"
+def _check_role(role: Role) -> None:
+    if role is not Role.OPERATOR:
+        raise ProblemError("forbidden", "pages show the jobs of all users: they take a token with the role operator")
 
 
 def check_origin(request: Request) -> None:
@@ -121,10 +109,10 @@ async def enter(request: Request, service: Serving, known: Knowing, browsers: Le
 async def _let_in(request: Request, secret: str, browsers: Browsers, service: Service, known: Knowing) -> Response:
     try:
         caller = await caller_with(secret, service, known)
-        first = _first_page(caller.role)
+        _check_role(caller.role)
     except ProblemError as problem:
         return _asked_again(problem.code, str(problem))
-    entered = RedirectResponse(first, 303, {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"})
+    entered = RedirectResponse("/", 303, {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"})
     entered.set_cookie(
         COOKIE,
         browsers.let_in(secret, service.now_s()),
@@ -133,19 +121,6 @@ async def _let_in(request: Request, secret: str, browsers: Browsers, service: Se
         secure=request.url.scheme == "https",
     )
     return entered
-
-
-def _first_page(role: Role) -> str:
-    """Return the address at which a role begins.
-
-    Raises:
-        ProblemError: If there is no page for it.
-    """
-    pages = registered_pages()
-    first = next((page.path for page in pages if role in page.seen_by), None)
-    if first is None:
-        raise ProblemError("forbidden", _refused(frozenset(seen for page in pages for seen in page.seen_by)))
-    return first
 
 
 def _asked_again(code: str, detail: str) -> Response:
@@ -162,65 +137,19 @@ async def logout(request: Request, browsers: Letting) -> Response:
     return left
 
 
-log = logging.getLogger(__name__)
-
-KEPT = "public, max-age=31536000, immutable"
-
-
-def page_routers(service: Service) -> Iterator[tuple[Page, APIRouter]]:
-    """Yield all pages of a scheduler, each with its routes, which nobody guards yet."""
-    for page in registered_pages():
-        try:
-            yield page, router_of(page, service)
-        except Exception as error:  # a stranger's code may fail in any way
-            log.exception("the dashboard cannot show page %r", page.name)
-            yield page, _router_of_broken(page, service, str(error))
-
-
-def router_of(page: Page, service: Service) -> APIRouter:
-    """Return the routes of a page.
-
-    Raises:
-        PluginError: If one lies elsewhere than at the page and below, or nothing is at the page.
-    """
-    router = _empty_router()
-    page.add(router, service)
-    if any(not isinstance(route, APIRoute) for route in router.routes):
-        raise PluginError("it has routes that nothing guards; add them by get, post and the like")
-    paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
-    elsewhere = [path for path in paths if not is_of(page, path)]
-    if elsewhere:
-        raise PluginError(f"{elsewhere[0]} is neither below {page.path} nor below /parts/{page.name}")
-    if page.path not in paths:
-        raise PluginError(f"nothing is at {page.path}")
-    return router
-
-
-def _router_of_broken(page: Page, service: Service, problem: str) -> APIRouter:
-    router = _empty_router()
-
-    @router.get(page.path)
-    def broken() -> Response:
-        what = f"The page {page.name!r} cannot be shown: {problem}"
-        return draw(service, page.name, "missing.html", 500, what=what)
-
-    return router
-
-
-def _empty_router() -> APIRouter:
-    return APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+FOREVER = "public, max-age=31536000, immutable"  # a static file has its digest in its address
 
 
 def static_router() -> APIRouter:
     """Return the route of static files, which the page that asks for a token needs itself."""
-    router = _empty_router()
+    router = APIRouter(include_in_schema=False)
 
     @router.get("/static/{name}")
     def static_file(name: str) -> Response:
         found = static_files().get(name)
         if found is None:
             return no_part()
-        headers = {"Cache-Control": KEPT, "X-Content-Type-Options": "nosniff"}
+        headers = {"Cache-Control": FOREVER, "X-Content-Type-Options": "nosniff"}
         return Response(found.content, media_type=found.media_type, headers=headers)
 
     return router

@@ -11,15 +11,33 @@ from typing import NamedTuple
 
 from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
-from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from ..api.models import decision_page
 from ..api.problems import CODES
 from ..model.job import estimate_words
 from ..service.service import Service
 from .charts import blocks, cells
-from .pages import is_of, registered_pages
 from .views import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text, sentence
+
+
+class Page(NamedTuple):
+    """A page that all pages link to. Its parts are below /parts/NAME, and are drawn again while it is open."""
+
+    name: str
+    path: str
+    title: str  # of the link
+
+    def has(self, path: str) -> bool:
+        """Say whether an address belongs to the page."""
+        own = [f"/parts/{self.name}", *([self.path] if self.path != "/" else [])]
+        return path == self.path or any(path == each or path.startswith(f"{each}/") for each in own)
+
+
+PAGES = (
+    Page("cluster", "/", "Cluster"), Page("jobs", "/jobs", "Jobs"), Page("policy", "/policy", "Policy"),
+    Page("events", "/events", "Events"),
+)  # fmt: skip
 
 CSP = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 HEADERS = {
@@ -63,11 +81,11 @@ def static(name: str) -> str:
     return f"/static/{name}?v={static_files()[name].digest}"
 
 
-def render(template: str | Template, status_code: int = 200, /, **values: object) -> HTMLResponse:
+def render(template: str, status_code: int = 200, /, **values: object) -> HTMLResponse:
     """Return a page; every value is escaped.
 
     Args:
-        template: The name of one of ours, or what `template_of` gave.
+        template: Its name.
         status_code: Of the answer.
         values: What it shows.
     """
@@ -75,15 +93,13 @@ def render(template: str | Template, status_code: int = 200, /, **values: object
     return HTMLResponse(text, status_code, headers=HEADERS)
 
 
-def draw(
-    service: Service, page: str, template: str | Template, status_code: int = 200, /, **values: object
-) -> HTMLResponse:
+def draw(service: Service, page: str, template: str, status_code: int = 200, /, **values: object) -> HTMLResponse:
     """Return a page, or a part of one, that also shows how the scheduler stands.
 
     Args:
         service: The scheduler.
         page: Name of the page, whose link is marked; "" for none.
-        template: The name of one of ours, or what `template_of` gave.
+        template: Its name.
         status_code: Of the answer.
         values: What else it shows.
     """
@@ -93,11 +109,6 @@ def draw(
         policy=policy.name, fallback=policy.fallback, deadline_s=policy.deadline_s,
         asks_for_tokens=not service.is_open, **values,
     )  # fmt: skip
-
-
-def template_of(text: str) -> Template:
-    """Return a template by its text. It may extend base.html, import macros.html, and use all filters of ours."""
-    return _environment().from_string(text)
 
 
 def nothing_new() -> Response:
@@ -123,7 +134,7 @@ def _environment() -> Environment:
         base=lambda name: PurePath(name).name, percent=lambda number: f"{number:.4g}%",
         share=lambda number: f"{100 * number:.0f} %",
     )  # fmt: skip
-    environment.globals.update(static=static, elapsed=elapsed, pages=registered_pages, estimate_words=estimate_words)
+    environment.globals.update(static=static, elapsed=elapsed, pages=PAGES, estimate_words=estimate_words)
     return environment
 
 
@@ -133,7 +144,7 @@ PROGRAMS = ("/v1/", "/metrics", "/healthz", "/readyz", "/problems/", "/openapi.j
 
 def is_of_browsers(path: str) -> bool:
     """Say whether browsers ask for an address, and no programs."""
-    return path.startswith(BESIDE_PAGES) or any(is_of(page, path) for page in registered_pages())
+    return path.startswith(BESIDE_PAGES) or any(page.has(path) for page in PAGES)
 
 
 def refusal_page(request: Request, code: str, detail: str, headers: dict[str, str] | None) -> Response | None:

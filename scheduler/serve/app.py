@@ -23,7 +23,8 @@ from ..api import streaming as changes
 from ..api.auth import Known
 from ..api.problems import EVERYWHERE, BodyLimit, Problem, answer_with_problems
 from ..api.streaming import StreamSlots
-from ..dashboard.entering import ask_for_tokens, looking, page_routers, static_router
+from ..dashboard.entering import ask_for_tokens, let_operators_in, static_router
+from ..dashboard.pages import page_router
 from ..dashboard.rendering import refusal_page
 from ..service.service import Service
 
@@ -52,8 +53,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(BodyLimit, answer=answer_with_problems(app, refusal_page))
     for router in ROUTERS:
         app.include_router(router)
-    for page, router in page_routers(service):
-        app.include_router(router, dependencies=[Depends(looking(page.seen_by))])
+    app.include_router(page_router(service), dependencies=[Depends(let_operators_in)])
     app.include_router(static_router())
     ask_for_tokens(app)
     _describe(app)

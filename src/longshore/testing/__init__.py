@@ -1,7 +1,7 @@
 """Contract tests for what other packages add: a policy, a trace format and the like. Ours pass the same ones.
 
 Each function raises AssertionError with what is broken. None needs pytest. Each is imported when it is asked for: that
-of a network imports PyTorch, that of a page the scheduler.
+of a network imports PyTorch.
 """
 
 from importlib import import_module
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from .models import check_fault_model, check_reward, check_trace_format
     from .networks import check_network
     from .orders import check_order
-    from .pages import check_page
     from .policies import check_policy
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "check_fault_model",
     "check_network",
     "check_order",
-    "check_page",
     "check_policy",
     "check_preflight_check",
     "check_reward",
@@ -29,7 +27,7 @@ __all__ = [
 ]
 _MODULES = {
     "check_backend": "backends", "check_fault_model": "models",
-    "check_network": "networks", "check_order": "orders", "check_page": "pages",
+    "check_network": "networks", "check_order": "orders",
     "check_policy": "policies", "check_preflight_check": "checks", "check_reward": "models",
     "check_trace_format": "models",
 }  # fmt: skip

@@ -9,7 +9,8 @@ from fastapi.routing import APIRoute
 
 from longshore.scheduler.access.browsers import BROWSER_S, CODE_S, Browsers, link_path
 from longshore.scheduler.access.tokens import Role, new_token
-from longshore.scheduler.dashboard.entering import MOST_FORM_BYTES, page_routers, router, static_router
+from longshore.scheduler.dashboard.entering import MOST_FORM_BYTES, router, static_router
+from longshore.scheduler.dashboard.pages import page_router
 from longshore.scheduler.dashboard.rendering import is_of_browsers
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.tokens import add_token, revoke_token
@@ -185,7 +186,7 @@ def test_a_fault_and_a_body_that_is_too_large_are_told_on_a_page_too(api: httpx.
 
 
 def test_every_page_that_there_is_tells_its_refusals_on_a_page(service: Service) -> None:
-    routers = [*(routes for _, routes in page_routers(service)), static_router(), router]
+    routers = [page_router(service), static_router(), router]
     paths = [it.path for each in routers for it in each.routes if isinstance(it, APIRoute)]
 
     assert {*PAGES, "/jobs/{job}", "/parts/jobs", "/login", "/static/{name}"} <= set(paths)

@@ -7,7 +7,8 @@ from fastapi import FastAPI
 
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.api.problems import answer_with_problems
-from longshore.scheduler.dashboard.entering import page_routers, static_router
+from longshore.scheduler.dashboard.entering import static_router
+from longshore.scheduler.dashboard.pages import page_router
 from longshore.scheduler.dashboard.rendering import refusal_page
 from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
@@ -29,7 +30,7 @@ class Shown:
         self.service = Service(Chosen(Settings(folder=folder, policy=choice, open=True)))
         app = FastAPI()
         answer_with_problems(app, refusal_page)
-        for router in (*(router for _, router in page_routers(self.service)), static_router()):
+        for router in (page_router(self.service), static_router()):
             app.include_router(router)
         self.app, self.folder = app, folder
         fence = self.service.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from longshore.scheduler.dashboard.our_pages import GROWS_S
+from longshore.scheduler.dashboard.pages import GROWS_S
 from tests.scheduler.served import PATIENCE_S, Served, until
 
 pytest.importorskip("playwright", reason="no playwright here; pip install -e '.[dev]'")

@@ -6,16 +6,23 @@ from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
 
+import httpx
 import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.model.placement import Share
+from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.protocol import NoLogError
+from longshore.scheduler.dashboard.rendering import HEADERS, Page
+from longshore.scheduler.dashboard.rendering import PAGES as LINKED
 from longshore.scheduler.model.states import Desired
+from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.store.attempts import CheckpointRow, register
 from longshore.scheduler.store.decisions import NewDecision
+from longshore.scheduler.store.events import last_seq
 from longshore.scheduler.store.jobs import get_job, set_desired
+from longshore.scheduler.store.tokens import add_token
 from longshore.scheduler.store.transitions import Changes
 from tests.scheduler.dashboard.shown import HOSTILE, Shown
 
@@ -390,3 +397,56 @@ async def test_the_page_of_a_job_with_a_plan_shows_what_each_rank_does(shown: Sh
     assert "<script>alert" not in page
     without = shown.submit("plain")
     assert "Sub-tasks" not in (await shown.get(f"/jobs/{without.id}")).text
+
+
+def seq_of(shown: Shown) -> int:
+    with shown.service.store.read() as tx:
+        return last_seq(tx)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("page", LINKED, ids=[page.name for page in LINKED])
+async def test_a_page_has_its_frame_escapes_names_and_changes_nothing(shown: Shown, page: Page) -> None:
+    shown.submit(HOSTILE)
+    before = seq_of(shown)
+
+    answer = await shown.get(page.path)
+
+    assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+    assert '<main id="content"' in answer.text
+    assert "<h1" in answer.text
+    assert f'<a href="{page.path}" aria-current="page">{page.title}</a>' in answer.text
+    assert seq_of(shown) == before
+    shown.submit(HOSTILE)
+    parts = [(await shown.get(address)).text for address in re.findall(r'hx-get="([^"]*)"', answer.text)]
+    assert not any("<script>alert" in text for text in (answer.text, *parts))
+
+
+def test_an_address_belongs_to_one_page() -> None:
+    cluster, jobs = LINKED[:2]
+    assert [jobs.has(path) for path in ("/jobs", "/jobs/x", "/parts/jobs", "/parts/jobs/x/logs")] == [True] * 4
+    assert [jobs.has(path) for path in ("/", "/jobsx", "/parts/jobsx", "/parts", "/events")] == [False] * 5
+    assert [cluster.has(path) for path in ("/", "/parts/cluster", "/jobs")] == [True, True, False]
+
+
+@pytest.mark.anyio
+async def test_operators_alone_see_pages(shown: Shown) -> None:
+    secrets = {}
+    for role in (Role.OPERATOR, Role.USER, Role.READ_ONLY):
+        made = new_token(role.value, "ada", role, 1.0, None)
+        shown.service.store.write(lambda tx, row=made.row: add_token(tx, row))  # type: ignore[misc]
+        secrets[role] = made.secret
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(shown.service)), base_url="http://127.0.0.1"
+    ) as browser:
+        for page in LINKED:
+            answers = [
+                await browser.get(page.path, headers={"Authorization": f"Bearer {secret}"})
+                for secret in secrets.values()
+            ]
+            assert (page.path, [it.status_code for it in answers]) == (page.path, [200, 403, 403])
+            assert (await browser.get(page.path)).status_code == 303
+        refused = await browser.post("/login", data={"token": secrets[Role.USER]})
+        entered = await browser.post("/login", data={"token": secrets[Role.OPERATOR]})
+    assert (refused.status_code, "role operator" in refused.text) == (403, True)
+    assert (entered.status_code, entered.headers["Location"]) == (303, "/")
