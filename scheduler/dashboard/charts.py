@@ -13,7 +13,7 @@ from ..model.states import FINAL, AttemptState, JobState
 from ..store.attempts import CHANGE as ATTEMPT_CHANGE
 from ..store.events import EventRow
 from ..store.jobs import CHANGE as JOB_CHANGE
-from .views import LETTERS, STYLES, Block, NodeView, duration_text
+from .views import LETTERS, STYLES, GpuBlock, NodeView, duration_text
 
 MOST_LINES = 20  # attempts that are drawn, the last ones
 STEPS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 6 * 3600, 12 * 3600, 86_400, 7 * 86_400)
@@ -131,18 +131,31 @@ def cells(letter: str, gpus: int) -> Markup:
     return Markup("<i>{}</i>").format(letter) * gpus
 
 
+ROW = 4  # GPUs that stay in one row at every width; two such rows stand side by side where there is room
+
+
 def blocks(node: NodeView, *, named: bool) -> Markup:
-    """Return the GPUs of a node; those that a job holds lead to it.
+    """Return the GPUs of a node, in rows of four; those that a job holds lead to it.
 
     Args:
         node: The node.
         named: Whether the name of the job stands on them.
     """
-    name = escape(node.name)
-    return Markup("".join(_block(name, block, named=named) for block in node.blocks))  # all parts are escaped
+    name, rows = escape(node.name), list[str]()
+    for first in range(0, node.gpus, ROW):
+        inside = (_cut(block, first, first + ROW) for block in node.blocks)
+        row = "".join(_block(name, block, named=named) for block in inside if block.gpus > 0)
+        rows.append(f'<span class="row w{min(node.gpus, ROW)}">{row}</span>')
+    return Markup("".join(rows))  # all parts are escaped
 
 
-def _block(node: str, it: Block, *, named: bool) -> str:
+def _cut(block: GpuBlock, first: int, end: int) -> GpuBlock:
+    """Return the part of a block from one GPU of its node to another; without GPUs if there is none."""
+    begin = max(block.first, first)
+    return block._replace(first=begin, gpus=min(block.first + block.gpus, end) - begin)
+
+
+def _block(node: str, it: GpuBlock, *, named: bool) -> str:
     inside = cells(LETTERS[it.state], it.gpus)
     style = f"block {STYLES[it.state]} s{it.gpus}"
     if not it.job_id:

@@ -47,7 +47,7 @@ STYLES = {state: state.replace(" ", "-") for state in GpuState}
 ROOMY, MEDIUM = 64, 512  # most GPUs that are drawn large, and not small
 
 
-class Block(NamedTuple):
+class GpuBlock(NamedTuple):
     """Neighbouring GPUs of a node that do the same for the same job."""
 
     first: int  # index on the node
@@ -66,7 +66,7 @@ class NodeView(NamedTuple):
     words: str  # why no job starts there, "" if jobs do
     free: int
     gpus: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[GpuBlock, ...]
 
 
 class ClusterView(NamedTuple):
@@ -144,7 +144,7 @@ def _node_view(name: str, kind: str, words: str, states: Sequence[_Doing]) -> No
         gpus = len(list(same))
         which = f"GPU {first}" if gpus == 1 else f"GPUs {first} to {first + gpus - 1}"
         said = f"{which}: {state}, job {job}" if job_id else f"{which}: {state}"
-        blocks.append(Block(first, gpus, state, job_id, job, said))
+        blocks.append(GpuBlock(first, gpus, state, job_id, job, said))
         first += gpus
     free = sum(block.gpus for block in blocks if block.state is GpuState.FREE)
     return NodeView(name, kind, words, free, first, tuple(blocks))
