@@ -43,16 +43,18 @@ def command_of(words: Sequence[str]) -> tuple[TyperCommand | TyperGroup, list[st
     return command, rest
 
 
-def names_of(commands: Mapping[str, cli.Command | cli.Group], before: str = "") -> Iterator[tuple[str, cli.Command]]:
+def names_of(
+    commands: Mapping[str, cli.CommandEntry | cli.CommandGroup], before: str = ""
+) -> Iterator[tuple[str, cli.CommandEntry]]:
     """Yield all commands by their full names."""
     for name, each in commands.items():
-        if isinstance(each, cli.Command):
+        if isinstance(each, cli.CommandEntry):
             yield f"{before}{name}", each
         else:
             yield from names_of(each.commands, f"{before}{name} ")
 
 
-COMMANDS = dict(pair for panel in cli.PANELS.values() for pair in names_of(panel))
+COMMANDS = dict(pair for panel in cli.HELP_PANELS.values() for pair in names_of(panel))
 
 
 def process(*arguments: object) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from rich.markup import render
 
 from longshore import cli
-from longshore.commands.progress import Lines
+from longshore.commands.progress import StatusLines
 from tests.checkout import HETERO64
 from tests.command_line import COMMANDS, Command, command_of, process
 from tests.support import processes
@@ -70,9 +70,9 @@ def test_every_command_explains_itself(longshore: Command, command: str, option:
 
 def test_help_lists_the_commands_under_titles(longshore: Command) -> None:
     shown = longshore("--help").out
-    assert all(f"─ {title} ─" in shown for title in cli.PANELS)
+    assert all(f"─ {title} ─" in shown for title in cli.HELP_PANELS)
     assert "─ Commands ─" not in shown
-    assert sum(map(len, cli.PANELS.values())) < 25
+    assert sum(map(len, cli.HELP_PANELS.values())) < 25
 
 
 @pytest.mark.parametrize("command", [*GROUPS, *COMMANDS])
@@ -93,7 +93,7 @@ def test_every_example_is_a_command_with_options_that_it_has(name: str) -> None:
         assert context.args == []
 
 
-def test_the_version_is_told(longshore: Command) -> None:
+def test_the_version_is_shown(longshore: Command) -> None:
     assert longshore("--version").out.startswith("Longshore 0.")
 
 
@@ -148,7 +148,7 @@ def test_a_folder_that_was_deleted_is_no_reason_for_a_traceback(
     (tmp_path / "gone").rmdir()
     done = longshore(*line)
     assert done.status == 2
-    assert [it for it in done.err.splitlines() if it.startswith("longshore: ")]
+    assert [each for each in done.err.splitlines() if each.startswith("longshore: ")]
     assert "Traceback" not in done.err
 
 
@@ -179,46 +179,46 @@ def test_a_reader_that_leaves_early_is_no_error_to_read_about() -> None:
 @pytest.mark.full
 def test_compiling_is_told_only_when_it_happens(tmp_path: Path) -> None:
     code = """
-from longshore.commands.progress import telling_of_compiling
+from longshore.commands.progress import reporting_compilation
 from kernels import double
-with telling_of_compiling(lambda text: print(text.partition(":")[0]), lambda text: None):
+with reporting_compilation(lambda text: print(text.partition(":")[0]), lambda text: None):
     double(1.0), double(2)
 """
     kernel = "from numba import njit\n@njit(cache=True)\ndef double(x): return 2 * x\n"
     (tmp_path / "kernels.py").write_text(kernel)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    told = [
+    printed = [
         processes.run(
             [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=True
         ).stdout
         for _ in range(2)
     ]
-    assert [bool(told_once) and told_once.startswith("compiling") for told_once in told] == [True, False]
-    assert told[0].count("\n") == 1
+    assert [bool(once) and once.startswith("compiling") for once in printed] == [True, False]
+    assert printed[0].count("\n") == 1
 
 
 def test_progress_goes_line_by_line_where_there_is_no_terminal(longshore: Command) -> None:
     done = longshore("simulate", "--cluster", HETERO64, "--jobs", 5)
-    said = [line for line in done.err.splitlines() if not line.startswith("compiling") and "so far" not in line]
-    assert said == ["starting ...", "reading the input ...", "simulating 5 jobs under pack ..."]
+    shown = [line for line in done.err.splitlines() if not line.startswith("compiling") and "so far" not in line]
+    assert shown == ["starting ...", "reading the input ...", "simulating 5 jobs under pack ..."]
     assert "..." not in done.out
 
 
 def test_what_takes_long_is_told_again_with_its_time_until_something_else_begins() -> None:
-    told, again = list[str](), threading.Event()
+    printed, again = list[str](), threading.Event()
 
-    def say(text: str) -> None:
-        told.append(text)
+    def write(text: str) -> None:
+        printed.append(text)
         if text.endswith("so far"):
             again.set()
 
-    with Lines(say, every_s=0.01) as lines:
+    with StatusLines(write, every_s=0.01) as lines:
         for text in ("first", "second"):
             again.clear()
-            lines.tell(text)
+            lines.show(text)
             assert again.wait(60.0)
 
-    assert told[0] == "first"
-    assert all(re.fullmatch(r"(first|second)(, \d+ s so far)?", text) for text in told)
-    assert told.index("second") > 1
+    assert printed[0] == "first"
+    assert all(re.fullmatch(r"(first|second)(, \d+ s so far)?", text) for text in printed)
+    assert printed.index("second") > 1
     assert not any(thread.name == "progress" for thread in threading.enumerate())

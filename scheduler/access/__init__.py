@@ -1,1 +1,1 @@
-"""Who may do what: tokens, hosts and browsers."""
+"""Rights: tokens, hosts and browsers."""

@@ -1,8 +1,8 @@
 """The first token of a scheduler: in a file of its folder, where the command line of the same user finds it.
 
 The file is its user's alone. A link in the user's own state folder, named after the port, leads to it from anywhere.
-It is shown to nobody but a scheduler on this machine that the same user or root runs. So it is looked for anew before
-each request: while no scheduler runs, any other user could begin to listen at its port.
+It is sent only to a scheduler on this machine that the same user or root runs. So the port is checked before each
+request: while no scheduler runs, any other user could listen at it.
 
 Source: SPEC K8; docs/security.md.
 """
@@ -34,7 +34,7 @@ def write_token(path: Path, secret: str) -> None:
             file.write(f"{secret}\n")
         os.link(part, path)
     except OSError as error:
-        raise InputError(f"{path}: a token cannot be written there: {error.strerror}", "look at the folder") from error
+        raise InputError(f"{path}: a token cannot be written there: {error.strerror}", "check the folder") from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -83,7 +83,7 @@ def link_token(path: Path, port: int) -> None:
         part.symlink_to(path.absolute())
         part.replace(link)
     except OSError:
-        return  # a user without a home; the folder that the command line is called in is looked at too
+        return  # a user without a home; the present folder of a command is checked too
 
 
 def read_token_file(url: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Tokens by which users are known, what they may do, and the one that the first start of a scheduler makes.
+"""Tokens of users, their roles, and the token that the first start of a scheduler creates.
 
 Source: SPEC K8; docs/security.md.
 """
@@ -16,14 +16,14 @@ from ..store.opening import Store
 from ..store.tokens import TokenRow, add_token, find_token, has_tokens
 from .token_file import FILE, close_to_others, read_token, write_token
 
-PREFIX = "ls_"
+TOKEN_PREFIX = "ls_"
 BITS = 256
-NAME = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"  # of owners and of tokens
-NAME_WORDS = "1 to 64 small letters, digits, and ., _ or - inside"
+TOKEN_NAME = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"  # of owners and of tokens
+TOKEN_NAME_WORDS = "1 to 64 small letters, digits, and ., _ or - inside"
 
 
 class Role(StrEnum):
-    """What a user may do."""
+    """The rights of a token."""
 
     USER = "user"  # submit jobs, and see and change the own ones
     OPERATOR = "operator"  # see and change all jobs, and give tokens to others
@@ -33,7 +33,7 @@ class Role(StrEnum):
 
 
 class Caller(NamedTuple):
-    """Who asks."""
+    """The caller of a request."""
 
     owner: str
     role: Role
@@ -42,7 +42,7 @@ class Caller(NamedTuple):
 
 
 class NewToken(NamedTuple):
-    """A token that was just made: the only moment at which it can be read."""
+    """A new token; its secret is not stored."""
 
     secret: str
     row: TokenRow
@@ -54,8 +54,8 @@ def check_name(name: str) -> str:
     Raises:
         InputError: If it cannot.
     """
-    if re.fullmatch(NAME, name) is None:
-        raise InputError(f"{name!r} cannot be a name", f"write {NAME_WORDS}")
+    if re.fullmatch(TOKEN_NAME, name) is None:
+        raise InputError(f"{name!r} cannot be a name", f"write {TOKEN_NAME_WORDS}")
     return name
 
 
@@ -63,7 +63,7 @@ def check_node(role: Role, node: str | None) -> None:
     """Refuse a token of an agent that is for no node, and one of another role that is.
 
     Raises:
-        InputError: Saying what to write.
+        InputError: With what to write.
     """
     if role is Role.AGENT and not node:
         raise InputError("an agent's token is for one node", "name it: --node NODE")
@@ -74,17 +74,17 @@ def check_node(role: Role, node: str | None) -> None:
 def new_token(
     name: str, owner: str, role: Role, made_s: float, expires_s: float | None, node: str | None = None
 ) -> NewToken:
-    """Return a token that nobody else has.
+    """Return a new, unique token.
 
     Args:
         name: Of the token, for people.
-        owner: Who is known by it.
+        owner: Its user.
         role: What the owner may do with it.
         made_s: Unix time.
         expires_s: Unix time from which on it is refused, None for never.
         node: That an agent reports on.
     """
-    secret = PREFIX + secrets.token_urlsafe(BITS // 8)
+    secret = TOKEN_PREFIX + secrets.token_urlsafe(BITS // 8)
     return NewToken(secret, TokenRow(digest_of(secret), name, owner, role.value, made_s, expires_s, node=node))
 
 
@@ -94,7 +94,7 @@ def digest_of(secret: str) -> str:
 
 
 def caller_of(row: TokenRow | None, secret: str, now_s: float) -> Caller | None:
-    """Return who shows a token, None if it is not theirs or has expired."""
+    """Return the caller with a token, None if it is wrong or has expired."""
     if row is None or not hmac.compare_digest(row.digest, digest_of(secret)):
         return None
     if row.expires_s is not None and row.expires_s <= now_s:

@@ -1,4 +1,4 @@
-"""What endpoints depend on: the scheduler, the user of a request, and tokens read recently."""
+"""Dependencies of endpoints: the scheduler, the caller of a request, and a cache of tokens."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -16,59 +16,59 @@ from ..store.engines import StoreUnreachableError
 from ..store.tokens import TokenRow, find_token, has_tokens, use_token
 from .problems import ProblemError
 
-FRESH_S = 1.0  # a token that is revoked from outside is refused after so long at the latest
-USED_S = 60.0  # the last use of a token is known to so much
-MOST = 10_000  # tokens
+TOKEN_FRESH_S = 1.0  # within which a token revoked by another process is refused
+TOKEN_USE_STEP_S = 60.0  # resolution of the last use of a token
+MAX_CACHED_TOKENS = 10_000  # tokens
 
 
-class Known:
-    """Tokens that were shown a moment ago, and whether there are any. Any thread may use it: it only lags a bit."""
+class TokenCache:
+    """Tokens read a moment ago, and whether the store has any. Safe for threads; it lags by `TOKEN_FRESH_S`."""
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[TokenRow, float]] = {}  # by digest, with the moment of reading
-        self._guards = False
-        self._asked = float("-inf")
+        self._has_tokens = False
+        self._read_s = float("-inf")
 
     def row_of(self, secret: str) -> TokenRow | None:
-        """Return a token that was read a moment ago, None if it was not."""
+        """Return a token if it was read a moment ago."""
         row, read = self._rows.get(digest_of(secret), (None, float("-inf")))
-        return row if time.monotonic() - read < FRESH_S else None
+        return row if time.monotonic() - read < TOKEN_FRESH_S else None
 
     def read(self, service: Service, secret: str) -> TokenRow | None:
-        """Read a token from the store, None if there is none; writes down that it is used. Blocks."""
+        """Read a token from the store, None if there is none, and record its use. Blocks."""
         digest, now_s = digest_of(secret), service.now_s()
         with service.store.read() as tx:
             row = find_token(tx, digest)
         if row is None:
             return None
         is_valid = row.expires_s is None or row.expires_s > now_s
-        if is_valid and (row.used_s is None or now_s - row.used_s > USED_S):
-            # Nobody is refused because that cannot be written, as where the disk is full.
+        if is_valid and (row.used_s is None or now_s - row.used_s > TOKEN_USE_STEP_S):
+            # A request succeeds although its use cannot be recorded, such as on a full disk.
             with suppress(StoreUnreachableError):
                 service.store.write(lambda tx: use_token(tx, digest, now_s))
-        if len(self._rows) >= MOST:
+        if len(self._rows) >= MAX_CACHED_TOKENS:
             self._rows.clear()
         self._rows[digest] = row, time.monotonic()
         return row
 
-    def guards(self) -> bool | None:
-        """Say whether there are tokens, None if that was not read lately. Once there are, there always will be."""
-        return self._guards if self._guards or time.monotonic() - self._asked < FRESH_S else None
+    def has_tokens(self) -> bool | None:
+        """Return whether there are tokens, None if unknown. Once there are, there always will be."""
+        return self._has_tokens if self._has_tokens or time.monotonic() - self._read_s < TOKEN_FRESH_S else None
 
-    def read_guards(self, service: Service) -> bool:
+    def read_has_tokens(self, service: Service) -> bool:
         """Read whether there are tokens. Blocks."""
         with service.store.read() as tx:
-            self._guards = self._guards or has_tokens(tx)
-        self._asked = time.monotonic()
-        return self._guards
+            self._has_tokens = self._has_tokens or has_tokens(tx)
+        self._read_s = time.monotonic()
+        return self._has_tokens
 
     def forget(self) -> None:
-        """Forget all: tokens were changed here."""
+        """Forget all, as tokens have changed."""
         self._rows.clear()
-        self._asked = float("-inf")
+        self._read_s = float("-inf")
 
 
-NOBODY_ELSE = Caller("local", Role.OPERATOR)  # who asks an open scheduler without tokens
+LOCAL_OPERATOR = Caller("local", Role.OPERATOR)  # the caller of an open scheduler without tokens
 
 
 async def service_of(request: Request) -> Service:
@@ -77,43 +77,43 @@ async def service_of(request: Request) -> Service:
     return service
 
 
-Serving = Annotated[Service, Depends(service_of)]
+ServiceDep = Annotated[Service, Depends(service_of)]
 
 
-async def known_of(request: Request) -> Known:
-    """Return what an application knows of tokens."""
-    known: Known = request.app.state.known
+async def token_cache_of(request: Request) -> TokenCache:
+    """Return the token cache of an application."""
+    known: TokenCache = request.app.state.known
     return known
 
 
-Knowing = Annotated[Known, Depends(known_of)]
+TokenCacheDep = Annotated[TokenCache, Depends(token_cache_of)]
 
 
-async def who_asks(request: Request, service: Serving, known: Knowing) -> Caller:
-    """Return who asks, by the token of the request.
+async def caller_of_request(request: Request, service: ServiceDep, known: TokenCacheDep) -> Caller:
+    """Return the caller, by the token of the request.
 
     Raises:
-        ProblemError: If it has none that is valid.
+        ProblemError: If it has no valid token.
     """
     header = request.headers.get("authorization")
     if header is None:
         await _without_token(request, service, known)
-        return NOBODY_ELSE
+        return LOCAL_OPERATOR
     scheme, _, secret = header.partition(" ")
     if scheme.lower() != "bearer" or not secret:
-        raise ProblemError("unauthorized", "only `Authorization: Bearer TOKEN` is known")
+        raise ProblemError("unauthorized", "only `Authorization: Bearer TOKEN` is accepted")
     try:
         return await caller_with(secret, service, known)
     except ProblemError:
         if not service.is_open or await _has_tokens(service, known):
             raise
-    # The token is of another scheduler, as of one that was at this port before. It is worth what none is worth.
+    # The token is of another scheduler, such as an earlier one at this port: treated like no token.
     await _without_token(request, service, known)
-    return NOBODY_ELSE
+    return LOCAL_OPERATOR
 
 
-async def caller_with(secret: str, service: Service, known: Known) -> Caller:
-    """Return whose token it is.
+async def caller_with(secret: str, service: Service, known: TokenCache) -> Caller:
+    """Return the caller of a token.
 
     Raises:
         ProblemError: If it is not valid.
@@ -123,30 +123,30 @@ async def caller_with(secret: str, service: Service, known: Known) -> Caller:
         row = await run_in_threadpool(known.read, service, secret)
     caller = caller_of(row, secret, service.now_s())
     if caller is None:
-        told = "the token is not known here" if row is None else f"the token {row.name!r} has expired or was revoked"
-        raise ProblemError("unauthorized", told)
+        why = "the token is unknown" if row is None else f"the token {row.name!r} has expired or was revoked"
+        raise ProblemError("unauthorized", why)
     return caller
 
 
-async def _without_token(request: Request, service: Service, known: Known) -> None:
-    """Let only this machine ask an open scheduler without a token, and only while there is none.
+async def _without_token(request: Request, service: Service, known: TokenCache) -> None:
+    """Accept requests without a token from this machine alone, to an open scheduler without tokens.
 
-    A page of some website must not submit jobs through the browser of whoever looks at it: not under a name of its own
-    that it lets point to this machine, and not from its own origin, which may be another port of this machine.
+    A website must not submit jobs through the browser of a visitor: neither under a host name that it points to this
+    machine (DNS rebinding), nor from its own origin, which may be another port of this machine.
     """
     if not service.is_open or await _has_tokens(service, known):
-        raise ProblemError("unauthorized", "this scheduler asks for a token: send `Authorization: Bearer TOKEN`")
+        raise ProblemError("unauthorized", "this scheduler needs a token: send `Authorization: Bearer TOKEN`")
     if not is_loopback(_host_of(request)) or not has_own_origin(request):
         raise ProblemError("wrong-host", "without tokens, only pages and programs of this address are served")
 
 
-async def _has_tokens(service: Service, known: Known) -> bool:
-    guards = known.guards()
-    return await run_in_threadpool(known.read_guards, service) if guards is None else guards
+async def _has_tokens(service: Service, known: TokenCache) -> bool:
+    found = known.has_tokens()
+    return await run_in_threadpool(known.read_has_tokens, service) if found is None else found
 
 
 def _host_of(request: Request) -> str:
-    """Return the name that a request asks for, without the port."""
+    """Return the host of a request, without the port."""
     try:
         return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
     except ValueError:
@@ -154,64 +154,64 @@ def _host_of(request: Request) -> str:
 
 
 def has_own_origin(request: Request) -> bool:
-    """Say whether a request is of no website, or of the scheduler's own pages: the same host and port."""
+    """Return whether a request is of a program, or of the scheduler's own pages: the same host and port."""
     origin, host = request.headers.get("origin"), request.headers.get("host")
     return origin in (None, f"http://{host}", f"https://{host}")
 
 
-Anybody = Annotated[Caller, Depends(who_asks)]
+AnyCaller = Annotated[Caller, Depends(caller_of_request)]
 
 
-async def who_sees(caller: Anybody) -> Caller:
-    """Return who asks, if they are a person: agents and Prometheus do one thing each.
+async def reader_of_request(caller: AnyCaller) -> Caller:
+    """Return the caller, unless it is an agent or Prometheus.
 
     Raises:
-        ProblemError: If they are not.
+        ProblemError: If it is.
     """
     if caller.role in (Role.AGENT, Role.SCRAPE):
-        raise ProblemError("forbidden", f"a token with the role {caller.role} sees nothing here")
+        raise ProblemError("forbidden", f"a token with the role {caller.role} may not read this")
     return caller
 
 
-Asking = Annotated[Caller, Depends(who_sees)]
+Reader = Annotated[Caller, Depends(reader_of_request)]
 
 
-async def who_changes(caller: Asking) -> Caller:
-    """Return who asks, if they may change anything.
+async def writer_of_request(caller: Reader) -> Caller:
+    """Return the caller, unless it may only read.
 
     Raises:
-        ProblemError: If they may only read.
+        ProblemError: If it may.
     """
     if caller.role is Role.READ_ONLY:
-        raise ProblemError("forbidden", f"a token with the role {caller.role} changes nothing here")
+        raise ProblemError("forbidden", f"a token with the role {caller.role} may only read")
     return caller
 
 
-Changing = Annotated[Caller, Depends(who_changes)]
+Writer = Annotated[Caller, Depends(writer_of_request)]
 
 
-async def who_operates(caller: Asking) -> Caller:
-    """Return who asks, if they are an operator.
+async def operator_of_request(caller: Reader) -> Caller:
+    """Return the caller, if it is an operator.
 
     Raises:
-        ProblemError: If they are not.
+        ProblemError: If it is not.
     """
     if caller.role is not Role.OPERATOR:
-        raise ProblemError("forbidden", "this takes a token with the role operator")
+        raise ProblemError("forbidden", "this needs a token with the role operator")
     return caller
 
 
-Operating = Annotated[Caller, Depends(who_operates)]
+Operator = Annotated[Caller, Depends(operator_of_request)]
 
 
 def _one_of(*roles: Role) -> Callable[[Caller], Awaitable[Caller]]:
-    async def who(caller: Anybody) -> Caller:
+    async def who(caller: AnyCaller) -> Caller:
         if caller.role not in roles:
-            raise ProblemError("forbidden", f"this takes a token with the role {' or '.join(roles)}")
+            raise ProblemError("forbidden", f"this needs a token with the role {' or '.join(roles)}")
         return caller
 
     return who
 
 
-Reporting = Annotated[Caller, Depends(_one_of(Role.AGENT, Role.OPERATOR))]  # on nodes; an agent only on its own
-Scraping = Annotated[Caller, Depends(_one_of(Role.SCRAPE, Role.OPERATOR))]  # metrics tell of all jobs
+Reporter = Annotated[Caller, Depends(_one_of(Role.AGENT, Role.OPERATOR))]  # on nodes; an agent only on its own
+Scraper = Annotated[Caller, Depends(_one_of(Role.SCRAPE, Role.OPERATOR))]  # metrics cover all jobs

@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it does its work, both without a token; and its metrics."""
+"""Liveness and readiness, both without a token; and metrics."""
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
@@ -7,22 +7,22 @@ from pydantic import BaseModel, ConfigDict
 
 from ..store.engines import StoreLostError
 from ..store.leases import SCHEDULER, is_held
-from .auth import Scraping, Serving
+from .auth import Scraper, ServiceDep
 from .problems import CODES, ProblemError, problems
 
 router = APIRouter()
 
 
-class Health(BaseModel):
-    """A sign of life."""
+class HealthReply(BaseModel):
+    """The process answers."""
 
     model_config = ConfigDict(frozen=True)
 
     status: str
 
 
-class Readiness(BaseModel):
-    """A sign of life, and what there is to work with."""
+class ReadinessReply(BaseModel):
+    """The scheduler works, with this policy."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,14 +32,14 @@ class Readiness(BaseModel):
 
 
 @router.get("/healthz")
-async def healthz() -> Health:
-    """Say that the process answers; looks at nothing else."""
-    return Health(status="ok")
+async def healthz() -> HealthReply:
+    """Answer, without checking anything else."""
+    return HealthReply(status="ok")
 
 
 @router.get("/readyz", responses=problems("not-ready"))
-def readyz(service: Serving) -> Readiness:
-    """Say that the store answers, that a scheduler leads, and that the one here goes on; name the policy."""
+def readyz(service: ServiceDep) -> ReadinessReply:
+    """Check that the store answers, that a scheduler leads, and that this one makes progress; name the policy."""
     try:
         with service.store.read() as tx:
             leads = is_held(tx, SCHEDULER)
@@ -49,15 +49,15 @@ def readyz(service: Serving) -> Readiness:
     if not missing and not leads:
         missing = "no scheduler leads"
     elif not missing and service.is_stalled:
-        missing = "the scheduler's loop does not come to an end"
+        missing = "the scheduler's loop is stalled"
     if missing:
         raise ProblemError("not-ready", missing, Retry_After="5")
     policy = service.control.policy
-    return Readiness(status="ok", policy=policy.decides, version=policy.version)
+    return ReadinessReply(status="ok", policy=policy.decides, version=policy.version)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-def metrics(service: Serving, _: Scraping) -> Response:
+def metrics(service: ServiceDep, _: Scraper) -> Response:
     """Return all metrics for Prometheus."""
     return Response(service.metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
 

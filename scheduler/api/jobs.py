@@ -27,7 +27,7 @@ from ..store.events import events_after
 from ..store.jobs import get_job, get_jobs, list_jobs, set_desired, set_priority, try_again
 from ..store.queries import listed_jobs, owners_of
 from ..store.rings import held_by_rings
-from .auth import Asking, Changing, Serving
+from .auth import Reader, ServiceDep, Writer
 from .models import (
     WAITS,
     AttemptPage,
@@ -52,22 +52,22 @@ from .models import (
     waiting_pages,
 )
 from .problems import ProblemError, problems
-from .submitting import WRITER, check_gpus, check_priority, check_room
+from .submitting import API_WRITER, check_gpus, check_priority, check_room
 
 Number = Annotated[int, Path(ge=1, le=1_000_000)]
-NO_JOB = problems("no-such-job")
+JOB_PROBLEMS = problems("no-such-job")
 
 
 def seen_owner(caller: Caller) -> str | None:
-    """Return whose jobs somebody sees, None for those of all."""
+    """Return the owner whose jobs a caller sees, None for all owners."""
     return None if caller.role is Role.OPERATOR else caller.owner
 
 
 def find_job(service: Service, caller: Caller, job: str) -> JobRow:
-    """Return a job that somebody may see.
+    """Return a job that a caller may see.
 
     Raises:
-        ProblemError: If there is none; somebody else's is as if it were not there.
+        ProblemError: If there is none; the answer is the same for another user's job.
     """
     row = None
     if is_job_id(job):
@@ -78,11 +78,11 @@ def find_job(service: Service, caller: Caller, job: str) -> JobRow:
     return row
 
 
-def _found(job: Annotated[str, Path(max_length=100)], service: Serving, caller: Asking) -> JobRow:
+def _found(job: Annotated[str, Path(max_length=100)], service: ServiceDep, caller: Reader) -> JobRow:
     return find_job(service, caller, job)
 
 
-Found = Annotated[JobRow, Depends(_found)]
+FoundJob = Annotated[JobRow, Depends(_found)]
 
 
 def find_attempt(service: Service, row: JobRow, number: int | None) -> AttemptRow:
@@ -92,84 +92,84 @@ def find_attempt(service: Service, row: JobRow, number: int | None) -> AttemptRo
         ProblemError: If there is none.
     """
     with service.store.read() as tx:
-        mine = [it for it in attempts_of(tx, row.id) if number in (None, it.number)]
+        mine = [attempt for attempt in attempts_of(tx, row.id) if number in (None, attempt.number)]
     if not mine:
         which = "no attempt yet" if number is None else f"no attempt {number}"
         raise ProblemError("no-such-attempt", f"job {row.id} has {which}")
     return mine[-1]
 
 
-HOLDS = (JobState.RUNNING, JobState.STARTING, JobState.STOPPING)
-OPEN = sorted(set(JobState) - FINAL)
-MOST = 1000  # jobs of one answer
+HOLDING_STATES = (JobState.RUNNING, JobState.STARTING, JobState.STOPPING)
+OPEN_STATES = sorted(set(JobState) - FINAL)
+MAX_LISTED_JOBS = 1000  # jobs of one answer
 
 router = APIRouter()
 Name = Annotated[
     str | None,
     Query(
-        pattern=r"^[a-z0-9*-]{1,80}$", description="Only those of one name; `*` stands for any text: 1 to 80 small "
+        pattern=r"^[a-z0-9*-]{1,80}$", description="Only jobs of this name; `*` stands for any text: 1 to 80 small "
         "letters, digits, - and *.",
     ),
 ]  # fmt: skip
-User = Annotated[str | None, Query(max_length=64, description="Only those of one owner.")]
-States = Annotated[list[JobState] | None, Query(description="Only those in one of these states.")]
+User = Annotated[str | None, Query(max_length=64, description="Only jobs of this owner.")]
+States = Annotated[list[JobState] | None, Query(description="Only jobs in one of these states.")]
 
 
 @router.get("/v1/queue")
 def queue(
-    service: Serving,
-    caller: Asking,
+    service: ServiceDep,
+    caller: Reader,
     state: States = None,
     user: User = None,
     name: Name = None,
-    limit: Annotated[int, Query(ge=1, le=MOST)] = 200,
-    offset: Annotated[int, Query(ge=0, le=10**9, description="Jobs to pass over.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED_JOBS)] = 200,
+    offset: Annotated[int, Query(ge=0, le=10**9, description="Number of jobs to skip.")] = 0,
 ) -> QueuePage:
     """List the jobs that have not ended: those that hold GPUs, the queue in its order, and those outside of it."""
     mine = seen_owner(caller)
     if mine is not None and user not in (None, mine):
         return QueuePage(jobs=(), total=0)
-    states = [it for it in OPEN if state is None or it in state]
+    states = [each for each in OPEN_STATES if state is None or each in state]
     with service.store.read() as tx:
-        stands = service.queue.read(tx, service.now_s())
-        ids = _in_order(tx, states, mine or user, name, stands)
+        places = service.queue.read(tx, service.now_s())
+        ids = _in_order(tx, states, mine or user, name, places)
         rows = {row.id: row for row in get_jobs(tx, ids[offset : offset + limit])}
         found = [rows[job] for job in ids[offset : offset + limit] if job in rows]
-        return QueuePage(jobs=listed(tx, found, service, stands), total=len(ids))
+        return QueuePage(jobs=listed(tx, found, service, places), total=len(ids))
 
 
 def _in_order(
-    tx: Connection, states: Sequence[JobState], owner: str | None, name: str | None, stands: Queue
+    tx: Connection, states: Sequence[JobState], owner: str | None, name: str | None, queue: Queue
 ) -> list[str]:
-    holding = listed_jobs(tx, [it for it in states if it in HOLDS], owner, name)
-    waiting = listed_jobs(tx, [it for it in states if it not in HOLDS], owner, name)
-    last = len(stands.places) + 1
-    return [*holding, *sorted(waiting, key=lambda job: stands.places.get(job, last))]
+    holding = listed_jobs(tx, [each for each in states if each in HOLDING_STATES], owner, name)
+    waiting = listed_jobs(tx, [each for each in states if each not in HOLDING_STATES], owner, name)
+    last = len(queue.places) + 1
+    return [*holding, *sorted(waiting, key=lambda job: queue.places.get(job, last))]
 
 
 def listed(
-    tx: Connection, rows: Sequence[JobRow], service: Service, stands: Queue | None = None
+    tx: Connection, rows: Sequence[JobRow], service: Service, places: Queue | None = None
 ) -> tuple[ListedJobPage, ...]:
-    """Return what a list says of jobs.
+    """Return jobs as a list shows them.
 
     Args:
         tx: Transaction.
         rows: The jobs.
         service: The scheduler.
-        stands: The queue; read if left out and one of the jobs waits.
+        places: The queue; read by default if one of the jobs waits.
     """
     attempts = last_attempts(tx, [row.id for row in rows])
-    if stands is None and any(row.state in WAITS for row in rows):
-        stands = service.queue.read(tx, service.now_s())
-    waiting = {} if stands is None else waiting_pages(tx, rows, stands)
+    if places is None and any(row.state in WAITS for row in rows):
+        places = service.queue.read(tx, service.now_s())
+    waiting = {} if places is None else waiting_pages(tx, rows, places)
     return tuple(listed_job_page(row, attempts.get(row.id), waiting.get(row.id)) for row in rows)
 
 
 ETAG = re.compile(r'"(\d{1,18})(?:-[0-9a-f]{16})?"')
 
 
-class Change(ExactTypes):
-    """What is wanted of a job; what is left out stays."""
+class JobPatch(ExactTypes):
+    """Changes of a job; omitted fields stay."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -179,13 +179,13 @@ class Change(ExactTypes):
 
 @router.get("/v1/jobs", responses=problems("bad-cursor"))
 def jobs(
-    service: Serving,
-    caller: Asking,
+    service: ServiceDep,
+    caller: Reader,
     state: States = None,
     user: User = None,
     name: Name = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str | None, Query(max_length=40, description="As the page before gave it.")] = None,
+    cursor: Annotated[str | None, Query(max_length=40, description="From the previous page.")] = None,
 ) -> JobsPage:
     """List jobs, the last submitted first."""
     mine = seen_owner(caller)
@@ -203,11 +203,11 @@ def jobs(
 @router.get(
     "/v1/jobs/{job}",
     response_model=JobDetailPage,
-    responses={**NO_JOB, 304: {"description": "It is as `If-None-Match` says."}},
+    responses={**JOB_PROBLEMS, 304: {"description": "The job matches `If-None-Match`."}},
 )
 def job(
-    row: Found,
-    service: Serving,
+    row: FoundJob,
+    service: ServiceDep,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
     """Show a job with its attempts, its place in the queue, and why it waits."""
@@ -218,15 +218,15 @@ def job(
     "/v1/jobs/{job}",
     response_model=JobDetailPage,
     responses={
-        **NO_JOB,
+        **JOB_PROBLEMS,
         **problems("ended", "stale", "unconditional", "bad-header", "bad-request", "too-much", "too-high"),
     },
 )
 def change(
-    wanted: Change,
-    row: Found,
-    service: Serving,
-    caller: Changing,
+    wanted: JobPatch,
+    row: FoundJob,
+    service: ServiceDep,
+    caller: Writer,
     if_match: Annotated[str | None, Header(max_length=100)] = None,
 ) -> Response:
     """Let a job run, hold it (it is stopped if it runs), cancel it, or give it another priority."""
@@ -245,21 +245,21 @@ def change(
         raise ProblemError("stale", str(error)) from error
 
 
-@router.delete("/v1/jobs/{job}", status_code=202, responses=NO_JOB)
-def cancel(row: Found, service: Serving, caller: Changing) -> JobPage:
-    """Cancel a job; may be asked again, and changes nothing once it has ended."""
-    return job_page(_want(service, row, Change(desired=Desired.CANCEL), None))
+@router.delete("/v1/jobs/{job}", status_code=202, responses=JOB_PROBLEMS)
+def cancel(row: FoundJob, service: ServiceDep, caller: Writer) -> JobPage:
+    """Cancel a job; safe to repeat, and without effect once it has ended."""
+    return job_page(_want(service, row, JobPatch(desired=Desired.CANCEL), None))
 
 
-def _want(service: Service, row: JobRow, wanted: Change, version: int | None) -> JobRow:
+def _want(service: Service, row: JobRow, wanted: JobPatch, version: int | None) -> JobRow:
     at_s = service.now_s()
 
     def write(tx: Connection) -> None:
         if wanted.priority is not None:
-            set_priority(tx, row.id, wanted.priority, at_s=at_s, writer=WRITER, version=version)
+            set_priority(tx, row.id, wanted.priority, at_s=at_s, writer=API_WRITER, version=version)
         if wanted.desired is not None:
-            seen = version if wanted.priority is None else None  # that was looked at just now
-            set_desired(tx, row.id, wanted.desired, at_s=at_s, writer=WRITER, version=seen)
+            seen = version if wanted.priority is None else None  # which was compared above
+            set_desired(tx, row.id, wanted.desired, at_s=at_s, writer=API_WRITER, version=seen)
 
     service.store.write(write)
     service.wake()
@@ -307,62 +307,63 @@ def _seq_of(cursor: str) -> int:
         text = ""
     found = re.fullmatch(r"jobs:([0-9]{1,18})", text)
     if found is None:
-        raise ProblemError("bad-cursor", f"{cursor!r} is no cursor that a list has given")
+        raise ProblemError("bad-cursor", f"{cursor!r} is no cursor of a list")
     return int(found[1])
 
 
-AttemptNumber = Annotated[int | None, Query(ge=1, le=1_000_000, description="The last one if left out.")]
+AttemptNumber = Annotated[int | None, Query(ge=1, le=1_000_000, description="Default: the last.")]
 
 
-@router.get("/v1/jobs/{job}/attempts", responses=NO_JOB)
-def attempts(row: Found, service: Serving) -> list[AttemptPage]:
-    """List all tries to run a job."""
+@router.get("/v1/jobs/{job}/attempts", responses=JOB_PROBLEMS)
+def attempts(row: FoundJob, service: ServiceDep) -> list[AttemptPage]:
+    """List all attempts of a job."""
     with service.store.read() as tx:
         found = attempts_of(tx, row.id)
         held = held_by_rings(tx, row.id, found) if is_switching(row.spec) else {}
-        return [attempt_page(it, held) for it in found]
+        return [attempt_page(attempt, held) for attempt in found]
 
 
 @router.get("/v1/jobs/{job}/tasks", responses=problems("no-such-job", "no-such-attempt"))
-def tasks(row: Found, service: Serving, attempt: AttemptNumber = None) -> list[TaskPage]:
+def tasks(row: FoundJob, service: ServiceDep, attempt: AttemptNumber = None) -> list[TaskPage]:
     """List the ranks of an attempt, and how they ended."""
     return task_pages(find_attempt(service, row, attempt))
 
 
-@router.get("/v1/jobs/{job}/events", responses=NO_JOB)
+@router.get("/v1/jobs/{job}/events", responses=JOB_PROBLEMS)
 def events(
-    row: Found,
-    service: Serving,
-    after: Annotated[int, Query(ge=0, le=2**62, description="`seq` of the last one that is known.")] = 0,
+    row: FoundJob,
+    service: ServiceDep,
+    after: Annotated[int, Query(ge=0, le=2**62, description="`seq` of the last known event.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> list[EventPage]:
-    """List what happened to a job, in its order."""
+    """List the events of a job, in their order."""
     with service.store.read() as tx:
-        return [event_page(it) for it in events_after(tx, after, limit, row.id)]
+        return [event_page(event) for event in events_after(tx, after, limit, row.id)]
 
 
-@router.get("/v1/jobs/{job}/decisions", responses=NO_JOB)
-def decisions(row: Found, service: Serving, caller: Asking) -> list[DecisionPage]:
-    """Show which GPUs were chosen for a job, by whom, and what the heuristic would have chosen."""
+@router.get("/v1/jobs/{job}/decisions", responses=JOB_PROBLEMS)
+def decisions(row: FoundJob, service: ServiceDep, caller: Reader) -> list[DecisionPage]:
+    """Show the GPUs chosen for a job, and what the policy and the heuristic would have chosen."""
     with service.store.read() as tx:
         rows = decisions_of(tx, row.id)
-        pages = [decision_page(it) for it in rows]
+        pages = [decision_page(each) for each in rows]
         mine = seen_owner(caller)
         if mine is None:
             return pages
-        named = {it.fallback_job for it in pages} | {it.said.job for it in pages if it.said is not None}
+        proposals = (each.proposal for each in pages)
+        named = {each.fallback_job for each in pages} | {each.job for each in proposals if each is not None}
         owners = owners_of(tx, sorted(named))
     own = {job for job, owner in owners.items() if owner == mine}
-    return [users_decision_page(it, own) for it in rows]
+    return [users_decision_page(each, own) for each in rows]
 
 
 class NewCheckpoint(ExactTypes):
-    """A checkpoint that is complete."""
+    """A complete checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    attempt: Annotated[int, Field(ge=1, le=1_000_000, description="That wrote it.")]
-    step: Annotated[int, Field(ge=0, lt=10**15, description="The last one that it holds.")]
+    attempt: Annotated[int, Field(ge=1, le=1_000_000, description="Attempt that wrote it.")]
+    step: Annotated[int, Field(ge=0, lt=10**15, description="The last step in it.")]
     path: Annotated[
         str,
         Field(
@@ -375,13 +376,13 @@ class NewCheckpoint(ExactTypes):
     ] = ""
 
 
-@router.get("/v1/jobs/{job}/checkpoints", responses=NO_JOB)
+@router.get("/v1/jobs/{job}/checkpoints", responses=JOB_PROBLEMS)
 def checkpoints(
-    row: Found, service: Serving, limit: Annotated[int, Query(ge=1, le=MOST_KEPT)] = MOST_KEPT
+    row: FoundJob, service: ServiceDep, limit: Annotated[int, Query(ge=1, le=MOST_KEPT)] = MOST_KEPT
 ) -> list[CheckpointPage]:
     """List the checkpoints of a job, the newest first; its next attempt begins with the first of them."""
     with service.store.read() as tx:
-        return [checkpoint_page(it) for it in checkpoints_of(tx, row.id, limit)]
+        return [checkpoint_page(checkpoint) for checkpoint in checkpoints_of(tx, row.id, limit)]
 
 
 @router.post(
@@ -389,12 +390,12 @@ def checkpoints(
     status_code=201,
     responses={**problems("no-such-job", "no-such-attempt", "older-attempt", "bad-request", "too-much")},
 )
-def register_checkpoint(new: NewCheckpoint, row: Found, service: Serving, _: Changing) -> CheckpointPage:
-    """Register a checkpoint; of an attempt behind which another one has begun, none counts."""
+def register_checkpoint(new: NewCheckpoint, row: FoundJob, service: ServiceDep, _: Writer) -> CheckpointPage:
+    """Register a checkpoint; those of an attempt that a later one has replaced are refused."""
     find_attempt(service, row, new.attempt)
     made = CheckpointRow(row.id, new.attempt, new.step, new.path, new.digest, service.now_s())
     try:
-        service.store.write(partial(register, row=made, writer=WRITER))
+        service.store.write(partial(register, row=made, writer=API_WRITER))
     except OlderAttemptError as error:
         raise ProblemError("older-attempt", str(error)) from error
     return checkpoint_page(made)
@@ -403,12 +404,12 @@ def register_checkpoint(new: NewCheckpoint, row: Found, service: Serving, _: Cha
 @router.post(
     "/v1/jobs/{job}/retry",
     status_code=202,
-    responses={**NO_JOB, **problems("ended", "too-large", "too-many-queued")},
+    responses={**JOB_PROBLEMS, **problems("ended", "too-large", "too-many-queued")},
 )
-def retry(row: Found, service: Serving, caller: Changing) -> JobPage:
-    """Put a job that failed back into the queue, or let one run that is held, with all its tries.
+def retry(row: FoundJob, service: ServiceDep, caller: Writer) -> JobPage:
+    """Put a failed job back into the queue, or release a held one, with its full number of retries.
 
-    May be asked again: of a job that is to run, nothing changes.
+    Safe to repeat: a job that is to run does not change.
     """
     _refuse_what_stays_ended(row)
     check_gpus(row.gpus, service)
@@ -417,7 +418,7 @@ def retry(row: Found, service: Serving, caller: Changing) -> JobPage:
     def write(tx: Connection) -> None:
         if row.state is JobState.FAILED:
             check_room(tx, row.owner, service.settings.limits)
-        try_again(tx, row.id, at_s=at_s, writer=WRITER)
+        try_again(tx, row.id, at_s=at_s, writer=API_WRITER)
 
     service.store.write(write)
     service.wake()
@@ -427,10 +428,11 @@ def retry(row: Found, service: Serving, caller: Changing) -> JobPage:
 def _refuse_what_stays_ended(row: JobRow) -> None:
     if retry_step(row) is Retry.REFUSED:
         what = row.state.value if row.state in FINAL - {JobState.FAILED} else "being cancelled or deleted"
-        raise ProblemError("ended", f"job {row.id} is {what}; only one that failed or is held is tried again")
+        raise ProblemError("ended", f"job {row.id} is {what}; only a failed or held job can be retried")
     if row.state is JobState.FAILED and is_external(row.spec):
-        owner = "came from another queue (Slurm's, by sbatch), which has ended it"
-        raise ProblemError("ended", f"job {row.id} {owner}; submit it there again")
+        raise ProblemError(
+            "ended", f"job {row.id} was submitted by sbatch, and Slurm has ended it; submit it there again"
+        )
 
 
 def _now(service: Service, row: JobRow) -> JobRow:

@@ -1,9 +1,9 @@
-"""GET /v1/jobs/{id}/logs: what ranks wrote, from any offset on, the last lines of it, or as they write it."""
+"""GET /v1/jobs/{id}/logs: the output of ranks from an offset, its last lines, or followed."""
 
 import codecs
 import json
 import re
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Response
 
@@ -16,40 +16,16 @@ from ..model.states import FINAL, AttemptState
 from ..service.service import Service
 from ..store.attempts import AttemptRow, attempts_of, get_attempt
 from ..store.jobs import get_job
-from .auth import Serving
-from .jobs import AttemptNumber, Found, find_attempt
+from .auth import ServiceDep
+from .jobs import AttemptNumber, FoundJob, find_attempt
 from .problems import ProblemError, problems
-from .streaming import StreamEvent, Streaming
+from .streaming import SentEvent, StreamsDep
 
-ALL = "all"
-MOST_BYTES = 1 << 20  # in one answer
-MOST_FOLLOWED = 1 << 16  # of a rank in one event; all ranks share the bytes of one answer
-MOST_RANKS = 256  # that are followed at once: their offsets have to fit into the id of an event
+ALL_RANKS = "all"
+MAX_LOG_BYTES = 1 << 20  # in one answer
+MAX_FOLLOWED_BYTES = 1 << 16  # of a rank in one event; all ranks share the bytes of one answer
+MAX_FOLLOWED_RANKS = 256  # that are followed at once: their offsets have to fit into the id of an event
 EVERY_LINE = 1 << 62
-
-
-class Source(Protocol):
-    """Output that is followed through the attempts of a job."""
-
-    def text(self, attempt: AttemptRow, *, is_over: bool) -> str:
-        """Return what is new of an attempt.
-
-        Args:
-            attempt: The same one as the last time, or the next one after a `restart`.
-            is_over: Nothing will follow, so that nothing is held back.
-
-        Raises:
-            BackendError: If that cannot be told at the moment.
-        """
-        ...
-
-    def restart(self) -> None:
-        """Begin anew, with the next attempt."""
-        ...
-
-    def event_of(self, number: int, text: str) -> StreamEvent:
-        """Return the event that tells of a text of an attempt; its id holds where to go on."""
-        ...
 
 
 class OneRank:
@@ -59,7 +35,7 @@ class OneRank:
         service: The scheduler.
         rank: The rank.
         offset: Where to begin in the first attempt.
-        lines: Begin with so many lines before the end of it instead; None to go by the offset.
+        lines: Begin at the last lines instead; None for the offset.
     """
 
     def __init__(self, service: Service, rank: int, offset: int, lines: int | None = None) -> None:
@@ -67,22 +43,30 @@ class OneRank:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def text(self, attempt: AttemptRow, *, is_over: bool) -> str:
-        """Return what is new of an attempt."""
+        """Return new output of an attempt: the same one as the last time, or the next one after `restart`.
+
+        Args:
+            attempt: The attempt.
+            is_over: No more output will follow, so nothing is held back.
+
+        Raises:
+            BackendError: If it cannot be read now.
+        """
         if self._lines is not None:
             self._offset = begin_of(self._service, attempt, self._rank, self._lines)
             self._lines = None
-        data, self._offset = read_or_nothing(self._service, attempt, self._rank, self._offset, MOST_FOLLOWED)
+        data, self._offset = read_or_nothing(self._service, attempt, self._rank, self._offset, MAX_FOLLOWED_BYTES)
         return self._decoder.decode(data, final=is_over and not data)
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Begin again, with the next attempt."""
         self._offset, self._lines = 0, None
         self._decoder.reset()
 
-    def event_of(self, number: int, text: str) -> StreamEvent:
+    def event_of(self, number: int, text: str) -> SentEvent:
         """Return an event whose offset is that of the first byte that is not in it."""
         offset = self._offset - len(self._decoder.getstate()[0])
-        return StreamEvent(json.dumps({"text": text}), f"{number}:{self._rank}:{offset}", "log")
+        return SentEvent(json.dumps({"text": text}), f"{number}:{self._rank}:{offset}", "log")
 
 
 class AllRanks:
@@ -91,24 +75,24 @@ class AllRanks:
     Args:
         service: The scheduler.
         offsets: By rank, where to begin in the first attempt; none for its beginning.
-        lines: Begin with so many lines before the end of it instead; None to go by the offsets.
+        lines: Begin at the last lines instead; None for the offsets.
         most_bytes: In one answer, of all ranks.
     """
 
     def __init__(
-        self, service: Service, offsets: list[int], lines: int | None = None, *, most_bytes: int = MOST_BYTES
+        self, service: Service, offsets: list[int], lines: int | None = None, *, most_bytes: int = MAX_LOG_BYTES
     ) -> None:
         self._service, self._offsets, self._lines, self._most_bytes = service, offsets, lines, most_bytes
 
     def text(self, attempt: AttemptRow, *, is_over: bool) -> str:
-        """Return what is new of an attempt."""
+        """Return new output of an attempt, as `OneRank.text`."""
         ranks = range(ranks_of(attempt))
         share = self._most_bytes // len(ranks)
         if self._lines is not None:
             self._offsets = [begin_of(self._service, attempt, rank, self._lines, share) for rank in ranks]
             self._lines = None
         self._offsets = [self._offsets[rank] if rank < len(self._offsets) else 0 for rank in ranks]
-        event_of, most = [], min(MOST_FOLLOWED, share)
+        event_of, most = [], min(MAX_FOLLOWED_BYTES, share)
         for rank in ranks:
             data, end = read_or_nothing(self._service, attempt, rank, self._offsets[rank], most)
             whole = _whole_lines(data, is_full=len(data) == most, is_over=is_over)
@@ -117,28 +101,31 @@ class AllRanks:
         return "".join(event_of)
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Begin again, with the next attempt."""
         self._offsets, self._lines = [], None
 
-    def event_of(self, number: int, text: str) -> StreamEvent:
+    def event_of(self, number: int, text: str) -> SentEvent:
         """Return an event."""
         offsets = ",".join(map(str, self._offsets))
-        return StreamEvent(json.dumps({"text": text}), f"{number}:{ALL}:{offsets}", "log")
+        return SentEvent(json.dumps({"text": text}), f"{number}:{ALL_RANKS}:{offsets}", "log")
+
+
+Source = OneRank | AllRanks  # output that is followed through the attempts of a job
 
 
 def last_of_all(service: Service, attempt: AttemptRow, lines: int | None) -> str:
-    """Return the last output of all ranks, one rank after the other, as what they wrote bears no times.
+    """Return the last output of all ranks, rank by rank, as lines have no times.
 
     Args:
         service: The scheduler.
         attempt: Whose.
-        lines: Of each rank; as many as an answer holds if left out.
+        lines: Of each rank; default: as many as fit into an answer.
 
     Raises:
         BackendError: If it cannot be read.
     """
     ranks = ranks_of(attempt)
-    most = MOST_BYTES // ranks
+    most = MAX_LOG_BYTES // ranks
     event_of = []
     for rank in range(ranks):
         offset = begin_of(service, attempt, rank, EVERY_LINE if lines is None else lines, most)
@@ -146,7 +133,7 @@ def last_of_all(service: Service, attempt: AttemptRow, lines: int | None) -> str
     return "".join(event_of)
 
 
-def begin_of(service: Service, attempt: AttemptRow, rank: int, lines: int, most: int = MOST_BYTES) -> int:
+def begin_of(service: Service, attempt: AttemptRow, rank: int, lines: int, most: int = MAX_LOG_BYTES) -> int:
     """Return the offset at which the last lines of a rank begin.
 
     Raises:
@@ -156,7 +143,7 @@ def begin_of(service: Service, attempt: AttemptRow, rank: int, lines: int, most:
 
 
 def ranks_of(attempt: AttemptRow) -> int:
-    """Return how many ranks an attempt has."""
+    """Return the number of ranks of an attempt."""
     return sum(len(share.gpus) for share in attempt.placement)
 
 
@@ -167,7 +154,7 @@ def prefixed(rank: int, data: bytes) -> str:
 
 
 def _whole_lines(data: bytes, *, is_full: bool, is_over: bool) -> bytes:
-    """Return what ends with a line; a line that is too long is told in parts, and what has no end at the end of all."""
+    """Return whole lines; parts of a line that is too long, and an unfinished line at the end of all."""
     cut = data.rfind(b"\n") + 1
     return data if (is_over and not is_full) or (is_full and not cut) else data[:cut]
 
@@ -184,7 +171,7 @@ def read_or_nothing(service: Service, attempt: AttemptRow, rank: int, offset: in
         return b"", offset
 
 
-MOST_LINES = 100_000
+MAX_TAIL_LINES = 100_000
 ID = re.compile(r"(\d{1,7}):(\d{1,7}):(\d{1,18})", re.ASCII)
 ID_OF_ALL = re.compile(r"(\d{1,7}):all:(\d{1,18}(?:,\d{1,18})*)", re.ASCII)
 Rank = Annotated[int, Query(ge=0, le=1_000_000)]
@@ -196,7 +183,7 @@ router = APIRouter()
     "/v1/jobs/{job}/logs",
     response_class=Response,
     responses={
-        200: {"description": "What it wrote.", "content": {"text/plain": {}, "text/event-stream": {}}},
+        200: {"description": "Its output.", "content": {"text/plain": {}, "text/event-stream": {}}},
         **problems(
             "no-such-job",
             "no-such-attempt",
@@ -209,29 +196,30 @@ router = APIRouter()
     },
 )
 def logs(
-    row: Found,
-    service: Serving,
-    streams: Streaming,
+    row: FoundJob,
+    service: ServiceDep,
+    streams: StreamsDep,
     rank: Annotated[Rank | Literal["all"], Query(description="`all` writes `[RANK]` before each line.")] = 0,
     attempt: AttemptNumber = None,
     offset: Annotated[int, Query(ge=0, le=2**62, description="In bytes; not with `tail` or of all ranks.")] = 0,
-    tail: Annotated[int | None, Query(ge=0, le=MOST_LINES, description="Only the last lines of each rank.")] = None,
-    follow: Annotated[bool, Query(description="Go on until the job has ended, as server-sent events.")] = False,  # noqa: FBT002
+    tail: Annotated[int | None, Query(ge=0, le=MAX_TAIL_LINES, description="Only the last lines of each rank.")] = None,
+    follow: Annotated[bool, Query(description="Follow until the job has ended, as server-sent events.")] = False,  # noqa: FBT002
     last_event_id: Annotated[str | None, Header(max_length=8000)] = None,
 ) -> Response:
-    """Return what a rank wrote, or all of them; of one rank, the header Next-Offset says where to go on."""
-    if offset and (tail is not None or rank == ALL):
+    """Return the output of a rank, or of all; for one rank, the header Next-Offset is where to continue."""
+    if offset and (tail is not None or rank == ALL_RANKS):
         raise ProblemError("invalid", "offset goes with one rank and without tail")
     if follow:
-        if rank == ALL and row.gpus > MOST_RANKS:
-            raise ProblemError("invalid", f"{row.gpus} ranks cannot be followed at once, only {MOST_RANKS}; name one")
+        if rank == ALL_RANKS and row.gpus > MAX_FOLLOWED_RANKS:
+            detail = f"at most {MAX_FOLLOWED_RANKS} ranks can be followed at once, and the job has {row.gpus}; name one"
+            raise ProblemError("invalid", detail)
         number, source = _begin(service, rank, offset, tail, last_event_id)
         if number or attempt:
             find_attempt(service, row, number or attempt)
-        return streams.stream(service, _Following(service, row, number or attempt or 0, source, attempt).look)
+        return streams.stream(service, _LogFollower(service, row, number or attempt or 0, source, attempt).poll)
     found = find_attempt(service, row, attempt)
     try:
-        if rank == ALL:
+        if rank == ALL_RANKS:
             return _answer(last_of_all(service, found, tail).encode(), None)
         return _of_one(service, found, int(rank), offset, tail)
     except NoLogError as error:
@@ -246,7 +234,7 @@ def _of_one(service: Service, attempt: AttemptRow, rank: int, offset: int, tail:
 
     if tail is not None:
         offset = begin_of(service, attempt, rank, tail)
-    data, after = read(offset, MOST_BYTES)
+    data, after = read(offset, MAX_LOG_BYTES)
     if not data and offset and not read(offset - 1, 1)[0]:
         raise ProblemError("beyond-the-end", f"the log of rank {rank} does not reach to offset {offset}")
     return _answer(data, after)
@@ -260,10 +248,10 @@ def _answer(data: bytes, after: int | None) -> Response:
 def _begin(
     service: Service, rank: int | str, offset: int, tail: int | None, last_event_id: str | None
 ) -> tuple[int, Source]:
-    """Return the attempt that a follower begins with, 0 for the last one, and what it follows."""
+    """Return the first attempt to follow, 0 for the last one, and its output."""
     if last_event_id is None:
-        return 0, AllRanks(service, [], tail) if rank == ALL else OneRank(service, int(rank), offset, tail)
-    if rank == ALL:
+        return 0, AllRanks(service, [], tail) if rank == ALL_RANKS else OneRank(service, int(rank), offset, tail)
+    if rank == ALL_RANKS:
         if (found := ID_OF_ALL.fullmatch(last_event_id)) is not None:
             return int(found[1]), AllRanks(service, [int(each) for each in found[2].split(",")])
     elif (found := ID.fullmatch(last_event_id)) is not None and int(found[2]) == int(rank):
@@ -271,25 +259,25 @@ def _begin(
     raise ProblemError("bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream")
 
 
-class _Following:
-    """Where a follower of a log is. It goes on with the next attempt, unless it asked for one only."""
+class _LogFollower:
+    """Position of a client that follows a log, through all attempts or in one."""
 
     def __init__(self, service: Service, row: JobRow, number: int, source: Source, only: int | None) -> None:
         self._service, self._job, self._only = service, row.id, only
         self._number, self._source = number, source
 
-    def look(self) -> list[StreamEvent] | None:
-        """Return what is new to it, None after the last."""
+    def poll(self) -> list[SentEvent] | None:
+        """Return new output as events, None after the last."""
         with self._service.store.read() as tx:
             row = get_job(tx, self._job)
-            attempts = [it.number for it in attempts_of(tx, self._job)]
+            attempts = [each.number for each in attempts_of(tx, self._job)]
             attempt = get_attempt(tx, self._job, self._number or (attempts or [0])[-1])
         if row is None:
             return None
         if attempt is None:
             return None if row.state in FINAL else []
         self._number = attempt.number
-        # In this order: what was written before it was seen to be over is read after that.
+        # The end is read before the output, so that no output before the end is missed.
         is_over = attempt.state in (AttemptState.RELEASED, AttemptState.CLOSED)
         try:
             text = self._source.text(attempt, is_over=is_over)

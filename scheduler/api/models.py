@@ -1,4 +1,4 @@
-"""What the API answers, as models. Values of a job's environment are in none of them: they may be secrets."""
+"""Answers of the API, as models. None has values of a job's environment: they may be secrets."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -21,24 +21,24 @@ from ..store.decisions import DecisionRow, last_decisions_of
 from ..store.events import EventRow
 from ..store.tokens import TokenRow
 
-OTHERS = "-"  # in place of the id of somebody else's job
+HIDDEN_JOB = "-"  # in place of the id of another user's job
 
 
-class Page(BaseModel):
+class ApiModel(BaseModel):
     """A part of an answer."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class SharePage(Page):
+class SharePage(ApiModel):
     """GPUs of one node."""
 
     node: str
     gpus: tuple[int, ...]
 
 
-class CrashPage(Page):
-    """The rank that explains why an attempt failed."""
+class CrashPage(ApiModel):
+    """The rank that failed first."""
 
     rank: int
     node: str
@@ -47,13 +47,13 @@ class CrashPage(Page):
     signal: int
 
 
-class AttemptPage(Page):
-    """One try to run a job."""
+class AttemptPage(ApiModel):
+    """One attempt to run a job."""
 
     number: int
     state: str
     placement: tuple[SharePage, ...]  # by rank, as it began
-    held: tuple[SharePage, ...]  # GPUs that it has, or had last: a ring leaves some and gets others
+    held: tuple[SharePage, ...]  # GPUs that it holds, or held last: a ring changes them
     contact: str
     opened_s: float
     started_s: float | None
@@ -61,24 +61,26 @@ class AttemptPage(Page):
     outcome: str
     cause: str
     cleanup_error: str
-    crash: CrashPage | None  # none of an attempt that no rank made fail
+    crash: CrashPage | None  # none unless a rank failed
 
 
-class UnknownAttemptPage(Page):
+class UnknownAttemptPage(ApiModel):
     """An attempt that the store does not have."""
 
     attempt: str  # its name at the backend
     job: str
-    placement: tuple[SharePage, ...]  # none where nobody knows its GPUs: nothing starts then
+    placement: tuple[SharePage, ...]  # none if its GPUs are unknown: nothing starts then
     found_s: float
 
     @classmethod
-    def of(cls, it: UnknownAttempt) -> "UnknownAttemptPage":
+    def of(cls, found: UnknownAttempt) -> "UnknownAttemptPage":
         """Return the page of one."""
-        return cls(attempt=it.name, job=it.job, placement=share_pages(it.placement) or (), found_s=it.found_s)
+        return cls(
+            attempt=found.name, job=found.job, placement=share_pages(found.placement) or (), found_s=found.found_s
+        )
 
 
-class JobPage(Page):
+class JobPage(ApiModel):
     """A job."""
 
     id: str
@@ -95,7 +97,7 @@ class JobPage(Page):
     cause_class: str
 
 
-class WaitingPage(Page):
+class WaitingPage(ApiModel):
     """Why a job does not run yet."""
 
     position: int | None  # in the queue, from 1; none outside of it
@@ -112,18 +114,18 @@ class ListedJobPage(JobPage):
     waiting: WaitingPage | None  # none if it does not wait
 
 
-class JobsPage(Page):
+class JobsPage(ApiModel):
     """Some jobs, the last submitted first."""
 
     jobs: tuple[ListedJobPage, ...]
     cursor: str | None  # of the next page
 
 
-class QueuePage(Page):
+class QueuePage(ApiModel):
     """Some jobs that have not ended, in their order."""
 
     jobs: tuple[ListedJobPage, ...]
-    total: int  # of all that were asked for
+    total: int  # of all that match
 
 
 class JobDetailPage(JobPage):
@@ -132,13 +134,13 @@ class JobDetailPage(JobPage):
     waiting: WaitingPage | None  # none if it does not wait
     attempts: tuple[AttemptPage, ...]
     estimate_s: float  # run time on the reference GPUs
-    estimate_from: str  # `given`, or what the ended jobs that it is from have in common with it, or `unknown`
-    estimate_jobs: int  # how many these are
+    estimate_from: str  # `given`, `unknown`, or what the ended jobs behind it share with this one
+    estimate_jobs: int  # number of these jobs
     spec: dict[str, Any]  # the job file, with the names of its environment only
 
 
-class PlanPage(Page):
-    """What would become of a job."""
+class PlanPage(ApiModel):
+    """What a submission would do (`dry_run`)."""
 
     spec: dict[str, Any]
     jobs_ahead: int
@@ -146,7 +148,7 @@ class PlanPage(Page):
     would_fit: bool  # on the GPUs that are free
 
 
-class TaskPage(Page):
+class TaskPage(ApiModel):
     """A rank: where it runs, and how it ended once that is known."""
 
     attempt: int
@@ -158,7 +160,7 @@ class TaskPage(Page):
     ended_s: float | None
 
 
-class CheckpointPage(Page):
+class CheckpointPage(ApiModel):
     """A checkpoint."""
 
     attempt: int
@@ -168,8 +170,8 @@ class CheckpointPage(Page):
     at_s: float  # when it was registered
 
 
-class EventPage(Page):
-    """Something that happened."""
+class EventPage(ApiModel):
+    """An event."""
 
     seq: int
     kind: str
@@ -183,8 +185,8 @@ class EventPage(Page):
     at_s: float
 
 
-class TokenPage(Page):
-    """A token, but for what is secret of it."""
+class TokenPage(ApiModel):
+    """A token without its secret."""
 
     name: str
     owner: str
@@ -196,18 +198,18 @@ class TokenPage(Page):
 
 
 class NewTokenPage(TokenPage):
-    """A token that was just made."""
+    """A new token, with its secret."""
 
     token: str  # never shown again
 
 
 def share_pages(placement: Placement | None) -> tuple[SharePage, ...] | None:
-    """Return what is said of a placement."""
-    return None if placement is None else tuple(SharePage(node=it.node, gpus=it.gpus) for it in placement)
+    """Return a placement."""
+    return None if placement is None else tuple(SharePage(node=share.node, gpus=share.gpus) for share in placement)
 
 
 def attempt_page(row: AttemptRow, held: Mapping[int, Placement]) -> AttemptPage:
-    """Return what is said of an attempt.
+    """Return an attempt.
 
     Args:
         row: The attempt.
@@ -235,12 +237,12 @@ def places_of(row: AttemptRow) -> list[tuple[str, int]]:
 
 
 def job_page(row: JobRow) -> JobPage:
-    """Return what is said of a job in a list."""
+    """Return a job."""
     return JobPage(**_of_job(row))
 
 
 def listed_job_page(row: JobRow, last: AttemptRow | None, waiting: WaitingPage | None) -> ListedJobPage:
-    """Return what is said of a job in a list with more than its row.
+    """Return a job of a list, with where it runs or why it does not.
 
     Args:
         row: The job.
@@ -256,7 +258,7 @@ def listed_job_page(row: JobRow, last: AttemptRow | None, waiting: WaitingPage |
 def job_detail_page(
     row: JobRow, attempts: list[AttemptRow], waiting: WaitingPage | None, held: Mapping[int, Placement]
 ) -> JobDetailPage:
-    """Return all that is said of a job.
+    """Return a job with all details.
 
     Args:
         row: The job.
@@ -265,7 +267,7 @@ def job_detail_page(
         held: GPUs of its attempts with rings, by number.
     """
     return JobDetailPage(
-        **_of_job(row), waiting=waiting, attempts=tuple(attempt_page(it, held) for it in attempts),
+        **_of_job(row), waiting=waiting, attempts=tuple(attempt_page(attempt, held) for attempt in attempts),
         estimate_s=row.estimate_s, estimate_from=row.estimate_from, estimate_jobs=row.estimate_jobs,
         spec=shown_stored(row.spec),
     )  # fmt: skip
@@ -281,7 +283,7 @@ def shown_spec(spec: JobFile) -> dict[str, Any]:
 
 
 def shown_stored(spec: object) -> dict[str, Any]:
-    """Return a stored job file in the same way; with no command and all else left out if it cannot be read."""
+    """Return a stored job file in the same way; one that cannot be read is empty."""
     try:
         return shown_spec(stored_job(spec))
     except UnreadableSpecError:
@@ -289,7 +291,7 @@ def shown_stored(spec: object) -> dict[str, Any]:
 
 
 def task_pages(row: AttemptRow) -> list[TaskPage]:
-    """Return what is said of the ranks of an attempt."""
+    """Return the ranks of an attempt."""
     places = places_of(row)
     ends = {end.rank: end for end in row.ends}
     pages = []
@@ -303,12 +305,12 @@ def task_pages(row: AttemptRow) -> list[TaskPage]:
 
 
 def checkpoint_page(row: CheckpointRow) -> CheckpointPage:
-    """Return what is said of a checkpoint."""
+    """Return a checkpoint."""
     return CheckpointPage(attempt=row.number, step=row.step, path=row.path, digest=row.digest, at_s=row.at_s)
 
 
 def event_page(row: EventRow) -> EventPage:
-    """Return what is said of an event."""
+    """Return an event."""
     return EventPage(
         seq=row.seq, kind=row.kind, job=row.job_id, attempt=row.number, version=row.version, was=row.was, now=row.now,
         writer=row.writer, cause=row.cause, at_s=row.at_s,
@@ -316,102 +318,104 @@ def event_page(row: EventRow) -> EventPage:
 
 
 def token_page(row: TokenRow) -> TokenPage:
-    """Return what is said of a token."""
+    """Return a token."""
     return TokenPage(**{name: getattr(row, name) for name in TokenPage.model_fields})
 
 
-class ExpectedPage(Page):
+class ExpectedPage(ApiModel):
     """What is expected of a start, by the job's estimate."""
 
     slowdown: float  # run time over that on the reference GPUs
     end_s: float
 
 
-class WordPage(Page):
-    """What a policy would do, whether it is obeyed or not."""
+class ProposalPage(ApiModel):
+    """What a policy would do, whether that is carried out or not."""
 
-    job: str  # the one that is due, or another that may pass it; `-` for somebody else's
-    placement: tuple[SharePage, ...] | None  # none to wait, and of somebody else's job
+    job: str  # the one that is due, or another that may pass it; `-` for another user's
+    placement: tuple[SharePage, ...] | None  # none to wait, and of another user's job
     expected: ExpectedPage | None  # of the start
-    agrees: bool  # whether the heuristic says the same
-    probability: float | None  # that the policy's network gave to it, if it tells
-    options: int | None  # among which it chose first
+    agrees: bool  # whether the heuristic would do the same
+    probability: float | None  # by the policy's network, if it has one
+    options: int | None  # number of moves to choose from
 
 
-class DecisionPage(Page):
+class DecisionPage(ApiModel):
     """A decision on a job."""
 
     at_s: float
-    attempt: int | None  # that came of it, none if the job waited
+    attempt: int | None  # that the decision opened, none if the job waited
     policy: str
     version: str
     mode: str
     heuristic: str  # that decides where the policy does not
-    obeyed: str  # the policy, or the heuristic in its place
-    missed: str  # why the policy was not heard, if it was not
+    decided_by: str  # the policy, or the heuristic in its place
+    policy_error: str  # why there is no usable proposal, if there is none
     placement: tuple[SharePage, ...] | None  # none to wait
-    fallback: tuple[SharePage, ...] | None  # what the heuristic would have chosen; none of somebody else's job
-    fallback_job: str  # for which: the one that was due; `-` for somebody else's, empty if that is not known
+    fallback: tuple[SharePage, ...] | None  # what the heuristic would have chosen; none of another user's job
+    fallback_job: str  # for which: the one that was due; `-` for another user's, empty if unknown
     took_s: float
     expected: ExpectedPage | None  # of the start
     fallback_expected: ExpectedPage | None
-    said: WordPage | None  # by the policy; none if there is none, or it was not heard
+    proposal: ProposalPage | None  # of the policy; none if there is none, or no usable one
 
 
 def decision_page(row: DecisionRow) -> DecisionPage:
-    """Return what is said of a decision."""
-    told: Mapping[str, Any] = row.explanation
+    """Return a decision."""
+    explanation: Mapping[str, Any] = row.explanation
     return DecisionPage(
         at_s=row.at_s, attempt=row.number, policy=row.policy, version=row.policy_version, mode=row.mode,
-        obeyed=str(row.explanation.get("obeyed", "")), missed=str(row.explanation.get("missed", "")),
+        decided_by=str(row.explanation.get("obeyed", "")), policy_error=str(row.explanation.get("missed", "")),
         placement=share_pages(row.placement), fallback=share_pages(row.fallback), took_s=row.took_s,
-        heuristic=str(told.get("fallback", "")), fallback_job=_fallback_job(row), said=_word_page(told),
-        **{name: told.get(name) for name in ("expected", "fallback_expected")},
+        heuristic=str(explanation.get("fallback", "")), fallback_job=_fallback_job(row),
+        proposal=_proposal_page(explanation),
+        **{name: explanation.get(name) for name in ("expected", "fallback_expected")},
     )  # fmt: skip
 
 
 def _fallback_job(row: DecisionRow) -> str:
-    """Return the job that the heuristic decided about, "" where nobody wrote down which that is."""
-    told = row.explanation
-    may_differ = told.get("agrees") is False and told.get("obeyed") != told.get("fallback")
-    return str(told.get("fallback_job", "" if may_differ else row.job_id))
+    """Return the job that the heuristic decided about, "" where that was not recorded."""
+    found = row.explanation
+    may_differ = found.get("agrees") is False and found.get("obeyed") != found.get("fallback")
+    return str(found.get("fallback_job", "" if may_differ else row.job_id))
 
 
-def _word_page(told: Mapping[str, Any]) -> WordPage | None:
-    said = told.get("said")
-    if said is None:
+def _proposal_page(explanation: Mapping[str, Any]) -> ProposalPage | None:
+    proposal = explanation.get("said")
+    if proposal is None:
         return None
-    return WordPage(
-        job=said["job"], placement=told.get("said_placement"), expected=told.get("said_expected"),
-        agrees=bool(told.get("agrees")), probability=told.get("probability"), options=told.get("options"),
+    return ProposalPage(
+        job=proposal["job"], placement=explanation.get("said_placement"), expected=explanation.get("said_expected"),
+        agrees=bool(explanation.get("agrees")), probability=explanation.get("probability"),
+        options=explanation.get("options"),
     )  # fmt: skip
 
 
 def users_decision_page(row: DecisionRow, own: Collection[str]) -> DecisionPage:
-    """Return what is said of a decision to who may not see all jobs: nothing of somebody else's.
+    """Return a decision for a caller who may not see all jobs: nothing of other users' jobs.
 
     Args:
         row: The decision.
-        own: Jobs that its reader may see.
+        own: Jobs that the caller may see.
     """
     page = decision_page(row)
     if page.fallback_job not in {row.job_id, *own}:
-        hidden = {"fallback_job": OTHERS, "fallback": None, "fallback_expected": None}
+        hidden = {"fallback_job": HIDDEN_JOB, "fallback": None, "fallback_expected": None}
         page = page.model_copy(update=hidden)
-    said, missed = page.said, page.missed
-    if said is not None and said.job not in own:
-        said = said.model_copy(update={"job": OTHERS, "placement": None, "expected": None})
-    if missed:
+    proposal, error = page.proposal, page.policy_error
+    if proposal is not None and proposal.job not in own:
+        proposal = proposal.model_copy(update={"job": HIDDEN_JOB, "placement": None, "expected": None})
+    if error:
         kind = str(row.explanation.get("kind"))
-        missed = WORDS[Miss(kind)] if kind in set(Miss) else "it gave no answer of use"
-    return page.model_copy(update={"said": said, "missed": missed})
+        error = WORDS[Miss(kind)] if kind in set(Miss) else "it gave no usable answer"
+    return page.model_copy(update={"proposal": proposal, "policy_error": error})
 
 
 WAITS = (JobState.QUEUED, JobState.HELD, JobState.STARTING)
 
 
 def waiting_pages(tx: Connection, rows: Sequence[JobRow], queue: Queue) -> dict[str, WaitingPage]:
-    """Return where those of some jobs stand in the queue that wait, and why they wait, by their ids."""
+    """Return the places in the queue of waiting jobs, and why they wait, by id."""
     last = last_decisions_of(tx, [row.id for row in rows if row.state in WAITS and row.id in queue.places])
     return {row.id: _waiting_page(row, queue, last.get(row.id)) for row in rows if row.state in WAITS}
 
@@ -467,7 +471,7 @@ def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | Non
 
 
 def _turn(row: JobRow, queue: Queue) -> str:
-    """Return whose turn it is at a job's priority, nothing where users take none or there is one alone."""
+    """Return whose turn it is at a job's priority; "" without turns, and with one user alone."""
     before = queue.turns.get((row.owner, row.priority))
     if before is None or sum(priority == row.priority for _, priority in queue.turns) < 2:
         return ""

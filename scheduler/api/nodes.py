@@ -1,4 +1,4 @@
-"""Nodes, GPUs, faults and quarantine: how they stand, what is put into quarantine, and what is cleared.
+"""Nodes, GPUs, faults and quarantine.
 
 Source: SPEC P1.
 """
@@ -38,16 +38,16 @@ from ..store.nodes import (
 )
 from ..store.queries import owners_of
 from ..store.schema import Liveness
-from .auth import Asking, Operating, Reporting, Serving
+from .auth import Operator, Reader, Reporter, ServiceDep
 from .jobs import seen_owner
-from .models import OTHERS, Page
+from .models import HIDDEN_JOB, ApiModel
 from .problems import ProblemError, problems
 
 SCHEDULER = "scheduler"  # among witnesses
 
 
-class QuarantinePage(Page):
-    """What stands or stood in quarantine."""
+class QuarantinePage(ApiModel):
+    """A GPU, link or node that is or was in quarantine."""
 
     scope: str  # device, node or link
     node: str
@@ -70,18 +70,18 @@ class QuarantinePage(Page):
     cleared_by: str
 
 
-class ReportPage(Page):
-    """What the agent of a node said last of its GPUs."""
+class ReportPage(ApiModel):
+    """The last report of a node's agent on its GPUs."""
 
     gpus: tuple[GpuReport, ...]
 
 
-class NodePage(Page):
-    """A node and who holds its GPUs."""
+class NodePage(ApiModel):
+    """A node and the jobs that hold its GPUs."""
 
     name: str
     kind: str  # node type
-    gpus: tuple[str | None, ...]  # job that holds each, `-` for somebody else's, none if it is free
+    gpus: tuple[str | None, ...]  # job that holds each, `-` for another user's, none if it is free
     slots: bool  # its GPUs are slots that only behave like GPUs
     state: str  # alive, suspect, unreachable, dead, fenced or quarantined
     evidence: str  # what that rests on
@@ -102,23 +102,23 @@ class NodePage(Page):
 
 
 def quarantine_page(entry: Entry, running: Collection[Place]) -> QuarantinePage:
-    """Return what is said of a quarantine.
+    """Return a quarantine.
 
     Args:
         entry: The quarantine.
         running: What is being checked.
     """
     place = entry.place
-    told = {name: getattr(entry, name) for name in QuarantinePage.model_fields if hasattr(entry, name)}
+    fields = {name: getattr(entry, name) for name in QuarantinePage.model_fields if hasattr(entry, name)}
     return QuarantinePage(
-        **told, scope=place.scope, node=place.node, gpu=None if place.gpu == WHOLE else place.gpu,
+        **fields, scope=place.scope, node=place.node, gpu=None if place.gpu == WHOLE else place.gpu,
         other_node=place.other_node or None, other_gpu=None if place.other_gpu == WHOLE else place.other_gpu,
-        checking=entry.cleared_s is None and any(it == place or it.covers(place) for it in running),
+        checking=entry.cleared_s is None and any(checked == place or checked.covers(place) for checked in running),
     )  # fmt: skip
 
 
-class Shown(NamedTuple):
-    """All that is told of nodes beside their rows."""
+class NodeFacts(NamedTuple):
+    """All facts on nodes beside their rows."""
 
     sizes: Mapping[str, int]  # GPUs of each
     peak_flops: Mapping[str, float]  # of each GPU of a node
@@ -131,8 +131,8 @@ class Shown(NamedTuple):
     let_in: Mapping[str, Sequence[str]]  # at the door of each agent; "" is the scheduler
 
 
-def node_page(row: NodeRow, shown: Shown, state: NodeState) -> NodePage:
-    """Return what is said of a node."""
+def node_page(row: NodeRow, shown: NodeFacts, state: NodeState) -> NodePage:
+    """Return a node."""
     name, report = row.name, shown.reports.get(row.name)
     return NodePage(
         name=name, kind=row.kind, gpus=tuple(shown.held.get((name, gpu)) for gpu in range(shown.sizes[name])),
@@ -140,12 +140,12 @@ def node_page(row: NodeRow, shown: Shown, state: NodeState) -> NodePage:
         since_s=row.since_s, seen_s=row.seen_s, out_of_service=row.out_of_service, faulty=_of(name, shown.faulty),
         quarantined=_of(name, shown.closed),
         quarantine=tuple(
-            quarantine_page(it, shown.running)
-            for it in shown.quarantines
-            if name in (it.place.node, it.place.other_node)
+            quarantine_page(each, shown.running)
+            for each in shown.quarantines
+            if name in (each.place.node, each.place.other_node)
         ),
         peak_flops=shown.peak_flops.get(name, 0.0), address=row.address, boot_id=row.boot_id,
-        agent_version=row.agent_version, witnesses=tuple(it or SCHEDULER for it in shown.let_in.get(name, ())),
+        agent_version=row.agent_version, witnesses=tuple(each or SCHEDULER for each in shown.let_in.get(name, ())),
         reported=None if report is None else ReportPage(gpus=report.told.gpus),
     )  # fmt: skip
 
@@ -154,13 +154,13 @@ def _of(node: str, places: Collection[tuple[str, int]]) -> tuple[int, ...]:
     return tuple(sorted(gpu for name, gpu in places if name == node))
 
 
-WRITER = "api"
+API_WRITER = "api"
 
 router = APIRouter()
 
 
-class DrainWish(ExactTypes):
-    """Why a node is taken out of service."""
+class DrainRequest(ExactTypes):
+    """Body of a drain."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -172,12 +172,12 @@ class DrainWish(ExactTypes):
 Node = Annotated[str, Path(max_length=253)]
 OrderId = Annotated[str, Path(max_length=64)]
 LINE = r"^[^\x00-\x1f\x7f]*$"
-NO_NODE = problems("no-such-node", "bad-request", "too-much")
+NODE_PROBLEMS = problems("no-such-node", "bad-request", "too-much")
 
 
 @router.get("/v1/nodes")
-def nodes(service: Serving, caller: Asking) -> list[NodePage]:
-    """Show all nodes and who holds their GPUs."""
+def nodes(service: ServiceDep, caller: Reader) -> list[NodePage]:
+    """List all nodes, and the jobs that hold their GPUs."""
     mine = seen_owner(caller)
     with service.store.read() as tx:
         held = {(row.node, row.gpu): row.job_id for row in held_gpus(tx)}
@@ -185,10 +185,10 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
         rows, faulty = {row.name: row for row in list_nodes(tx)}, faulty_gpus(tx)
         broken, closed = open_entries(tx), quarantined(tx, service.layout.nodes)
     if mine is not None:
-        held = {gpu: job if owners.get(job) == mine else OTHERS for gpu, job in held.items()}
+        held = {gpu: job if owners.get(job) == mine else HIDDEN_JOB for gpu, job in held.items()}
         rows = {name: _for_users(row) for name, row in rows.items()}
     control, now_s = service.control, service.now_s()
-    shown = Shown(
+    shown = NodeFacts(
         service.layout.nodes, service.peak_flops, held, faulty, control.last_reports(), broken, closed,
         service.clearing.running, control.let_in(),
     )  # fmt: skip
@@ -199,20 +199,20 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
 
 
 def _for_users(row: NodeRow) -> NodeRow:
-    """Return a node without its address, and without the job that told that it is slow, which may be another's."""
+    """Return a node without its address, and without the job that found it slow, which may be another user's."""
     is_slow = row.out_of_service.startswith(SLOW_NODE)
-    return row._replace(address="", out_of_service="slow, as a job told" if is_slow else row.out_of_service)
+    return row._replace(address="", out_of_service="slow, as a job reported" if is_slow else row.out_of_service)
 
 
-@router.post("/v1/nodes/{node}/drain", status_code=204, responses=NO_NODE)
-def drain(node: Node, service: Serving, _: Operating, wish: DrainWish | None = None) -> Response:
-    """Take a node out of service: jobs on it run on, and none starts there."""
-    return _set(service, node, (wish or DrainWish()).reason)
+@router.post("/v1/nodes/{node}/drain", status_code=204, responses=NODE_PROBLEMS)
+def drain(node: Node, service: ServiceDep, _: Operator, body: DrainRequest | None = None) -> Response:
+    """Take a node out of service: its jobs continue, and none starts there."""
+    return _set(service, node, (body or DrainRequest()).reason)
 
 
-@router.post("/v1/nodes/{node}/resume", status_code=204, responses=NO_NODE)
-def resume(node: Node, service: Serving, _: Operating) -> Response:
-    """Put a node into service again; its agent, if it has one, is waited for no more until it reports again."""
+@router.post("/v1/nodes/{node}/resume", status_code=204, responses=NODE_PROBLEMS)
+def resume(node: Node, service: ServiceDep, _: Operator) -> Response:
+    """Put a node back into service; without reports of its agent it is not down until the agent reports again."""
     _check_known(node, service)
     service.control.dismiss_reports(node)
     return _set(service, node, "")
@@ -226,8 +226,8 @@ class OrderPage(BaseModel):
     level: int
 
 
-class NewOutcome(ExactTypes):
-    """What an agent's checks found."""
+class CheckOutcome(ExactTypes):
+    """Outcome of an agent's checks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -262,29 +262,29 @@ class LeasePage(BaseModel):
     knocks: tuple[KnockPage, ...]  # doors of others at which it is to knock, until it has told what it found
 
 
-@router.post("/v1/nodes/{node}/report", responses=NO_NODE)
-def report(node: Node, told: NodeReport, service: Serving, caller: Reporting, request: Request) -> LeasePage:
+@router.post("/v1/nodes/{node}/report", responses=NODE_PROBLEMS)
+def report(node: Node, told: NodeReport, service: ServiceDep, caller: Reporter, request: Request) -> LeasePage:
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
     _check_own(node, service, caller)
     granted = service.control.take_report(node, told, request.client.host if request.client else "")
     orders = service.checks.orders.fetch(node, able=told.checks)
     knocks = service.control.knocks_for(node) if told.door else ()
     return LeasePage(
-        **granted._asdict(), checks=tuple(OrderPage(**it._asdict()) for it in orders),
-        knocks=tuple(KnockPage(id=it.id, **it.knock._asdict()) for it in knocks),
+        **granted._asdict(), checks=tuple(OrderPage(**each._asdict()) for each in orders),
+        knocks=tuple(KnockPage(id=each.id, **each.knock._asdict()) for each in knocks),
     )  # fmt: skip
 
 
-@router.post("/v1/nodes/{node}/checks/{order}", status_code=204, responses=NO_NODE)
-def settle(node: Node, order: OrderId, told: NewOutcome, service: Serving, caller: Reporting) -> Response:
-    """Take what a node's agent has found; nothing happens if nobody waits for it any more."""
+@router.post("/v1/nodes/{node}/checks/{order}", status_code=204, responses=NODE_PROBLEMS)
+def check_outcome(node: Node, order: OrderId, outcome: CheckOutcome, service: ServiceDep, caller: Reporter) -> Response:
+    """Take the outcome of an agent's checks; ignored if it is no longer expected."""
     _check_own(node, service, caller)
-    service.checks.orders.settle(node, order, Outcome(told.passed, told.evidence))
+    service.checks.orders.settle(node, order, Outcome(outcome.passed, outcome.evidence))
     return Response(status_code=204)
 
 
-@router.post("/v1/nodes/{node}/sights", status_code=204, responses=NO_NODE)
-def sights(node: Node, told: NewSights, service: Serving, caller: Reporting) -> Response:
+@router.post("/v1/nodes/{node}/sights", status_code=204, responses=NODE_PROBLEMS)
+def sights(node: Node, told: NewSights, service: ServiceDep, caller: Reporter) -> Response:
     """Take what a node's agent has found at the doors of others; what nobody waits for any more is left out."""
     _check_own(node, service, caller)
     service.control.take_sights(node, told.sights)
@@ -292,7 +292,7 @@ def sights(node: Node, told: NewSights, service: Serving, caller: Reporting) -> 
 
 
 def _check_own(node: str, service: Service, caller: Caller) -> None:
-    """Refuse what is told of another node than the one that a token is for."""
+    """Refuse an agent that reports on another node than that of its token."""
     if caller.role is Role.AGENT and caller.node != node:
         its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
         raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
@@ -302,7 +302,7 @@ def _check_own(node: str, service: Service, caller: Caller) -> None:
 def _check_known(node: str, service: Service) -> None:
     """Refuse a node that is not there.
 
-    No dependency, as its answer names nodes: whoever may not ask must be refused before.
+    Not a dependency, as the answer names nodes: callers without rights must be refused first.
     """
     if node not in service.layout.nodes:
         raise ProblemError("no-such-node", f"there is no node {node!r}; {nearest(node, service.layout.nodes)}")
@@ -312,14 +312,14 @@ def _set(service: Service, node: str, reason: str) -> Response:
     _check_known(node, service)
     row = _unseen(service, node)
     service.store.write(
-        partial(set_out_of_service, row=row, reason=reason, at_s=service.now_s(), writer=WRITER)
+        partial(set_out_of_service, row=row, reason=reason, at_s=service.now_s(), writer=API_WRITER)
     )  # fmt: skip
     service.wake()
     return Response(status_code=204)
 
 
 def _unseen(service: Service, node: str) -> NodeRow:
-    """Return a node that no scheduler has looked at."""
+    """Return the row of a node without a report or probe."""
     now_s, backend = service.now_s(), service.settings.backend.name
     return NodeRow(node, backend, service.node_types[node], service.slots, Liveness.UP, now_s, 0.0, 0)
 
@@ -328,15 +328,15 @@ QUARANTINE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 
 
 QuarantinedNode = Annotated[str, Field(min_length=1, max_length=253, pattern=QUARANTINE_LINE)]
-Gpu = Annotated[int | None, Field(ge=0, le=1023, description="Index on the node; the whole node if left out.")]
+Gpu = Annotated[int | None, Field(ge=0, le=1023, description="Index on the node; default: the whole node.")]
 
 
-class _Asked(ExactTypes):
+class _QuarantineBody(ExactTypes):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class NewFinding(_Asked):
-    """What was found to be broken."""
+class NewFinding(_QuarantineBody):
+    """A fault that an operator or a check found."""
 
     node: QuarantinedNode
     gpu: Gpu = None
@@ -344,12 +344,12 @@ class NewFinding(_Asked):
     other_gpu: Gpu = None
     check: Annotated[str, Field(min_length=1, max_length=100, pattern=QUARANTINE_LINE)] = BY_HAND
     cause: Annotated[
-        str, Field(min_length=1, max_length=200, pattern=QUARANTINE_LINE, description="The same words each time.")
+        str, Field(min_length=1, max_length=200, pattern=QUARANTINE_LINE, description="The same text each time.")
     ]
     evidence: Annotated[str, Field(max_length=2000, pattern=QUARANTINE_LINE)] = ""
-    action: Annotated[str, Field(min_length=1, max_length=200, pattern=QUARANTINE_LINE)] = "look at it"
+    action: Annotated[str, Field(min_length=1, max_length=200, pattern=QUARANTINE_LINE)] = "inspect it"
     clears: Clears = Clears.OPERATOR
-    at_s: Annotated[float | None, Field(ge=0.0, le=1e12, description="When it was seen; now if left out.")] = None
+    at_s: Annotated[float | None, Field(ge=0.0, le=1e12, description="When it was found; default: now.")] = None
     boot_id: Annotated[str, Field(pattern=r"^[0-9a-f-]{0,64}$", description="Of the node then.")] = ""
 
     @model_validator(mode="after")
@@ -369,21 +369,21 @@ class NewFinding(_Asked):
 
 
 class ActedPage(BaseModel):
-    """What came of a finding."""
+    """What was done with a finding."""
 
     acted: Acted
 
 
-class ClearWish(_Asked):
-    """What is to be cleared."""
+class ClearRequest(_QuarantineBody):
+    """A node or GPU to clear."""
 
     node: QuarantinedNode
     gpu: Gpu = None
-    unchecked: Annotated[bool, Field(description="Whether no checks are run before.")] = False
+    unchecked: Annotated[bool, Field(description="Clear it without checks.")] = False
 
 
 class ClearedPage(BaseModel):
-    """What came of a wish to clear."""
+    """Result of a request to clear."""
 
     cleared: int  # quarantines that ended; 0 while they are checked
     checking: bool
@@ -391,21 +391,21 @@ class ClearedPage(BaseModel):
 
 @router.get("/v1/quarantine")
 def quarantines(
-    service: Serving,
-    _: Asking,
+    service: ServiceDep,
+    _: Reader,
     *,
-    cleared: Annotated[bool, Query(description="Those of the last 30 days, too, that are cleared.")] = False,
+    cleared: Annotated[bool, Query(description="Also what was cleared in the last 30 days.")] = False,
 ) -> list[QuarantinePage]:
-    """List what stands in quarantine, the first first."""
+    """List what is in quarantine, the oldest first."""
     with service.store.read() as tx:
         found = entries_since(tx, service.now_s() - CLEARED_S) if cleared else open_entries(tx)
     running = service.clearing.running
-    return [quarantine_page(it, running) for it in found]
+    return [quarantine_page(entry, running) for entry in found]
 
 
 @router.post("/v1/quarantine", responses=problems("no-such-node", "bad-request", "too-much"))
-def put(found: NewFinding, service: Serving, caller: Reporting) -> ActedPage:
-    """Put what was found to be broken into quarantine, unless the rules are against it; safe to repeat."""
+def put(found: NewFinding, service: ServiceDep, caller: Reporter) -> ActedPage:
+    """Put a broken GPU, link or node into quarantine, unless the rules forbid it; safe to repeat."""
     if caller.role is Role.AGENT and {found.node, found.other_node or found.node} != {caller.node}:
         raise ProblemError("forbidden", f"the token is for node {caller.node}, its GPUs and the links between them")
     if caller.role is Role.AGENT and found.check == BY_HAND:
@@ -418,7 +418,7 @@ def put(found: NewFinding, service: Serving, caller: Reporting) -> ActedPage:
             found.place, found.check, found.cause, found.evidence, found.action, found.clears, at_s, found.boot_id
         )
     try:
-        acted = service.control.quarantine(finding, WRITER)
+        acted = service.control.quarantine(finding, API_WRITER)
     except InputError as error:
         raise ProblemError("no-such-node", str(error)) from error
     service.wake()
@@ -429,11 +429,11 @@ def put(found: NewFinding, service: Serving, caller: Reporting) -> ActedPage:
     "/v1/quarantine/clear",
     responses=problems("no-such-node", "not-in-quarantine", "no-checks", "bad-request", "too-much"),
 )
-def clear(wish: ClearWish, service: Serving, caller: Operating) -> ClearedPage:
-    """Run the checks of what stands in quarantine and clear it if they pass, or clear it without any."""
-    place = Place(wish.node, WHOLE if wish.gpu is None else wish.gpu)
+def clear(body: ClearRequest, service: ServiceDep, caller: Operator) -> ClearedPage:
+    """Check what is in quarantine and clear it if the checks pass, or clear it without checks."""
+    place = Place(body.node, WHOLE if body.gpu is None else body.gpu)
     _check_there(place, service)
-    if not (wish.unchecked or service.clearing.can_check(place)):
+    if not (body.unchecked or service.clearing.can_check(place)):
         raise ProblemError(
             "no-checks",
             f"no agent runs checks on {place.node}: start `longshore node agent --node {place.node} --checks`; "
@@ -441,7 +441,7 @@ def clear(wish: ClearWish, service: Serving, caller: Operating) -> ClearedPage:
         )
     by = f"operator {caller.owner}"
     try:
-        if not wish.unchecked:
+        if not body.unchecked:
             service.clearing.ask(place, by)
             return ClearedPage(cleared=0, checking=True)
         ended = service.clearing.skip_checks(place, by)
@@ -456,7 +456,7 @@ def _check_there(place: Place, service: Service) -> None:
         raise ProblemError("no-such-node", f"there is no node {place.node!r}")
 
 
-class NodeTypePage(Page):
+class NodeTypePage(ApiModel):
     """Nodes of one type. Figures of GPUs are of one GPU."""
 
     name: str
@@ -472,7 +472,7 @@ class NodeTypePage(Page):
     uplink_bytes_per_s: float | None  # of the slowest rack with such nodes; none where they are in one rack
 
 
-class ClusterPage(Page):
+class ClusterPage(ApiModel):
     """A cluster."""
 
     backend: str
@@ -481,15 +481,15 @@ class ClusterPage(Page):
 
 
 @router.get("/v1/cluster")
-def cluster(service: Serving, _: Asking) -> ClusterPage:
-    """Show what GPUs there are."""
+def cluster(service: ServiceDep, _: Reader) -> ClusterPage:
+    """Show the node types of the cluster and their GPUs."""
     with service.store.read() as tx:
         usable = gpus_in_service(tx, service.layout.nodes)
     in_service = Counter(service.node_types[node] for node, _ in usable)
     names = list(service.node_types.values())
     here, found = service.control.cluster(), []
     for name in dict.fromkeys(names):
-        nodes = np.array([number for number, it in enumerate(names) if it == name])
+        nodes = np.array([number for number, kind in enumerate(names) if kind == name])
         found.append(_node_type_page(here, name, nodes, in_service[name]))
     return ClusterPage(backend=service.settings.backend.name, slots=service.slots, node_types=tuple(found))
 
@@ -507,7 +507,7 @@ def _node_type_page(here: Cluster, name: str, nodes: NDArray[np.int64], in_servi
 
 
 class NodeFaultsPage(BaseModel):
-    """What is known of the faults of a node."""
+    """Faults of a node."""
 
     node: str
     type: str
@@ -519,7 +519,7 @@ class NodeFaultsPage(BaseModel):
 
 
 class TypeFaultsPage(BaseModel):
-    """The same of all nodes of a type."""
+    """Faults of all nodes of a type."""
 
     type: str
     nodes: int
@@ -529,7 +529,7 @@ class TypeFaultsPage(BaseModel):
 
 
 class FaultsPage(BaseModel):
-    """What is known of the faults of the cluster."""
+    """Faults of the cluster."""
 
     since_s: float  # from when on it is known
     nodes: tuple[NodeFaultsPage, ...]  # lemons first, then by rate
@@ -537,11 +537,11 @@ class FaultsPage(BaseModel):
 
 
 @router.get("/v1/faults")
-def faults(service: Serving, _: Asking) -> FaultsPage:
-    """Show how often nodes failed, how long that lasted, and what policies make of it."""
+def faults(service: ServiceDep, _: Reader) -> FaultsPage:
+    """Show how often nodes failed, for how long, and the rates that policies use."""
     report = service.control.fault_report()
     return FaultsPage(
         since_s=report.since_s,
-        nodes=tuple(NodeFaultsPage(**it._asdict()) for it in report.nodes),
-        types=tuple(TypeFaultsPage(**it._asdict()) for it in report.types),
+        nodes=tuple(NodeFaultsPage(**each._asdict()) for each in report.nodes),
+        types=tuple(TypeFaultsPage(**each._asdict()) for each in report.types),
     )

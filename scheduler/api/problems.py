@@ -21,51 +21,53 @@ from ...cluster.files.input_problems import MOST_TOLD, InputProblem, Schema, inp
 from ..store.engines import StoreFullError, StoreUnreachableError
 
 
-class Known(NamedTuple):
-    """An error."""
+class ErrorCode(NamedTuple):
+    """Status and meaning of an error code."""
 
     status: int  # of HTTP
     meaning: str
 
 
 CODES = {
-    "invalid": Known(422, "A parameter or the body is not as it should be; `detail` names the place."),
-    "bad-request": Known(400, "The request is no HTTP or JSON that can be read."),
-    "bad-cursor": Known(400, "The cursor is not one that a list has given."),
-    "bad-header": Known(400, "A header such as `If-Match` or `Last-Event-ID` cannot be read."),
-    "unauthorized": Known(401, "There is no token, or one that is not valid."),
-    "forbidden": Known(403, "The role of the token does not allow it."),
-    "wrong-host": Known(403, "A browser sent it for another site, or an open scheduler was asked by another name."),
-    "not-found": Known(404, "There is nothing at this path."),
-    "no-such-job": Known(404, "There is no job of this id, or it is somebody else's."),
-    "no-such-node": Known(404, "The cluster file has no node of this name."),
-    "no-such-attempt": Known(404, "The job has no attempt of this number, or none yet."),
-    "no-such-log": Known(404, "The attempt has no rank of this number, or its log is gone."),
-    "no-such-token": Known(404, "Its owner has no valid token of this name."),
-    "method-not-allowed": Known(405, "The path knows other methods."),
-    "key-in-flight": Known(409, "A request with this `Idempotency-Key` is being worked on; ask again soon."),
-    "ended": Known(409, "The job has ended or is being cancelled, which this request cannot undo."),
-    "not-in-quarantine": Known(409, "It is not in quarantine, or cannot be checked while jobs use it."),
-    "no-checks": Known(409, "No checks are available that could clear a quarantine."),
-    "older-attempt": Known(409, "A later attempt of the job has begun, so what this one says does not count."),
-    "token-exists": Known(409, "Its owner has a valid token of this name."),
-    "stale": Known(412, "The job is not what `If-Match` says any more: read it again."),
-    "too-much": Known(413, "The body is larger than is allowed: 256 KiB, for the extender more."),
-    "compressed": Known(415, "The extender was sent a compressed body."),
-    "beyond-the-end": Known(416, "The log does not reach to this offset."),
-    "key-reused": Known(422, "This `Idempotency-Key` was used for another job."),
-    "too-large": Known(422, "The job asks for more GPUs than there are, or than one user may have."),
-    "too-high": Known(403, "Only operators give a job so high a priority."),
-    "unconditional": Known(428, "A change needs `If-Match`: the job's `ETag`, or `*`."),
-    "too-many-queued": Known(429, "The user has as many queued jobs as are allowed."),
-    "too-many-followers": Known(429, "As many streams are open as are allowed."),
-    "too-many-tokens": Known(429, "The user has as many valid tokens as are allowed; operators may make more."),
-    "internal": Known(500, "A fault of Longshore; its log has the traceback."),
-    "store-unreachable": Known(503, "The store does not answer. Jobs run on."),
-    "no-room": Known(507, "The disk of the scheduler is full: no job is taken in. Jobs run on, and can be cancelled."),
-    "not-ready": Known(503, "No scheduler leads, or it has stopped ticking."),
-    "not-in-sync": Known(503, "The extender has not yet been told of all pods and nodes."),
-    "unavailable": Known(503, "Something that Longshore drives does not answer."),
+    "invalid": ErrorCode(422, "A parameter or the body is not valid; `detail` names the place."),
+    "bad-request": ErrorCode(400, "The request is not valid HTTP or JSON."),
+    "bad-cursor": ErrorCode(400, "The cursor is not from a list."),
+    "bad-header": ErrorCode(400, "A header such as `If-Match` or `Last-Event-ID` cannot be read."),
+    "unauthorized": ErrorCode(401, "There is no token, or one that is not valid."),
+    "forbidden": ErrorCode(403, "The role of the token does not allow it."),
+    "wrong-host": ErrorCode(403, "A browser sent it for another site, or to an open scheduler by another name."),
+    "not-found": ErrorCode(404, "There is nothing at this path."),
+    "no-such-job": ErrorCode(404, "There is no job of this id, or it is another user's."),
+    "no-such-node": ErrorCode(404, "The cluster file has no node of this name."),
+    "no-such-attempt": ErrorCode(404, "The job has no attempt of this number, or none yet."),
+    "no-such-log": ErrorCode(404, "The attempt has no rank of this number, or its log was deleted."),
+    "no-such-token": ErrorCode(404, "Its owner has no valid token of this name."),
+    "method-not-allowed": ErrorCode(405, "The path has other methods."),
+    "key-in-flight": ErrorCode(409, "A request with this `Idempotency-Key` is in progress; retry soon."),
+    "ended": ErrorCode(409, "The job has ended or is being cancelled, which this request cannot undo."),
+    "not-in-quarantine": ErrorCode(409, "It is not in quarantine, or cannot be checked while jobs use it."),
+    "no-checks": ErrorCode(409, "No checks are available that could clear a quarantine."),
+    "older-attempt": ErrorCode(409, "A later attempt of the job has begun, so this one is ignored."),
+    "token-exists": ErrorCode(409, "Its owner has a valid token of this name."),
+    "stale": ErrorCode(412, "The job has changed since the version of `If-Match`: read it again."),
+    "too-much": ErrorCode(413, "The body is larger than allowed: 256 KiB, more for the extender."),
+    "compressed": ErrorCode(415, "The extender was sent a compressed body."),
+    "beyond-the-end": ErrorCode(416, "The log does not reach to this offset."),
+    "key-reused": ErrorCode(422, "This `Idempotency-Key` was used for another job."),
+    "too-large": ErrorCode(422, "The job asks for more GPUs than there are, or than one user may have."),
+    "too-high": ErrorCode(403, "Only operators may set so high a priority."),
+    "unconditional": ErrorCode(428, "A change needs `If-Match`: the job's `ETag`, or `*`."),
+    "too-many-queued": ErrorCode(429, "The user has the maximum number of queued jobs."),
+    "too-many-followers": ErrorCode(429, "The maximum number of streams is open."),
+    "too-many-tokens": ErrorCode(429, "The user has the maximum number of valid tokens; operators may make more."),
+    "internal": ErrorCode(500, "A fault of Longshore; its log has the traceback."),
+    "store-unreachable": ErrorCode(503, "The store does not answer. Jobs continue."),
+    "no-room": ErrorCode(
+        507, "The disk of the scheduler is full: no job is accepted. Jobs continue, and can be cancelled."
+    ),
+    "not-ready": ErrorCode(503, "No scheduler leads, or it has stopped ticking."),
+    "not-in-sync": ErrorCode(503, "The extender does not yet know all pods and nodes."),
+    "unavailable": ErrorCode(503, "A system that Longshore controls does not answer."),
 }
 
 
@@ -73,38 +75,38 @@ BODY, JSON = "body", "application/json"
 
 
 def invalid_detail(request: Request, errors: Sequence[Mapping[str, Any]], body: object) -> str:
-    """Return what to tell whoever sent a request that cannot be used.
+    """Return the `detail` of a request that is not valid.
 
     Args:
         request: The request.
         errors: As pydantic lists them.
-        body: What was sent, as far as it could be read.
+        body: The body, as far as it could be parsed.
     """
     document = request.app.openapi()
     operation = _operation(request, document)
-    told = []
-    for error in errors[:MOST_TOLD]:  # each takes a while to put into words
+    details: list[str] = []
+    for error in errors[:MOST_TOLD]:  # each takes a while
         part, *inside = error["loc"]
         if error["type"] == "json_invalid":
-            told.append(f"body: it is no JSON: {error['ctx']['error']}")
+            details.append(f"body: not JSON: {error['ctx']['error']}")
             continue
         data = body if part == BODY else _parameter(inside, error["input"])
         schema = {**document, **_expected(operation, str(part))}
-        told += [_words(it) for it in input_problems([{**error, "loc": tuple(inside)}], schema, data)]
-    more = len(told) - 1 + len(errors[MOST_TOLD:])
-    return f"{told[0]} ({more} more)" if more else told[0]
+        details += [_words(problem) for problem in input_problems([{**error, "loc": tuple(inside)}], schema, data)]
+    more = len(details) - 1 + len(errors[MOST_TOLD:])
+    return f"{details[0]} ({more} more)" if more else details[0]
 
 
 def _parameter(place: Sequence[str | int], value: object) -> object:
-    """Return a parameter of a request as data that has it at its place."""
+    """Return a parameter of a request as nested data, at its place."""
     for part in reversed(place):
         value = [None] * part + [value] if isinstance(part, int) else {part: value}
     return value
 
 
-def _words(it: InputProblem) -> str:
-    place = ".".join(map(str, it.place)) or BODY
-    return f"{place}: {it.problem}; {it.fix}" if it.fix else f"{place}: {it.problem}"
+def _words(problem: InputProblem) -> str:
+    place = ".".join(map(str, problem.place)) or BODY
+    return f"{place}: {problem.problem}; {problem.fix}" if problem.fix else f"{place}: {problem.problem}"
 
 
 def _operation(request: Request, document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -115,23 +117,23 @@ def _operation(request: Request, document: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _expected(operation: Mapping[str, Any], part: str) -> Schema:
-    """Return what OpenAPI says of the body of a request, or of its parameters of one kind."""
+    """Return the schema in OpenAPI of the body of a request, or of its parameters of one kind."""
     if part == BODY:
         found: Schema = operation.get("requestBody", {}).get("content", {}).get(JSON, {}).get("schema", {})
         return found
-    of_part = [it for it in operation.get("parameters", ()) if it["in"] == part]
-    return {"type": "object", "properties": {it["name"]: it["schema"] for it in of_part}}
+    of_part = [parameter for parameter in operation.get("parameters", ()) if parameter["in"] == part]
+    return {"type": "object", "properties": {parameter["name"]: parameter["schema"] for parameter in of_part}}
 
 
 log = logging.getLogger(__name__)
 
-MEDIA_TYPE = "application/problem+json"
+PROBLEM_MEDIA_TYPE = "application/problem+json"
 SCHEMA = "#/components/schemas/Problem"
 METHOD_NOT_ALLOWED = 405
 OF_STATUS = {400: "bad-request", 404: "not-found", METHOD_NOT_ALLOWED: "method-not-allowed"}
 
 
-class Problem(BaseModel):
+class ProblemDetails(BaseModel):
     """An error."""
 
     model_config = ConfigDict(frozen=True)
@@ -145,11 +147,11 @@ class Problem(BaseModel):
 
 
 class ProblemError(Exception):
-    """What a request did wrong, or what cannot be done now.
+    """An error that is answered as a problem.
 
     Args:
         code: One of CODES.
-        detail: For people.
+        detail: In words.
         headers: Of the answer.
     """
 
@@ -162,11 +164,11 @@ class ProblemError(Exception):
 
 
 def _response(description: str) -> dict[str, Any]:
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": {"$ref": SCHEMA}}}}
+    return {"description": description, "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": SCHEMA}}}}
 
 
 def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """Return what OpenAPI is to know of the errors of an endpoint, beside those that all have."""
+    """Return the errors of an endpoint for OpenAPI, beside those of all endpoints."""
     by_status: dict[int | str, list[str]] = {}
     for code in codes:
         by_status.setdefault(CODES[code].status, []).append(f"`{code}`")
@@ -177,38 +179,38 @@ EVERYWHERE = problems("invalid", "unauthorized", "forbidden", "internal", "store
 
 
 def problem_answer(request: Request, code: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return the answer that tells an error."""
+    """Return an error as a response."""
     title = code.replace("-", " ").capitalize()
-    problem = Problem(
+    problem = ProblemDetails(
         type=f"/problems/{code}", title=title, status=CODES[code].status, detail=detail, instance=request.url.path,
         code=code,
     )  # fmt: skip
-    return JSONResponse(problem.model_dump(), problem.status, headers, media_type=MEDIA_TYPE)
+    return JSONResponse(problem.model_dump(), problem.status, headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
 def _methods_at(app: FastAPI, path: str) -> str:
-    """Return all methods that a path knows; the router knows those of one endpoint."""
+    """Return all methods of a path; the router knows those of one endpoint."""
     known = [methods for template, methods in app.openapi()["paths"].items() if compile_path(template)[0].match(path)]
     return ", ".join(sorted({method.upper() for methods in known for method in methods}))
 
 
-Answer = Callable[[Request, str, str], Response]
+AnswerProblem = Callable[[Request, str, str], Response]
 AsPage = Callable[[Request, str, str, dict[str, str] | None], Response | None]
 
 
 def no_page(request: Request, code: str, detail: str, headers: dict[str, str] | None) -> None:
-    """Tell nothing to browsers in a way of their own."""
+    """Answer browsers like programs."""
 
 
-def answer_with_problems(app: FastAPI, as_page: AsPage = no_page) -> Answer:
+def answer_with_problems(app: FastAPI, as_page: AsPage = no_page) -> AnswerProblem:
     """Let an application answer every error as a problem, or as a page.
 
     Args:
         app: The application.
-        as_page: Returns the page that tells an error, None where it is to be a problem.
+        as_page: Returns an error as a page, None to answer it as a problem.
 
     Returns:
-        What answers so.
+        The function that answers an error.
     """
 
     def answer(request: Request, code: str, detail: str, headers: dict[str, str] | None = None) -> Response:
@@ -232,10 +234,10 @@ def answer_with_problems(app: FastAPI, as_page: AsPage = no_page) -> Answer:
 
     @app.exception_handler(StoreUnreachableError)
     async def _away(request: Request, error: StoreUnreachableError) -> Response:
-        log.warning("%s", error)  # it may name the store's place, which is nobody's business
+        log.warning("%s", error)  # it may name the address of the store, which clients must not see
         if isinstance(error, StoreFullError):
             return answer(request, "no-room", str(error), {"Retry-After": "60"})
-        return answer(request, "store-unreachable", "the store does not answer; ask again", {"Retry-After": "1"})
+        return answer(request, "store-unreachable", "the store does not answer; retry", {"Retry-After": "1"})
 
     @app.exception_handler(LongshoreError)
     async def _outside(request: Request, error: LongshoreError) -> Response:
@@ -249,7 +251,7 @@ def answer_with_problems(app: FastAPI, as_page: AsPage = no_page) -> Answer:
     return answer
 
 
-MOST_BYTES = 256 * 1024
+MAX_BODY_BYTES = 256 * 1024
 
 
 class BodyLimit:
@@ -257,10 +259,10 @@ class BodyLimit:
 
     Args:
         app: What answers.
-        answer: Returns the answer that tells an error.
+        answer: Returns an error as a response.
     """
 
-    def __init__(self, app: ASGIApp, answer: Answer) -> None:
+    def __init__(self, app: ASGIApp, answer: AnswerProblem) -> None:
         self._app, self._answer = app, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -270,10 +272,10 @@ class BodyLimit:
             return
         try:
             body = await _body(receive)
-        except _GoneError:
+        except _DisconnectedError:
             return
         if body is None:
-            detail = f"the body is larger than {MOST_BYTES // 1024} KiB"
+            detail = f"the body is larger than {MAX_BODY_BYTES // 1024} KiB"
             await self._answer(Request(scope), "too-much", detail)(scope, receive, send)
             return
         read = False
@@ -288,20 +290,20 @@ class BodyLimit:
         await self._app(scope, again, send)
 
 
-class _GoneError(Exception):
-    """The client went before it had sent all."""
+class _DisconnectedError(Exception):
+    """The client disconnected before it had sent all."""
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """Return all that a client sends, None if it is too much."""
+    """Return the body of a request, None if it is too large."""
     parts, size, more = [], 0, True
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            raise _GoneError
+            raise _DisconnectedError
         more = message.get("more_body", False)
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > MOST_BYTES:
+        if size > MAX_BODY_BYTES:
             return None
     return b"".join(parts)

@@ -23,19 +23,19 @@ from ..service.service import Service
 from ..store.attempts import AttemptRow, attempts_of, held_gpus
 from ..store.nodes import records_of
 from ..store.rings import ENDED, ReplacementRow, replacements_of, ring_ends
-from .auth import Serving
-from .jobs import NO_JOB, Found
-from .models import Page, places_of
+from .auth import ServiceDep
+from .jobs import JOB_PROBLEMS, FoundJob
+from .models import ApiModel, places_of
 
 router = APIRouter()
 
-OVER = ("done", "lost")
+RING_OVER = ("done", "lost")
 
 
-class CandidatePage(Page):
-    """A GPU that could have taken a seat; times of an iteration in seconds, none where nobody can tell.
+class CandidatePage(ApiModel):
+    """A GPU that could have taken a seat; times of an iteration in seconds, none if unknown.
 
-    One that cannot exchange with the neighbours of the seat has none of these figures; `links` says why.
+    One that cannot exchange with the neighbours of the seat has none of these figures; `links` has the reason.
     """
 
     node: str
@@ -50,7 +50,7 @@ class CandidatePage(Page):
     links: str = ""  # whether these bandwidths were measured, and when; in words
 
 
-class ReplacementPage(Page):
+class ReplacementPage(ApiModel):
     """A GPU that was given to the ring for an empty seat or as a backup, and why it was that one."""
 
     rank: int  # of the process there, as its log has it
@@ -65,26 +65,26 @@ class ReplacementPage(Page):
     backup_for: int | None = None  # slow member in whose place it computes; none for an empty seat
 
 
-class PlacePage(Page):
+class PlacePage(ApiModel):
     """A GPU of the ring."""
 
     node: str
     gpu: int
 
 
-class MemberPage(Page):
+class MemberPage(ApiModel):
     """A member of the ring, or the last one that was on a GPU of it."""
 
     member: int
-    seat: int | None  # none of a spare, and of one that is gone
+    seat: int | None  # none for a spare, and for one that has left
     node: str
     gpu: int
-    rank: int  # by which `longshore logs` knows its GPU
+    rank: int  # in `longshore logs`
     pid: int | None  # on the node, by the node's numbers; none if it does not run
 
 
-class RingPage(Page):
-    """A ring at present, or as it stood last."""
+class RingPage(ApiModel):
+    """A ring at present, or its last state."""
 
     phase: str  # stopping, forming, running, done or lost; ended if it was ended from outside
     generation: int
@@ -101,24 +101,24 @@ class RingPage(Page):
     replacements: tuple[ReplacementPage, ...]
 
 
-@router.get("/v1/jobs/{job}/ring", responses=NO_JOB)
-def ring(row: Found, service: Serving) -> RingPage | None:
-    """Show who sits on which seat, who is gone and why, the seconds of each recovery, and GPUs that came.
+@router.get("/v1/jobs/{job}/ring", responses=JOB_PROBLEMS)
+def ring(row: FoundJob, service: ServiceDep) -> RingPage | None:
+    """Show the ring of the last attempt: members by seat, members that left and why, recoveries and replacements.
 
-    That is how the ring of the last attempt stands, or stood last; none where nobody knows. Source: SPEC F6, F7.
+    After its end, its last state; null if unknown. Source: SPEC F6, F7.
     """
     return ring_page(row.id, service)
 
 
 def ring_page(job: str, service: Service) -> RingPage | None:
-    """Return what is shown of the ring of a job."""
+    """Return the ring of a job."""
     with service.store.read() as tx:
         attempts = attempts_of(tx, job)
         if not attempts:
             return None
         last = attempts[-1]
         given = replacements_of(tx, job, last.number)
-        held = [(it.node, it.gpu) for it in held_gpus(tx) if it.job_id == job and it.number == last.number]
+        held = [(row.node, row.gpu) for row in held_gpus(tx) if row.job_id == job and row.number == last.number]
         kept = ring_ends(tx, job).get(last.number)
     if kept is not None:
         return _kept_page(kept, given)
@@ -132,35 +132,42 @@ def ring_page(job: str, service: Service) -> RingPage | None:
 
 
 def seats_of(job: str, service: Service) -> dict[int, Sitting]:
-    """Return who has which seat of the ring of a job; nobody where that is not known."""
+    """Return the members of a job's ring by seat; empty if unknown."""
     page = ring_page(job, service)
     members = () if page is None else page.members
-    return {it.seat: Sitting(it.node, it.gpu, it.rank) for it in members if it.seat is not None}
+    return {member.seat: Sitting(member.node, member.gpu, member.rank) for member in members if member.seat is not None}
 
 
 def _kept_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> RingPage | None:
-    """Return the page of a ring whose attempt has ended; none of one of which another version kept something else."""
+    """Return the ring of an ended attempt; None if another version stored it in another form."""
     try:
         report: RingReport = from_json(kept["report"], RingReport)
-        places = [MemberPlace(*it)._replace(pid=0) for it in kept["places"]]
+        places = [MemberPlace(*place)._replace(pid=0) for place in kept["places"]]
         gpus = [(node, gpu) for node, gpu in kept["gpus"]]
     except (KeyError, TypeError, ValueError):
         return None
-    return _page(report if report.phase in OVER else replace(report, phase=ENDED), places, gpus, given)
+    return _page(report if report.phase in RING_OVER else replace(report, phase=ENDED), places, gpus, given)
 
 
 def _page(
     report: RingReport, places: Sequence[MemberPlace], held: Sequence[tuple[str, int]], given: Sequence[ReplacementRow]
 ) -> RingPage:
-    told = {field.name: getattr(report, field.name) for field in fields(report)}
+    of_report = {field.name: getattr(report, field.name) for field in fields(report)}
     gpus = tuple(PlacePage(node=node, gpu=gpu) for node, gpu in held)
     seats = {member: seat for seat, member in enumerate(report.order) if member >= 0}
     members = tuple(
-        MemberPage(member=it.member, seat=seats.get(it.member), node=it.node, gpu=it.gpu, rank=rank, pid=it.pid or None)
-        for rank, it in enumerate(places)
-        if it.member >= 0 and (it.member in seats or not it.is_left)  # at the end some have gone before others
+        MemberPage(
+            member=place.member,
+            seat=seats.get(place.member),
+            node=place.node,
+            gpu=place.gpu,
+            rank=rank,
+            pid=place.pid or None,
+        )
+        for rank, place in enumerate(places)
+        if place.member >= 0 and (place.member in seats or not place.is_left)  # at the end some have left before others
     )
-    return RingPage(**told, members=members, gpus=gpus, replacements=tuple(map(_replacement, given)))
+    return RingPage(**of_report, members=members, gpus=gpus, replacements=tuple(map(_replacement, given)))
 
 
 def _replacement(row: ReplacementRow) -> ReplacementPage:
@@ -168,7 +175,7 @@ def _replacement(row: ReplacementRow) -> ReplacementPage:
     return ReplacementPage(rank=row.rank, node=row.node, gpu=row.gpu, at_s=row.at_s, **why)
 
 
-class EdgePage(Page):
+class EdgePage(ApiModel):
     """What a rank sends in an iteration."""
 
     kind: str  # tensor, ring (sum of gradients), next (activations) or back (their gradients)
@@ -176,7 +183,7 @@ class EdgePage(Page):
     sent_bytes: float
 
 
-class SubTaskPage(Page):
+class SubTaskPage(ApiModel):
     """What one rank does; figures are of an iteration."""
 
     rank: int  # by the plan; in a ring, the seat
@@ -190,13 +197,13 @@ class SubTaskPage(Page):
     flops: float
     memory_bytes: float
     predicted_s: float  # without what it waits for other stages
-    computed_s: float | None  # measured, without the sum of gradients; none before any was told
-    away_bytes: int | None  # of its state that is put away at present; none of one that tells of none
+    computed_s: float | None  # measured, without the sum of gradients; none before the first report
+    away_bytes: int | None  # of its state that is put away at present; none if it reports none
     edges: tuple[EdgePage, ...]
     waits_for: tuple[int, ...]  # ranks
 
 
-class SubTasksPage(Page):
+class SubTasksPage(ApiModel):
     """A job with a plan."""
 
     data: int
@@ -207,10 +214,10 @@ class SubTasksPage(Page):
     saving: str
     model: str
     hardware: str
-    iterations: int  # of all the training; 0 if nobody said
+    iterations: int  # of all the training; 0 if unknown
     predicted_step_s: float
-    step: int | None  # that it is at; none of one that does not run or tell
-    step_s: float | None  # measured; none before any was told
+    step: int | None  # present step; none if it does not run or report steps
+    step_s: float | None  # measured; none before the first report
     predicted_total_s: float
     bound_s: float  # upper bound of it
     deadline_s: float | None  # that was asked for
@@ -218,8 +225,8 @@ class SubTasksPage(Page):
     tasks: tuple[SubTaskPage, ...]  # by rank
 
 
-@router.get("/v1/jobs/{job}/sub-tasks", responses=NO_JOB)
-def sub_tasks(row: Found, service: Serving) -> SubTasksPage | None:
+@router.get("/v1/jobs/{job}/sub-tasks", responses=JOB_PROBLEMS)
+def sub_tasks(row: FoundJob, service: ServiceDep) -> SubTasksPage | None:
     """Show the sub-tasks of a job; null for one without a plan. Of its steps the leading scheduler knows."""
     with service.store.read() as tx:
         attempts = attempts_of(tx, row.id)
@@ -237,26 +244,26 @@ def planned_job(row: JobRow, attempts: list[AttemptRow], service: Service) -> Pl
     return planned(spec.plan, attempts, figures, service.now_s(), seats)
 
 
-def sub_tasks_page(it: Planned) -> SubTasksPage:
-    """Return what is said of a job with a plan."""
-    plan, total_s = it.plan, it.plan.step_s * it.plan.iterations
+def sub_tasks_page(planned_job: Planned) -> SubTasksPage:
+    """Return a job with a plan."""
+    plan, total_s = planned_job.plan, planned_job.plan.step_s * planned_job.plan.iterations
     return SubTasksPage(
         data=plan.data, pipeline=plan.pipeline, tensor=plan.tensor, micro_batch=plan.micro_batch,
         micro_batches=plan.micro_batches, saving=plan.saving, model=plan.model, hardware=plan.hardware,
-        iterations=plan.iterations, predicted_step_s=plan.step_s, step=it.step, step_s=it.step_s,
+        iterations=plan.iterations, predicted_step_s=plan.step_s, step=planned_job.step, step_s=planned_job.step_s,
         predicted_total_s=total_s, bound_s=total_s * plan.bound_factor, deadline_s=plan.deadline_s or None,
-        ends_s=it.ends_s, tasks=tuple(map(_task_page, it.tasks)),
+        ends_s=planned_job.ends_s, tasks=tuple(map(_task_page, planned_job.tasks)),
     )  # fmt: skip
 
 
-def _task_page(it: PlacedTask) -> SubTaskPage:
-    task, layers = it.task, it.task.work.layers
+def _task_page(placed: PlacedTask) -> SubTaskPage:
+    task, layers = placed.task, placed.task.work.layers
     return SubTaskPage(
-        rank=task.rank, runs_as=it.runs_as, stage=task.stage, replica=task.replica, member=task.member,
-        layers=(layers[0],) if len(layers) == 1 else (layers[0], layers[-1]), node=it.node, gpu=it.gpu,
+        rank=task.rank, runs_as=placed.runs_as, stage=task.stage, replica=task.replica, member=task.member,
+        layers=(layers[0],) if len(layers) == 1 else (layers[0], layers[-1]), node=placed.node, gpu=placed.gpu,
         flops=task.work.flops, memory_bytes=task.work.memory_bytes, predicted_s=task.work.busy_s,
-        computed_s=it.computed_s, away_bytes=it.away_bytes,
-        edges=tuple(EdgePage(**edge._asdict()) for edge in task.edges), waits_for=it.waits_for,
+        computed_s=placed.computed_s, away_bytes=placed.away_bytes,
+        edges=tuple(EdgePage(**edge._asdict()) for edge in task.edges), waits_for=placed.waits_for,
     )  # fmt: skip
 
 
@@ -279,22 +286,22 @@ class SeatPage(BaseModel):
 
 
 class TrainingPage(BaseModel):
-    """What is known of a job's iterations."""
+    """Iterations of a job."""
 
     model: str  # its name, by the job file
     iteration_flops: float | None  # of one iteration on one GPU, by the job file
     parameter_bytes: float  # volume of one all-reduce
     ring: tuple[SeatPage, ...]  # of its last attempt
-    step: int | None  # that it is at; none of one that does not run or tell
-    loss: float | Literal["nan", "inf", "-inf"] | None  # of the last step that it was told of
+    step: int | None  # present step; none if it does not run or report steps
+    loss: float | Literal["nan", "inf", "-inf"] | None  # of the last reported step
     average_iteration_s: float | None  # over the last steps of its slowest node
     steps: int  # that this is the mean of
     slowest: str | None  # that node
     computed: tuple[ComputedPage, ...]
 
 
-@router.get("/v1/jobs/{job}/training", responses=NO_JOB)
-def training(row: Found, service: Serving) -> TrainingPage:
+@router.get("/v1/jobs/{job}/training", responses=JOB_PROBLEMS)
+def training(row: FoundJob, service: ServiceDep) -> TrainingPage:
     """Show what is known of a job's iterations; of the steps of one that runs the leading scheduler knows."""
     with service.store.read() as tx:
         records, attempts = records_of(tx, row.id), attempts_of(tx, row.id)
@@ -313,13 +320,14 @@ def training(row: Found, service: Serving) -> TrainingPage:
         steps=0 if average is None else average.steps,
         slowest=None if figures is None or average is None else figures.slowest,
         computed=tuple(
-            ComputedPage(type=it.kind, iterations=it.iterations, mean_s=it.mean_s, last_s=it.last_s) for it in records
+            ComputedPage(type=each.kind, iterations=each.iterations, mean_s=each.mean_s, last_s=each.last_s)
+            for each in records
         ),
     )  # fmt: skip
 
 
 def in_json(loss: float | None) -> float | Literal["nan", "inf", "-inf"] | None:
-    """Return a loss as JSON can say it: one that is not finite as a word."""
+    """Return a loss for JSON: one that is not finite as a word."""
     if loss is None or math.isfinite(loss):
         return loss
     return "nan" if math.isnan(loss) else "inf" if loss > 0.0 else "-inf"

@@ -18,27 +18,27 @@ from ...cluster.files.errors import LongshoreError
 from ..access.tokens import Caller
 from ..service.service import Service
 from ..store.events import EventRow, events_after, last_complete_seq, owners_events_after
-from .auth import Asking, Knowing, Serving, who_asks
+from .auth import Reader, ServiceDep, TokenCacheDep, caller_of_request
 from .jobs import seen_owner
 from .models import event_page
 from .problems import ProblemError, problems
 
-MOST = 100  # streams at once, of all owners
+MAX_STREAMS = 100  # streams at once, of all owners
 
 
 class StreamSlots:
-    """Places for streams. An owner has half of those that the others leave at most: one has 50, two together 75.
+    """Slots for streams. An owner may hold half of the slots that others leave: one holds 50, two together 75.
 
-    Any thread may use it.
+    Safe for threads.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_STREAMS) -> None:
         self._most = most
         self._open = Counter[str]()
-        self._lock = threading.RLock()  # the garbage collector gives places back at any moment
+        self._lock = threading.RLock()  # the garbage collector returns slots at any moment
 
     def take(self, owner: str) -> Callable[[], None] | None:
-        """Take a place and return what gives it back, once however often it is called; None if there is none left."""
+        """Take a slot and return the function that returns it, at most once; None if there is no slot."""
         with self._lock:
             mine, all_ = self._open[owner], self._open.total()
             if mine >= (self._most - (all_ - mine)) / 2:
@@ -48,8 +48,8 @@ class StreamSlots:
 
         def give_back() -> None:
             with self._lock:
-                for it in taken:
-                    self._open[it] -= 1
+                for each in taken:
+                    self._open[each] -= 1
                 taken.clear()
                 self._open += Counter()  # owners without any are forgotten
 
@@ -63,14 +63,14 @@ class StreamSlots:
 
 log = logging.getLogger(__name__)
 
-MEDIA_TYPE = "text/event-stream"
+STREAM_MEDIA_TYPE = "text/event-stream"
 HEARTBEAT, HEARTBEAT_S = b": it goes on\n\n", 15.0
-LOOK_S = 0.2  # between two looks at what may have happened
-WHO_S = 5.0  # between two looks at whether a token is still valid
+STREAM_POLL_S = 0.2  # between two polls for new events
+WHO_S = 5.0  # between two checks of the token
 END = "end"  # event by which a stream that is over differs from one that was cut off
 
 
-class StreamEvent(NamedTuple):
+class SentEvent(NamedTuple):
     """A server-sent event."""
 
     data: str  # JSON
@@ -79,13 +79,13 @@ class StreamEvent(NamedTuple):
 
 
 class Streams:
-    """Opens streams to whoever asks.
+    """Opens streams for a caller.
 
     Args:
         slots: Places for all streams of an application.
         caller: Who asks.
-        who: Says who asks now; raises ProblemError if a token is not valid any more.
-        who_s: Between two looks at that.
+        who: Returns the caller; raises ProblemError once its token is not valid.
+        who_s: Seconds between two checks of that.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Streams:
     ) -> None:
         self._slots, self._caller, self._who, self._who_s = slots, caller, who, who_s
 
-    def stream(self, service: Service, look: Callable[[], list[StreamEvent] | None]) -> StreamingResponse:
-        """Return an answer that goes on until there is nothing more to tell, or its token is not valid any more.
+    def stream(self, service: Service, poll: Callable[[], list[SentEvent] | None]) -> StreamingResponse:
+        """Return a stream of events, until their end or that of the token.
 
         Args:
             service: When it ends, the answer ends.
-            look: Returns what is new, None after the last. Is called on a thread, one call after the other.
+            poll: Returns new events, None after the last. It is called on a thread, one call after the other.
 
         Raises:
             ProblemError: If too many are open.
@@ -107,32 +107,32 @@ class Streams:
         if give_back is None:
             event = f"{self._slots.open_of()} streams are open, {self._slots.open_of(self._caller.owner)} of them yours"
             raise ProblemError("too-many-followers", event, Retry_After="10")
-        return _Stream(self._event(service, look), give_back)
+        return _Stream(self._event(service, poll), give_back)
 
-    async def _event(self, service: Service, look: Callable[[], list[StreamEvent] | None]) -> AsyncIterator[bytes]:
+    async def _event(self, service: Service, poll: Callable[[], list[SentEvent] | None]) -> AsyncIterator[bytes]:
         yield HEARTBEAT  # the client knows at once that it is connected
-        said = asked = time.monotonic()
+        sent_s = checked_s = time.monotonic()
         while not service.ends.is_set():
             try:
-                if time.monotonic() - asked > self._who_s:
-                    asked = time.monotonic()
+                if time.monotonic() - checked_s > self._who_s:
+                    checked_s = time.monotonic()
                     if await self._who() != self._caller:
                         return
-                new = await run_in_threadpool(look)
+                new = await run_in_threadpool(poll)
             except (LongshoreError, ProblemError) as error:
                 log.warning("a stream of %s breaks off: %s", self._caller.owner, error)
                 return
             if new is None:
-                yield _as_bytes(StreamEvent("{}", "", END))
+                yield _as_bytes(SentEvent("{}", "", END))
                 return
             if new:
                 yield b"".join(map(_as_bytes, new))
-            elif time.monotonic() - said > HEARTBEAT_S:
+            elif time.monotonic() - sent_s > HEARTBEAT_S:
                 yield HEARTBEAT
             else:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(STREAM_POLL_S)
                 continue
-            said = time.monotonic()
+            sent_s = time.monotonic()
 
 
 class _Stream(StreamingResponse):
@@ -140,7 +140,7 @@ class _Stream(StreamingResponse):
 
     def __init__(self, event: AsyncIterator[bytes], give_back: Callable[[], None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(event, media_type=MEDIA_TYPE, headers=headers)
+        super().__init__(event, media_type=STREAM_MEDIA_TYPE, headers=headers)
         self._give_back = give_back
         weakref.finalize(self, give_back)
 
@@ -152,21 +152,21 @@ class _Stream(StreamingResponse):
             self._give_back()
 
 
-def _as_bytes(event: StreamEvent) -> bytes:
+def _as_bytes(event: SentEvent) -> bytes:
     number = f"id: {event.id}\n" if event.id else ""
     return f"{number}event: {event.event}\ndata: {event.data}\n\n".encode()
 
 
-async def streams_of(request: Request, service: Serving, known: Knowing, caller: Asking) -> Streams:
-    """Return what opens streams to whoever asks."""
+async def streams_of(request: Request, service: ServiceDep, known: TokenCacheDep, caller: Reader) -> Streams:
+    """Return the streams of a caller."""
     slots: StreamSlots = request.app.state.streams
-    return Streams(slots, caller, lambda: who_asks(request, service, known))
+    return Streams(slots, caller, lambda: caller_of_request(request, service, known))
 
 
-Streaming = Annotated[Streams, Depends(streams_of)]
+StreamsDep = Annotated[Streams, Depends(streams_of)]
 
 
-MOST_EVENTS = 500  # told at once
+MAX_EVENTS_AT_ONCE = 500  # in one poll
 STEP, MOST_STEPS = 20_000, 10  # numbers of others' events that are passed over in a statement, statements in a turn
 
 router = APIRouter()
@@ -176,29 +176,29 @@ router = APIRouter()
     "/v1/events",
     response_class=StreamingResponse,
     responses={
-        200: {"description": "Events, for as long as they are listened to.", "content": {MEDIA_TYPE: {}}},
+        200: {"description": "Events, for as long as they are listened to.", "content": {STREAM_MEDIA_TYPE: {}}},
         **problems("bad-header", "too-many-followers"),
     },
 )
 def events(
-    service: Serving,
-    caller: Asking,
-    streams: Streaming,
+    service: ServiceDep,
+    caller: Reader,
+    streams: StreamsDep,
     last_event_id: Annotated[str | None, Header(max_length=40)] = None,
     after: Annotated[int | None, Query(ge=0, le=2**62, description="The same as `Last-Event-ID`.")] = None,
 ) -> StreamingResponse:
-    """Tell what happens to the caller's jobs, from an event on, or from now on; operators are told of everything."""
+    """Stream the events of the caller's jobs, after an event or from now on; operators get all events."""
     if last_event_id is not None:
         if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19):
             raise ProblemError(
                 "bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream"
             )
         after = int(last_event_id)
-    return streams.stream(service, _Following(service, seen_owner(caller), after).look)
+    return streams.stream(service, _EventFollower(service, seen_owner(caller), after).poll)
 
 
-class _Following:
-    """Where a follower is."""
+class _EventFollower:
+    """Position of a client that follows events."""
 
     def __init__(self, service: Service, owner: str | None, after: int | None) -> None:
         self._service, self._owner = service, owner
@@ -207,21 +207,21 @@ class _Following:
                 after = last_complete_seq(tx)
         self._seq = after
 
-    def look(self) -> list[StreamEvent]:
-        """Return what is new to it; of others' events it passes over many at once."""
+    def poll(self) -> list[SentEvent]:
+        """Return new events; events of other users are skipped, many at once."""
         rows: list[EventRow] = []
         with self._service.store.read() as tx:
             if self._owner is None:
-                rows = events_after(tx, self._seq, MOST_EVENTS)
+                rows = events_after(tx, self._seq, MAX_EVENTS_AT_ONCE)
                 self._seq = rows[-1].seq if rows else self._seq
                 return [_event(row) for row in rows]
             for _ in range(MOST_STEPS):
                 before = self._seq
-                rows, self._seq = owners_events_after(tx, before, MOST_EVENTS, self._owner, STEP)
+                rows, self._seq = owners_events_after(tx, before, MAX_EVENTS_AT_ONCE, self._owner, STEP)
                 if rows or self._seq - before < STEP:
                     break
         return [_event(row) for row in rows]
 
 
-def _event(row: EventRow) -> StreamEvent:
-    return StreamEvent(event_page(row).model_dump_json(), str(row.seq), row.kind)
+def _event(row: EventRow) -> SentEvent:
+    return SentEvent(event_page(row).model_dump_json(), str(row.seq), row.kind)

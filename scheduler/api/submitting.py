@@ -1,4 +1,4 @@
-"""POST /v1/jobs: a job comes into the queue once, however often a client repeats it; attempts unknown to the store."""
+"""POST /v1/jobs, safe to repeat; and attempts that the store does not know."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ from ..service.service import Service
 from ..settings import Limits
 from ..store.jobs import GIVEN, UNKNOWN, Answer, NewJob, insert_job, recall, remember
 from ..store.queries import estimated, queued_of
-from .auth import Changing, Operating, Serving
+from .auth import Operator, ServiceDep, Writer
 from .models import JobPage, PlanPage, UnknownAttemptPage, job_page, shown_spec
 from .problems import ProblemError, problems
 
-WRITER = "api"
+API_WRITER = "api"
 RETRY_QUEUED_S, RETRY_FLIGHT_S, RETRY_ROOM_S = "60", "1", "60"
 
 router = APIRouter()
@@ -41,7 +41,7 @@ Key = Annotated[
 
 
 class InFlight:
-    """Keys of requests that are being worked on."""
+    """Idempotency keys of requests in progress."""
 
     def __init__(self) -> None:
         self._keys: set[tuple[str, str]] = set()
@@ -49,17 +49,17 @@ class InFlight:
 
     @contextmanager
     def hold(self, owner: str, key: str | None) -> Iterator[None]:
-        """Work on a request alone.
+        """Process a request alone.
 
         Raises:
-            ProblemError: If a request of this key is being worked on.
+            ProblemError: If a request with this key is in progress.
         """
         if key is None:
             yield
             return
         with self._lock:
             if (owner, key) in self._keys:
-                text = f"a request with the key {key!r} is being worked on; ask again soon"
+                text = f"a request with the key {key!r} is in progress; retry soon"
                 raise ProblemError("key-in-flight", text, Retry_After=RETRY_FLIGHT_S)
             self._keys.add((owner, key))
         try:
@@ -70,7 +70,7 @@ class InFlight:
 
 
 async def in_flight_of(request: Request) -> InFlight:
-    """Return the keys that an application works on."""
+    """Return the keys in progress of an application."""
     keys: InFlight = request.app.state.in_flight
     return keys
 
@@ -80,7 +80,7 @@ async def in_flight_of(request: Request) -> InFlight:
     status_code=201,
     response_model=JobPage,
     responses={
-        200: {"model": PlanPage, "description": "What would become of it (`dry_run`)."},
+        200: {"model": PlanPage, "description": "What a submission would do (`dry_run`)."},
         **problems(
             "too-large", "too-high", "key-reused", "key-in-flight", "too-much", "bad-request", "too-many-queued"
         ),
@@ -89,13 +89,13 @@ async def in_flight_of(request: Request) -> InFlight:
 def submit(
     spec: JobFile,
     response: Response,
-    service: Serving,
-    caller: Changing,
+    service: ServiceDep,
+    caller: Writer,
     in_flight: Annotated[InFlight, Depends(in_flight_of)],
     key: Key = None,
-    dry_run: Annotated[bool, Query(description="Only say what would become of it.")] = False,  # noqa: FBT002
+    dry_run: Annotated[bool, Query(description="Only validate it.")] = False,  # noqa: FBT002
 ) -> object:
-    """Put a job into the queue. With an `Idempotency-Key`, asking again gives the first answer again."""
+    """Put a job into the queue. With an `Idempotency-Key`, a repeat gets the first answer again."""
     check_gpus(spec.all_gpus, service, spec.spares)
     check_failover(spec, service)
     check_needs(spec, service)
@@ -110,15 +110,15 @@ def submit(
 
 
 def check_gpus(gpus: int, service: Service, spares: int = 0) -> None:
-    """Refuse more GPUs than a job can ever have.
+    """Refuse more GPUs than a job can ever get.
 
     Args:
         gpus: In all.
-        service: Says how many there are.
-        spares: How many of them wait for seats of a ring, as far as that is known.
+        service: Has the number of GPUs.
+        spares: Those of them that are spares of a ring.
 
     Raises:
-        ProblemError: Saying how many it can.
+        ProblemError: With the maximum.
     """
     most, here = service.settings.limits.gpus, service.layout.gpus
     asks = f"{gpus} GPUs{_parts(gpus, spares)}"
@@ -151,7 +151,7 @@ def check_needs(spec: JobFile, service: Service) -> None:
     """Refuse more GPUs than the nodes that suit a job have.
 
     Raises:
-        ProblemError: Saying how many they have.
+        ProblemError: With the number that they have.
     """
     here = service.layout.gpus_for(spec.wants)
     gpus = spec.all_gpus
@@ -161,10 +161,10 @@ def check_needs(spec: JobFile, service: Service) -> None:
 
 
 def check_shape(spec: JobFile, service: Service) -> None:
-    """Refuse a shape that the nodes can never give.
+    """Refuse a shape that the nodes never fit.
 
     Raises:
-        ProblemError: Saying what they can.
+        ProblemError: With the possible nodes.
     """
     shape = spec.shape
     if shape is None:
@@ -174,14 +174,14 @@ def check_shape(spec: JobFile, service: Service) -> None:
         have = "1 node" if able == 1 else f"{able} nodes"
         which = "that suits it has" if able == 1 else "that suit it have"
         have += " " + (which if spec.needs else "has" if able == 1 else "have")
-        raise ProblemError("too-large", f"the job asks for {shape.words}, and {have} so many")
+        raise ProblemError("too-large", f"the job asks for {shape.words}, and {have} that many")
 
 
 def check_room(tx: Connection, owner: str, limits: Limits) -> None:
     """Refuse one more queued job of an owner than are allowed.
 
     Raises:
-        ProblemError: Saying how many are.
+        ProblemError: With the maximum.
     """
     if queued_of(tx, owner) >= limits.queued_jobs:
         text = f"{owner} has {limits.queued_jobs} queued jobs, and no more are allowed"
@@ -192,7 +192,7 @@ def check_priority(priority: int, caller: Caller, service: Service) -> None:
     """Refuse a priority that only operators may give.
 
     Raises:
-        ProblemError: Saying the highest that others may.
+        ProblemError: With the maximum for others.
     """
     most = service.settings.limits.priority
     if most is not None and priority > most and caller.role is not Role.OPERATOR:
@@ -216,7 +216,7 @@ def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> 
         _check_room(service)
         page = service.store.write(partial(_put, new=new, key=key, request=request, limits=service.settings.limits))
     except (_RepeatedError, ProblemError):
-        # Of the two, the repeat is rare: so it is looked for after the error, which has undone everything.
+        # Repeats are rare, so they are detected by the error, which has rolled everything back.
         first = _first_answer(service, owner, key)
         if first is None:
             raise
@@ -252,7 +252,7 @@ class _RepeatedError(Exception):
 def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: Limits) -> Mapping[str, object]:
     """Put a job into the queue with the answer to its key, both or none."""
     check_room(tx, new.owner, limits)
-    page = job_page(insert_job(tx, estimated(tx, new), writer=WRITER)).model_dump(mode="json")
+    page = job_page(insert_job(tx, estimated(tx, new), writer=API_WRITER)).model_dump(mode="json")
     if key is not None and not remember(tx, new.owner, key, Answer(request, 201, page, new.submitted_s)):
         raise _RepeatedError
     return page
@@ -265,25 +265,25 @@ def _first_answer(service: Service, owner: str, key: str | None) -> Answer | Non
         return recall(tx, owner, key)
 
 
-Name = Annotated[str, Path(max_length=100, description="Of the attempt, as the list has it.")]
+Name = Annotated[str, Path(max_length=100, description="Name of the attempt, from the list.")]
 NO_SUCH = problems("no-such-attempt")
 
 
 @router.get("/v1/unknown-attempts")
-def unknown(service: Serving, _: Operating) -> list[UnknownAttemptPage]:
-    """List attempts that may run and are not in the store: no job starts on their GPUs. The leading scheduler knows."""
-    return [UnknownAttemptPage.of(it) for it in service.control.unknown_attempts()]
+def unknown(service: ServiceDep, _: Operator) -> list[UnknownAttemptPage]:
+    """List attempts that may run and are not in the store: no job starts on their GPUs. Known to the leader only."""
+    return [UnknownAttemptPage.of(attempt) for attempt in service.control.unknown_attempts()]
 
 
 @router.post("/v1/unknown-attempts/{attempt}/end", status_code=204, responses=NO_SUCH)
-def end(attempt: Name, service: Serving, _: Operating) -> Response:
-    """Ask an attempt to stop, and kill it after its grace; its GPUs are free once it is proven gone."""
+def end(attempt: Name, service: ServiceDep, _: Operator) -> Response:
+    """Stop an attempt by SIGTERM, and kill it after its grace; its GPUs are free once it is proven dead."""
     return _done(service, attempt, known=service.control.end_unknown(attempt))
 
 
 @router.post("/v1/unknown-attempts/{attempt}/disregard", status_code=204, responses=NO_SUCH)
-def disregard(attempt: Name, service: Serving, _: Operating) -> Response:
-    """Let jobs start on the GPUs of an attempt that is not proven gone."""
+def disregard(attempt: Name, service: ServiceDep, _: Operator) -> Response:
+    """Let jobs start on the GPUs of an attempt that is not proven dead."""
     return _done(service, attempt, known=service.control.disregard_unknown(attempt))
 
 

@@ -1,4 +1,4 @@
-"""Tokens of users, and links that let one browser in. What is secret of a token is shown once, when it is made."""
+"""Tokens of users, and one-time links for browsers. The secret of a token is shown once, when it is made."""
 
 from typing import Annotated
 
@@ -9,38 +9,39 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import nearest
 from ...cluster.files.yaml_file import ExactTypes
 from ..access.browsers import Browsers, link_path
-from ..access.tokens import NAME, NAME_WORDS, Caller, Role, check_node, new_token
+from ..access.tokens import TOKEN_NAME, TOKEN_NAME_WORDS, Caller, Role, check_node, new_token
 from ..service.service import Service
 from ..store.engines import TakenNameError, TooManyTokensError
 from ..store.tokens import MOST_VALID, add_token, revoke_token, tokens_of
-from .auth import Asking, Changing, Knowing, Operating, Serving
+from .auth import Operator, Reader, ServiceDep, TokenCacheDep, Writer
 from .models import NewTokenPage, TokenPage, token_page
 from .problems import ProblemError, problems
 
 DAY_S = 86400.0
 
 router = APIRouter()
-TokenName = Annotated[str, Field(pattern=NAME, description=NAME_WORDS)]
+TokenName = Annotated[str, Field(pattern=TOKEN_NAME, description=TOKEN_NAME_WORDS)]
 Owner = Annotated[
-    str | None, Query(pattern=NAME, max_length=64, description=f"Somebody else, for operators: {NAME_WORDS}.")
+    str | None,
+    Query(pattern=TOKEN_NAME, max_length=64, description=f"Another owner, for operators: {TOKEN_NAME_WORDS}."),
 ]
 
 
-class TokenWish(ExactTypes):
-    """A token that is wanted."""
+class TokenRequest(ExactTypes):
+    """A token to create."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: TokenName
-    owner: TokenName | None = None  # the caller if left out; others only for operators
+    owner: TokenName | None = None  # default: the caller; others only for operators
     role: Role = Role.USER
-    node: str | None = Field(None, max_length=253)  # that an agent reports on
-    days: float | None = Field(None, gt=0.0, le=36500.0)  # until it expires; as long as the caller's if left out
+    node: str | None = Field(None, max_length=253)  # of an agent
+    days: float | None = Field(None, gt=0.0, le=36500.0)  # until it expires; default: as the caller's
 
 
 @router.get("/v1/users/me/tokens")
-def tokens(service: Serving, caller: Asking, owner: Owner = None) -> list[TokenPage]:
-    """List the caller's tokens, those that have expired too."""
+def tokens(service: ServiceDep, caller: Reader, owner: Owner = None) -> list[TokenPage]:
+    """List the caller's tokens, including expired ones."""
     of = _owner(caller, owner)
     with service.store.read() as tx:
         return [token_page(row) for row in tokens_of(tx, of)]
@@ -51,14 +52,14 @@ def tokens(service: Serving, caller: Asking, owner: Owner = None) -> list[TokenP
     status_code=201,
     responses=problems("token-exists", "too-many-tokens", "no-such-node", "bad-request", "too-much"),
 )
-def create(wish: TokenWish, service: Serving, caller: Changing, known: Knowing) -> NewTokenPage:
-    """Make a token. This answer alone shows it."""
-    owner = _owner(caller, wish.owner)
-    if wish.role not in (Role.USER, Role.READ_ONLY) and caller.role is not Role.OPERATOR:
-        raise ProblemError("forbidden", f"only an operator makes tokens with the role {wish.role}")
-    _check_node(wish, service)
+def create(body: TokenRequest, service: ServiceDep, caller: Writer, known: TokenCacheDep) -> NewTokenPage:
+    """Create a token. Only this answer shows it."""
+    owner = _owner(caller, body.owner)
+    if body.role not in (Role.USER, Role.READ_ONLY) and caller.role is not Role.OPERATOR:
+        raise ProblemError("forbidden", f"only an operator makes tokens with the role {body.role}")
+    _check_node(body, service)
     now_s = service.now_s()
-    made = new_token(wish.name, owner, wish.role, now_s, _expires_s(caller, wish.days, now_s), wish.node)
+    made = new_token(body.name, owner, body.role, now_s, _expires_s(caller, body.days, now_s), body.node)
     most = None if caller.role is Role.OPERATOR else MOST_VALID
     try:
         service.store.write(lambda tx: add_token(tx, made.row, most))
@@ -72,13 +73,13 @@ def create(wish: TokenWish, service: Serving, caller: Changing, known: Knowing) 
 
 @router.delete("/v1/users/me/tokens/{name}", status_code=204, responses=problems("no-such-token"))
 def revoke(
-    name: Annotated[str, Path(pattern=NAME, description=NAME_WORDS)],
-    service: Serving,
-    caller: Changing,
-    known: Knowing,
+    name: Annotated[str, Path(pattern=TOKEN_NAME, description=TOKEN_NAME_WORDS)],
+    service: ServiceDep,
+    caller: Writer,
+    known: TokenCacheDep,
     owner: Owner = None,
 ) -> Response:
-    """Let a token expire at once."""
+    """Revoke a token at once."""
     of, now_s = _owner(caller, owner), service.now_s()
     if not service.store.write(lambda tx: revoke_token(tx, of, name, now_s)):
         raise ProblemError("no-such-token", f"{of} has no valid token {name!r}")
@@ -86,18 +87,18 @@ def revoke(
     return Response(status_code=204)
 
 
-def _check_node(wish: TokenWish, service: Service) -> None:
+def _check_node(body: TokenRequest, service: Service) -> None:
     try:
-        check_node(wish.role, wish.node)
+        check_node(body.role, body.node)
     except InputError as error:
         raise ProblemError("invalid", f"node: {error}") from error
-    if wish.node is not None and wish.node not in service.layout.nodes:
-        known = nearest(wish.node, service.layout.nodes)
-        raise ProblemError("no-such-node", f"there is no node {wish.node!r}; {known}")
+    if body.node is not None and body.node not in service.layout.nodes:
+        known = nearest(body.node, service.layout.nodes)
+        raise ProblemError("no-such-node", f"there is no node {body.node!r}; {known}")
 
 
 def _expires_s(caller: Caller, days: float | None, now_s: float) -> float | None:
-    """Return when a token ends: no later than the one that makes it."""
+    """Return when a token expires: no later than the one that creates it."""
     if days is None:
         return caller.expires_s
     wanted_s = now_s + days * DAY_S
@@ -108,14 +109,14 @@ def _expires_s(caller: Caller, days: float | None, now_s: float) -> float | None
 
 
 def _owner(caller: Caller, owner: str | None) -> str:
-    """Return whose tokens are meant."""
+    """Return the owner of the tokens."""
     if owner not in (None, caller.owner) and caller.role is not Role.OPERATOR:
         raise ProblemError("forbidden", "only an operator handles the tokens of others")
     return owner or caller.owner
 
 
 class BrowserLink(BaseModel):
-    """Where a browser is let in."""
+    """A link for a browser."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -123,18 +124,18 @@ class BrowserLink(BaseModel):
 
 
 async def browsers_of(request: Request) -> Browsers:
-    """Return the browsers that an application has let in."""
+    """Return the browsers that are logged in."""
     browsers: Browsers = request.app.state.browsers
     return browsers
 
 
-Letting = Annotated[Browsers, Depends(browsers_of)]
+BrowsersDep = Annotated[Browsers, Depends(browsers_of)]
 
 
 @router.post("/v1/browser-links", status_code=201)
-async def link(request: Request, service: Serving, _: Operating, browsers: Letting) -> BrowserLink:
-    """Make a link that lets one browser in, once and within an hour, as whoever asks."""
+async def link(request: Request, service: ServiceDep, _: Operator, browsers: BrowsersDep) -> BrowserLink:
+    """Create a link that logs one browser in as the caller, once and within an hour."""
     secret = request.headers.get("authorization", "").partition(" ")[2]
     if not secret:
-        return BrowserLink(path="/")  # an open scheduler asks nobody
+        return BrowserLink(path="/")  # an open scheduler needs no token
     return BrowserLink(path=link_path(browsers.code_for(secret, service.now_s())))

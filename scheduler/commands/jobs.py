@@ -18,9 +18,9 @@ from ..rules.attempts import UNFIT
 from .options import (
     DEFAULT_URL,
     CaOption,
-    Column,
     JobArgument,
     JsonOption,
+    TableColumn,
     UrlOption,
     client_of,
     clock,
@@ -34,20 +34,20 @@ from .options import (
 if TYPE_CHECKING:
     from ..client import Client
 
-ALL = "all"
+ALL_RANKS = "all"
 
 
 def logs(
     job: JobArgument,
-    rank: Annotated[str, typer.Option(help="Rank whose output is shown, or `all`: each line behind its [RANK].")] = "0",
-    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt only; the last one if left out.")] = None,
+    rank: Annotated[str, typer.Option(help="Rank to show, or `all`, with [RANK] before each line.")] = "0",
+    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt to show; default: the last.")] = None,
     tail: Annotated[int | None, typer.Option(min=0, max=100_000, help="Only the last lines of each rank.")] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until the job has ended.")] = False,
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
-    """Show what ranks of a job wrote; of a failed attempt, say which rank to look at."""
-    if rank != ALL and not rank.isdecimal():
+    """Show the output of ranks of a job; after a failed attempt, name the rank to read first."""
+    if rank != ALL_RANKS and not rank.isdecimal():
         raise InputError(f"--rank is {rank!r}; write the number of a rank, or all")
     client = client_of(url, ca)
     if follow:
@@ -68,9 +68,9 @@ def _show_log(client: "Client", job: str, rank: str, attempt: int | None, tail: 
 
 def _point_at_crash(client: "Client", job: str, rank: str, attempt: int | None) -> None:
     """Name, beside the output, the rank that explains why the attempt failed, unless it is what is shown."""
-    attempts = [it for it in client.job(job)["attempts"] if attempt in (None, it["number"])]
+    attempts = [each for each in client.job(job)["attempts"] if attempt in (None, each["number"])]
     crash = crash_line(job, attempts[-1]) if attempts else ""
-    if crash and rank not in (ALL, str(attempts[-1]["crash"]["rank"])):
+    if crash and rank not in (ALL_RANKS, str(attempts[-1]["crash"]["rank"])):
         typer.echo(crash, err=True)
 
 
@@ -79,7 +79,7 @@ def crash_line(job: str, attempt: Mapping[str, Any]) -> str:
 
     Args:
         job: Id of the job.
-        attempt: As the API tells of it.
+        attempt: From the API.
     """
     crash = attempt["crash"]
     if crash is None:
@@ -92,23 +92,24 @@ def crash_line(job: str, attempt: Mapping[str, Any]) -> str:
 
 
 PHASES = ("detect_s", "stop_s", "choose_s", "form_s", "copy_s", "first_step_s")
-RECOVERIES = (
-    Column("GENERATION", right=True), Column("MEMBERS", right=True),
-    *(Column(phase.removesuffix("_s").upper().replace("_", " "), right=True) for phase in PHASES),
-    Column("BECAUSE", gives=True),
+RECOVERY_COLUMNS = (
+    TableColumn("GENERATION", right=True), TableColumn("MEMBERS", right=True),
+    *(TableColumn(phase.removesuffix("_s").upper().replace("_", " "), right=True) for phase in PHASES),
+    TableColumn("BECAUSE", gives=True),
 )  # fmt: skip
-MEMBERS = (
-    Column("SEAT"), Column("MEMBER", right=True), Column("GPU", gives=True), Column("RANK", right=True),
-    Column("PID", right=True),
+MEMBER_COLUMNS = (
+    TableColumn("SEAT"), TableColumn("MEMBER", right=True), TableColumn("GPU", gives=True),
+    TableColumn("RANK", right=True), TableColumn("PID", right=True),
 )  # fmt: skip
-CANDIDATES = (
-    Column("CANDIDATE"), Column("T", right=True), Column("T*", right=True), Column(""), Column("LINKS", gives=True),
+CANDIDATE_COLUMNS = (
+    TableColumn("CANDIDATE"), TableColumn("T", right=True), TableColumn("T*", right=True), TableColumn(""),
+    TableColumn("LINKS", gives=True),
 )  # fmt: skip
-MOST_MEMBERS_SHOWN = 8  # candidates of the last choice
+MAX_SHOWN_CANDIDATES = 8  # candidates of the last choice
 
 
 def print_ring(ring: Mapping[str, Any]) -> None:
-    """Print who sits where, and the recoveries so far with the seconds of their phases."""
+    """Print the members of a ring by seat, and its recoveries with the seconds of their phases."""
     filled = sum(member >= 0 for member in ring["order"])
     spares = len(ring["spares"])
     typer.echo(
@@ -123,54 +124,59 @@ def print_ring(ring: Mapping[str, Any]) -> None:
         of = [member for member, its in ring["gone"].items() if its == reason]
         words = f"member{'s' * (len(of) > 1)} {', '.join(of)}: {reason}"
         typer.echo(f"{'gone':10s} {in_one_line(words)}")
-    for it in ring["replacements"]:
-        use = "for an empty seat" if it["backup_for"] is None else f"as the backup of member {it['backup_for']}"
-        words = f"GPU {it['gpu']} of {it['node']} as rank {it['rank']}, {use}"
-        typer.echo(f"{'came':10s} {in_one_line(words)}")
+    for each in ring["replacements"]:
+        use = "for an empty seat" if each["backup_for"] is None else f"as the backup of member {each['backup_for']}"
+        words = f"GPU {each['gpu']} of {each['node']} as rank {each['rank']}, {use}"
+        typer.echo(f"{'joined':10s} {in_one_line(words)}")
     typer.echo()
-    print_table(MEMBERS, [_member(it, ring["spares"]) for it in _by_seat(ring)])
-    for it in ring["replacements"][-1:]:
-        average = f"{it['average_s']:.3g} s" if it["average_s"] > 0.0 else "not known"
+    print_table(MEMBER_COLUMNS, [_member(each, ring["spares"]) for each in _by_seat(ring)])
+    for each in ring["replacements"][-1:]:
+        average = f"{each['average_s']:.3g} s" if each["average_s"] > 0.0 else "not known"
         typer.echo(f"\n{'before':10s} an iteration of the ring took {average}; with each candidate, in seconds:")
-        print_table(CANDIDATES, [_candidate(each, it) for each in it["candidates"][:MOST_MEMBERS_SHOWN]])
+        candidates = [_candidate(candidate, each) for candidate in each["candidates"][:MAX_SHOWN_CANDIDATES]]
+        print_table(CANDIDATE_COLUMNS, candidates)
     if len(ring["recoveries"]) > 1:
         typer.echo()
-        print_table(RECOVERIES, [_recovery(it) for it in ring["recoveries"][1:]])
+        print_table(RECOVERY_COLUMNS, [_recovery(each) for each in ring["recoveries"][1:]])
 
 
 def _by_seat(ring: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the members by seat, then the others; seats that nobody has among them."""
+    """Return the members by seat, empty seats among them, then the members without a seat."""
     empty = [{"seat": seat, "member": None} for seat, member in enumerate(ring["order"]) if member < 0]
-    return sorted([*ring["members"], *empty], key=lambda it: (it["seat"] is None, it["seat"] or 0, it["member"] or 0))
+    return sorted([*ring["members"], *empty], key=_seat_order)
 
 
-def _member(it: Mapping[str, Any], spares: Collection[int]) -> tuple[str, ...]:
-    if it["member"] is None:
-        return str(it["seat"]), "empty", "-", "-", "-"
-    seat = it["seat"] if it["seat"] is not None else "spare" if it["member"] in spares else "-"
-    pid = "-" if it["pid"] is None else str(it["pid"])
-    return str(seat), str(it["member"]), f"{it['node']}:{it['gpu']}", str(it["rank"]), pid
+def _seat_order(member: Mapping[str, Any]) -> tuple[bool, int, int]:
+    return member["seat"] is None, member["seat"] or 0, member["member"] or 0
 
 
-def _candidate(it: Mapping[str, Any], of: Mapping[str, Any]) -> tuple[str, ...]:
-    seconds = ("-" if it[name] is None else f"{it[name]:.3g}" for name in ("source_s", "ring_s"))
-    is_chosen = (it["node"], it["gpu"]) == (of["node"], of["gpu"])
-    return f"GPU {it['gpu']} of {it['node']}", *seconds, "chosen" if is_chosen else "", it["links"]
+def _member(member: Mapping[str, Any], spares: Collection[int]) -> tuple[str, ...]:
+    if member["member"] is None:
+        return str(member["seat"]), "empty", "-", "-", "-"
+    seat = member["seat"] if member["seat"] is not None else "spare" if member["member"] in spares else "-"
+    pid = "-" if member["pid"] is None else str(member["pid"])
+    return str(seat), str(member["member"]), f"{member['node']}:{member['gpu']}", str(member["rank"]), pid
 
 
-def _recovery(it: Mapping[str, Any]) -> tuple[str, ...]:
-    seconds = ("-" if it[phase] < 0 else f"{it[phase]:.3f}" for phase in PHASES)
-    return (str(it["generation"]), str(it["members"]), *seconds, it["reason"])
+def _candidate(candidate: Mapping[str, Any], of: Mapping[str, Any]) -> tuple[str, ...]:
+    seconds = ("-" if candidate[name] is None else f"{candidate[name]:.3g}" for name in ("source_s", "ring_s"))
+    is_chosen = (candidate["node"], candidate["gpu"]) == (of["node"], of["gpu"])
+    return f"GPU {candidate['gpu']} of {candidate['node']}", *seconds, "chosen" if is_chosen else "", candidate["links"]
 
 
-COLUMNS = (
-    Column("RANK", right=True), Column("STAGE", right=True), Column("REPLICA", right=True), Column("GPU"),
-    Column("LAYERS", gives=True), Column("PREDICTED", right=True), Column("MEASURED", right=True),
-    Column("WAITS FOR", gives=True),
+def _recovery(recovery: Mapping[str, Any]) -> tuple[str, ...]:
+    seconds = ("-" if recovery[phase] < 0 else f"{recovery[phase]:.3f}" for phase in PHASES)
+    return (str(recovery["generation"]), str(recovery["members"]), *seconds, recovery["reason"])
+
+
+TASK_COLUMNS = (
+    TableColumn("RANK", right=True), TableColumn("STAGE", right=True), TableColumn("REPLICA", right=True),
+    TableColumn("GPU"), TableColumn("LAYERS", gives=True), TableColumn("PREDICTED", right=True),
+    TableColumn("MEASURED", right=True), TableColumn("WAITS FOR", gives=True),
 )  # fmt: skip
-SEAT = Column("SEAT", right=True)  # in a ring, beside the rank of who has it
-AWAY = Column("AWAY", right=True)  # where state is put away
-MOST_TASKS_SHOWN = 64  # ranks; --json has all
+SEAT_COLUMN = TableColumn("SEAT", right=True)  # of a ring, beside the rank in it
+AWAY_COLUMN = TableColumn("AWAY", right=True)  # where state is put away
+MAX_SHOWN_TASKS = 64  # ranks; --json has all
 
 
 def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
@@ -195,35 +201,35 @@ def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def print_sub_tasks(found: Mapping[str, Any], *, in_ring: bool) -> None:
-    """Print what each rank does, where, how long that takes, and for whom it waits.
+    """Print what each rank does, where, how long that takes, and which ranks it waits for.
 
     Args:
         found: As the API has it.
         in_ring: Whether sub-tasks have seats of a ring, on ranks that change.
     """
-    tasks, columns = found["tasks"][:MOST_TASKS_SHOWN], [*COLUMNS]
-    rows = [[*_row(it)] for it in tasks]
+    tasks, columns = found["tasks"][:MAX_SHOWN_TASKS], [*TASK_COLUMNS]
+    rows = [[*_row(task)] for task in tasks]
     if in_ring:
-        columns.insert(0, SEAT)
-        for row, it in zip(rows, tasks, strict=True):
-            row.insert(1, "-" if it["runs_as"] is None else str(it["runs_as"]))
-    if any(it["away_bytes"] is not None for it in tasks):
-        columns.append(AWAY)
-        for row, it in zip(rows, tasks, strict=True):
-            row.append(_size(it["away_bytes"]))
+        columns.insert(0, SEAT_COLUMN)
+        for row, task in zip(rows, tasks, strict=True):
+            row.insert(1, "-" if task["runs_as"] is None else str(task["runs_as"]))
+    if any(task["away_bytes"] is not None for task in tasks):
+        columns.append(AWAY_COLUMN)
+        for row, task in zip(rows, tasks, strict=True):
+            row.append(_size(task["away_bytes"]))
     left_out = len(found["tasks"]) - len(tasks)
     if left_out:
         words = f"{left_out} more ranks; --json has all"
-        rows.append([words if it.title == "LAYERS" else "..." if at == 0 else "" for at, it in enumerate(columns)])
+        rows.append([words if task.title == "LAYERS" else "..." if at == 0 else "" for at, task in enumerate(columns)])
     print_table(tuple(columns), [tuple(row) for row in rows])
 
 
-def _row(it: Mapping[str, Any]) -> tuple[str, ...]:
-    place = "-" if it["gpu"] is None else f"{it['node']}:{it['gpu']}"
-    measured = "-" if it["computed_s"] is None else _time(it["computed_s"])
-    waits = " ".join(map(str, it["waits_for"])) or "-"
-    parts = (it["rank"], it["stage"], it["replica"], place, " ... ".join(it["layers"]))
-    return (*map(str, parts), _time(it["predicted_s"]) if it["predicted_s"] else "-", measured, waits)
+def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
+    place = "-" if task["gpu"] is None else f"{task['node']}:{task['gpu']}"
+    measured = "-" if task["computed_s"] is None else _time(task["computed_s"])
+    waits = " ".join(map(str, task["waits_for"])) or "-"
+    parts = (task["rank"], task["stage"], task["replica"], place, " ... ".join(task["layers"]))
+    return (*map(str, parts), _time(task["predicted_s"]) if task["predicted_s"] else "-", measured, waits)
 
 
 def _at(found: Mapping[str, Any]) -> str:
@@ -240,9 +246,9 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
 
 
-ATTEMPTS = (
-    Column("ATTEMPT", right=True), Column("STATE"), Column("STARTED"), Column("RAN", right=True),
-    Column("GPUS", gives=True), Column("CAUSE", gives=True),
+ATTEMPT_COLUMNS = (
+    TableColumn("ATTEMPT", right=True), TableColumn("STATE"), TableColumn("STARTED"), TableColumn("RAN", right=True),
+    TableColumn("GPUS", gives=True), TableColumn("CAUSE", gives=True),
 )  # fmt: skip
 
 
@@ -265,7 +271,7 @@ def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
         print_sub_tasks(plan, in_ring=in_ring)
     if found["attempts"]:
         typer.echo()
-        print_table(ATTEMPTS, [_attempt(it) for it in found["attempts"]])
+        print_table(ATTEMPT_COLUMNS, [_attempt(attempt) for attempt in found["attempts"]])
         if crash := crash_line(found["id"], found["attempts"][-1]):
             typer.echo(f"\n{crash}")
 
@@ -294,7 +300,10 @@ def _training(training: dict[str, Any]) -> dict[str, str]:
         last = f"the last {training['steps']} steps of {training['slowest']}, its slowest node"
         facts["iteration"] = f"{mean_s:.3g} s, by {last}"
     if training["computed"]:
-        each = (f"{it['mean_s']:.3g} s on {it['type']} ({it['iterations']})" for it in training["computed"])
+        each = (
+            f"{computed['mean_s']:.3g} s on {computed['type']} ({computed['iterations']})"
+            for computed in training["computed"]
+        )
         facts["computing"] = ", ".join(each)
     return facts
 
@@ -305,12 +314,13 @@ def estimate_text(found: dict[str, Any]) -> str:
     return f"{duration_text(found['estimate_s'])}, {words}"
 
 
-def _attempt(it: dict[str, Any]) -> tuple[str, ...]:
-    ended_s = time.time() if it["ended_s"] is None else it["ended_s"]
-    ran = "-" if it["started_s"] is None else duration_text(ended_s - it["started_s"])
-    contact = "" if it["contact"] == "ok" else ", no answer from it"
+def _attempt(attempt: dict[str, Any]) -> tuple[str, ...]:
+    ended_s = time.time() if attempt["ended_s"] is None else attempt["ended_s"]
+    ran = "-" if attempt["started_s"] is None else duration_text(ended_s - attempt["started_s"])
+    contact = "" if attempt["contact"] == "ok" else ", no answer from it"
     return (
-        str(it["number"]), it["state"] + contact, moment(it["started_s"]), ran, _shares(it["held"]), it["cause"],
+        str(attempt["number"]), attempt["state"] + contact, moment(attempt["started_s"]), ran, _shares(attempt["held"]),
+        attempt["cause"],
     )  # fmt: skip
 
 
@@ -320,13 +330,13 @@ def _shares(placement: list[dict[str, Any]] | None) -> str:
     return " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in placement)
 
 
-StateOption = Annotated[list[JobState] | None, typer.Option(help="Only jobs in this state; several times if need be.")]
+StateOption = Annotated[list[JobState] | None, typer.Option(help="Only jobs in this state; repeatable.")]
 UserOption = Annotated[str | None, typer.Option(help="Only jobs of this user.")]
 NameOption = Annotated[str | None, typer.Option(help="Only jobs of this name; * stands for any text.")]
 
-JOB, NAME, USER = Column("JOB"), Column("NAME", gives=True), Column("USER", gives=True)
-STATE, GPUS = Column("STATE"), Column("GPUS", right=True)
-SUBMITTED, STARTED, RAN = Column("SUBMITTED"), Column("STARTED"), Column("RAN", right=True)
+JOB, NAME, USER = TableColumn("JOB"), TableColumn("NAME", gives=True), TableColumn("USER", gives=True)
+STATE, GPUS = TableColumn("STATE"), TableColumn("GPUS", right=True)
+SUBMITTED, STARTED, RAN = TableColumn("SUBMITTED"), TableColumn("STARTED"), TableColumn("RAN", right=True)
 
 
 def queue(
@@ -338,11 +348,11 @@ def queue(
     ca: CaOption = None,
 ) -> None:
     """List the jobs that have not ended: those with GPUs, then the queue in its order, then those outside of it."""
-    found = client_of(url, ca).queue(_asked(state, user, name))
+    found = client_of(url, ca).queue(_filters(state, user, name))
     if json:
         print_json(list(found))
         return
-    place, why = Column("PLACE", right=True), Column("NODES OR REASON", gives=True)
+    place, why = TableColumn("PLACE", right=True), TableColumn("NODES OR REASON", gives=True)
     columns = (place, JOB, NAME, USER, STATE, GPUS, SUBMITTED, STARTED, RAN, why)
     _show_list(
         columns, [(_place(job), *_cells(job), _where_or_why(job)) for job in found], "no jobs are running or waiting"
@@ -353,27 +363,27 @@ def jobs(
     state: StateOption = None,
     user: UserOption = None,
     name: NameOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 20,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
-    """List the last jobs, the newest first, those that have ended too."""
-    found = client_of(url, ca).jobs(_asked(state, user, name), limit)
+    """List the latest jobs, the newest first, including ended ones."""
+    found = client_of(url, ca).jobs(_filters(state, user, name), limit)
     if json:
         print_json(list(found))
         return
-    ended, why = Column("ENDED"), Column("CAUSE, NODES OR REASON", gives=True)
+    ended, why = TableColumn("ENDED"), TableColumn("CAUSE, NODES OR REASON", gives=True)
     columns = (JOB, NAME, USER, STATE, GPUS, SUBMITTED, STARTED, RAN, ended, why)
     _show_list(columns, [(*_cells(job), moment(ended_s(job)), _where_or_why(job)) for job in found], "no jobs")
 
 
-def _asked(state: list[JobState] | None, user: str | None, name: str | None) -> dict[str, object]:
-    asked = {"state": [it.value for it in state] if state else None, "user": user, "name": name}
-    return {key: value for key, value in asked.items() if value is not None}
+def _filters(state: list[JobState] | None, user: str | None, name: str | None) -> dict[str, object]:
+    filters = {"state": [each.value for each in state] if state else None, "user": user, "name": name}
+    return {key: value for key, value in filters.items() if value is not None}
 
 
-def _show_list(columns: tuple[Column, ...], rows: Iterable[tuple[str, ...]], none: str) -> None:
+def _show_list(columns: tuple[TableColumn, ...], rows: Iterable[tuple[str, ...]], none: str) -> None:
     found = list(rows)
     if found:
         print_table(columns, found)
@@ -405,39 +415,43 @@ INDENT = " " * 10
 
 
 def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
-    """Show which GPUs a job was given, by whom and why, and what policy and heuristic would have chosen."""
+    """Show which GPUs a job got and why, and what the policy and the heuristic would have chosen."""
     found = client_of(url, ca).decisions(job)
     if json:
         print_json(found)
         return
-    asked = client_of(url, ca).job(job)
-    typer.echo(f"{'estimate':{len(INDENT)}}{estimate_text(asked)}")
-    for it in found:
-        typer.echo("\n".join(lines_of(it, job)))
+    detail = client_of(url, ca).job(job)
+    typer.echo(f"{'estimate':{len(INDENT)}}{estimate_text(detail)}")
+    for decision in found:
+        typer.echo("\n".join(lines_of(decision, job)))
     if not found:
-        waiting = asked["waiting"]
+        waiting = detail["waiting"]
         why = "it has ended" if waiting is None else waiting["reason"]
-        typer.echo(f"nothing was decided on it: {in_one_line(why)}")
-    if asked["waiting"] is not None and (before := asked["waiting"]["turn"]) is not None:
+        typer.echo(f"no decision yet: {in_one_line(why)}")
+    if detail["waiting"] is not None and (before := detail["waiting"]["turn"]) is not None:
         typer.echo(f"{'turn':{len(INDENT)}}{_turn(before)}")
-    for line in checks_lines(asked):
+    for line in checks_lines(detail):
         typer.echo(line)
 
 
 def _turn(before: int) -> str:
-    """Return whose turn it is in the queue, by how many users come before a job's owner."""
+    """Return whose turn it is in the queue, by the number of users whose turn is before that of a job's owner."""
     if before == 0:
-        return "its owner's is next"
-    return "of 1 other user before its owner's" if before == 1 else f"of {before} other users before its owner's"
+        return "its owner's turn is next"
+    return (
+        "1 other user has a turn before its owner"
+        if before == 1
+        else f"{before} other users have turns before its owner"
+    )
 
 
 def checks_lines(job: dict[str, Any]) -> list[str]:
-    """Return what checks of its nodes have to do with a job that does not run: what they found, and that they go on.
+    """Return what checks of nodes found for a job that does not run, and why it waits now.
 
     Args:
         job: As the API has it.
     """
-    unfit = [(it["number"], it["cause"]) for it in job["attempts"] if it["cause"].startswith(UNFIT)]
+    unfit = [(attempt["number"], attempt["cause"]) for attempt in job["attempts"] if attempt["cause"].startswith(UNFIT)]
     lines = [f"attempt {number}: {cause}" for number, cause in unfit]
     if job["waiting"] is not None and job["attempts"]:
         lines.append(f"{'waiting':{len(INDENT)}}{job['waiting']['reason']}")
@@ -445,19 +459,19 @@ def checks_lines(job: dict[str, Any]) -> list[str]:
 
 
 def lines_of(decision: dict[str, Any], job: str) -> list[str]:
-    """Return a decision in words: what was done, by whom, and what each of both would have done.
+    """Return a decision in words: what was done, and what the policy and the heuristic would have done.
 
     Args:
         decision: As the API has it.
-        job: The job whose decisions are shown; a policy may have wanted to start another one.
+        job: The job whose decisions are shown; the policy may have proposed another one.
     """
     took = f"{1e3 * decision['took_s']:.1f} ms"
     done = _outlook(decision["placement"], decision["expected"])
-    lines = [f"{_clock(decision['at_s'])}  {done}", f"{INDENT}chosen by {decision['obeyed']} in {took}"]
-    is_alone = decision["said"] is None and not decision["missed"]
+    lines = [f"{_clock(decision['at_s'])}  {done}", f"{INDENT}chosen by {decision['decided_by']} in {took}"]
+    is_alone = decision["proposal"] is None and not decision["policy_error"]
     if is_alone:
         return [*lines, f"{INDENT}policy {_policy(decision)}"]
-    lines.append(f"{INDENT}the policy {_policy(decision)}: {_word(decision, job)}")
+    lines.append(f"{INDENT}the policy {_policy(decision)}: {_proposal(decision, job)}")
     return [*lines, f"{INDENT}the heuristic {decision['heuristic']}: {_instead(decision, job)}"]
 
 
@@ -465,26 +479,26 @@ def _policy(decision: dict[str, Any]) -> str:
     return f"{decision['policy']} ({decision['mode']} mode, version {_version(decision['version'])})"
 
 
-def _word(decision: dict[str, Any], job: str) -> str:
-    """Return what the policy said, and how sure it was, or why it was not heard."""
-    said = decision["said"]
-    if said is None:
-        return f"was not heard: {decision['missed']}"
-    sure = "" if said["probability"] is None else f", {said['probability']:.0%} sure among {said['options']} moves"
-    if said["job"] == "-":
-        return f"would have started somebody else's job{sure}"
-    if said["job"] != job:
-        return f"would have started job {said['job']} on {_outlook(said['placement'], said['expected'])}{sure}"
-    if said["placement"] == decision["placement"]:
-        return f"what was done{sure}"
-    return f"{_outlook(said['placement'], said['expected'])}{sure}"
+def _proposal(decision: dict[str, Any], job: str) -> str:
+    """Return what the policy proposed and how sure it was, or why there is no usable proposal."""
+    proposal = decision["proposal"]
+    if proposal is None:
+        return f"gave no usable answer: {decision['policy_error']}"
+    probability, options = proposal["probability"], proposal["options"]
+    sure = "" if probability is None else f", {probability:.0%} sure among {options} moves"
+    if proposal["job"] == "-":
+        return f"would have started another user's job{sure}"
+    placement = _outlook(proposal["placement"], proposal["expected"])
+    if proposal["job"] != job:
+        return f"would have started job {proposal['job']} on {placement}{sure}"
+    return f"{'what was done' if proposal['placement'] == decision['placement'] else placement}{sure}"
 
 
 def _instead(decision: dict[str, Any], job: str) -> str:
     """Return what the heuristic would have done with the job that was due."""
     due, other = decision["fallback_job"], _outlook(decision["fallback"], decision["fallback_expected"])
     if due == "-":
-        return "would have decided about somebody else's job"
+        return "would have decided about another user's job"
     if due not in ("", job):
         return f"job {due}: {other}"
     return "what was done" if decision["placement"] == decision["fallback"] else other

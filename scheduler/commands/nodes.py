@@ -13,100 +13,110 @@ from .options import (
     DEFAULT_URL,
     DURATION,
     CaOption,
-    Column,
     JsonOption,
+    TableColumn,
     UrlOption,
     client_of,
     duration_between,
+    nonempty,
     print_json,
     print_table,
-    said,
 )
 
 if TYPE_CHECKING:
     from ..client import Client
     from ..health.agent import Checking
 
-LOOK_S = 1.0  # between two looks at checks that run
-COLUMNS = (Column("PLACE"), Column("SINCE"), Column("CAUSE", gives=True), Column("CHECK", gives=True),
-           Column("ACTION", gives=True), Column("CLEARED BY"), Column("EVIDENCE", gives=True))  # fmt: skip
+CHECK_POLL_S = 1.0  # between two polls of running checks
+QUARANTINE_COLUMNS = (
+    TableColumn("PLACE"), TableColumn("SINCE"), TableColumn("CAUSE", gives=True), TableColumn("CHECK", gives=True),
+    TableColumn("ACTION", gives=True), TableColumn("CLEARED BY"), TableColumn("EVIDENCE", gives=True),
+)  # fmt: skip
 
 PlaceArgument = Annotated[str, typer.Argument(metavar="NODE[:GPU]", help="A node, or a GPU of it by its index.")]
 
 
 def quarantines(
-    cleared: Annotated[bool, typer.Option("--cleared", help="Also what was cleared within the last 30 days.")] = False,
+    cleared: Annotated[bool, typer.Option("--cleared", help="Also what was cleared in the last 30 days.")] = False,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
-    """List what stands in quarantine, and why."""
+    """List what is in quarantine, and why."""
     found = client_of(url, ca).quarantines({"cleared": cleared})
     if json:
         print_json(found)
     elif found:
-        print_table(COLUMNS, [_row(it) for it in found])
+        print_table(QUARANTINE_COLUMNS, [_row(each) for each in found])
     else:
         typer.echo("nothing is in quarantine")
 
 
 def quarantine(
     place: PlaceArgument,
-    reason: Annotated[
-        str, typer.Option(callback=said, help="What is wrong with it, for people.")
-    ] = "an operator doubts it",
-    action: Annotated[str, typer.Option(help="What mends it, for people.")] = "look at it",
+    reason: Annotated[str, typer.Option(callback=nonempty, help="What is wrong with it.")] = "an operator suspects it",
+    action: Annotated[str, typer.Option(help="What repairs it.")] = "inspect it",
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
     """Let no job start on a node or a GPU until it is cleared; jobs there run on."""
-    acted = client_of(url, ca).put_into_quarantine({**_asked(place), "cause": reason, "action": action})
-    typer.echo(f"{place} is in quarantine" if acted == "quarantined" else f"{place} was in quarantine for that already")
+    acted = client_of(url, ca).put_into_quarantine({**_target(place), "cause": reason, "action": action})
+    typer.echo(f"{place} is {'in' if acted == 'quarantined' else 'already in'} quarantine")
 
 
 def clear(
     place: PlaceArgument,
-    unchecked: Annotated[bool, typer.Option("--unchecked", help="Run no checks before.")] = False,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Clear it without checks.")] = False,
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
-    """Check what stands in quarantine and let jobs start there again; exit status 1 if the checks do not pass."""
-    client, asked = client_of(url, ca), _asked(place)
-    if not client.clear_quarantine({**asked, "unchecked": unchecked})["checking"]:
+    """Check what is in quarantine, and let jobs start there again; exit status 1 if the checks do not pass."""
+    client, target = client_of(url, ca), _target(place)
+    if not client.clear_quarantine({**target, "unchecked": unchecked})["checking"]:
         typer.echo(f"{place} is out of quarantine")
         return
-    typer.echo(f"checking {place}; that goes on if this command is stopped", err=True)
-    while left := [it for it in client.quarantines({}) if _is_about(it, asked)]:
-        if not any(it["checking"] for it in left):
+    typer.echo(f"checking {place}; the checks continue if this command is stopped", err=True)
+    while left := [each for each in client.quarantines({}) if _is_about(each, target)]:
+        if not any(each["checking"] for each in left):
             typer.echo(f"{place} stays in quarantine: {in_one_line(left[-1]['checked'])}", err=True)
             raise typer.Exit(1)
-        time.sleep(LOOK_S)
+        time.sleep(CHECK_POLL_S)
     typer.echo(f"{place} is out of quarantine")
 
 
-def _asked(place: str) -> dict[str, Any]:
-    """Return node and GPU of a place; a name may hold colons itself."""
+def _target(place: str) -> dict[str, Any]:
+    """Return the node and the GPU of NODE[:GPU]; a name may hold colons itself."""
     node, colon, gpu = place.rpartition(":")
     return {"node": node, "gpu": int(gpu)} if colon and gpu.isascii() and gpu.isdecimal() else {"node": place}
 
 
-def _is_about(quarantine: dict[str, Any], asked: dict[str, Any]) -> bool:
+def _is_about(quarantine: dict[str, Any], target: dict[str, Any]) -> bool:
     ends = ((quarantine["node"], quarantine["gpu"]), (quarantine["other_node"], quarantine["other_gpu"]))
-    return any(node == asked["node"] and asked.get("gpu", gpu) == gpu for node, gpu in ends)
+    return any(node == target["node"] and target.get("gpu", gpu) == gpu for node, gpu in ends)
 
 
-def _row(it: dict[str, Any]) -> tuple[str, ...]:
+def _row(quarantine: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a quarantine; times are UTC."""
-    cleared = it["cleared_by"] or ("checks run" if it["checking"] else it["clears"])
-    if it["cleared_s"] is not None:
-        cleared += f", {_moment(it['cleared_s'])}"
-    evidence = "; ".join(words for words in (it["evidence"], it["checked"]) if words)
-    return place_of(it), _moment(it["since_s"]), it["cause"], it["check"], it["action"], cleared, evidence
+    cleared = quarantine["cleared_by"] or ("checks run" if quarantine["checking"] else quarantine["clears"])
+    if quarantine["cleared_s"] is not None:
+        cleared += f", {_moment(quarantine['cleared_s'])}"
+    evidence = "; ".join(words for words in (quarantine["evidence"], quarantine["checked"]) if words)
+    return (
+        place_of(quarantine),
+        _moment(quarantine["since_s"]),
+        quarantine["cause"],
+        quarantine["check"],
+        quarantine["action"],
+        cleared,
+        evidence,
+    )
 
 
-def place_of(it: dict[str, Any]) -> str:
-    """Return a place as people write it."""
-    ends = [(it["node"], it["gpu"])] + ([(it["other_node"], it["other_gpu"])] if it["other_node"] else [])
+def place_of(quarantine: dict[str, Any]) -> str:
+    """Return a place as NODE:GPU."""
+    ends = [(quarantine["node"], quarantine["gpu"])] + (
+        [(quarantine["other_node"], quarantine["other_gpu"])] if quarantine["other_node"] else []
+    )
     return " to ".join(node if gpu is None else f"{node}:{gpu}" for node, gpu in ends)
 
 
@@ -118,7 +128,7 @@ NodeArgument = Annotated[str, typer.Argument(help="Name of a node.")]
 
 
 def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
-    """Show all nodes, which of their GPUs are free, and what is wrong with them."""
+    """List all nodes, their free GPUs, and what is wrong with them."""
     found = client_of(url, ca).nodes()
     if json:
         print_json(found)
@@ -128,10 +138,10 @@ def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption =
         kind = "slots" if node["slots"] else "GPUs"
         free = 0 if _words(node) else grid.split().count(".")
         typer.echo(f"{node['name']:16s} {free} of {len(node['gpus'])} {kind} free  {grid}{_words(node)}")
-        for it in node["quarantine"]:
-            typer.echo(f"{'':16s}   {_words_on(it)}")
-        for it in (node["reported"] or {"gpus": []})["gpus"]:
-            typer.echo(f"{'':16s}   {_values(it)}")
+        for each in node["quarantine"]:
+            typer.echo(f"{'':16s}   {_words_on(each)}")
+        for each in (node["reported"] or {"gpus": []})["gpus"]:
+            typer.echo(f"{'':16s}   {_values(each)}")
 
 
 def _cell(node: dict[str, Any], gpu: int) -> str:
@@ -141,12 +151,11 @@ def _cell(node: dict[str, Any], gpu: int) -> str:
     return str(job[-4:])
 
 
-def _words_on(it: dict[str, Any]) -> str:
+def _words_on(quarantine: dict[str, Any]) -> str:
     """Return why something is in quarantine, and what ends that."""
-    evidence = f" ({it['check']}: {it['evidence']})" if it["evidence"] else f" ({it['check']})"
-    return in_one_line(
-        f"{place_of(it)} in quarantine: {it['cause']}{evidence}; {it['action']}; cleared by {it['clears']}"
-    )
+    found = ": ".join(filter(None, (quarantine["check"], quarantine["evidence"])))
+    cause, action, clears = quarantine["cause"], quarantine["action"], quarantine["clears"]
+    return in_one_line(f"{place_of(quarantine)} in quarantine: {cause} ({found}); {action}; cleared by {clears}")
 
 
 def _words(node: dict[str, Any]) -> str:
@@ -166,17 +175,17 @@ def _values(gpu: dict[str, Any]) -> str:
 
 def drain(
     node: NodeArgument,
-    reason: Annotated[str, typer.Option(callback=said, help="Why, for people.")] = "drained",
+    reason: Annotated[str, typer.Option(callback=nonempty, help="Why.")] = "drained",
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
-    """Take a node out of service: jobs on it run to their ends, and none starts there."""
+    """Take a node out of service: its jobs run to their end, and none starts there."""
     client_of(url, ca).drain(node, reason)
-    typer.echo(f"{node} is out of service; jobs on it run on")
+    typer.echo(f"{node} is out of service; its jobs continue")
 
 
 def resume(node: NodeArgument, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
-    """Put a node into service again."""
+    """Put a node back into service."""
     client_of(url, ca).resume(node)
     typer.echo(f"{node} is in service")
 
@@ -186,33 +195,31 @@ def agent(
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
     every: Annotated[
-        float, typer.Option(parser=duration_between("100ms", "60s"), metavar=DURATION, help="Between two reports.")
+        float, typer.Option(parser=duration_between("100ms", "60s"), metavar=DURATION, help="Time between two reports.")
     ] = 5.0,
     fence: Annotated[
-        bool, typer.Option("--fence", help="Kill the jobs of this node when the scheduler has not answered for 10 s.")
+        bool, typer.Option("--fence", help="Kill this node's jobs once the scheduler has not answered for 10 s.")
     ] = False,
     checks: Annotated[
-        bool, typer.Option("--checks", help="Run the checks that the scheduler asks for, to clear a quarantine.")
+        bool, typer.Option("--checks", help="Run the checks that the scheduler requests to clear a quarantine.")
     ] = False,
-    port: Annotated[
-        int, typer.Option(min=-1, max=65535, help="Where it answers who asks whether it lives; 0: any, -1: nowhere.")
-    ] = 0,
+    port: Annotated[int, typer.Option(min=-1, max=65535, help="Port for liveness probes; 0: any, -1: none.")] = 0,
     probe: Annotated[
         str,
         typer.Option(
             metavar="ADDRESS[:PORT]",
-            help="Measure links to other nodes when the scheduler asks; the address is this node's on the network over "
-            "which rings exchange. Any free port if left out.",
+            help="Measure links to other nodes when the scheduler requests it; ADDRESS is that of this node in the "
+            "network of rings. Default port: any free one.",
         ),
     ] = "",
 ) -> None:
-    """Report this node's GPUs to the scheduler, until it is stopped."""
+    """Report this node's GPUs to the scheduler, until stopped."""
     from ..health.agent import Fencing, open_door, report_for_ever
     from ..health.guarding import lease_file
     from ..health.link_probes import prober_at
 
     client = client_of(url, ca)
-    # With leases each second counts: several reports must get lost before one runs out.
+    # A lease must outlast several lost reports.
     fencing = Fencing(lease_file(node)) if fence else None
     checking = _checking(client, node) if checks else None
     door, prober = None if port < 0 else open_door(node, port), prober_at(probe) if probe else None
@@ -229,37 +236,49 @@ def _checking(client: "Client", node: str) -> "Checking":
 
 
 DAY_S = 86400.0
-NODES = (Column("NODE", gives=True), Column("TYPE", gives=True), Column("FAULTS", right=True),
-         Column("A DAY", right=True), Column("REPAIR", right=True), Column("EXPECTED A DAY", right=True),
-         Column(""))  # fmt: skip
-TYPES = (Column("TYPE", gives=True), Column("NODES", right=True), Column("FAULTS", right=True),
-         Column("A NODE-DAY", right=True), Column("REPAIR", right=True))  # fmt: skip
+NODE_FAULT_COLUMNS = (
+    TableColumn("NODE", gives=True), TableColumn("TYPE", gives=True), TableColumn("FAULTS", right=True),
+    TableColumn("A DAY", right=True), TableColumn("REPAIR", right=True), TableColumn("EXPECTED A DAY", right=True),
+    TableColumn(""),
+)  # fmt: skip
+TYPE_FAULT_COLUMNS = (
+    TableColumn("TYPE", gives=True), TableColumn("NODES", right=True), TableColumn("FAULTS", right=True),
+    TableColumn("A NODE-DAY", right=True), TableColumn("REPAIR", right=True),
+)  # fmt: skip
 
 
 def health(json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
-    """Show how often nodes fail, how long that lasts, and which are lemons; exit status 1 if there are any."""
+    """Show how often nodes fail, for how long, and which are lemons; exit status 1 if there are any."""
     found = client_of(url, ca).faults()
     if json:
         print_json(found)
     else:
         typer.echo(f"faults of the last {duration_text(max(time.time() - found['since_s'], 1.0))}")
         typer.echo()
-        print_table(TYPES, [_type(it) for it in found["types"]])
+        print_table(TYPE_FAULT_COLUMNS, [_type(each) for each in found["types"]])
         typer.echo()
-        print_table(NODES, [_node(it) for it in found["nodes"]])
-    if any(it["is_lemon"] for it in found["nodes"]):
+        print_table(NODE_FAULT_COLUMNS, [_node(each) for each in found["nodes"]])
+    if any(each["is_lemon"] for each in found["nodes"]):
         raise typer.Exit(1)
 
 
-def _type(it: dict[str, Any]) -> tuple[str, ...]:
-    return it["type"], str(it["nodes"]), str(it["faults"]), f"{it['per_day']:.3g}", _repair(it)
+def _type(figures: dict[str, Any]) -> tuple[str, ...]:
+    return figures["type"], str(figures["nodes"]), str(figures["faults"]), f"{figures['per_day']:.3g}", _repair(figures)
 
 
-def _node(it: dict[str, Any]) -> tuple[str, ...]:
-    hazard = "-" if it["hazard_per_s"] is None else f"{it['hazard_per_s'] * DAY_S:.3g}"
-    words = "lemon" if it["is_lemon"] else ""
-    return it["node"], it["type"], str(it["faults"]), f"{it['per_day']:.3g}", _repair(it), hazard, words
+def _node(figures: dict[str, Any]) -> tuple[str, ...]:
+    hazard = "-" if figures["hazard_per_s"] is None else f"{figures['hazard_per_s'] * DAY_S:.3g}"
+    words = "lemon" if figures["is_lemon"] else ""
+    return (
+        figures["node"],
+        figures["type"],
+        str(figures["faults"]),
+        f"{figures['per_day']:.3g}",
+        _repair(figures),
+        hazard,
+        words,
+    )
 
 
-def _repair(it: dict[str, Any]) -> str:
-    return "-" if it["repair_s"] is None else duration_text(it["repair_s"])
+def _repair(figures: dict[str, Any]) -> str:
+    return "-" if figures["repair_s"] is None else duration_text(figures["repair_s"])

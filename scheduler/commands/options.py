@@ -34,11 +34,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, with the f
 def client_of(url: str, ca: Path | None) -> "Client":
     """Return a client of the scheduler at a URL.
 
-    A token comes from the environment, as others see command lines, or from the file that this user's scheduler made.
+    The token is that of the environment, as other users see command lines, or of the file of this user's scheduler.
 
     Args:
         url: Where it serves.
-        ca: File of the authorities that vouch for it if it is behind TLS; those of the system if left out.
+        ca: File of the certificate authorities to trust if it is behind TLS; default: those of the system.
 
     Raises:
         InputError: If that file cannot be used.
@@ -51,18 +51,18 @@ def client_of(url: str, ca: Path | None) -> "Client":
 
 
 def print_json(content: object) -> None:
-    """Print what the API said, for programs."""
+    """Print an answer of the API, for programs."""
     typer.echo(json.dumps(content, indent=1))
 
 
-def said(text: str) -> str:
-    """Return what an option says for people.
+def nonempty(text: str) -> str:
+    """Return the text of an option.
 
     Raises:
-        typer.BadParameter: If it says nothing.
+        typer.BadParameter: If it is empty.
     """
     if not text.strip():
-        raise typer.BadParameter("it says nothing; write why, or leave the option out")
+        raise typer.BadParameter("it is empty; write a reason, or omit the option")
     return text
 
 
@@ -82,10 +82,10 @@ def duration(text: str) -> float:
 
 
 def duration_between(least: str, most: str) -> Callable[[str | float], float]:
-    """Return what reads an option that has bounds; a default is in seconds already.
+    """Return the parser of a duration within bounds; a default is in seconds already.
 
     Args:
-        least: Shortest duration, as it is typed.
+        least: Shortest duration, as typed.
         most: Longest one.
     """
     least_s, most_s = seconds_of(least), seconds_of(most)
@@ -122,7 +122,7 @@ def ended_s(job: dict[str, Any]) -> float | None:
 
 
 def ran_s(job: dict[str, Any], now_s: float) -> float | None:
-    """Return how long the last attempt of a job has run or ran, None if none of its ranks were seen."""
+    """Return how long the last attempt of a job has run or ran, None if no rank of it ran."""
     if job["started_s"] is None:
         return None
     until_s = job["released_s"]
@@ -130,25 +130,25 @@ def ran_s(job: dict[str, Any], now_s: float) -> float | None:
 
 
 GAP, CUT = "  ", "…"
-LEAST = 8  # characters that a column keeps which is cut
+MIN_COLUMN_CHARACTERS = 8  # left of a column that is cut
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column."""
 
     title: str
     right: bool = False  # numbers stand to the right
-    gives: bool = False  # is cut where the terminal is too narrow
+    gives: bool = False  # may be cut where the terminal is too narrow
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under the titles of their columns. Nothing is cut off that goes to a file or another program."""
+def print_table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under the titles of their columns. Nothing is cut in a file or pipe."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in table_lines(columns, list(rows), width):
         typer.echo(line)
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+def table_lines(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """Return a table as lines.
 
     Args:
@@ -163,18 +163,18 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
     return [_line(columns, row, widths) for row in cells]
 
 
-def _narrow(columns: Sequence[Column], widths: list[int], width: int) -> None:
-    """Take what is too much from the columns that may be cut, the widest first."""
+def _narrow(columns: Sequence[TableColumn], widths: list[int], width: int) -> None:
+    """Narrow the columns that may be cut to the width of the terminal, the widest first."""
     too_much = sum(widths) + len(GAP) * (len(widths) - 1) - width
     while too_much > 0:
-        wide = [at for at, column in enumerate(columns) if column.gives and widths[at] > LEAST]
+        wide = [at for at, column in enumerate(columns) if column.gives and widths[at] > MIN_COLUMN_CHARACTERS]
         if not wide:
             return
         widths[max(wide, key=lambda at: widths[at])] -= 1
         too_much -= 1
 
 
-def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:
+def _line(columns: Sequence[TableColumn], row: Sequence[str], widths: Sequence[int]) -> str:
     cut = [cell if len(cell) <= width else cell[: width - 1] + CUT for cell, width in zip(row, widths, strict=True)]
     padded = [
         cell.rjust(width) if column.right else cell.ljust(width)

@@ -13,7 +13,7 @@ import typer
 from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import nearest, shortened
 from ...cluster.files.output_file import check_outputs, make_folder
-from .options import Column, print_json, print_table
+from .options import TableColumn, print_json, print_table
 from .store import FolderOption
 
 if TYPE_CHECKING:
@@ -24,33 +24,34 @@ if TYPE_CHECKING:
     from ...preflight.warm import Node
     from ...preflight.wiring import Blueprint
 
-MOST_NODES = 64  # each is a process of this machine
-_COLUMNS = (
-    Column("node"), Column("device"), Column("check"), Column("outcome"),
-    Column("got", gives=True), Column("wanted", gives=True), Column("do", gives=True),
+MAX_LOCAL_NODES = 64  # each is a process of this machine
+FINDING_COLUMNS = (
+    TableColumn("node"), TableColumn("device"), TableColumn("check"), TableColumn("outcome"),
+    TableColumn("got", gives=True), TableColumn("wanted", gives=True), TableColumn("do", gives=True),
 )  # fmt: skip
 
 
 def preflight(
-    nodes: Annotated[str | None, typer.Option(help="Names of nodes, with commas; all if left out.")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="Cluster file; the folder's, or else this machine.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="Names of nodes, separated by commas; default: all.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; default: the folder's, or this machine.")] = None,
     folder: FolderOption = None,
     level: Annotated[int, typer.Option(min=0, max=3, help="0 state, 1 seconds, 2 minutes, 3 half an hour.")] = 1,
-    dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="That jobs compute in.")] = "fp32",
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="Type in which jobs compute.")] = "fp32",
     sample: Annotated[
-        str | None, typer.Option(help="A program that takes two steps of yours, as in a job file; ours if left out.")
+        str | None,
+        typer.Option(help="Program of two training steps, as in a job file; default: a built-in one."),
     ] = None,
-    sample_limit: Annotated[float, typer.Option(min=1.0, max=600.0, help="Seconds for it on a node.")] = 60.0,
+    sample_limit: Annotated[float, typer.Option(min=1.0, max=600.0, help="Seconds for the sample on a node.")] = 60.0,
     link_bytes_per_s: Annotated[
-        float, typer.Option(min=0.0, help="Bandwidth promised between nodes: 0.8 of it passes. 0: it is only shown.")
+        float, typer.Option(min=0.0, help="Promised bandwidth between nodes: 0.8 of it passes. 0: only measure.")
     ] = 0.0,
     wiring: Annotated[Path | None, typer.Option(help="File of expected wiring.")] = None,
-    learn_wiring: Annotated[Path | None, typer.Option(help="Write what is plugged in where to this file.")] = None,
+    learn_wiring: Annotated[Path | None, typer.Option(help="Write the wiring found to this file.")] = None,
     port_facts: Annotated[
-        Path | None, typer.Option(help="File in which a tool of yours tells of transceivers and neighbours.")
+        Path | None, typer.Option(help="File with transceivers and neighbours, by a tool of yours.")
     ] = None,
     real: Annotated[
-        bool, typer.Option("--real", help="There are real GPUs: it is a failure if their driver is silent.")
+        bool, typer.Option("--real", help="The nodes have GPUs: a driver that does not answer is a failure.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of docs/preflight.md.")] = False,
 ) -> None:
@@ -69,7 +70,7 @@ def preflight(
     make_folder(home, "--folder")
     slots = not real and not gpus
     if slots:
-        typer.echo("no GPU answers here: checks of GPUs are skipped; --real lets them fail", err=True)
+        typer.echo("no GPU found: checks of GPUs are skipped; with --real they fail", err=True)
     places = [
         NodeSetup(share.node, home.absolute(), slots, dtype, wiring=_whole(wiring), port_facts=_whole(port_facts))
         for share in placement
@@ -82,7 +83,7 @@ def preflight(
         if learn_wiring is not None:
             _learn(learn_wiring, known_wiring, placement, workload, warm)
             return
-        report = check_all(placement, workload, warm, level=level, progress=None if json else _tell)
+        report = check_all(placement, workload, warm, level=level, progress=None if json else _print_outcome)
     print_json(report.as_json()) if json else _show(report)
     raise typer.Exit(0 if report.passed else 1)
 
@@ -91,11 +92,11 @@ def _words(command: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(command))
     except ValueError as error:
-        raise InputError(f"it cannot be taken apart: {error}", "close its quotes", field="--sample") from error
+        raise InputError(f"it cannot be split into words: {error}", "close its quotes", field="--sample") from error
 
 
 def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int) -> "Placement":
-    """Return all GPUs of the nodes that are named; where no file tells of nodes, of this machine if it has GPUs.
+    """Return all GPUs of the named nodes; without a cluster file, those of this machine if it has any.
 
     Raises:
         InputError: If there are no such nodes.
@@ -117,15 +118,15 @@ def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int)
         if name not in known:
             raise InputError(f"there is no node {shortened(name)}", nearest(name, known), field="--nodes")
         if times > 1:
-            raise InputError(f"{shortened(name)} stands there {times} times", "name each once", field="--nodes")
-    if len(chosen) > MOST_NODES:
+            raise InputError(f"{shortened(name)} is named {times} times", "name each once", field="--nodes")
+    if len(chosen) > MAX_LOCAL_NODES:
         fix = "name some of them; each is a process of this machine"
-        raise InputError(f"these are {len(chosen)} nodes, of {MOST_NODES} at most", fix, field="--nodes")
+        raise InputError(f"these are {len(chosen)} nodes; at most {MAX_LOCAL_NODES} are possible", fix, field="--nodes")
     return tuple(Share(name, tuple(range(known[name]))) for name in chosen)
 
 
 def _gpus() -> int:
-    """Return how many GPUs the driver of this machine tells of."""
+    """Return the number of GPUs that the driver of this machine reports."""
     from ...cluster.files.errors import BackendError
     from ...preflight.readers import GpuLostError, open_nvml
 
@@ -136,7 +137,7 @@ def _gpus() -> int:
 
 
 def _check_files(wiring: Path | None, port_facts: Path | None) -> None:
-    """Read the files that nodes are going to read.
+    """Validate the files that nodes will read.
 
     Raises:
         InputError: If one cannot be used.
@@ -149,7 +150,7 @@ def _check_files(wiring: Path | None, port_facts: Path | None) -> None:
 
 
 def _learned_before(path: Path | None) -> "Blueprint":
-    """Return the wiring that a file of it holds, which is to be learned anew; none if there is no file."""
+    """Return the wiring of an existing file, to compare with what is found; empty if there is no file."""
     from ...preflight.wiring import Blueprint, read_blueprint
 
     return Blueprint() if path is None or not path.exists() else read_blueprint(path)
@@ -161,7 +162,7 @@ def _whole(path: Path | None) -> Path | None:
 
 @contextmanager
 def _warm(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, Node]]":
-    """Give a process for each node, and end them all."""
+    """Yield a process for each node; end them all."""
     from ...preflight.warm import LocalNode
 
     count = "1 process" if len(places) == 1 else f"{len(places)} processes"
@@ -177,25 +178,25 @@ def _warm(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, Node]]":
 def _learn(
     path: Path, before: "Blueprint", placement: "Placement", workload: "CheckedJob", nodes: "dict[str, Node]"
 ) -> None:
-    """Write what is plugged in where, and tell what is new."""
+    """Write the wiring found, and print what differs from before."""
     from ...preflight.check import find_check
     from ...preflight.round import ask_all
     from ...preflight.wiring import learn, plan_of, write_blueprint
 
     found = ask_all(find_check("wiring.seen"), placement, workload, nodes)
-    findings = {node: [finding for _, finding, _ in told] for node, told in found.items()}
-    for node, told in findings.items():
-        if bad := [it for it in told if it.outcome in ("fail", "incomplete")]:
-            raise InputError(f"{node} does not tell how it is wired: {bad[0].got or bad[0].reason}", bad[0].action)
-    blueprint, changes = learn(before, {node: plan_of(told) for node, told in findings.items()})
+    findings = {node: [finding for _, finding, _ in results] for node, results in found.items()}
+    for node, of_node in findings.items():
+        if bad := [finding for finding in of_node if finding.outcome in ("fail", "incomplete")]:
+            raise InputError(f"the wiring of {node} is unknown: {bad[0].got or bad[0].reason}", bad[0].action)
+    blueprint, changes = learn(before, {node: plan_of(of_node) for node, of_node in findings.items()})
     write_blueprint(path, blueprint)
     for change in changes:
         typer.echo(change.words)
     typer.echo(f"{path}: nodes: {len(findings)}, parts added, removed or changed: {len(changes)}")
 
 
-def _tell(node: str, check: str, outcome: "Outcome") -> None:
-    """Say what did not pass as soon as that is known."""
+def _print_outcome(node: str, check: str, outcome: "Outcome") -> None:
+    """Print a check that did not pass, as soon as that is known."""
     if outcome not in ("pass", "skipped"):
         typer.echo(f"{node}: {check}: {outcome}", err=True)
 
@@ -204,10 +205,13 @@ def _show(report: "Report") -> None:
     rows = [*report.bad, *report.warnings]
     if rows:
         print_table(
-            _COLUMNS,
-            ([it.node, it.device, it.check, it.outcome, it.got or it.reason, it.wanted, it.action] for it in rows),
+            FINDING_COLUMNS,
+            (
+                [row.node, row.device, row.check, row.outcome, row.got or row.reason, row.wanted, row.action]
+                for row in rows
+            ),
         )
-    counts = Counter(str(it.outcome) for it in report.results)
+    counts = Counter(str(result.outcome) for result in report.results)
     words = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     fit = len(report.nodes) - len(report.bad_nodes)
     typer.echo(f"{fit} of {len(report.nodes)} nodes are fit; checks: {words}; {report.seconds:.2f} s")

@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ..access.browsers import Browsers
-    from ..extender.watching import Api
+    from ..extender.watching import KubernetesAddress
     from ..service.service import Service
     from ..settings import Chosen
 
-AGAIN_S = 1.5  # of silence, after which what is being done is said again
+REPEAT_S = 1.5  # of silence, after which the present step is printed again
 COMPILING = "compiling, once after an install or upgrade"
 
 
 @contextmanager
-def saying(text: str) -> Iterator[Callable[[str], None]]:
-    """Say what is being done, and again every so often; yields what changes the words for that."""
+def progress_lines(text: str) -> Iterator[Callable[[str], None]]:
+    """Print what is being done, and again while it lasts; yields a function that changes the text."""
     ended, last, began_s = threading.Event(), [text], time.monotonic()
 
-    def say_again() -> None:
-        while not ended.wait(AGAIN_S):
+    def repeat() -> None:
+        while not ended.wait(REPEAT_S):
             typer.echo(f"{in_one_line(last[-1])} ..., {time.monotonic() - began_s:.0f} s so far", err=True)
 
     typer.echo(f"{in_one_line(text)} ...", err=True)
-    thread = threading.Thread(target=say_again, name="saying", daemon=True)
+    thread = threading.Thread(target=repeat, name="progress", daemon=True)
     thread.start()
     try:
         yield last.append
@@ -53,9 +53,9 @@ def saying(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def compile_first(*policies: str | None) -> None:
-    """Compile what decisions by these policies need, unless that was done: a live decision has no time for it.
+    """Compile what decisions by these policies need, unless that is done: a live decision has no time for it.
 
-    What others have made compiles what it needs in its own process, before it is asked anything.
+    Policies of other packages compile in their own process, before their first decision.
     """
     from ...cluster.kernels.ahead import compile_ahead, missing
     from ...cluster.kernels.kept import can_be_kept
@@ -64,31 +64,29 @@ def compile_first(*policies: str | None) -> None:
     names = missing(rehearsals_of(*(name for name in policies if name is not None and is_known(name))))
     if not names or not can_be_kept():
         return
-    with saying(COMPILING) as say, suppress(PluginError):  # who uses it tells why it cannot be compiled
-        compile_ahead(names, lambda stand: say(f"{COMPILING}: {stand.done} of {stand.all} kernels"))
+    with progress_lines(COMPILING) as show, suppress(PluginError):  # its first use reports why it cannot be compiled
+        compile_ahead(names, lambda stand: show(f"{COMPILING}: {stand.done} of {stand.all} kernels"))
 
 
 def serve(
     config: Annotated[Path | None, typer.Option(help="Configuration file (docs/configuration.md).")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="Cluster file; 4 nodes of 4 slots if left out.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; default: 4 nodes of 4 slots.")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the store, the jobs and their logs are; .longshore if left out.")
+        Path | None, typer.Option(help="Folder of the store, the jobs and their logs; default: .longshore.")
     ] = None,
-    store: Annotated[str | None, typer.Option(help="URL of the store; SQLite in the folder if left out.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Policy that decides; patient alone if left out.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to serve at; 127.0.0.1 if left out.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; 8765 if left out.")] = None,
+    store: Annotated[str | None, typer.Option(help="URL of the store; default: SQLite in the folder.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy that decides; default: patient alone.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to serve at; default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; default: 8765.")] = None,
     open_: Annotated[
-        bool, typer.Option("--open", help="Take anybody on this machine for the operator, without a token.")
+        bool, typer.Option("--open", help="Treat every user of this machine as the operator, without a token.")
     ] = False,
     as_root: Annotated[
-        bool, typer.Option("--as-root", help="Run as root, and so every job that it starts itself.")
+        bool, typer.Option("--as-root", help="Run as root, with every job that it starts itself.")
     ] = False,
-    log_format: Annotated[LogFormat, typer.Option(help="Of the log: text for people, json for programs.")] = (
-        LogFormat.TEXT
-    ),
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log: text or json.")] = (LogFormat.TEXT),
 ) -> None:
-    """Run a scheduler with its API, on http://127.0.0.1:8765 unless told otherwise. Options go before the file."""
+    """Run a scheduler with its API, by default at http://127.0.0.1:8765. Options override the configuration file."""
     from ..settings import Chosen, read_settings
 
     if log_format is LogFormat.JSON:
@@ -104,10 +102,16 @@ def serve(
 
 
 def run_service(chosen: "Chosen") -> None:
-    """Serve until a signal comes.
+    """Serve until a signal arrives.
+
+    1. Listen at the address, before anything is written: it may be taken.
+    2. Open the store and the backend (`Service`).
+    3. Compile and load the policy.
+    4. Link the first token for the command line of this user.
+    5. Answer requests, with the scheduler's loop beside them, until a signal.
 
     Raises:
-        LongshoreError: If something that was chosen cannot be used.
+        LongshoreError: If a setting cannot be used.
     """
     from ..serve.app import leave_first_place
 
@@ -127,7 +131,7 @@ def run_service(chosen: "Chosen") -> None:
         try:
             policy, fallback = settings.policy.name, settings.policy.fallback
             compile_first(fallback, policy)
-            with saying(f"loading {policy or fallback}"):
+            with progress_lines(f"loading {policy or fallback}"):
                 service.take_up()
         except LongshoreError:
             service.close()
@@ -158,17 +162,17 @@ def _welcome(service: "Service", browsers: "Browsers") -> None:
     typer.echo(f"Longshore serves {gpus} {kind} on {nodes} nodes at http://{host}:{settings.port}")
     if service.first_token is not None and sys.stdout.isatty():  # a log may be read by others
         path = link_path(browsers.code_for(service.first_token, service.now_s()))
-        typer.echo(f"Dashboard, by a link that works once: http://{host}:{settings.port}{path}")
+        typer.echo(f"Dashboard, by a one-time link: http://{host}:{settings.port}{path}")
     if service.is_open:
-        typer.echo("It is open: whoever can log in on this machine may do everything with it.")
+        typer.echo("It is open: every user of this machine has all rights.")
     if service.slots:
-        typer.echo("Its slots behave like GPUs, but no GPU is behind them. Ctrl-C stops it; jobs run on.")
+        typer.echo("Its slots behave like GPUs without hardware. Ctrl-C stops the scheduler; jobs continue.")
 
 
 def _answer_requests(service: "Service", app: "FastAPI", listener: socket.socket) -> None:
     from ..serve.server import ApiServer, raise_files
 
-    # What is loaded by now stays: looking through it for garbage takes 100 ms, in the midst of an answer.
+    # Objects loaded by now stay: a garbage collection over them would take 100 ms during an answer.
     gc.collect()
     gc.freeze()
     ApiServer(app, service, raise_files(), log_level="warning").run(sockets=[listener])
@@ -181,20 +185,20 @@ IN_CLUSTER = "in-cluster"
 
 def extender(
     cluster: Annotated[
-        Path | None, typer.Option(help="Cluster file with the nodes by name; learned from requests if left out.")
+        Path | None, typer.Option(help="Cluster file with the nodes by name; default: learned from requests.")
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="Policy that ranks; the heuristic alone if left out.")] = None,
-    fallback: Annotated[str, typer.Option(help="Heuristic that ranks when the policy does not.")] = "eft-hazard",
+    policy: Annotated[str | None, typer.Option(help="Policy that ranks; default: the heuristic alone.")] = None,
+    fallback: Annotated[str, typer.Option(help="Heuristic that ranks when the policy does not answer.")] = "eft-hazard",
     api: Annotated[
         str | None,
-        typer.Option(help="Kubernetes API that tells of pods and nodes: in-cluster, or the URL of `kubectl proxy`."),
+        typer.Option(help="Kubernetes API to watch pods and nodes: in-cluster, or the URL of `kubectl proxy`."),
     ] = None,
     deadline: Annotated[
         float, typer.Option(parser=duration_between("1ms", "60s"), metavar=DURATION, help="Time for one answer.")
     ] = 1.0,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on the loopback interface.")] = DEFAULT_PORT,
 ) -> None:
-    """Rank nodes for kube-scheduler, as its HTTP extender on http://127.0.0.1:8888."""
+    """Rank nodes for kube-scheduler, as its HTTP extender at http://127.0.0.1:8888."""
     import uvicorn
 
     from ...agents.registry import find_policy
@@ -202,43 +206,40 @@ def extender(
     from ..extender.app import create_app
     from ..extender.inventory import Inventory
     from ..extender.ranking import Ranker
-    from ..extender.watching import Watch
+    from ..extender.watching import ObjectWatch
     from ..placement.placer import Placer
 
-    reached = None if api is None else _api(api)
+    address = None if api is None else _address(api)
     inventory = Inventory(None if cluster is None else read_cluster(cluster))
     deadline_s = deadline
     ranker = Ranker(inventory, Placer(find_policy(fallback), policy, deadline_s / 2.0), deadline_s)
     compile_first(fallback, policy)
-    with saying(f"loading {policy or fallback}"):
+    with progress_lines(f"loading {policy or fallback}"):
         ranker.warm_up(LOADED_S)
-    # What is loaded by now stays: looking through it for garbage takes 100 ms, in the midst of an answer.
+    # Objects loaded by now stay: a garbage collection over them would take 100 ms during an answer.
     gc.collect()
     gc.freeze()
-    watch = None if reached is None else Watch(reached, ranker)
+    watch = None if address is None else ObjectWatch(address, ranker)
     typer.echo(f"Longshore ranks nodes at http://127.0.0.1:{port}; Ctrl-C stops it")
     uvicorn.run(create_app(ranker, watch), host="127.0.0.1", port=port, log_level="warning")
 
 
-def _api(said: str) -> "Api":
-    from ..extender.watching import ACCOUNT, Api
+def _address(api: str) -> "KubernetesAddress":
+    from ..extender.watching import ACCOUNT, KubernetesAddress
 
-    if said.startswith(("http://", "https://")):
-        return Api(said)
+    if api.startswith(("http://", "https://")):
+        return KubernetesAddress(api)
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if said != IN_CLUSTER or host is None:
-        problem = f"{said!r} is no address" if said != IN_CLUSTER else "this is no pod of a Kubernetes cluster"
+    if api != IN_CLUSTER or host is None:
+        problem = f"{api!r} is no address" if api != IN_CLUSTER else "this is no pod of a Kubernetes cluster"
         raise InputError(problem, "start `kubectl proxy` and write --api http://127.0.0.1:8001", field="--api")
-    return Api(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", ACCOUNT)
-
-
-WRONG = 2  # exit status
+    return KubernetesAddress(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", ACCOUNT)
 
 
 def check(
-    file: Annotated[Path | None, typer.Argument(help="Configuration file; the defaults if left out.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Configuration file; default: the default settings.")] = None,
 ) -> None:
-    """Say all that is wrong with a configuration, its cluster file and its policy; exit status 2 if anything is."""
+    """List all problems of a configuration, its cluster file and its policy; exit status 2 if there are any."""
     from ..serve.config_check import check as checked
     from ..serve.config_check import summary
 
@@ -246,11 +247,11 @@ def check(
     for problem in found.problems:
         typer.echo(f"longshore: {in_one_line(str(problem))}", err=True)
     if found.problems:
-        raise typer.Exit(WRONG)
+        raise typer.Exit(2)
     for line in summary(found):
         typer.echo(line)
 
 
 def dashboard(url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
-    """Print a link that lets one browser into the dashboard, once and within an hour."""
+    """Print a link that opens the dashboard in one browser, once and within an hour."""
     typer.echo(f"{url.rstrip('/')}{client_of(url, ca).browser_path()}")

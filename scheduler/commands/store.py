@@ -13,7 +13,7 @@ import typer
 
 from ...cluster.files.errors import InputError
 from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_between
-from .serving import compile_first, saying
+from .serving import compile_first, progress_lines
 
 if TYPE_CHECKING:
     from ..placement.replay import Compared
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from ..store.opening import Store
 
 ConfigOption = Annotated[Path | None, typer.Option(help="Configuration file of the scheduler.")]
-FolderOption = Annotated[Path | None, typer.Option(help="Folder of the scheduler; .longshore if left out.")]
-StoreOption = Annotated[str | None, typer.Option(help="URL of the store; SQLite in the folder if left out.")]
+FolderOption = Annotated[Path | None, typer.Option(help="Folder of the scheduler; default: .longshore.")]
+StoreOption = Annotated[str | None, typer.Option(help="URL of the store; default: SQLite in the folder.")]
 
 
 def settings_of(config: Path | None, folder: Path | None, store: str | None) -> "Settings":
-    """Return the settings of a scheduler; options go before the file.
+    """Return the settings of a scheduler; options override the file.
 
     Raises:
         InputError: If the file cannot be used, or there is no such folder.
@@ -43,7 +43,7 @@ def settings_of(config: Path | None, folder: Path | None, store: str | None) -> 
 
 
 def file_of(settings: "Settings") -> Path | None:
-    """Return the file of a store, which may not be there; None if the store is not in SQLite."""
+    """Return the file of a store, which may not exist; None if the store is not in SQLite."""
     from ..store.engines import file_of as file_of_url
 
     return file_of_url(settings.store_url)
@@ -51,10 +51,10 @@ def file_of(settings: "Settings") -> Path | None:
 
 @contextmanager
 def existing_store(settings: "Settings") -> Iterator["Store"]:
-    """Open the store of a scheduler, which has to be there: nothing is made by a mistyped name.
+    """Open the existing store of a scheduler: a mistyped name creates nothing.
 
     Raises:
-        LongshoreError: If it is not there, or cannot be used.
+        LongshoreError: If it does not exist, or cannot be used.
     """
     from ...cluster.files.paths import exists
     from ..store.opening import open_store
@@ -75,7 +75,7 @@ def backup(
     folder: FolderOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Write a copy of the store, also while the scheduler runs. It holds secrets: only its owner can read it."""
+    """Copy the store to a file, also while the scheduler runs. The file holds secrets: only its owner can read it."""
     from ...cluster.files.paths import exists
     from ..store.copying import back_up
 
@@ -92,7 +92,7 @@ def restore(
     folder: FolderOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Put a copy in the place of the store of a scheduler that is stopped; the store that is replaced stays beside."""
+    """Replace the store of a stopped scheduler by a backup; the replaced store stays beside it."""
     from ...cluster.files.paths import exists
     from ..store.copying import put_in_place
 
@@ -102,7 +102,7 @@ def restore(
     _refuse_while_used(target)
     aside = put_in_place(file, target, datetime.now(UTC).strftime("replaced-%Y%m%dT%H%M%SZ"))
     typer.echo(f"{file} is in the place of {target}" + ("" if aside is None else f", which is {aside} now"))
-    typer.echo("At its start the scheduler looks for attempts that run and are not in it: `longshore store unknown`")
+    typer.echo("At its start the scheduler finds running attempts that are not in it: `longshore store unknown`")
 
 
 def _file(config: Path | None, folder: Path | None, store: str | None, instead: str) -> Path:
@@ -113,7 +113,7 @@ def _file(config: Path | None, folder: Path | None, store: str | None, instead: 
 
 
 def _refuse_while_used(target: Path) -> None:
-    """Refuse to replace the store of a scheduler that leads, or that has it open on this machine."""
+    """Refuse if a scheduler leads with a store, or a process of this machine has it open."""
     from ...cluster.files.processes import is_proven_dead
     from ..store.copying import holder_of, open_in
 
@@ -134,10 +134,10 @@ def prune(
         typer.Option(
             parser=duration_between("1d", "36500d"),
             metavar=DURATION,
-            help="Such as 36h, 30d or 8w; as the configuration has it if left out.",
+            help="Such as 36h, 30d or 8w; default: that of the configuration.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print how much would be deleted.")] = False,
     config: ConfigOption = None,
     folder: FolderOption = None,
     store: StoreOption = None,
@@ -160,22 +160,22 @@ def _all_after(days: float) -> "RetentionChoice":
     return RetentionChoice(jobs_days=days, events_days=days, decisions_days=days)
 
 
-SHOWN = 20  # differences in the table
+MAX_SHOWN_DIFFERENCES = 20  # differences in the table
 
 
 def decisions(
-    out: Annotated[Path, typer.Option(help="File to write, a line of JSON for each decision.")],
-    folder: Annotated[Path, typer.Option(help="That the scheduler was given.")] = Path(".longshore"),
-    store: Annotated[str | None, typer.Option(help="URL of the store; SQLite in the folder if left out.")] = None,
+    out: Annotated[Path, typer.Option(help="File to write, with a line of JSON for each decision.")],
+    folder: Annotated[Path, typer.Option(help="Folder of the scheduler.")] = Path(".longshore"),
+    store: Annotated[str | None, typer.Option(help="URL of the store; default: SQLite in the folder.")] = None,
     every: Annotated[
         float | None,
         typer.Option(
             parser=duration_between("1s", "30d"), metavar=DURATION,
-            help="Replace the file this often, such as 10m, until Ctrl-C; once if left out.",
+            help="Replace the file at this interval, such as 10m, until Ctrl-C; default: once.",
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    """Write all decisions of a scheduler to a file, with all that one needs to learn from them or to replay them."""
+    """Write all decisions of a scheduler to a file, with what learning from them or replaying them needs."""
     from ...cluster.files.output_file import check_outputs, replacing
     from ...cluster.files.paths import exists
     from ..placement.replay import export
@@ -192,7 +192,7 @@ def decisions(
         if every is None:
             typer.echo(f"{_write(out, export(opened))} decisions in {out}")
         while every is not None:
-            with replacing(out) as part:  # whoever reads it finds all of it
+            with replacing(out) as part:  # a reader finds either file whole
                 count = _write(part, export(opened))
             typer.echo(f"{count} decisions in {out}")
             time.sleep(every)
@@ -201,7 +201,7 @@ def decisions(
 
 
 def _write(out: Path, lines: Iterable[str]) -> int:
-    """Write lines to a file, and return how many there were."""
+    """Write lines to a file, and return their number."""
     count = 0
     with out.open("w", encoding="utf-8") as written:
         for line in lines:
@@ -212,54 +212,57 @@ def _write(out: Path, lines: Iterable[str]) -> int:
 
 def replay(
     file: Annotated[Path, typer.Argument(help="As `longshore store decisions` writes it.")],
-    policy: Annotated[str, typer.Option(help="Policy that decides in the place of the one that did.")],
-    out: Annotated[Path | None, typer.Option(help="File for all comparisons, a line of JSON each.")] = None,
+    policy: Annotated[str, typer.Option(help="Policy that decides instead.")],
+    out: Annotated[Path | None, typer.Option(help="File for all comparisons, with a line of JSON each.")] = None,
 ) -> None:
-    """Show what another policy would have decided with the same past, decision by decision."""
+    """Show what another policy would have decided in the same situations, decision by decision."""
     from ...agents.registry import find_policy
     from ...cluster.files.output_file import check_outputs
     from ..placement.replay import as_line
     from ..placement.replay import replay as replayed
 
     check_outputs({"--out": out}, {"FILE": file})
-    left_out, other = Counter[str](), find_policy(policy)
-    decisions = replayed(file, other, left_out, lambda: compile_first(policy))
+    omitted, other = Counter[str](), find_policy(policy)
+    decisions = replayed(file, other, omitted, lambda: compile_first(policy))
     compared = list(islice(decisions, 1))  # a file of another kind is refused before anything is compiled
-    with saying(f"deciding by {policy}"):
+    with progress_lines(f"deciding by {policy}"):
         compared += decisions
     if out is not None:
         with out.open("w", encoding="utf-8") as written:
             written.writelines(as_line(each) + "\n" for each in compared)
     for line in _table(compared, policy):
         typer.echo(line)
-    if left_out:
-        reasons = "; ".join(f"{count}, as {why}" for why, count in left_out.items())
-        typer.echo(f"decisions that are left out: {reasons}")
+    if omitted:
+        reasons = "; ".join(f"{count}, as {why}" for why, count in omitted.items())
+        typer.echo(f"omitted decisions: {reasons}")
 
 
 def _table(compared: Sequence["Compared"], policy: str) -> list[str]:
-    """Return the differences and what they sum up to."""
-    differing = [it for it in compared if not it.agrees]
+    """Return the differences and their summary."""
+    differing = [each for each in compared if not each.agrees]
     lines = [f"{'decision':>9}  {'was':44}  {policy}"] if differing else []
-    for it in differing[:SHOWN]:
-        lines.append(f"{it.seq:9d}  {_move(it.job, it.gpus):44}  {it.error or _move(it.other_job, it.other_gpus)}")
-        was, other = it.expected, it.other_expected
+    for each in differing[:MAX_SHOWN_DIFFERENCES]:
+        lines.append(
+            f"{each.seq:9d}  {_move(each.job, each.gpus):44}  {each.error or _move(each.other_job, each.other_gpus)}"
+        )
+        was, other = each.expected, each.other_expected
         if was is not None or other is not None:
-            lines.append(f"{'':9}  {_consequence(it, other=False):44}  {_consequence(it, other=True)}")
-    if len(differing) > SHOWN:
-        lines.append(f"... and {len(differing) - SHOWN} more; --out FILE has all of them")
+            lines.append(f"{'':9}  {_consequence(each, other=False):44}  {_consequence(each, other=True)}")
+    if len(differing) > MAX_SHOWN_DIFFERENCES:
+        lines.append(f"... and {len(differing) - MAX_SHOWN_DIFFERENCES} more; --out FILE has all of them")
     return [*lines, *_summary(compared)]
 
 
 def _summary(compared: Sequence["Compared"]) -> list[str]:
-    count, agreeing = len(compared), sum(it.agrees for it in compared)
+    count, agreeing = len(compared), sum(each.agrees for each in compared)
     if not count:
-        return ["there is no decision that could be met again"]
+        return ["there is no decision to replay"]
     lines = [f"{agreeing} of {count} decisions are the same ({100.0 * agreeing / count:.1f} %)"]
+    moved = (each for each in compared if not each.agrees and each.job == each.other_job)
     pairs = [
-        (it.expected, it.other_expected)
-        for it in compared
-        if not it.agrees and it.job == it.other_job and it.expected is not None and it.other_expected is not None
+        (each.expected, each.other_expected)
+        for each in moved
+        if each.expected is not None and each.other_expected is not None
     ]
     if pairs:
         gained_s = sum(was.end_s - other.end_s for was, other in pairs) / len(pairs)
@@ -276,33 +279,33 @@ def _move(job: str, gpus: Sequence[int]) -> str:
     return f"{job[-8:]} {what}"
 
 
-def _consequence(it: "Compared", *, other: bool) -> str:
-    expected = it.other_expected if other else it.expected
+def _consequence(compared: "Compared", *, other: bool) -> str:
+    expected = compared.other_expected if other else compared.expected
     if expected is None:
         return ""
-    return f"slowdown {expected.slowdown:.3f}, ends in {expected.end_s - it.at_s:.0f} s"
+    return f"slowdown {expected.slowdown:.3f}, ends in {expected.end_s - compared.at_s:.0f} s"
 
 
 def unknown(
     end: Annotated[str | None, typer.Option(metavar="ATTEMPT", help="Stop this one.")] = None,
     disregard: Annotated[
-        str | None, typer.Option(metavar="ATTEMPT", help="Give its GPUs away though it is not proven gone.")
+        str | None, typer.Option(metavar="ATTEMPT", help="Let jobs start on its GPUs although it is not proven gone.")
     ] = None,
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
-    """List attempts that run but are not in the store, as after a restore; no job starts on their GPUs."""
+    """List running attempts that are not in the store, as after a restore; no job starts on their GPUs."""
     client = client_of(url, ca)
-    for name, wish in ((end, "end"), (disregard, "disregard")):
+    for name, action in ((end, "end"), (disregard, "disregard")):
         if name is not None:
-            client.settle_unknown(name, wish)
-            typer.echo(f"{name}: {wish} asked for")
+            client.settle_unknown(name, action)
+            typer.echo(f"{name}: {action} requested")
     if end is not None or disregard is not None:
         return
     found = client.unknown()
-    for it in found:
-        shares = " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in it["placement"])
-        at = datetime.fromtimestamp(it["found_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
-        typer.echo(f"{it['attempt']}  {shares or 'on GPUs that nobody knows'}  found {at}")
+    for attempt in found:
+        shares = " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in attempt["placement"])
+        at = datetime.fromtimestamp(attempt["found_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+        typer.echo(f"{attempt['attempt']}  {shares or 'on unknown GPUs'}  found {at}")
     if not found:
         typer.echo("no unknown attempts")

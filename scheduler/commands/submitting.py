@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     PlanJob = Callable[[YamlFile, Mapping[str, Any]], dict[str, Any]]
 
 SCRIPTS = {".py": "python", ".sh": "sh", ".bash": "bash", ".slurm": "sh", ".sbatch": "sh"}
-BATCH = "docs/migrate.md says how a batch script becomes a job file"
+BATCH = "docs/migrate.md shows how to turn a batch script into a job file"
 SHAPE = re.compile(r"([1-9][0-9]{0,6})[xX]([1-9][0-9]{0,6})")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-OPTIONS = {
+JOB_OPTIONS = {
     "gpus": "--gpus", "shape": "--shape", "name": "--name", "priority": "--priority", "estimate_s": "--estimate",
     "limit_s": "--limit", "folder": "--folder", "environment": "--env", "command": "the command behind --",
     "needs": "--gpu-type", "gpu_memory_bytes": "--gpu-memory", "visible_gpus": "--visible-gpus",
@@ -35,10 +35,10 @@ OPTIONS = {
 
 
 def file_of(words: Sequence[str]) -> Path | None:
-    """Return the job file that is meant by what stands before `--`, None if nothing does.
+    """Return the job file named before `--`, None if there is none.
 
     Raises:
-        InputError: If it is none, saying what may have been meant.
+        InputError: If it is no job file, with a suggestion.
     """
     if not words:
         return None
@@ -58,7 +58,7 @@ def file_of(words: Sequence[str]) -> Path | None:
 
 
 def shape_of(text: str) -> dict[str, int]:
-    """Return what `--shape 2x4` asks for: nodes, and GPUs of each.
+    """Return the nodes, and the GPUs of each, of `--shape 2x4`.
 
     Raises:
         InputError: If it cannot be read.
@@ -70,19 +70,19 @@ def shape_of(text: str) -> dict[str, int]:
 
 
 def needs_of(types: Sequence[str], memory_gb: float | None) -> dict[str, object] | None:
-    """Return what `--gpu-type` and `--gpu-memory` ask of nodes, None if neither is given."""
-    told: dict[str, object] = {}
+    """Return the `needs` of `--gpu-type` and `--gpu-memory`, None if neither is given."""
+    needs: dict[str, object] = {}
     if types:
-        told["gpu_types"] = list(types)
+        needs["gpu_types"] = list(types)
     if memory_gb is not None:
         from ...cluster.model.needs import GB
 
-        told["gpu_memory_bytes"] = memory_gb * GB
-    return told or None
+        needs["gpu_memory_bytes"] = memory_gb * GB
+    return needs or None
 
 
 def command_of(words: Sequence[str] | None) -> list[str] | None:
-    """Return the command that stands behind `--`, None if there is no `--`.
+    """Return the command behind `--`, None if there is no `--`.
 
     Raises:
         InputError: If it cannot be a command.
@@ -96,27 +96,27 @@ def command_of(words: Sequence[str] | None) -> list[str] | None:
         raise InputError(f"a command begins with a program, not with {program!r}", "write the whole command behind --")
     if ASSIGNMENT.fullmatch(program):
         raise InputError(f"{program!r} is no program", f"write --env {shlex.quote(program)} before --")
-    if len(words) == 1 and re.search(r"\s", program) and not _sees(exists, program):
+    if len(words) == 1 and re.search(r"\s", program) and not _is_path(exists, program):
         raise InputError(
             f"{program!r} is one word, and no program has this name",
-            f"leave the quotes out, or let a shell take it apart: -- sh -c {shlex.quote(program)}",
+            f"omit the quotes, or let a shell split it: -- sh -c {shlex.quote(program)}",
         )
     return list(words)
 
 
-def environment_of(wishes: Iterable[str], present: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the variables that NAME=VALUE sets and that NAME takes over, None if there is no wish.
+def environment_of(settings: Iterable[str], present: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the variables of NAME=VALUE, and of NAME from the present environment; None if there are none.
 
     Args:
-        wishes: As they were typed.
-        present: Environment of whoever types.
+        settings: As typed.
+        present: Environment of this command.
 
     Raises:
-        InputError: If a variable is to be taken over that there is not.
+        InputError: If a variable is not set in it.
     """
     found = {}
-    for wish in wishes:
-        name, is_set, value = wish.partition("=")
+    for setting in settings:
+        name, is_set, value = setting.partition("=")
         if not is_set and name not in present:
             raise InputError(f"{name!r} is not set here", f"write {name}=VALUE", field="--env")
         found[name] = value if is_set else present[name]
@@ -127,7 +127,7 @@ def job_with(given: Mapping[str, Any]) -> "JobFile":
     """Return the job that options alone describe.
 
     Raises:
-        InputError: Naming each option that cannot be used.
+        InputError: For each option that cannot be used.
     """
     from pydantic import ValidationError
 
@@ -138,19 +138,19 @@ def job_with(given: Mapping[str, Any]) -> "JobFile":
         return JobFile.model_validate(given)
     except ValidationError as error:
         found = input_problems(error.errors(include_url=False), JobFile.model_json_schema(), given)
-        raise_all(InputError(it.problem, it.fix, field=_option(it.place)) for it in found)
+        raise_all(InputError(problem.problem, problem.fix, field=_option(problem.place)) for problem in found)
         raise AssertionError("an error has a cause") from error
 
 
 def _option(place: Sequence[str | int]) -> str:
     # Of needs each part has an option of its own; names of variables may be those of options.
     parts = (*reversed(place[:2]), place[0]) if place[0] == "needs" else place[:1]
-    option = next(OPTIONS[str(part)] for part in parts if part in OPTIONS)
+    option = next(JOB_OPTIONS[str(part)] for part in parts if part in JOB_OPTIONS)
     return f"{option} {place[1]}" if option == "--env" and len(place) > 1 else option
 
 
 def _too_many(words: Sequence[str]) -> InputError:
-    files = [word for word in words if _sees(is_file, word) and not _runs(Path(word))]
+    files = [word for word in words if _is_path(is_file, word) and not _runs(Path(word))]
     if len(files) == len(words):
         return InputError(f"{len(words)} job files are named", "submit one after the other")
     if files[:1] == list(words[:1]):
@@ -161,17 +161,17 @@ def _too_many(words: Sequence[str]) -> InputError:
     )
 
 
-def _sees(look: Callable[[Path], bool], word: str) -> bool:
-    """Look whether a word is a path; one that is too long for a name is none."""
+def _is_path(test: Callable[[Path], bool], word: str) -> bool:
+    """Test a word as a path; one that is too long for a name is none."""
     try:
-        return look(Path(word))
+        return test(Path(word))
     except InputError:
         return False
 
 
 def _absent(file: Path) -> InputError:
     text = str(file)
-    close = difflib.get_close_matches(file.name, [it.name for it in _siblings(file)], n=1)
+    close = difflib.get_close_matches(file.name, [sibling.name for sibling in _siblings(file)], n=1)
     if close:
         return InputError(f"there is no file {text!r}", f"did you mean {str(file.with_name(close[0]))!r}?")
     if shutil.which(text):
@@ -182,21 +182,21 @@ def _absent(file: Path) -> InputError:
 
 def _siblings(file: Path) -> list[Path]:
     try:
-        return [it for it in file.parent.iterdir() if it.is_file()]
+        return [path for path in file.parent.iterdir() if path.is_file()]
     except OSError:
         return []
 
 
 def _in_there(folder: Path) -> str:
-    found = sorted(it.name for it in _siblings(folder / "x") if it.suffix in (".yaml", ".yml", ".json"))
+    found = sorted(path.name for path in _siblings(folder / "x") if path.suffix in (".yaml", ".yml", ".json"))
     return f", such as {folder / found[0]}" if found else ""
 
 
 def _refuse_script(file: Path) -> None:
-    """Refuse what is run, not read.
+    """Refuse a script or program.
 
     Raises:
-        InputError: Saying how it is run.
+        InputError: With the command that runs it.
     """
     runs = _runs(file)
     if runs:
@@ -217,7 +217,7 @@ def _is_batch(file: Path) -> bool:
 
 
 def _head(file: Path) -> bytes:
-    if not file.is_file():  # reading a pipe would take away what is to be read
+    if not file.is_file():  # reading a pipe would consume it
         return b""
     try:
         with file.open("rb") as opened:
@@ -226,16 +226,16 @@ def _head(file: Path) -> bytes:
         return b""
 
 
-COMMAND = "longshore.command"  # what stands behind -- in the context of a call
+COMMAND = "longshore.command"  # key of the words behind -- in the context of a call
 BEHIND = "; options of a command go behind --, as in: longshore submit -- python train.py --lr 0.1"
-PAGE = "docs/scheduler.md#job-files"
+JOB_FILES_PAGE = "docs/scheduler.md#job-files"
 
 
 class SubmitCommand(TyperCommand):
-    """Keeps what stands behind `--` apart from what stands before it."""
+    """Parses `longshore submit [OPTIONS] [FILE] [-- COMMAND ...]`."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return what stands behind the name of the command in a line on its use."""
+        """Return the usage line behind the name of the command."""
         return ["[OPTIONS]", "[FILE]", "[-- COMMAND ...]"]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -251,17 +251,18 @@ class SubmitCommand(TyperCommand):
 
 
 EstimateOption = Annotated[
-    float | None, typer.Option(parser=run_time, metavar=DURATION, help="How long it is expected to run; 1h if unsaid.")
+    float | None,
+    typer.Option(parser=run_time, metavar=DURATION, help="Expected running time; default: of similar jobs, or 1h."),
 ]
 LimitOption = Annotated[
-    float | None, typer.Option(parser=run_time, metavar=DURATION, help="Running time after which it is stopped.")
+    float | None, typer.Option(parser=run_time, metavar=DURATION, help="Running time after which the job is stopped.")
 ]
 GpuTypeOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="TYPE", help="Node type that it accepts, by its name; several times for one of several."),
+    typer.Option(metavar="TYPE", help="Node type that it accepts; repeatable."),
 ]
 GpuMemoryOption = Annotated[
-    float | None, typer.Option(metavar="GB", help="Least memory of each GPU, in GB of 1e9 bytes.")
+    float | None, typer.Option(metavar="GB", help="Minimum memory of each GPU, in GB of 1e9 bytes.")
 ]
 
 ShapeOption = Annotated[
@@ -279,7 +280,7 @@ VisibleGpusOption = Annotated[
 def submit(
     context: typer.Context,
     file: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Job file (YAML).")] = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs; 1 if neither file nor option says.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs; default: that of the file, or 1.")] = None,
     shape: ShapeOption = None,
     gpu_type: GpuTypeOption = None,
     gpu_memory: GpuMemoryOption = None,
@@ -289,20 +290,22 @@ def submit(
     estimate: EstimateOption = None,
     limit: LimitOption = None,
     folder: Annotated[
-        str | None, typer.Option(help="Working directory; that of the file, or the present one, if unsaid.")
+        str | None, typer.Option(help="Working directory; default: that of the file, or the present one.")
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[=VALUE]", help="Sets a variable, or takes it from here; several times if need be."),
+        typer.Option(metavar="NAME[=VALUE]", help="Set a variable, or copy it from here; repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would become of it.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only validate the job and count those before it.")
+    ] = False,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
     """Submit a job: a job file, or a command behind --, which runs once for each GPU. Prints the job's id.
 
-    Options go before what the file says, and so does a command behind --.
+    Options and a command behind -- override the file.
     """
     given = {
         "gpus": gpus, "shape": None if shape is None else shape_of(shape), "name": name, "priority": priority,
@@ -330,23 +333,25 @@ def submit(
     if json:
         print_json(plan)
         return
-    fits = "they would do" if plan["would_fit"] else "too few"
+    fits = "enough" if plan["would_fit"] else "too few"
     typer.echo(f"it can be submitted: {plan['jobs_ahead']} jobs before it, {plan['free_gpus']} GPUs free ({fits})")
 
 
 def _spec(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> dict[str, object]:
     if file is None and "command" not in given:
         raise InputError(
-            "there is nothing to submit", "write `longshore submit job.yaml`, or a command behind --: "
+            "there is no job", "write `longshore submit job.yaml`, or a command behind --: "
             "longshore submit -- python train.py",
         )  # fmt: skip
     job = _job(file, given, planned)
     home = Path.cwd() if file is None else file.absolute().parent
-    # As the user's own shell would find them: relative folders, and programs.
+    # Relative folders and programs are found as by the user's own shell.
     folder = str(home / job.folder)
     environment = {"PATH": os.environ.get("PATH", os.defpath), **job.environment}
-    unsaid = {"estimate_s"} - job.model_fields_set  # the scheduler has one by the jobs that have ended
-    return job.model_copy(update={"folder": folder, "environment": environment}).model_dump(mode="json", exclude=unsaid)
+    omitted = {"estimate_s"} - job.model_fields_set  # the scheduler estimates by jobs that have ended
+    return job.model_copy(update={"folder": folder, "environment": environment}).model_dump(
+        mode="json", exclude=omitted
+    )
 
 
 def _job(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> "JobFile":
@@ -355,13 +360,13 @@ def _job(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> "Jo
     from ...cluster.files.yaml_file import read_yaml, validated
     from ..model.job_spec import JobFile
 
-    content = read_yaml(file, PAGE)
+    content = read_yaml(file, JOB_FILES_PAGE)
     data = dict(content.data) if isinstance(content.data, dict) else {}
-    job_with({"command": ["x"], **given})  # an option is blamed as one, not as a line of the file
+    job_with({"command": ["x"], **given})  # errors of options name the option, not a line of the file
     for section in ("environment", "needs"):
         if section in given and isinstance(data.get(section, {}), dict):
             given = {**given, section: {**data.get(section, {}), **given[section]}}
-    for one, other in (("gpus", "shape"), ("shape", "gpus")):  # each says how many GPUs, so one replaces both
+    for one, other in (("gpus", "shape"), ("shape", "gpus")):  # either gives the number of GPUs, so one replaces both
         if one in given and other not in given:
             data.pop(other, None)
     data = {**data, **given}

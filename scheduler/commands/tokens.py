@@ -1,4 +1,4 @@
-"""`longshore token`: by the API, or straight in the store of a folder, which the first token needs."""
+"""`longshore token`: by the API, or directly in the store of a folder."""
 
 import time
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from .options import (
     DEFAULT_URL,
     DURATION,
     CaOption,
-    Column,
     JsonOption,
+    TableColumn,
     UrlOption,
     client_of,
     duration_between,
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from ..store.opening import Store
 
 DAY_S = 86400.0
-COLUMNS = (Column("OWNER", gives=True), Column("NAME", gives=True), Column("ROLE"), Column("NODE", gives=True),
-           Column("EXPIRES"), Column("LAST USED"))  # fmt: skip
-OWNER = "local"  # whose jobs are those from before the first token
+TOKEN_COLUMNS = (
+    TableColumn("OWNER", gives=True), TableColumn("NAME", gives=True), TableColumn("ROLE"),
+    TableColumn("NODE", gives=True), TableColumn("EXPIRES"), TableColumn("LAST USED"),
+)  # fmt: skip
+OWNER = "local"  # of jobs from before the first token
 
-FolderOption = Annotated[
-    Path | None, typer.Option(help="Folder of a scheduler, whose store is changed without asking it.")
-]
-StoreOption = Annotated[str | None, typer.Option(help="URL of a store that is in no folder.")]
-OwnerOption = Annotated[str | None, typer.Option(help="Whose token it is; yours if left out.")]
-NameArgument = Annotated[str, typer.Argument(help="Of the token, such as laptop.")]
+FolderOption = Annotated[Path | None, typer.Option(help="Folder of a scheduler, to change its store directly.")]
+StoreOption = Annotated[str | None, typer.Option(help="URL of a store outside of a folder.")]
+OwnerOption = Annotated[str | None, typer.Option(help="Owner of the token; default: you.")]
+NameArgument = Annotated[str, typer.Argument(help="Name of the token, such as laptop.")]
 
 
 class RoleName(StrEnum):
@@ -53,14 +53,14 @@ class RoleName(StrEnum):
 def create(
     name: NameArgument,
     owner: OwnerOption = None,
-    role: Annotated[RoleName, typer.Option(help="What its owner may do.")] = RoleName.user,
-    node: Annotated[str | None, typer.Option(help="That the token of an agent is for.")] = None,
+    role: Annotated[RoleName, typer.Option(help="Rights of the token.")] = RoleName.user,
+    node: Annotated[str | None, typer.Option(help="Node of an agent's token.")] = None,
     lifetime: Annotated[
         float | None,
         typer.Option(
             parser=duration_between("1m", "36500d"),
             metavar=DURATION,
-            help="Until it expires; as long as yours if left out.",
+            help="Time until it expires; default: that of your token.",
         ),
     ] = None,
     folder: FolderOption = None,
@@ -68,11 +68,11 @@ def create(
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
-    """Make a token and print it: it is never shown again."""
+    """Create a token and print it: it is never shown again."""
     if folder is None and store is None:
         days = None if lifetime is None else lifetime / DAY_S
-        wish = {"name": name, "owner": owner, "role": role.value, "days": days, "node": node}
-        typer.echo(client_of(url, ca).create_token(wish))
+        request = {"name": name, "owner": owner, "role": role.value, "days": days, "node": node}
+        typer.echo(client_of(url, ca).create_token(request))
         return
     from ..access.tokens import Role, check_name, check_node, new_token
     from ..store.tokens import add_token
@@ -94,12 +94,12 @@ def show(
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
-    """List tokens, those that have expired too; with --folder those of all owners."""
+    """List tokens, including expired ones; with --folder those of all owners."""
     found = client_of(url, ca).tokens(owner) if folder is None and store is None else _stored(folder, store, owner)
     if json:
         print_json(found)
     elif found:
-        print_table(COLUMNS, [_row(it) for it in found])
+        print_table(TOKEN_COLUMNS, [_row(token) for token in found])
     else:
         typer.echo("no tokens")
 
@@ -112,7 +112,7 @@ def revoke(
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
-    """Let a token expire at once."""
+    """Revoke a token at once."""
     if folder is None and store is None:
         client_of(url, ca).revoke_token(name, owner)
     else:
@@ -129,12 +129,12 @@ def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[d
 
     with _store(folder, store) as opened, opened.read() as tx:
         rows = [row._asdict() for row in tokens_of(tx, owner)]
-    return [{name: value for name, value in row.items() if name != "digest"} for row in rows]  # as the API tells it
+    return [{name: value for name, value in row.items() if name != "digest"} for row in rows]  # as in the API
 
 
 @contextmanager
 def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
-    """Open a store that is there: a folder or file that is not is a slip of the pen."""
+    """Open an existing store: a mistyped folder or file creates none."""
     from ...cluster.files.paths import is_file
     from ..settings import store_url_of
     from ..store.engines import file_of
@@ -144,7 +144,7 @@ def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
     file = file_of(address)
     if file is not None and not is_file(file):
         raise InputError(
-            f"there is no store at {file}", "look at the name; `longshore serve` makes the store at its first start"
+            f"there is no store at {file}", "check the name; `longshore serve` creates the store at its first start"
         )
     opened = open_store(address)
     try:

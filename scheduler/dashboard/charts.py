@@ -13,11 +13,11 @@ from ..model.states import FINAL, AttemptState, JobState
 from ..store.attempts import CHANGE as ATTEMPT_CHANGE
 from ..store.events import EventRow
 from ..store.jobs import CHANGE as JOB_CHANGE
-from .views import LETTERS, STYLES, GpuBlock, NodeView, duration_text
+from .views import GPU_LETTERS, GPU_STYLES, GpuBlock, NodeCard, duration_text
 
-MOST_LINES = 20  # attempts that are drawn, the last ones
+MAX_GANTT_LINES = 20  # attempts that are drawn, the last ones
 STEPS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 6 * 3600, 12 * 3600, 86_400, 7 * 86_400)
-MOST_TIME_TICKS = 6
+MAX_TIME_TICKS = 6
 _PHASES = {
     AttemptState.RESERVED: "starting", AttemptState.LAUNCHED: "starting", AttemptState.RUNNING: "running",
     AttemptState.DRAINING: "draining",
@@ -33,7 +33,7 @@ class Bar(NamedTuple):
     took_s: float
 
 
-class Line(NamedTuple):
+class GanttLine(NamedTuple):
     """A row of the picture: the queue, or an attempt."""
 
     label: str
@@ -48,9 +48,9 @@ class Tick(NamedTuple):
 
 
 class Gantt(NamedTuple):
-    """The picture."""
+    """The attempts of a job along time."""
 
-    lines: Sequence[Line]
+    lines: Sequence[GanttLine]
     ticks: Sequence[Tick]
     left_out: int  # earlier attempts
 
@@ -63,7 +63,7 @@ class _Span(NamedTuple):
 
 
 def gantt(events: Sequence[EventRow], now_s: float) -> Gantt:
-    """Return the picture of a job.
+    """Return the chart of a job.
 
     Args:
         events: Of the job, in their order.
@@ -73,14 +73,14 @@ def gantt(events: Sequence[EventRow], now_s: float) -> Gantt:
     if not spans:
         return Gantt((), (), 0)
     numbers = sorted({span.line for span in spans} - {0})
-    shown = numbers[-MOST_LINES:]
+    shown = numbers[-MAX_GANTT_LINES:]
     spans = [span for span in spans if span.line in (0, *shown)]
     first_s, last_s = min(span.from_s for span in spans), max(span.to_s for span in spans)
     length_s = max(last_s - first_s, 1e-3)
     lines = [
-        Line(
+        GanttLine(
             "queue" if number == 0 else f"attempt {number}",
-            [_bar(it, first_s, length_s) for it in spans if it.line == number],
+            [_bar(each, first_s, length_s) for each in spans if each.line == number],
         )
         for number in (0, *shown)
     ]
@@ -117,8 +117,8 @@ def _bar(span: _Span, first_s: float, length_s: float) -> Bar:
 
 
 def _ticks(length_s: float) -> list[Tick]:
-    step_s = next((step for step in STEPS_S if length_s / step <= MOST_TIME_TICKS), STEPS_S[-1])
-    count = min(int(length_s / step_s), 10 * MOST_TIME_TICKS)
+    step_s = next((step for step in STEPS_S if length_s / step <= MAX_TIME_TICKS), STEPS_S[-1])
+    count = min(int(length_s / step_s), 10 * MAX_TIME_TICKS)
     return [
         Tick(100.0 * index * step_s / length_s, duration_text(index * step_s, exact=False))
         for index in range(count + 1)
@@ -127,14 +127,14 @@ def _ticks(length_s: float) -> list[Tick]:
 
 @cache
 def cells(letter: str, gpus: int) -> Markup:
-    """Return so many GPUs with a letter each."""
+    """Return cells for GPUs, with a letter each."""
     return Markup("<i>{}</i>").format(letter) * gpus
 
 
-ROW = 4  # GPUs that stay in one row at every width; two such rows stand side by side where there is room
+ROW_GPUS = 4  # GPUs that stay in one row at every width; two such rows stand side by side where there is room
 
 
-def blocks(node: NodeView, *, named: bool) -> Markup:
+def blocks(node: NodeCard, *, named: bool) -> Markup:
     """Return the GPUs of a node, in rows of four; those that a job holds lead to it.
 
     Args:
@@ -142,10 +142,10 @@ def blocks(node: NodeView, *, named: bool) -> Markup:
         named: Whether the name of the job stands on them.
     """
     name, rows = escape(node.name), list[str]()
-    for first in range(0, node.gpus, ROW):
-        inside = (_cut(block, first, first + ROW) for block in node.blocks)
+    for first in range(0, node.gpus, ROW_GPUS):
+        inside = (_cut(block, first, first + ROW_GPUS) for block in node.blocks)
         row = "".join(_block(name, block, named=named) for block in inside if block.gpus > 0)
-        rows.append(f'<span class="row w{min(node.gpus, ROW)}">{row}</span>')
+        rows.append(f'<span class="row w{min(node.gpus, ROW_GPUS)}">{row}</span>')
     return Markup("".join(rows))  # all parts are escaped
 
 
@@ -155,22 +155,22 @@ def _cut(block: GpuBlock, first: int, end: int) -> GpuBlock:
     return block._replace(first=begin, gpus=min(block.first + block.gpus, end) - begin)
 
 
-def _block(node: str, it: GpuBlock, *, named: bool) -> str:
-    inside = cells(LETTERS[it.state], it.gpus)
-    style = f"block {STYLES[it.state]} s{it.gpus}"
-    if not it.job_id:
-        return f'<span class="{style}" title="{escape(it.said)}">{inside}</span>'
-    of = f'<span class="of">{escape(it.job)}</span>' if named else ""
-    address, said = escape(it.job_id), escape(it.said)
-    return f'<a id="g{node}-{it.first}" class="{style}" href="/jobs/{address}" aria-label="{said}">{inside}{of}</a>'
+def _block(node: str, block: GpuBlock, *, named: bool) -> str:
+    inside = cells(GPU_LETTERS[block.state], block.gpus)
+    style = f"block {GPU_STYLES[block.state]} s{block.gpus}"
+    if not block.job_id:
+        return f'<span class="{style}" title="{escape(block.words)}">{inside}</span>'
+    of = f'<span class="of">{escape(block.job)}</span>' if named else ""
+    address, words = escape(block.job_id), escape(block.words)
+    return f'<a id="g{node}-{block.first}" class="{style}" href="/jobs/{address}" aria-label="{words}">{inside}{of}</a>'
 
 
 STEP_WIDTH, STEP_HEIGHT = 1000.0, 60.0  # of the box, which is stretched to its place
-MOST_STEPS = 240
+MAX_CHARTED_STEPS = 240
 
 
 class StepChart(NamedTuple):
-    """The picture."""
+    """The step times of a job."""
 
     points: str  # of the line, x,y in the box; the upper edge is the longest step, the lower one is 0
     steps: int
@@ -179,8 +179,8 @@ class StepChart(NamedTuple):
 
 
 def step_chart(took_s: Sequence[float]) -> StepChart | None:
-    """Return the picture of step times in seconds, in their order; None of fewer than two."""
-    last_s = took_s[-MOST_STEPS:]
+    """Return the chart of step times in seconds, in their order; None of fewer than two."""
+    last_s = took_s[-MAX_CHARTED_STEPS:]
     if len(last_s) < 2:
         return None
     longest_s = max(last_s)
@@ -190,12 +190,12 @@ def step_chart(took_s: Sequence[float]) -> StepChart | None:
 
 
 USE_WIDTH, USE_HEIGHT = 1000.0, 100.0  # of the box, which is stretched to its place
-MOST_POINTS = 240
-GAP_S = 4 * EVERY_S  # without samples: nothing is drawn between two points that are so far apart, and wider ones
-MOST_USE_TICKS = 4
+MAX_USE_POINTS = 240
+MAX_SAMPLE_GAP_S = 4 * EVERY_S  # nothing is drawn between two samples farther apart
+MAX_USE_TICKS = 4
 
 
-class Mark(NamedTuple):
+class UseMark(NamedTuple):
     """A mark of the time axis."""
 
     x: float  # percent
@@ -203,11 +203,11 @@ class Mark(NamedTuple):
 
 
 class UseChart(NamedTuple):
-    """The picture. Points are x,y in the box, with all GPUs at the upper edge."""
+    """The use of GPUs along time. Points are x,y in the box, with all GPUs at the upper edge."""
 
     held: Sequence[str]  # areas
     busy: Sequence[str]  # lines; none if no agent reports
-    marks: Sequence[Mark]
+    marks: Sequence[UseMark]
     length_s: float
     held_now: float  # share, 0 to 1
     held_mean: float
@@ -216,38 +216,38 @@ class UseChart(NamedTuple):
 
 
 def use_chart(samples: Sequence[Sample]) -> UseChart | None:
-    """Return the picture of samples in their order; None of fewer than two."""
+    """Return the chart of samples in their order; None of fewer than two."""
     if len(samples) < 2:
         return None
     first_s, length_s = samples[0].at_s, samples[-1].at_s - samples[0].at_s
-    gap_s = max(GAP_S, 2.0 * length_s / MOST_POINTS)
+    gap_s = max(MAX_SAMPLE_GAP_S, 2.0 * length_s / MAX_USE_POINTS)
     points = _thinned(samples)
     scale = USE_WIDTH / length_s
-    told = [(it.at_s, it.busy) for it in points if it.busy is not None]
-    busy = [it.busy for it in samples if it.busy is not None]
+    reported = [(each.at_s, each.busy) for each in points if each.busy is not None]
+    busy = [each.busy for each in samples if each.busy is not None]
     return UseChart(
-        [_area(each) for each in _pieces([(it.at_s, it.held) for it in points], first_s, scale, gap_s)],
-        [_line(each) for each in _pieces(told, first_s, scale, gap_s)],
+        [_area(each) for each in _pieces([(each.at_s, each.held) for each in points], first_s, scale, gap_s)],
+        [_line(each) for each in _pieces(reported, first_s, scale, gap_s)],
         _marks(length_s),
         length_s,
         samples[-1].held,
-        sum(it.held for it in samples) / len(samples),
+        sum(each.held for each in samples) / len(samples),
         samples[-1].busy,
         sum(busy) / len(busy) if busy else None,
     )
 
 
 def _thinned(samples: Sequence[Sample]) -> list[Sample]:
-    """Return at most so many samples as are seen: means of neighbours."""
-    size = -(-len(samples) // MOST_POINTS)
+    """Return at most `MAX_USE_POINTS` samples: means of neighbours."""
+    size = -(-len(samples) // MAX_USE_POINTS)
     return [_mean(samples[first : first + size]) for first in range(0, len(samples), size)]
 
 
 def _mean(samples: Sequence[Sample]) -> Sample:
-    busy = [it.busy for it in samples if it.busy is not None]
+    busy = [each.busy for each in samples if each.busy is not None]
     return Sample(
         samples[-1].at_s,
-        sum(it.held for it in samples) / len(samples),
+        sum(each.held for each in samples) / len(samples),
         sum(busy) / len(busy) if busy else None,
     )
 
@@ -255,11 +255,11 @@ def _mean(samples: Sequence[Sample]) -> Sample:
 _Point = tuple[float, float]
 
 
-def _pieces(told: Sequence[_Point], first_s: float, scale: float, gap_s: float) -> list[list[_Point]]:
-    """Return places in the box, cut where nothing was told for long; each piece has two at least."""
+def _pieces(points: Sequence[_Point], first_s: float, scale: float, gap_s: float) -> list[list[_Point]]:
+    """Return points in the box, cut at gaps; each piece has at least two."""
     pieces: list[list[_Point]] = []
     last_s = float("-inf")
-    for at_s, share in told:
+    for at_s, share in points:
         if at_s - last_s > gap_s:
             pieces.append([])
         pieces[-1].append(((at_s - first_s) * scale, USE_HEIGHT * (1.0 - share)))
@@ -276,10 +276,10 @@ def _area(points: Sequence[_Point]) -> str:
     return _line([(points[0][0], USE_HEIGHT), *points, (points[-1][0], USE_HEIGHT)])
 
 
-def _marks(length_s: float) -> list[Mark]:
+def _marks(length_s: float) -> list[UseMark]:
     """Return times before the last sample, which is at the right end."""
-    step_s = next((step for step in STEPS_S if length_s / step <= MOST_USE_TICKS), STEPS_S[-1])
+    step_s = next((step for step in STEPS_S if length_s / step <= MAX_USE_TICKS), STEPS_S[-1])
     ago = [step_s * index for index in range(1, int(length_s / step_s) + 1)]
     return [
-        Mark(100.0 * (1.0 - it / length_s), f"{duration_text(it, exact=False)} ago") for it in reversed(ago)
+        UseMark(100.0 * (1.0 - each / length_s), f"{duration_text(each, exact=False)} ago") for each in reversed(ago)
     ]  # fmt: skip

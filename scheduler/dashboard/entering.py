@@ -13,25 +13,25 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from ..access.browsers import Browsers
 from ..access.tokens import Caller, Role
-from ..api.auth import Knowing, Known, Serving, caller_with, has_own_origin, who_asks
+from ..api.auth import ServiceDep, TokenCache, TokenCacheDep, caller_of_request, caller_with, has_own_origin
 from ..api.problems import CODES, ProblemError
-from ..api.tokens import Letting, browsers_of
+from ..api.tokens import BrowsersDep, browsers_of
 from ..service.service import Service
 from .rendering import no_part, render, static_files
 
 COOKIE = "longshore"
-OTHER_ORIGIN = "this was sent by another site, or by a proxy that does not pass the `Host` of the request on"
-USED = "the link was used, or is more than an hour old; `longshore dashboard` prints another"
-MOST_FORM_BYTES = 4096  # a form with a token
+OTHER_ORIGIN = "this was sent by another site, or by a proxy that does not forward the `Host` of the request"
+USED_LINK = "the link was used, or is more than an hour old; `longshore dashboard` prints another"
+MAX_FORM_BYTES = 4096  # a form with a token
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 class TokenNeededError(Exception):
-    """Nobody may see a page without a token."""
+    """The page needs a token."""
 
 
-async def let_operators_in(request: Request, service: Serving, known: Knowing) -> None:
+async def let_operators_in(request: Request, service: ServiceDep, known: TokenCacheDep) -> None:
     """Let operators alone see a page, as pages show the jobs of all users; the dependency of all pages.
 
     Raises:
@@ -42,11 +42,11 @@ async def let_operators_in(request: Request, service: Serving, known: Knowing) -
     _check_role(caller.role)
 
 
-async def _caller(request: Request, service: Service, known: Known) -> Caller:
+async def _caller(request: Request, service: Service, known: TokenCache) -> Caller:
     secret = (await browsers_of(request)).token_of(request.cookies.get(COOKIE, ""), service.now_s())
     try:
         if secret is None or "authorization" in request.headers:
-            return await who_asks(request, service, known)
+            return await caller_of_request(request, service, known)
         return await caller_with(secret, service, known)
     except ProblemError as problem:
         if problem.code == "unauthorized":
@@ -60,58 +60,60 @@ def _check_role(role: Role) -> None:
 
 
 def check_origin(request: Request) -> None:
-    """Refuse a form that another site sent: its pages may name any address.
+    """Refuse a form that another site sent.
 
-    Browsers say with each form where it came from. One that comes with the cookie and does not say it is refused too.
+    Browsers send the origin of each form. One with the cookie and without an origin is refused too.
 
     Raises:
         ProblemError: If it is one.
     """
-    is_mute = COOKIE in request.cookies and "origin" not in request.headers
-    if is_mute or not has_own_origin(request):
+    lacks_origin = COOKIE in request.cookies and "origin" not in request.headers
+    if lacks_origin or not has_own_origin(request):
         raise ProblemError("wrong-host", OTHER_ORIGIN)
 
 
 def ask_for_tokens(app: FastAPI) -> None:
-    """Add the page that asks for a token, and send there who needs one."""
+    """Add the login, and send browsers there that need a token."""
     app.include_router(router)
 
     @app.exception_handler(TokenNeededError)
     async def enter(request: Request, _: Exception) -> Response:
-        if request.headers.get("hx-request"):  # part of a page that is open: it has to be left
+        if request.headers.get("hx-request"):  # part of an open page, which must be left
             return Response(status_code=401, headers={"HX-Redirect": "/login"})
         return RedirectResponse("/login", 303)
 
 
 @router.get("/login")
 async def login(
-    request: Request, service: Serving, known: Knowing, browsers: Letting,
+    request: Request, service: ServiceDep, known: TokenCacheDep, browsers: BrowsersDep,
     code: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:  # fmt: skip
-    """Ask for a token, or let a browser in by a link."""
+    """Ask for a token, or log a browser in by a link."""
     if not code:
         return render("login.html", page="", problem="")
     secret = browsers.use(code, service.now_s())
     if secret is None:
-        return _asked_again("unauthorized", USED)
-    return await _let_in(request, secret, browsers, service, known)
+        return _login_again("unauthorized", USED_LINK)
+    return await _log_in(request, secret, browsers, service, known)
 
 
 @router.post("/login")
-async def enter(request: Request, service: Serving, known: Knowing, browsers: Letting) -> Response:
-    """Know a browser again that has told a token."""
+async def enter(request: Request, service: ServiceDep, known: TokenCacheDep, browsers: BrowsersDep) -> Response:
+    """Log a browser in that has sent a token."""
     check_origin(request)
     body = await request.body()
-    form = parse_qs(body.decode(errors="replace")) if len(body) <= MOST_FORM_BYTES else {}
-    return await _let_in(request, form.get("token", [""])[0].strip(), browsers, service, known)
+    form = parse_qs(body.decode(errors="replace")) if len(body) <= MAX_FORM_BYTES else {}
+    return await _log_in(request, form.get("token", [""])[0].strip(), browsers, service, known)
 
 
-async def _let_in(request: Request, secret: str, browsers: Browsers, service: Service, known: Knowing) -> Response:
+async def _log_in(
+    request: Request, secret: str, browsers: Browsers, service: Service, known: TokenCacheDep
+) -> Response:
     try:
         caller = await caller_with(secret, service, known)
         _check_role(caller.role)
     except ProblemError as problem:
-        return _asked_again(problem.code, str(problem))
+        return _login_again(problem.code, str(problem))
     entered = RedirectResponse("/", 303, {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"})
     entered.set_cookie(
         COOKIE,
@@ -123,13 +125,13 @@ async def _let_in(request: Request, secret: str, browsers: Browsers, service: Se
     return entered
 
 
-def _asked_again(code: str, detail: str) -> Response:
+def _login_again(code: str, detail: str) -> Response:
     return render("login.html", CODES[code].status, page="", problem=detail)
 
 
 @router.post("/logout")
-async def logout(request: Request, browsers: Letting) -> Response:
-    """Know a browser no more."""
+async def logout(request: Request, browsers: BrowsersDep) -> Response:
+    """Log a browser out."""
     check_origin(request)
     browsers.leave(request.cookies.get(COOKIE, ""))
     left = RedirectResponse("/login", 303)
@@ -141,7 +143,7 @@ FOREVER = "public, max-age=31536000, immutable"  # a static file has its digest 
 
 
 def static_router() -> APIRouter:
-    """Return the route of static files, which the page that asks for a token needs itself."""
+    """Return the route of static files, which the login needs without a token."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/static/{name}")

@@ -14,10 +14,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import BackendError
-from ..api.auth import NOBODY_ELSE
+from ..api.auth import LOCAL_OPERATOR
 from ..api.jobs import find_job
 from ..api.rings import planned_job
-from ..api.submitting import WRITER
+from ..api.submitting import API_WRITER
 from ..backends.protocol import NoLogError
 from ..control.attempt_driver import attempt_name
 from ..model.job import JobRow, is_job_id
@@ -30,7 +30,18 @@ from ..store.queries import last_decision_seq, last_decisions, last_event_of, la
 from .charts import gantt, step_chart, use_chart
 from .entering import check_origin
 from .rendering import draw, no_part, nothing_new, render
-from .views import LETTERS, ROWS, JobView, Part, cluster_view, job_view, page_of, part_after, policy_view, tail
+from .views import (
+    GPU_LETTERS,
+    MIN_EVENT_LINES,
+    JobView,
+    OutputPart,
+    cluster_view,
+    job_view,
+    page_of,
+    part_after,
+    policy_view,
+    tail,
+)
 
 Seen = Annotated[str, Query(max_length=64)]  # state of the page in the browser
 Before = Annotated[int | None, Query(ge=1, le=2**62)]  # number of the last row of the previous page
@@ -44,7 +55,7 @@ def _add_cluster(router: APIRouter, service: Service) -> None:
                 return nothing_new()
             view = cluster_view(tx, service.layout, service.node_types)
         use = use_chart(service.usage.samples())
-        return draw(service, "cluster", template, view=view, use=use, seen=now, letters=LETTERS)
+        return draw(service, "cluster", template, view=view, use=use, seen=now, letters=GPU_LETTERS)
 
     @router.get("/")
     def cluster() -> Response:
@@ -61,7 +72,7 @@ def _add_events(router: APIRouter, service: Service) -> None:
             now = str(last_seq(tx))
             if now == seen:
                 return nothing_new()
-            lines, more = page_of(lambda seq: last_events(tx, ROWS, before_seq=seq), before)
+            lines, more = page_of(lambda seq: last_events(tx, MIN_EVENT_LINES, before_seq=seq), before)
         return draw(service, "events", template, lines=lines, seen=now, before=before, more=more)
 
     @router.get("/events")
@@ -81,13 +92,13 @@ class Action(StrEnum):
     CANCEL = "cancel"
 
 
-WISHES: Mapping[Action, Desired] = MappingProxyType(
+DESIRED_BY_ACTION: Mapping[Action, Desired] = MappingProxyType(
     {Action.HOLD: Desired.HOLD, Action.RELEASE: Desired.RUN, Action.CANCEL: Desired.CANCEL}
 )
 
 
 def actions_of(row: JobRow) -> list[Action]:
-    """Return what may be done with a job; nothing once it has ended or is being cancelled."""
+    """Return the possible actions on a job; none once it has ended or is being cancelled."""
     if row.state in FINAL or row.desired is Desired.CANCEL:
         return []
     return [Action.RELEASE if row.desired is Desired.HOLD else Action.HOLD, Action.CANCEL]
@@ -97,16 +108,16 @@ def _add_actions(router: APIRouter, service: Service) -> None:
     @router.post("/jobs/{job}/{action}")
     def act(job: str, action: Action, request: Request) -> Response:
         check_origin(request)
-        row = find_job(service, NOBODY_ELSE, job)
+        row = find_job(service, LOCAL_OPERATOR, job)
         service.store.write(
-            lambda tx: set_desired(tx, row.id, WISHES[action], at_s=service.now_s(), writer=WRITER)
+            lambda tx: set_desired(tx, row.id, DESIRED_BY_ACTION[action], at_s=service.now_s(), writer=API_WRITER)
         )  # fmt: skip
         service.wake()
         return RedirectResponse(f"/jobs/{row.id}", HTTPStatus.SEE_OTHER)
 
 
 JOB_ROWS = 50
-GROWS_S = 5.0  # between two pictures of a job that runs
+PICTURE_STEP_S = 5.0  # between two charts of a running job
 
 
 def _add_list(router: APIRouter, service: Service) -> None:
@@ -138,8 +149,8 @@ def _job_in(tx: Connection, job: str) -> JobRow | None:
 
 def _add_job(router: APIRouter, service: Service) -> None:
     def seen_of(tx: Connection, row: JobRow) -> str:
-        # A picture of a job that has not ended grows with time as well.
-        grown = 0 if row.state in FINAL else int(service.now_s() / GROWS_S)
+        # The chart of a job that has not ended grows with time.
+        grown = 0 if row.state in FINAL else int(service.now_s() / PICTURE_STEP_S)
         return f"{last_event_of(tx, row.id)}-{grown}"
 
     def values_of(view: JobView, seen: str) -> dict[str, object]:
@@ -165,12 +176,12 @@ def _add_job(router: APIRouter, service: Service) -> None:
         log, problem = _log(service, view.job, view.attempts, attempt, rank)
         number = attempt or (view.attempts[-1].number if view.attempts else None)
         is_final = isinstance(problem, NoLogError)
-        shown = next((it for it in view.attempts if it.number == number), None)
+        shown = next((each for each in view.attempts if each.number == number), None)
         why = "It has not started yet." if is_final and shown and _is_starting(shown) else str(problem or "")
         is_missing = problem is not None or number is None
         return draw(
-            service, "jobs", "job.html", log=log, problem=why, number=number, rank=rank, asked=attempt,
-            looks_again=is_missing and _may_come(view, shown, attempt, is_final=is_final),
+            service, "jobs", "job.html", log=log, problem=why, number=number, rank=rank, requested=attempt,
+            polls=is_missing and _may_follow(view, shown, attempt, is_final=is_final),
             **values_of(view, now),
         )  # fmt: skip
 
@@ -191,36 +202,36 @@ def _is_starting(row: AttemptRow) -> bool:
     return row.started_s is None and row.ended_s is None
 
 
-def _may_come(view: JobView, row: AttemptRow | None, asked: int | None, *, is_final: bool) -> bool:
-    """Return whether there may be output later where there is none now.
+def _may_follow(view: JobView, row: AttemptRow | None, requested: int | None, *, is_final: bool) -> bool:
+    """Return whether output may follow where there is none now.
 
     Args:
         view: The job.
         row: Its attempt that is shown, None if there is none.
-        asked: Number of the attempt that was asked for, None for the last one.
-        is_final: Whether the backend says that there is no such output.
+        requested: Number of the requested attempt, None for the last one.
+        is_final: Whether the backend reports that there is no such output.
     """
     if view.is_over:
         return False
     if row is None:
-        return asked is None
+        return requested is None
     if row.ended_s is not None:
-        return asked is None  # but of the next attempt
+        return requested is None  # but of the next attempt
     return _is_starting(row) or not is_final
 
 
 def _log(
     service: Service, job: JobRow, attempts: list[AttemptRow], number: int | None, rank: int
-) -> tuple[Part, BackendError | None]:
+) -> tuple[OutputPart, BackendError | None]:
     """Return the end of an output, or why there is none."""
     mine = [row for row in attempts if number in (None, row.number)]
     if not mine:
-        return Part("", 0), None if number is None else NoLogError(f"There is no attempt {number}.")
+        return OutputPart("", 0), None if number is None else NoLogError(f"There is no attempt {number}.")
     name = attempt_name(mine[-1])
     try:
         part = tail(lambda offset, most: service.backend.logs(name, rank, offset, most), is_over=job.state in FINAL)
     except BackendError as error:
-        return Part("", 0), error
+        return OutputPart("", 0), error
     return part, None
 
 
@@ -234,7 +245,7 @@ def _add_logs(router: APIRouter, service: Service) -> None:
     ) -> Response:
         with service.store.read() as tx:
             row = _job_in(tx, job)
-            mine = [it for it in attempts_of(tx, job) if it.number == attempt] if row is not None else []
+            mine = [each for each in attempts_of(tx, job) if each.number == attempt] if row is not None else []
         if row is None or not mine:
             return no_part()
         name, over = attempt_name(mine[0]), row.state in FINAL or row.attempt > attempt
@@ -249,7 +260,7 @@ def _add_logs(router: APIRouter, service: Service) -> None:
         return render("log_part.html", log=part, job_id=row.id, number=attempt, rank=rank, follows=follows, newer=newer)
 
 
-DECISIONS = 1000  # that are looked at
+MAX_DECISIONS = 1000  # that are summed up
 POLICY_ROWS = 50  # of them that are listed
 
 
@@ -260,7 +271,7 @@ def _add_policy(router: APIRouter, service: Service) -> None:
             now = f"{last_decision_seq(tx)}-{policy.version}"[:64]
             if now == seen:
                 return nothing_new()
-            rows = last_decisions(tx, DECISIONS)
+            rows = last_decisions(tx, MAX_DECISIONS)
             jobs = {row.job_id: get_job(tx, row.job_id) for row in rows[:POLICY_ROWS]}
         names = {job: "" if row is None else row.name for job, row in jobs.items()}
         return draw(

@@ -21,7 +21,7 @@ from .charts import blocks, cells
 from .views import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text, sentence
 
 
-class Page(NamedTuple):
+class DashboardPage(NamedTuple):
     """A page that all pages link to. Its parts are below /parts/NAME, and are drawn again while it is open."""
 
     name: str
@@ -29,21 +29,23 @@ class Page(NamedTuple):
     title: str  # of the link
 
     def has(self, path: str) -> bool:
-        """Say whether an address belongs to the page."""
+        """Return whether an address belongs to the page."""
         own = [f"/parts/{self.name}", *([self.path] if self.path != "/" else [])]
         return path == self.path or any(path == each or path.startswith(f"{each}/") for each in own)
 
 
 PAGES = (
-    Page("cluster", "/", "Cluster"), Page("jobs", "/jobs", "Jobs"), Page("policy", "/policy", "Policy"),
-    Page("events", "/events", "Events"),
-)  # fmt: skip
+    DashboardPage("cluster", "/", "Cluster"),
+    DashboardPage("jobs", "/jobs", "Jobs"),
+    DashboardPage("policy", "/policy", "Policy"),
+    DashboardPage("events", "/events", "Events"),
+)
 
 CSP = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 HEADERS = {
     "Content-Security-Policy": CSP,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # with none at all a form has the origin `null`, as that of another site
+    "Referrer-Policy": "same-origin",  # without one a form has the origin `null`, like another site
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
@@ -58,7 +60,7 @@ class StaticFile(NamedTuple):
 
     content: bytes
     media_type: str
-    digest: str  # part of its address, so that browsers may keep it for ever
+    digest: str  # part of its address, so that browsers may keep it
 
 
 @cache
@@ -70,8 +72,8 @@ def static_files() -> dict[str, StaticFile]:
         if media_type is not None:
             content = entry.read_bytes()
             if media_type == MEDIA_TYPES["css"]:
-                for name, it in found.items():
-                    content = content.replace(f'url("{name}")'.encode(), f'url("{name}?v={it.digest}")'.encode())
+                for name, file in found.items():
+                    content = content.replace(f'url("{name}")'.encode(), f'url("{name}?v={file.digest}")'.encode())
             found[entry.name] = StaticFile(content, media_type, sha256(content).hexdigest()[:16])
     return found
 
@@ -94,7 +96,7 @@ def render(template: str, status_code: int = 200, /, **values: object) -> HTMLRe
 
 
 def draw(service: Service, page: str, template: str, status_code: int = 200, /, **values: object) -> HTMLResponse:
-    """Return a page, or a part of one, that also shows how the scheduler stands.
+    """Return a page, or a part of one, with the state of the scheduler.
 
     Args:
         service: The scheduler.
@@ -112,7 +114,7 @@ def draw(service: Service, page: str, template: str, status_code: int = 200, /, 
 
 
 def nothing_new() -> Response:
-    """Return what leaves a page as it is."""
+    """Return the answer that leaves a page as it is."""
     return Response(status_code=204, headers=HEADERS)
 
 
@@ -143,12 +145,12 @@ PROGRAMS = ("/v1/", "/metrics", "/healthz", "/readyz", "/problems/", "/openapi.j
 
 
 def is_of_browsers(path: str) -> bool:
-    """Say whether browsers ask for an address, and no programs."""
+    """Return whether an address is for browsers, and not for programs."""
     return path.startswith(BESIDE_PAGES) or any(page.has(path) for page in PAGES)
 
 
 def refusal_page(request: Request, code: str, detail: str, headers: dict[str, str] | None) -> Response | None:
-    """Return the page that tells an error, None where a program asks."""
+    """Return an error as a page, None for a program."""
     path = request.url.path
     lost = not path.startswith(PROGRAMS) and "text/html" in request.headers.get("accept", "")
     if not (is_of_browsers(path) or lost):

@@ -1,4 +1,4 @@
-"""What pages show: the cluster, a job, the policy, events folded, and output made harmless."""
+"""What pages show: the cluster, a job, the policy, folded events, and plain output."""
 
 import math
 import re
@@ -36,29 +36,29 @@ from ..store.queries import (
     occupied_gpus,
 )
 
-ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
-WAITING = (JobState.QUEUED, JobState.HELD)
-MOST_ROWS = 50  # of each table
-LETTERS = {
+ACTIVE_STATES = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+WAITING_STATES = (JobState.QUEUED, JobState.HELD)
+MAX_TABLE_ROWS = 50  # of each table
+GPU_LETTERS = {
     GpuState.FREE: "", GpuState.STARTING: "S", GpuState.RUNNING: "R", GpuState.DRAINING: "D",
     GpuState.OUT: "X",
 }  # fmt: skip
-STYLES = {state: state.replace(" ", "-") for state in GpuState}
+GPU_STYLES = {state: state.replace(" ", "-") for state in GpuState}
 ROOMY, MEDIUM = 64, 512  # most GPUs that are drawn large, and not small
 
 
 class GpuBlock(NamedTuple):
-    """Neighbouring GPUs of a node that do the same for the same job."""
+    """Neighbouring GPUs of a node in the same state, of the same job."""
 
     first: int  # index on the node
     gpus: int
     state: GpuState
     job_id: str  # "" for none
     job: str
-    said: str  # what it is, in words
+    words: str
 
 
-class NodeView(NamedTuple):
+class NodeCard(NamedTuple):
     """A node."""
 
     name: str
@@ -72,14 +72,14 @@ class NodeView(NamedTuple):
 class ClusterView(NamedTuple):
     """The cluster as a whole."""
 
-    nodes: Sequence[NodeView]
+    nodes: Sequence[NodeCard]
     gpus: Mapping[GpuState, int]
     jobs: Mapping[JobState, int]
     active: Sequence[JobRow]
-    waiting: Sequence[JobRow]  # in the order in which they stand in the queue
+    waiting: Sequence[JobRow]  # in the order of the queue
     size: str  # how large its GPUs are drawn
     kinds: int  # of nodes
-    quarantine: Sequence[Entry]  # what stands there
+    quarantine: Sequence[Entry]  # open quarantines
 
     @property
     def all_gpus(self) -> int:
@@ -87,22 +87,22 @@ class ClusterView(NamedTuple):
         return sum(self.gpus.values())
 
     @property
-    def said(self) -> str:
-        """How it stands, in a sentence."""
+    def sentence(self) -> str:
+        """Its state, in a sentence."""
         running, free = self.jobs[JobState.RUNNING], self.gpus[GpuState.FREE]
         jobs = "1 job" if running == 1 else f"{running} jobs"
         return f"{jobs} running, {self.jobs[JobState.QUEUED]} waiting, {free} of {self.all_gpus} GPUs free."
 
 
 def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> ClusterView:
-    """Return what the first page shows.
+    """Return the view of the cluster.
 
     Args:
         tx: A read of the store.
         layout: Of the cluster.
         types: Node type of each node.
     """
-    occupied = {(it.node, it.gpu): it for it in occupied_gpus(tx)}
+    occupied = {(gpu.node, gpu.gpu): gpu for gpu in occupied_gpus(tx)}
     faulty, broken = faulty_gpus(tx), quarantined(tx, layout.nodes)
     words = {row.name: _words(row) for row in list_nodes(tx)}
     nodes = [
@@ -115,13 +115,13 @@ def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> Cl
             gpus[block.state] += block.gpus
     total = gpus.total()
     size = "roomy" if total <= ROOMY else "medium" if total <= MEDIUM else "dense"
-    active, waiting = jobs_in(tx, ACTIVE, MOST_ROWS), jobs_in(tx, WAITING, MOST_ROWS)
+    active, waiting = jobs_in(tx, ACTIVE_STATES, MAX_TABLE_ROWS), jobs_in(tx, WAITING_STATES, MAX_TABLE_ROWS)
     return ClusterView(nodes, gpus, count_jobs(tx), active, waiting, size, len(set(types.values())), open_entries(tx))
 
 
 def _words(row: NodeRow) -> str:
     """Return why no job starts on a node, and what was found there; "" if jobs do."""
-    return ": ".join(it for it in (words_on(row), row.found) if it)
+    return ": ".join(text for text in (words_on(row), row.found) if text)
 
 
 _Doing = tuple[GpuState, str, str]  # state, id and name of the job
@@ -132,26 +132,26 @@ def _states(
     broken: Collection[tuple[str, int]], words: Mapping[str, str],
 ) -> Iterator[_Doing]:  # fmt: skip
     for place in ((node, gpu) for gpu in range(gpus)):
-        it = occupied.get(place)
+        held = occupied.get(place)
         empty = GpuState.OUT if words.get(node) or place in broken else GpuState.FREE
-        state = GpuState.OUT if place in faulty else empty if it is None else it.state
-        yield (state, "", "") if it is None else (state, it.job_id, it.job)
+        state = GpuState.OUT if place in faulty else empty if held is None else held.state
+        yield (state, "", "") if held is None else (state, held.job_id, held.job)
 
 
-def _node_view(name: str, kind: str, words: str, states: Sequence[_Doing]) -> NodeView:
+def _node_view(name: str, kind: str, words: str, states: Sequence[_Doing]) -> NodeCard:
     blocks, first = [], 0
     for (state, job_id, job), same in groupby(states):
         gpus = len(list(same))
         which = f"GPU {first}" if gpus == 1 else f"GPUs {first} to {first + gpus - 1}"
-        said = f"{which}: {state}, job {job}" if job_id else f"{which}: {state}"
-        blocks.append(GpuBlock(first, gpus, state, job_id, job, said))
+        text = f"{which}: {state}, job {job}" if job_id else f"{which}: {state}"
+        blocks.append(GpuBlock(first, gpus, state, job_id, job, text))
         first += gpus
     free = sum(block.gpus for block in blocks if block.state is GpuState.FREE)
-    return NodeView(name, kind, words, free, first, tuple(blocks))
+    return NodeCard(name, kind, words, free, first, tuple(blocks))
 
 
-ROWS = 100  # lines of a page at least, where so much has happened
-MOST_READS = 20  # of so many events each
+MIN_EVENT_LINES = 100  # lines of a page at least, where so much has happened
+MAX_EVENT_READS = 20  # of `MIN_EVENT_LINES` events each
 
 
 class FoldedEvent(NamedTuple):
@@ -162,12 +162,12 @@ class FoldedEvent(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """What is said of it."""
+        """Its cause, in words."""
         return self.event.cause if self.events == 1 else f"{self.events} checkpoints; the last: {self.event.cause}"
 
 
 def folded(events: Iterable[EventRow]) -> list[FoldedEvent]:
-    """Return a line for each event, and one for checkpoints of an attempt between which nothing else became of the job.
+    """Return a line for each event, and one for the checkpoints of an attempt without other events of the job between.
 
     Args:
         events: The last first.
@@ -196,13 +196,13 @@ def page_of(
         before_seq: Number of the event before which the page begins, None for the newest.
     """
     events: list[EventRow] = []
-    for _ in range(MOST_READS):
+    for _ in range(MAX_EVENT_READS):
         more = read(before_seq)
         events += more
-        if len(more) < ROWS:
+        if len(more) < MIN_EVENT_LINES:
             return folded(events), None
         before_seq = more[-1].seq
-        if len(lines := folded(events)) >= ROWS:
+        if len(lines := folded(events)) >= MIN_EVENT_LINES:
             return lines, before_seq
     return folded(events), before_seq
 
@@ -212,7 +212,7 @@ def with_checkpoints(events: Sequence[EventRow], saved: Sequence[tuple[EventRow,
 
     Args:
         events: All but those of checkpoints.
-        saved: The last checkpoint of each attempt, and how many it told of.
+        saved: The last checkpoint of each attempt, and their number.
     """
     lines = [FoldedEvent(event, 1) for event in events] + [FoldedEvent(*each) for each in saved]
     return sorted(lines, key=lambda line: line.event.seq, reverse=True)
@@ -237,7 +237,7 @@ def duration_text(seconds: float | None, *, exact: bool = True) -> str:
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole} s"
-    size, large, part, small, digits = next(it for it in _UNITS if whole < it[0] * it[5])[:5]
+    size, large, part, small, digits = next(unit for unit in _UNITS if whole < unit[0] * unit[5])[:5]
     rest = whole % size // part
     return f"{whole // size} {large}" + (f" {rest:0{digits}d} {small}" if exact or rest else "")
 
@@ -258,8 +258,8 @@ def moment(at_s: float | None) -> Markup:
     if at_s is None:
         return Markup("&ndash;")
     at = time_of(at_s)
-    said, exact = at.strftime("%d %b %H:%M:%S"), at.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Markup('<time class="moment" datetime="{0}" title="{0}">{1}</time>').format(exact, said)
+    short, exact = at.strftime("%d %b %H:%M:%S"), at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Markup('<time class="moment" datetime="{0}" title="{0}">{1}</time>').format(exact, short)
 
 
 def elapsed(since_s: float, now_s: float) -> Markup:
@@ -290,9 +290,9 @@ def placement_text(placement: Placement | None) -> str:
     return "; ".join(f"{share.node}: {indices_text(share.gpus)}" for share in placement)
 
 
-MOST_DECISIONS = 50
-MOST_CHECKPOINTS = 10
-MOST_EVENTS = 2000  # the last
+MAX_SHOWN_DECISIONS = 50
+MAX_SHOWN_CHECKPOINTS = 10
+MAX_JOB_EVENTS = 2000  # the last
 
 
 class JobView(NamedTuple):
@@ -303,7 +303,7 @@ class JobView(NamedTuple):
     model: str
     attempts: list[AttemptRow]
     events: list[EventRow]  # all but those of checkpoints
-    told: list[FoldedEvent]  # all, the last first
+    lines: list[FoldedEvent]  # all events, the last first
     decisions: list[DecisionRow]  # the last first
     checkpoints: list[CheckpointRow]  # the newest first
     waits_for: str  # why it waits, "" if it does not
@@ -314,14 +314,14 @@ class JobView(NamedTuple):
         return self.job.state in FINAL
 
     @property
-    def is_settled(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether nothing will change any more."""
         return self.is_over and all(row.state is AttemptState.CLOSED for row in self.attempts)
 
 
 def job_view(tx: Connection, row: JobRow, service: Service) -> JobView:
-    """Return what the page of a job shows."""
-    events = last_events(tx, MOST_EVENTS, job_id=row.id, without=SAVED)[::-1]
+    """Return the view of a job."""
+    events = last_events(tx, MAX_JOB_EVENTS, job_id=row.id, without=SAVED)[::-1]
     return JobView(
         row,
         _command(row.spec),
@@ -329,8 +329,8 @@ def job_view(tx: Connection, row: JobRow, service: Service) -> JobView:
         attempts_of(tx, row.id),
         events,
         with_checkpoints(events, checkpoint_events(tx, row.id)),
-        last_decisions(tx, MOST_DECISIONS, row.id),
-        checkpoints_of(tx, row.id, MOST_CHECKPOINTS),
+        last_decisions(tx, MAX_SHOWN_DECISIONS, row.id),
+        checkpoints_of(tx, row.id, MAX_SHOWN_CHECKPOINTS),
         _waits_for(tx, row, service),
     )
 
@@ -343,7 +343,7 @@ def _command(spec: Mapping[str, object]) -> str:
 
 
 def _waits_for(tx: Connection, row: JobRow, service: Service) -> str:
-    """Say why a job waits, and where, in the words of the API."""
+    """Return why a job waits, and its place in the queue, in the words of the API."""
     if row.state not in WAITS:
         return ""
     waiting = waiting_pages(tx, [row], service.queue.read(tx, service.now_s()))[row.id]
@@ -352,10 +352,10 @@ def _waits_for(tx: Connection, row: JobRow, service: Service) -> str:
 
 
 PER_DECADE = 5  # bars
-DECADES = (-5, 1)  # 10 µs to 10 s
+HISTOGRAM_DECADES = (-5, 1)  # 10 µs to 10 s
 
 
-class Column(NamedTuple):
+class HistogramBar(NamedTuple):
     """A bar of the histogram."""
 
     x: float  # percent of the width
@@ -380,17 +380,17 @@ class PolicyView(NamedTuple):
 
     decisions: Sequence[DecisionRow]  # the last first
     took_s: Sequence[tuple[str, float]]  # percentiles by name
-    columns: Sequence[Column]
+    columns: Sequence[HistogramBar]
     marks: Sequence[tuple[float, str]]  # of the axis: percent and label
     deadline_x: float  # percent
     by: Sequence[tuple[str, int]]
     misses: Sequence[MissLine]
-    heard: int  # decisions at which the policy said something of use
-    agreed: int  # of these, where the heuristic said the same
+    answered: int  # decisions with a usable answer of the policy
+    agreed: int  # of these, with the same answer of the heuristic
 
 
 def policy_view(decisions: Sequence[DecisionRow], deadline_s: float) -> PolicyView:
-    """Return what the page shows.
+    """Return the view of the policy.
 
     Args:
         decisions: The last ones, the last first.
@@ -398,10 +398,10 @@ def policy_view(decisions: Sequence[DecisionRow], deadline_s: float) -> PolicyVi
     """
     took = sorted(row.took_s for row in decisions)
     by = Counter(str(row.explanation.get("obeyed") or "?") for row in decisions)
-    said = [row.explanation["agrees"] for row in decisions if row.explanation.get("agrees") is not None]
+    agrees = [row.explanation["agrees"] for row in decisions if row.explanation.get("agrees") is not None]
     return PolicyView(
         decisions, _percentiles(took), _columns(took), _marks(), _x(deadline_s), by.most_common(), _misses(decisions),
-        len(said), sum(map(bool, said)),
+        len(agrees), sum(map(bool, agrees)),
     )  # fmt: skip
 
 
@@ -413,17 +413,17 @@ def _percentiles(took: Sequence[float]) -> list[tuple[str, float]]:
 
 
 def _x(took_s: float) -> float:
-    low, high = DECADES
+    low, high = HISTOGRAM_DECADES
     return 100.0 * (min(max(math.log10(max(took_s, 1e-12)), low), high) - low) / (high - low)
 
 
-def _columns(took: Sequence[float]) -> list[Column]:
-    low, high = DECADES
+def _columns(took: Sequence[float]) -> list[HistogramBar]:
+    low, high = HISTOGRAM_DECADES
     bars = (high - low) * PER_DECADE
     counts = Counter(min(bars - 1, int(_x(each) * bars / 100.0)) for each in took)
     most, width = max(counts.values(), default=1), 100.0 / bars
     return [
-        Column(width * bar, width, 100.0 * counts[bar] / most, counts[bar],
+        HistogramBar(width * bar, width, 100.0 * counts[bar] / most, counts[bar],
                10.0 ** (low + bar / PER_DECADE), 10.0 ** (low + (bar + 1) / PER_DECADE))
         for bar in sorted(counts)
     ]  # fmt: skip
@@ -431,7 +431,10 @@ def _columns(took: Sequence[float]) -> list[Column]:
 
 def _marks() -> list[tuple[float, str]]:
     labels = ("10 µs", "0.1 ms", "1 ms", "10 ms", "100 ms", "1 s", "10 s")
-    return [(_x(10.0**power), label) for power, label in zip(range(DECADES[0], DECADES[1] + 1), labels, strict=True)]
+    return [
+        (_x(10.0**power), label)
+        for power, label in zip(range(HISTOGRAM_DECADES[0], HISTOGRAM_DECADES[1] + 1), labels, strict=True)
+    ]
 
 
 def _misses(decisions: Sequence[DecisionRow]) -> list[MissLine]:
@@ -445,8 +448,8 @@ def _misses(decisions: Sequence[DecisionRow]) -> list[MissLine]:
     return [MissLine(kind, count, *last[kind]) for kind, count in counts.most_common()]
 
 
-TAIL_BYTES = BLOCK_BYTES  # shown at first
-MOST_BYTES = 256 << 10  # read at once when following
+SHOWN_OUTPUT_BYTES = BLOCK_BYTES  # shown at first
+MAX_OUTPUT_BYTES = 256 << 10  # read at once when following
 
 # Escape sequences: CSI, then strings (OSC, DCS, SOS, PM, APC) up to their end, then all two-character ones.
 _ESCAPES = re.compile(
@@ -457,7 +460,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u
 _CUT_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,256}\x1b?|[ -/]*)\Z")
 
 
-class Part(NamedTuple):
+class OutputPart(NamedTuple):
     """A piece of output."""
 
     text: str
@@ -490,7 +493,7 @@ def whole_characters(data: bytes) -> bytes:
     return data
 
 
-def part_after(read: Read, offset: int, *, is_over: bool) -> Part:
+def part_after(read: Read, offset: int, *, is_over: bool) -> OutputPart:
     """Return what stands behind an offset.
 
     Args:
@@ -498,17 +501,17 @@ def part_after(read: Read, offset: int, *, is_over: bool) -> Part:
         offset: Where to begin.
         is_over: Nothing will follow, so that nothing is held back.
     """
-    data, after = read(offset, MOST_BYTES)
+    data, after = read(offset, MAX_OUTPUT_BYTES)
     kept = data if is_over else whole_characters(data)
-    return Part(plain_text(kept.decode("utf-8", "replace")), after - (len(data) - len(kept)))
+    return OutputPart(plain_text(kept.decode("utf-8", "replace")), after - (len(data) - len(kept)))
 
 
-def tail(read: Read, *, is_over: bool) -> Part:
+def tail(read: Read, *, is_over: bool) -> OutputPart:
     """Return the last part of an output, from the beginning of a line on."""
-    begin = max(0, near_end(read) - TAIL_BYTES)
-    data, after = read(begin, 4 * TAIL_BYTES)
+    begin = max(0, near_end(read) - SHOWN_OUTPUT_BYTES)
+    data, after = read(begin, 4 * SHOWN_OUTPUT_BYTES)
     cut = begin > 0
     if cut:
         data = data[data.find(b"\n") + 1 :]
     kept = data if is_over else whole_characters(data)
-    return Part(plain_text(kept.decode("utf-8", "replace")), after - (len(data) - len(kept)), cut)
+    return OutputPart(plain_text(kept.decode("utf-8", "replace")), after - (len(data) - len(kept)), cut)

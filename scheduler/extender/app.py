@@ -14,20 +14,20 @@ from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 
 from ..api.problems import ProblemError, answer_with_problems
-from .ranking import Outcome, Ranker, Ranking, refused
-from .watching import Watch
-from .wire import as_json, filter_reply, preempt_reply, prioritize_reply, read_offer, read_victims
+from .ranking import NodeRanking, Ranker, RankingOutcome, refused
+from .watching import ObjectWatch
+from .wire import as_json, filter_reply, preempt_reply, prioritize_reply, read_request, read_victims
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 
 
-class Counts:
-    """Answers by verb and outcome, and how long they took."""
+class RequestCounts:
+    """Counts and times of answers, by verb and outcome."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._answers = Counter(
-            "longshore_extender_requests_total", "Answers to kube-scheduler, by how they came about.",
+            "longshore_extender_requests_total", "Answers to kube-scheduler, by outcome.",
             ["verb", "outcome"], registry=self.registry,
         )  # fmt: skip
         self._took = Histogram(
@@ -41,32 +41,32 @@ class Counts:
         self._took.labels(verb).observe(took_s)
 
     def page(self) -> bytes:
-        """Return all of it in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 256 << 20  # some 30 KB for each of 5,000 nodes, and more
+MAX_EXTENDER_BODY_BYTES = 256 << 20  # some 30 KB for each of 5,000 nodes, and more
 NO_BIND = "Longshore only ranks nodes and never binds; leave bindVerb out of the scheduler's configuration"
 
 
 Result = TypeVar("Result")
 
 
-class Answer(NamedTuple):
-    """What is replied, and how it came about."""
+class VerbReply(NamedTuple):
+    """A reply and its outcome."""
 
     reply: object
     outcome: str
 
 
-def create_app(ranker: Ranker, watch: Watch | None = None) -> FastAPI:
+def create_app(ranker: Ranker, watch: ObjectWatch | None = None) -> FastAPI:
     """Return the application.
 
     Args:
-        ranker: Who ranks; it is closed when the application ends.
-        watch: Who tells it of pods and nodes, not started yet; None if nobody does.
+        ranker: Ranks nodes; it is closed when the application ends.
+        watch: Keeps the ranker up to date with pods and nodes, not started yet; None without the Kubernetes API.
     """
 
     @asynccontextmanager
@@ -80,7 +80,7 @@ def create_app(ranker: Ranker, watch: Watch | None = None) -> FastAPI:
 
     app = FastAPI(title="Longshore extender", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     answer_with_problems(app)
-    counts = Counts()
+    counts = RequestCounts()
     _add_verb(app, counts, "filter", lambda body: _filter(ranker, body))
     _add_verb(app, counts, "prioritize", lambda body: _prioritize(ranker, body))
     _add_verb(app, counts, "preempt", _preempt)
@@ -89,7 +89,7 @@ def create_app(ranker: Ranker, watch: Watch | None = None) -> FastAPI:
     return app
 
 
-def _add_verb(app: FastAPI, counts: Counts, verb: str, answer: Callable[[bytes], Answer]) -> None:
+def _add_verb(app: FastAPI, counts: RequestCounts, verb: str, answer: Callable[[bytes], VerbReply]) -> None:
     @app.post(f"/{verb}", name=verb)
     async def answered(request: Request) -> Response:
         began = time.perf_counter()
@@ -106,34 +106,34 @@ def _add_verb(app: FastAPI, counts: Counts, verb: str, answer: Callable[[bytes],
 
 async def _body(request: Request) -> bytes:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ProblemError("compressed", "the body is compressed; kube-scheduler sends it as it is")
+        raise ProblemError("compressed", "the body is compressed; kube-scheduler sends it uncompressed")
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)
         size += len(part)
-        if size > MOST_BYTES:
-            raise ProblemError("too-much", f"the body has more than {MOST_BYTES} bytes")
+        if size > MAX_EXTENDER_BODY_BYTES:
+            raise ProblemError("too-much", f"the body has more than {MAX_EXTENDER_BODY_BYTES} bytes")
     return b"".join(parts)
 
 
-def _filter(ranker: Ranker, body: bytes) -> Answer:
-    offer = read_offer(body)
+def _filter(ranker: Ranker, body: bytes) -> VerbReply:
+    offer = read_request(body)
     out = refused(offer)
     left = [host for host in offer.hosts if host not in out]
     if len(left) == 1:
-        # kube-scheduler does not ask for the rank of a single node, so this is when it can be learned of.
-        _whatever_happens(lambda: ranker.only(offer, left[0]), None)
-    return Answer(filter_reply(offer, out), "refused" if out else "passed")
+        # kube-scheduler requests no rank of a single node, so the placement is recorded here.
+        _or_default(lambda: ranker.only(offer, left[0]), None)
+    return VerbReply(filter_reply(offer, out), "refused" if out else "passed")
 
 
-def _prioritize(ranker: Ranker, body: bytes) -> Answer:
-    offer = read_offer(body)
-    ranking = _whatever_happens(lambda: ranker.rank(offer), Ranking([], Outcome.FAILED))
-    return Answer(prioritize_reply(offer.hosts, ranking.order), ranking.outcome)
+def _prioritize(ranker: Ranker, body: bytes) -> VerbReply:
+    offer = read_request(body)
+    ranking = _or_default(lambda: ranker.rank(offer), NodeRanking([], RankingOutcome.FAILED))
+    return VerbReply(prioritize_reply(offer.hosts, ranking.order), ranking.outcome)
 
 
-def _whatever_happens(advise: Callable[[], Result], otherwise: Result) -> Result:
-    """Return some advice, or what stands for none: advice that fails must not fail the pod, and the log has the bug."""
+def _or_default(advise: Callable[[], Result], otherwise: Result) -> Result:
+    """Return advice, or a default if it fails: a bug is logged and must not fail the pod."""
     try:
         return advise()
     except Exception:
@@ -141,29 +141,29 @@ def _whatever_happens(advise: Callable[[], Result], otherwise: Result) -> Result
         return otherwise
 
 
-def _preempt(body: bytes) -> Answer:
-    return Answer(preempt_reply(read_victims(body)[1]), "passed")
+def _preempt(body: bytes) -> VerbReply:
+    return VerbReply(preempt_reply(read_victims(body)[1]), "passed")
 
 
-def _bind(body: bytes) -> Answer:
-    # An error, for a success without a Binding would be the end of the pod: nobody would bind it.
-    return Answer({"Error": NO_BIND}, "refused")
+def _bind(body: bytes) -> VerbReply:
+    # An error: after a success without a Binding the pod would never be bound.
+    return VerbReply({"Error": NO_BIND}, "refused")
 
 
-def _add_pages(app: FastAPI, watch: Watch | None, counts: Counts) -> None:
+def _add_pages(app: FastAPI, watch: ObjectWatch | None, counts: RequestCounts) -> None:
     @app.get("/healthz")
     def healthz() -> dict[str, str]:
-        """Say that the process answers."""
+        """Answer, without checking anything else."""
         return {"status": "ok"}
 
     @app.get("/readyz")
     def readyz() -> dict[str, str]:
-        """Say whether all is known that is to be known."""
+        """Return whether all pods and nodes are known."""
         if watch is not None and not watch.is_in_sync:
-            raise ProblemError("not-in-sync", "the Kubernetes API has not told all pods and nodes")
+            raise ProblemError("not-in-sync", "not all pods and nodes have been listed yet")
         return {"status": "ok"}
 
     @app.get("/metrics")
     def metrics() -> Response:
-        """Return what was counted."""
+        """Return all metrics."""
         return Response(counts.page(), media_type=CONTENT_TYPE_LATEST)

@@ -1,9 +1,7 @@
-"""What an extender knows: the nodes and their GPUs, who holds them, and what a pod requests.
+"""What an extender knows: the nodes and their GPUs, the pods that hold them, and what a pod requests.
 
-Who holds GPUs on which node, as far as an extender can know.
-
-No request says it. Pods that the Kubernetes API shows are known. Without it, a pod is assumed to be on the node that
-was ranked first, until kube-scheduler offers a node in a way that cannot be if that were so.
+Requests do not include running pods. The Kubernetes API lists them. Without it, a pod is assumed to be on the node that
+was ranked first, until an offer of kube-scheduler contradicts that.
 """
 
 import math
@@ -20,7 +18,7 @@ from ...cluster.model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Rules, stoppi
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
 from ..mirror.standing import Site
-from .wire import Container, Node, Pod
+from .wire import Container, OfferedNode, OfferedPod
 
 RESOURCE = "nvidia.com/gpu"
 DEFAULT_ESTIMATE_S = 3600.0
@@ -36,28 +34,28 @@ GROUP_ANNOTATIONS = ("scheduling.k8s.io/group-name",)
 MEMBER_KEYS = (
     "longshore.io/pods", "kueue.x-k8s.io/pod-group-total-count", "pod-group.scheduling.sigs.k8s.io/min-available",
 )  # fmt: skip
-MOST_MEMBERS = 100_000
+MAX_GANG_PODS = 100_000
 _QUANTITY = re.compile(r"(\d{1,18})(?:\.0{1,9})?(m|k|M|G)?")
 _SCALE = {"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(1000), "M": Decimal(10**6), "G": Decimal(10**9)}
 
 
-class Wish(NamedTuple):
-    """What is known of a pod that is to be placed."""
+class PodRequest(NamedTuple):
+    """A pod to place."""
 
     uid: str
     gpus: int
     group: str | None  # of the gang that it belongs to
-    members: int  # pods of the gang, 0 if nobody says
+    members: int  # pods of the gang, 0 if unknown
     estimate_s: float
     compute_s: float
     parameter_bytes: float
 
 
-def wish_of(pod: Pod) -> Wish:
-    """Return what a pod asks for. What cannot be read of it counts as not said."""
+def request_of(pod: OfferedPod) -> PodRequest:
+    """Return what a pod requests. Fields that cannot be parsed get their defaults."""
     notes = pod.metadata.annotations
     group = _group(pod)
-    return Wish(
+    return PodRequest(
         uid=pod.metadata.uid or f"{pod.metadata.namespace}/{pod.metadata.name}",
         gpus=gpus_of(pod),
         group=group,
@@ -68,7 +66,7 @@ def wish_of(pod: Pod) -> Wish:
     )
 
 
-def gpus_of(pod: Pod) -> int:
+def gpus_of(pod: OfferedPod) -> int:
     """Return how many GPUs a pod holds at once, as the kubelet counts them: containers beside sidecars, or a step."""
     sidecars = most = 0
     for container in pod.spec.initContainers:
@@ -95,7 +93,7 @@ def count_of(quantity: str | int) -> int | None:
     return None if found is None else math.ceil(int(found[1]) * _SCALE[found[2] or ""])
 
 
-def _group(pod: Pod) -> str | None:
+def _group(pod: OfferedPod) -> str | None:
     labels, notes = pod.metadata.labels, pod.metadata.annotations
     names = [labels.get(key) for key in GROUP_LABELS] + [notes.get(key) for key in GROUP_ANNOTATIONS]
     name = next(filter(None, names), None)
@@ -105,7 +103,7 @@ def _group(pod: Pod) -> str | None:
 def _members(proposal: Mapping[str, str]) -> int:
     for key in MEMBER_KEYS:
         if key in proposal and (count := count_of(proposal[key])) is not None:
-            return count if 0 < count <= MOST_MEMBERS else 0
+            return count if 0 < count <= MAX_GANG_PODS else 0
     return 0
 
 
@@ -124,7 +122,7 @@ RACK_LABELS = (
 NODE_PENALTY = 0.25
 
 
-class Place(NamedTuple):
+class NamedSite(NamedTuple):
     """What policies know of a cluster, and the names of its nodes."""
 
     site: Site
@@ -135,7 +133,7 @@ class Inventory:
     """The nodes of a cluster.
 
     Args:
-        setup: A cluster file whose nodes have the names of those in Kubernetes; it alone says which nodes there are.
+        setup: A cluster file whose nodes have the names of those in Kubernetes; no other nodes count.
             None to learn them from Node objects, as equally fast.
     """
 
@@ -143,11 +141,11 @@ class Inventory:
         self._fixed = None if setup is None else _place_of(setup)
         self._gpus: dict[str, int] = {}  # allocatable, as last seen
         self._rack: dict[str, str] = {}
-        self._learned: Place | None = None
+        self._learned: NamedSite | None = None
         self._most: dict[str, int] = {}  # GPUs of each node of what was learned
 
-    def see(self, nodes: Iterable[Node]) -> None:
-        """Learn from Node objects."""
+    def update(self, nodes: Iterable[OfferedNode]) -> None:
+        """Update from Node objects."""
         for node in nodes:
             if (gpus := allocatable_gpus(node)) is None:
                 continue
@@ -155,18 +153,18 @@ class Inventory:
             self._gpus[name] = gpus
             self._rack[name] = next((labels[key] for key in RACK_LABELS if key in labels), "")
 
-    def replace(self, nodes: Iterable[Node]) -> None:
-        """Learn which nodes there are, and that there are no others."""
+    def replace(self, nodes: Iterable[OfferedNode]) -> None:
+        """Replace all nodes."""
         self._gpus.clear()
-        self.see(nodes)
+        self.update(nodes)
 
     def forget(self, name: str) -> None:
-        """Learn that a node is no more."""
+        """Remove a node."""
         self._gpus.pop(name, None)
 
     @property
-    def place(self) -> Place | None:
-        """What there is; None while nothing is known. The same object until it changes."""
+    def place(self) -> NamedSite | None:
+        """The cluster; None while nothing is known. The same object until it changes."""
         if self._fixed is not None:
             return self._fixed
         # A node that offers fewer GPUs than before has lost some; only more of them make another cluster.
@@ -177,31 +175,31 @@ class Inventory:
             self._learned = _learned(most, self._rack) if most else None
         return self._learned
 
-    def lost(self, place: Place) -> dict[int, int]:
+    def lost(self, place: NamedSite) -> dict[int, int]:
         """Return how many of its GPUs a node does not offer at present, by the node's index; only those with some."""
         gpus = np.diff(place.site.cluster.first_gpu).tolist()
         lost = {i: had - self._gpus.get(name, had) for i, (name, had) in enumerate(zip(place.names, gpus, strict=True))}
         return {i: number for i, number in lost.items() if number > 0}
 
 
-def allocatable_gpus(node: Node) -> int | None:
-    """Return how many GPUs a node offers to pods in all; None if it does not say."""
+def allocatable_gpus(node: OfferedNode) -> int | None:
+    """Return the number of GPUs that a node offers to pods in all; None if unknown."""
     offered = node.status.allocatable
     return None if offered is None else count_of(offered.get(RESOURCE, 0))
 
 
-def stand_in() -> Place:
+def stand_in() -> NamedSite:
     """Return a cluster of one GPU, for when none is known."""
-    return _learned({"nobody": 1}, {"nobody": ""})
+    return _learned({"stand-in": 1}, {"stand-in": ""})
 
 
-def _place_of(setup: ClusterSetup) -> Place:
-    # One pod is asked about at a time, and an extender cannot let it wait.
+def _place_of(setup: ClusterSetup) -> NamedSite:
+    # Pods are ranked one at a time, and an extender cannot let one wait.
     rules = stopping(setup.rules)._replace(order=ORDERS["fifo"], waiting=False)
-    return Place(Site(setup.cluster, rules, draw_faults(setup, 0)[1], setup.hazard_per_s), setup.node_names)
+    return NamedSite(Site(setup.cluster, rules, draw_faults(setup, 0)[1], setup.hazard_per_s), setup.node_names)
 
 
-def _learned(gpus: dict[str, int], rack: dict[str, str]) -> Place:
+def _learned(gpus: dict[str, int], rack: dict[str, str]) -> NamedSite:
     """Return a cluster of equally fast nodes."""
     names = sorted(gpus, key=lambda name: (rack[name], name))
     racks = sorted({rack[name] for name in names})
@@ -223,18 +221,18 @@ def _learned(gpus: dict[str, int], rack: dict[str, str]) -> Place:
     )  # fmt: skip
     hazard_per_s = np.full(int(sizes.sum()), DEFAULT_HAZARD_PER_S)
     process = none(cluster, hazard_per_s, NoFaults(), 0)[1]
-    return Place(Site(cluster, rules, process, hazard_per_s), tuple(names))
+    return NamedSite(Site(cluster, rules, process, hazard_per_s), tuple(names))
 
 
-LEAST_LEFT_S = 60.0  # of a pod that has outlived its estimate
+MIN_LEFT_S = 60.0  # of a pod that has outlived its estimate
 UNSEEN_S = 60.0  # after which an assumed pod counts no more that the Kubernetes API does not show
-LONGEST_S = 7 * 86400.0  # after which no assumed pod counts any more, so that nodes that are no more are forgotten
+MAX_ASSUMED_S = 7 * 86400.0  # after which no assumed pod counts any more, so that nodes that are no more are forgotten
 PLAN_S = 120.0  # how long the GPUs that were planned for the rest of a gang are kept from others
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """GPUs of a node that somebody holds."""
+class HeldGpus:
+    """GPUs of a node that a pod holds."""
 
     node: str
     gpus: int
@@ -244,12 +242,12 @@ class Holding:
 
     def left_s(self, now_s: float) -> float:
         """Return how much longer it is expected to run."""
-        return max(self.estimate_s - (now_s - self.since_s), LEAST_LEFT_S)
+        return max(self.estimate_s - (now_s - self.since_s), MIN_LEFT_S)
 
 
 @dataclass(slots=True)
-class Plan:
-    """Where the pods of a gang are to go that have not been asked about yet."""
+class GangPlan:
+    """Nodes for the pods of a gang that are still to be ranked."""
 
     gpus: int  # of each pod
     pods: dict[str, int]  # by node
@@ -258,31 +256,31 @@ class Plan:
 
 @dataclass(slots=True)
 class Ledger:
-    """All that is held, and what is planned. Not safe for threads."""
+    """GPUs that are held, and plans. Not safe for threads."""
 
-    known: dict[str, Holding] = field(default_factory=dict)  # by uid: the Kubernetes API shows them
-    assumed: dict[str, Holding] = field(default_factory=dict)  # by uid, oldest first
-    plans: dict[str, Plan] = field(default_factory=dict)  # by group
+    known: dict[str, HeldGpus] = field(default_factory=dict)  # by uid: the Kubernetes API shows them
+    assumed: dict[str, HeldGpus] = field(default_factory=dict)  # by uid, oldest first
+    plans: dict[str, GangPlan] = field(default_factory=dict)  # by group
     is_watched: bool = False  # the Kubernetes API shows all pods
 
-    def assume(self, uid: str, holding: Holding) -> None:
-        """Take a pod to be where it was ranked first."""
+    def assume(self, uid: str, holding: HeldGpus) -> None:
+        """Assume a pod to be where it was ranked first."""
         self.assumed.pop(uid, None)
         if uid not in self.known:
             self.assumed[uid] = holding
 
     def forget(self, uid: str) -> None:
-        """Take a pod to be nowhere: it is asked about, so it waits."""
+        """Assume a pod to wait: kube-scheduler asks about it."""
         self.assumed.pop(uid, None)
 
     def expire(self, now_s: float) -> None:
-        """Drop what has stood too long without being seen."""
-        self.plans = {group: it for group, it in self.plans.items() if it.until_s > now_s and it.pods}
-        most_s = UNSEEN_S if self.is_watched else LONGEST_S
-        self.assumed = {uid: it for uid, it in self.assumed.items() if now_s - it.since_s < most_s}
+        """Drop expired plans and assumptions."""
+        self.plans = {group: each for group, each in self.plans.items() if each.until_s > now_s and each.pods}
+        most_s = UNSEEN_S if self.is_watched else MAX_ASSUMED_S
+        self.assumed = {uid: each for uid, each in self.assumed.items() if now_s - each.since_s < most_s}
 
     def correct(self, rooms: Mapping[str, int], gpus: int) -> None:
-        """Drop the oldest assumptions on nodes where kube-scheduler finds room for so many GPUs and we do not.
+        """Drop the oldest assumptions on nodes where kube-scheduler finds room for a number of GPUs and we do not.
 
         Args:
             rooms: GPUs of each node that was offered, less those that it has lost.
@@ -290,27 +288,27 @@ class Ledger:
         """
         held = self.held()
         short = {node for node, room in rooms.items() if room - held.get(node, 0) < gpus}
-        for uid, it in list(self.assumed.items()) if short else ():
-            if it.node in short and rooms[it.node] - held[it.node] < gpus:
-                held[it.node] -= it.gpus
+        for uid, holding in list(self.assumed.items()) if short else ():
+            if holding.node in short and rooms[holding.node] - held[holding.node] < gpus:
+                held[holding.node] -= holding.gpus
                 del self.assumed[uid]
 
     def held(self) -> dict[str, int]:
         """Return how many GPUs pods hold on each node."""
         held: dict[str, int] = {}
-        for it in (*self.known.values(), *self.assumed.values()):
-            held[it.node] = held.get(it.node, 0) + it.gpus
+        for holding in (*self.known.values(), *self.assumed.values()):
+            held[holding.node] = held.get(holding.node, 0) + holding.gpus
         return held
 
-    def members(self, group: str) -> list[Holding]:
+    def members(self, group: str) -> list[HeldGpus]:
         """Return where pods of a gang are."""
-        return [it for it in (*self.known.values(), *self.assumed.values()) if it.group == group]
+        return [holding for holding in (*self.known.values(), *self.assumed.values()) if holding.group == group]
 
-    def holdings(self, asking: str | None, now_s: float) -> Iterable[tuple[str, Holding]]:
-        """Yield all that a pod of a gang (or of none) cannot have: what is held, and what is planned for others."""
+    def holdings(self, asking: str | None, now_s: float) -> Iterable[tuple[str, HeldGpus]]:
+        """Yield the GPUs that a pod of a gang (or of none) cannot have: held ones, and those planned for others."""
         yield from self.known.items()
         yield from self.assumed.items()
         for group, plan in self.plans.items():
             if group != asking:
                 for node, pods in plan.pods.items():
-                    yield f"{group} {node} {pods}", Holding(node, pods * plan.gpus, group, plan.until_s, PLAN_S)
+                    yield f"{group} {node} {pods}", HeldGpus(node, pods * plan.gpus, group, plan.until_s, PLAN_S)

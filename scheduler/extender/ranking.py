@@ -15,8 +15,19 @@ import numpy as np
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.standing import Asked, Known
 from ..placement.placer import Advice, Placer
-from .inventory import PLAN_S, Holding, Inventory, Ledger, Place, Plan, Wish, allocatable_gpus, stand_in, wish_of
-from .wire import RANKS, Offer
+from .inventory import (
+    PLAN_S,
+    GangPlan,
+    HeldGpus,
+    Inventory,
+    Ledger,
+    NamedSite,
+    PodRequest,
+    allocatable_gpus,
+    request_of,
+    stand_in,
+)
+from .wire import RANKED_NODES, ExtenderRequest
 
 
 class Ranked(NamedTuple):
@@ -32,16 +43,16 @@ class Mirror:
 
     Args:
         place: The cluster.
-        placer: Who ranks.
+        placer: Ranks by policy or heuristic.
         now_s: The present.
     """
 
-    def __init__(self, place: Place, placer: Placer, now_s: float) -> None:
+    def __init__(self, place: NamedSite, placer: Placer, now_s: float) -> None:
         self.place, self.placer = place, placer
         self.number = {name: i for i, name in enumerate(place.names)}
         self.gpus = np.diff(place.site.cluster.first_gpu).tolist()
         self.cluster = ClusterMirror(place.site, Known(now_s))
-        self._held: dict[str, Holding] = {}
+        self._held: dict[str, HeldGpus] = {}
         self._lost: dict[int, int] = {}
         self._taken = [0] * len(place.names)  # GPUs of each node that are held or lost
         self._hidden: set[int] = set()
@@ -51,37 +62,37 @@ class Mirror:
         """Return how many GPUs of a node are free."""
         return int(self.gpus[node] - self._taken[node])
 
-    def follow(self, holdings: Iterable[tuple[str, Holding]], lost: dict[int, int], now_s: float) -> None:
-        """Come to what is held and lost at present. What does not fit on its node is left out."""
+    def follow(self, holdings: Iterable[tuple[str, HeldGpus]], lost: dict[int, int], now_s: float) -> None:
+        """Update to what is held and lost at present. What does not fit on its node is omitted."""
         self.cluster.begin(max(now_s, self.cluster.now_s))
-        wanted = {uid: it for uid, it in holdings if it.node in self.number}
-        for uid, it in list(self._held.items()):
-            if uid not in wanted or (wanted[uid].node, wanted[uid].gpus) != (it.node, it.gpus):
+        wanted = {uid: held for uid, held in holdings if held.node in self.number}
+        for uid, held in list(self._held.items()):
+            if uid not in wanted or (wanted[uid].node, wanted[uid].gpus) != (held.node, held.gpus):
                 self._end(uid)
         if lost != self._lost:
             self._lose(lost)
-        new = [(uid, it) for uid, it in wanted.items() if uid not in self._held]
-        self._reveal({self.number[it.node] for _, it in new})
-        for uid, it in new:
-            if 0 < it.gpus <= self.room(self.number[it.node]):
-                self._start(uid, it, now_s)
+        new = [(uid, held) for uid, held in wanted.items() if uid not in self._held]
+        self._reveal({self.number[held.node] for _, held in new})
+        for uid, held in new:
+            if 0 < held.gpus <= self.room(self.number[held.node]):
+                self._start(uid, held, now_s)
 
     def _end(self, uid: str) -> None:
-        it = self._held.pop(uid)
+        held = self._held.pop(uid)
         self.cluster.finish(uid)
-        self._taken[self.number[it.node]] -= it.gpus
+        self._taken[self.number[held.node]] -= held.gpus
 
-    def _start(self, uid: str, it: Holding, now_s: float) -> None:
-        node = self.number[it.node]
-        self._submit(Asked(uid, it.gpus, it.left_s(now_s), now_s))
+    def _start(self, uid: str, held: HeldGpus, now_s: float) -> None:
+        node = self.number[held.node]
+        self._submit(Asked(uid, held.gpus, held.left_s(now_s), now_s))
         self.cluster.due()
-        self.cluster.carry_out(uid, self._free_gpus(node)[: it.gpus])
-        self._held[uid] = it
-        self._taken[node] += it.gpus
+        self.cluster.carry_out(uid, self._free_gpus(node)[: held.gpus])
+        self._held[uid] = held
+        self._taken[node] += held.gpus
 
     def _submit(self, asked: Asked) -> None:
         if self.cluster.is_full:
-            self._reveal(set(self._hidden))  # hidden GPUs are taken up one by one, which takes long
+            self._reveal(set(self._hidden))  # hidden GPUs are revealed one by one, which takes long
         self.cluster.submit(asked)
 
     def _free_gpus(self, node: int) -> list[int]:
@@ -91,15 +102,15 @@ class Mirror:
         return [first + int(i) for i in np.flatnonzero(free)]
 
     def _lose(self, lost: dict[int, int]) -> None:
-        """Take the last GPUs of nodes out of service: nobody says which ones a node has lost."""
+        """Take the last GPUs of nodes out of service: which ones a node has lost is unknown."""
         self._reveal(lost.keys() | self._lost.keys())
         after = self.place.site.cluster.first_gpu
         for node, number in self._lost.items():
             for gpu in range(after[node + 1] - number, after[node + 1]):
                 self.cluster.bring_back(gpu)
             self._taken[node] -= number
-        for uid, it in list(self._held.items()):
-            if self.number[it.node] in lost:
+        for uid, held in list(self._held.items()):
+            if self.number[held.node] in lost:
                 self._end(uid)  # and start again on those that are left
         for node, number in lost.items():
             for gpu in range(after[node + 1] - number, after[node + 1]):
@@ -120,33 +131,34 @@ class Mirror:
             self._hidden.update(hidden)
 
     def rank(self, asked: Asked, tiers: Sequence[set[int]], most: int) -> Ranked:
-        """Return the nodes that would be taken first for a job, then those if the first were gone, and so on.
+        """Return the nodes that a job would take, then those that it would take without them, and so on.
 
-        The policy is asked for the first choice, which decides; what comes after it is the heuristic's, which answers
-        at once.
+        The policy makes the first choice, which decides; the heuristic makes the others, as it answers at once.
 
         Args:
             asked: The job.
             tiers: Nodes that it may go to; those of an earlier tier go before all of a later one.
-            most: How many nodes are asked for.
+            most: Number of nodes to rank.
         """
         ranked = Ranked([], {}, None)
         self._submit(asked)
         for tier in tiers:
             self._offer(tier - set(ranked.nodes))
             while len(ranked.nodes) < most and self.cluster.due() is not None:
-                ranked = self._ask_once_more(ranked)
+                ranked = self._next_choice(ranked)
         self.cluster.withdraw(asked.job)
         return ranked
 
-    def _ask_once_more(self, ranked: Ranked) -> Ranked:
+    def _next_choice(self, ranked: Ranked) -> Ranked:
         first = ranked.advice is None
         advice = self.placer.consult(self.cluster) if first else self.placer.consult_fallback(self.cluster)
         shares: dict[int, int] = {}
         for gpu in advice.proposal.gpus:
             node = int(self.place.site.cluster.gpu_node[gpu])
             shares[node] = shares.get(node, 0) + 1
-        nodes = sorted(shares, key=lambda node: -shares[node])  # a pod goes to one node, whoever would split it
+        nodes = sorted(
+            shares, key=lambda node: -shares[node]
+        )  # a pod goes to one node, also if the policy would split it
         self.cluster.hide(nodes)
         self._hidden.update(nodes)
         return Ranked(
@@ -154,26 +166,26 @@ class Mirror:
         )  # fmt: skip
 
 
-WARM_UP = "warm-up"
+WARM_UP_JOB = "warm-up"
 
 
-class Outcome(StrEnum):
-    """How an answer came about."""
+class RankingOutcome(StrEnum):
+    """Outcome of a ranking."""
 
     POLICY = "policy"  # it ranked
     FALLBACK = "fallback"  # the heuristic ranked in its place
     HEURISTIC = "heuristic"  # it ranked, as there is no policy
     NO_GPUS = "no-gpus"  # the pod needs none; all nodes are equal
     UNKNOWN = "unknown-nodes"  # nothing is known of any node with room for it; all are equal
-    BUSY = "busy"  # others were answered for too long; all nodes are equal
+    BUSY = "busy"  # earlier requests took too long; all nodes are equal
     FAILED = "failed"  # a bug; all nodes are equal
 
 
-class Ranking(NamedTuple):
-    """The best nodes of those that were asked about, best first."""
+class NodeRanking(NamedTuple):
+    """The best of the offered nodes, best first."""
 
     order: list[str]
-    outcome: Outcome
+    outcome: RankingOutcome
 
 
 class Ranker:
@@ -181,8 +193,8 @@ class Ranker:
 
     Args:
         inventory: The nodes.
-        placer: Who ranks; its deadline is that of one question.
-        deadline_s: For one answer. Half of it is for waiting until others are answered, half for the policy.
+        placer: Ranks by policy or heuristic; its deadline is that of one question.
+        deadline_s: For one answer. Half of it is for earlier requests, half for the policy.
         now_s: The clock.
     """
 
@@ -196,7 +208,7 @@ class Ranker:
         self._questions = 0
 
     def warm_up(self, wait_s: float) -> None:
-        """Rank once, so that everything is compiled, and wait until the policy can be asked.
+        """Rank once, so that everything is compiled, and wait until the policy is ready.
 
         Raises:
             PluginError: If it cannot be loaded, or not in time.
@@ -205,10 +217,10 @@ class Ranker:
             place = self.inventory.place
             self.placer.warm_up((place or stand_in()).site)
             mirror = Mirror(place or stand_in(), self.placer, self.now_s())
-            mirror.rank(Asked(WARM_UP, 1, 1.0, self.now_s()), [{0}], 1)
+            mirror.rank(Asked(WARM_UP_JOB, 1, 1.0, self.now_s()), [{0}], 1)
             self.placer.wait_until_ready(wait_s)
             # The first answer of a policy takes several times as long as those after it.
-            mirror.rank(Asked(f"{WARM_UP} of the policy", 1, 1.0, self.now_s()), [{0}], 1)
+            mirror.rank(Asked(f"{WARM_UP_JOB} of the policy", 1, 1.0, self.now_s()), [{0}], 1)
             self._mirror = None if place is None else mirror
 
     def close(self) -> None:
@@ -218,7 +230,7 @@ class Ranker:
 
     @contextmanager
     def changing(self, wait_s: float = -1.0) -> Iterator[bool]:
-        """Keep others from the book and the inventory; yields False if it cannot be had in time."""
+        """Lock the ledger and the inventory; yields False on a timeout."""
         has = self._lock.acquire(timeout=wait_s)
         try:
             yield has
@@ -230,99 +242,109 @@ class Ranker:
             if has:
                 self._lock.release()
 
-    def rank(self, offer: Offer) -> Ranking:
-        """Return the nodes that are best for a pod."""
-        wish = wish_of(offer.pod)
-        if wish.gpus == 0:
-            return Ranking([], Outcome.NO_GPUS)
+    def rank(self, offer: ExtenderRequest) -> NodeRanking:
+        """Return the best nodes for a pod.
+
+        1. Read what the pod requests; without GPUs all nodes are equal.
+        2. Lock the ledger and the inventory, within half of the deadline.
+        3. Update the inventory by the offered nodes.
+        4. Update the mirror, which policies see, to the pods that hold GPUs (`_up_to_date`).
+        5. Prefer the nodes planned for the pod's gang, then those beside its members (`_gang_tiers`).
+        6. Let the policy choose the first node, and the heuristic the next ones (`Mirror.rank`).
+        7. Assume the pod on the first node (`_assume`), as no later request reports where it went.
+        """
+        request = request_of(offer.pod)
+        if request.gpus == 0:
+            return NodeRanking([], RankingOutcome.NO_GPUS)
         with self.changing(self.deadline_s / 2.0) as has:
             if not has:
-                return Ranking([], Outcome.BUSY)
-            self.inventory.see(offer.nodes or ())
+                return NodeRanking([], RankingOutcome.BUSY)
+            self.inventory.update(offer.nodes or ())
             place = self.inventory.place
             if place is None:
-                return Ranking([], Outcome.UNKNOWN)
-            return self._rank(self._up_to_date(place, offer, wish), offer, wish)
+                return NodeRanking([], RankingOutcome.UNKNOWN)
+            return self._rank(self._up_to_date(place, offer, request), offer, request)
 
-    def only(self, offer: Offer, host: str) -> None:
-        """Learn that a pod can go to one node only; kube-scheduler does not ask for its rank then."""
-        wish = wish_of(offer.pod)
+    def only(self, offer: ExtenderRequest, host: str) -> None:
+        """Record that a pod can go to one node only; kube-scheduler then requests no ranking."""
+        request = request_of(offer.pod)
         with self.changing(self.deadline_s / 2.0) as has:
             place = self.inventory.place
-            if has and wish.gpus and place is not None and host in self._up_to_date(place, offer, wish).number:
-                self._assume(wish, host)
+            if has and request.gpus and place is not None and host in self._up_to_date(place, offer, request).number:
+                self._assume(request, host)
 
-    def _up_to_date(self, place: Place, offer: Offer, wish: Wish) -> Mirror:
+    def _up_to_date(self, place: NamedSite, offer: ExtenderRequest, request: PodRequest) -> Mirror:
         """Bring what policies see up to date."""
         now_s, ledger = self.now_s(), self.ledger
         if self._mirror is None or self._mirror.place is not place:
             self._mirror = Mirror(place, self.placer, now_s)
         mirror, lost = self._mirror, self.inventory.lost(place)
-        ledger.forget(wish.uid)
+        ledger.forget(request.uid)
         ledger.expire(now_s)
         numbers = {host: mirror.number[host] for host in offer.hosts if host in mirror.number}
-        ledger.correct({host: mirror.gpus[i] - lost.get(i, 0) for host, i in numbers.items()}, wish.gpus)
-        mirror.follow(ledger.holdings(wish.group, now_s), lost, now_s)
+        ledger.correct({host: mirror.gpus[i] - lost.get(i, 0) for host, i in numbers.items()}, request.gpus)
+        mirror.follow(ledger.holdings(request.group, now_s), lost, now_s)
         return mirror
 
-    def _rank(self, mirror: Mirror, offer: Offer, wish: Wish) -> Ranking:
+    def _rank(self, mirror: Mirror, offer: ExtenderRequest, request: PodRequest) -> NodeRanking:
         offered = {mirror.number[host] for host in offer.hosts if host in mirror.number}
-        fitting = {node for node in offered if mirror.room(node) >= wish.gpus}
+        fitting = {node for node in offered if mirror.room(node) >= request.gpus}
         if not fitting:
-            return Ranking([], Outcome.UNKNOWN)
-        tiers = [*self._gang_tiers(mirror, wish, fitting), fitting]
-        ranked = mirror.rank(self._asked(wish, 1), tiers, RANKS)
+            return NodeRanking([], RankingOutcome.UNKNOWN)
+        tiers = [*self._gang_tiers(mirror, request, fitting), fitting]
+        ranked = mirror.rank(self._job_of(request, 1), tiers, RANKED_NODES)
         order = [mirror.place.names[node] for node in ranked.nodes]
         if not order or ranked.advice is None:
-            return Ranking([], Outcome.UNKNOWN)
-        self._assume(wish, order[0])
+            return NodeRanking([], RankingOutcome.UNKNOWN)
+        self._assume(request, order[0])
         if self.placer.policy is None:
-            return Ranking(order, Outcome.HEURISTIC)
-        return Ranking(order, Outcome.FALLBACK if ranked.advice.miss else Outcome.POLICY)
+            return NodeRanking(order, RankingOutcome.HEURISTIC)
+        return NodeRanking(order, RankingOutcome.FALLBACK if ranked.advice.miss else RankingOutcome.POLICY)
 
-    def _asked(self, wish: Wish, pods: int) -> Asked:
+    def _job_of(self, request: PodRequest, pods: int) -> Asked:
         self._questions += 1
         return Asked(
-            f"question {self._questions}", wish.gpus * pods, wish.estimate_s, self.now_s(),
-            compute_s=wish.compute_s, parameter_bytes=wish.parameter_bytes,
+            f"question {self._questions}", request.gpus * pods, request.estimate_s, self.now_s(),
+            compute_s=request.compute_s, parameter_bytes=request.parameter_bytes,
         )  # fmt: skip
 
-    def _assume(self, wish: Wish, host: str) -> None:
-        self.ledger.assume(wish.uid, Holding(host, wish.gpus, wish.group, self.now_s(), wish.estimate_s))
-        plan = self.ledger.plans.get(wish.group or "")
+    def _assume(self, request: PodRequest, host: str) -> None:
+        self.ledger.assume(request.uid, HeldGpus(host, request.gpus, request.group, self.now_s(), request.estimate_s))
+        plan = self.ledger.plans.get(request.group or "")
         if plan is not None and host in plan.pods:
             plan.pods[host] -= 1
             if plan.pods[host] == 0:
                 del plan.pods[host]
 
-    def _gang_tiers(self, mirror: Mirror, wish: Wish, fitting: set[int]) -> Sequence[set[int]]:
+    def _gang_tiers(self, mirror: Mirror, request: PodRequest, fitting: set[int]) -> Sequence[set[int]]:
         """Return where a pod of a gang goes first: as planned for the gang, else beside those that are placed."""
-        if wish.group is None:
+        if request.group is None:
             return ()
-        mates = self.ledger.members(wish.group)
-        missing = wish.members - len(mates)
-        if missing > 1 and wish.group not in self.ledger.plans:
-            self._plan(mirror, wish, missing, fitting)
-        plan = self.ledger.plans.get(wish.group)
+        mates = self.ledger.members(request.group)
+        missing = request.members - len(mates)
+        if missing > 1 and request.group not in self.ledger.plans:
+            self._plan(mirror, request, missing, fitting)
+        plan = self.ledger.plans.get(request.group)
         planned = {mirror.number[node] for node in plan.pods} & fitting if plan else set()
-        beside = {mirror.number[it.node] for it in mates if it.node in mirror.number}
+        beside = {mirror.number[mate.node] for mate in mates if mate.node in mirror.number}
         rack = mirror.place.site.cluster.node_rack
         racks = {int(rack[node]) for node in beside}
         return planned, beside & fitting, {node for node in fitting if int(rack[node]) in racks}
 
-    def _plan(self, mirror: Mirror, wish: Wish, pods: int, fitting: set[int]) -> None:
+    def _plan(self, mirror: Mirror, request: PodRequest, pods: int, fitting: set[int]) -> None:
         """Place all pods of a gang at once, as one job; the nodes that it takes are kept for them."""
-        if wish.group is None or wish.gpus * pods > sum(mirror.room(node) for node in fitting):
+        if request.group is None or request.gpus * pods > sum(mirror.room(node) for node in fitting):
             return
-        shares = mirror.rank(self._asked(wish, pods), [fitting], 1).shares
-        by_node = {mirror.place.names[node]: gpus // wish.gpus for node, gpus in shares.items() if gpus >= wish.gpus}
+        shares = mirror.rank(self._job_of(request, pods), [fitting], 1).shares
+        names = mirror.place.names
+        by_node = {names[node]: gpus // request.gpus for node, gpus in shares.items() if gpus >= request.gpus}
         if by_node:
-            self.ledger.plans[wish.group] = Plan(wish.gpus, by_node, self.now_s() + PLAN_S)
+            self.ledger.plans[request.group] = GangPlan(request.gpus, by_node, self.now_s() + PLAN_S)
 
 
-def refused(offer: Offer) -> dict[str, str]:
-    """Return the nodes on which a pod certainly cannot run, and why; whoever is evicted there changes nothing."""
-    gpus = wish_of(offer.pod).gpus
+def refused(offer: ExtenderRequest) -> dict[str, str]:
+    """Return the nodes on which a pod cannot run even after evictions, and why."""
+    gpus = request_of(offer.pod).gpus
     found = {}
     for node in offer.nodes or ():
         has = allocatable_gpus(node)

@@ -15,16 +15,16 @@ from typing import Any
 
 import httpx
 
-from .inventory import Holding, wish_of
+from .inventory import HeldGpus, request_of
 from .ranking import Ranker
-from .wire import Node, Pod
+from .wire import OfferedNode, OfferedPod
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-FOLLOW_S = 300  # after which a watch is ended and begun again where it was
+FOLLOW_S = 300  # length of a watch, which the next one continues
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class KubernetesAddress:
     """Where the Kubernetes API is.
 
     Args:
@@ -48,21 +48,21 @@ class Api:
 
 log = logging.getLogger(__name__)
 
-PAGE = 500  # objects in one answer to a list
+OBJECTS_PER_LIST = 500  # objects in one answer to a list
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # after a failure, doubled with each
-PAUSE_S = 0.1  # between two watches, should something end them at once
-GONE = 410  # the version from which a watch is to go on is no longer kept
-# Pods that have ended hold nothing; one that ends leaves the selection, and is told as deleted.
+WATCH_PAUSE_S = 0.1  # between two watches, should something end them at once
+HTTP_GONE = 410  # the version of a watch is no longer kept
+# Ended pods hold nothing; a pod that ends leaves the selection, which the API reports as a deletion.
 RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class StaleError(Exception):
-    """What was followed is no longer told; it must be listed again."""
+    """The watched version is no longer available; list again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of objects, and who learns of them."""
+class WatchedKind:
+    """One kind of objects, and the functions that take them."""
 
     path: str
     selector: str
@@ -70,20 +70,20 @@ class Kind:
     change: Callable[[str, Mapping[str, Any]], None]  # ADDED, MODIFIED or DELETED, and the object
 
 
-class Watch:
-    """Follows pods and nodes in threads of their own, and keeps a ranker's book and inventory up to date.
+class ObjectWatch:
+    """Follows pods and nodes in threads of their own, and keeps a ranker's ledger and inventory up to date.
 
     Args:
         api: Where the Kubernetes API is.
-        ranker: Who learns.
+        ranker: Ranker to keep up to date.
     """
 
-    def __init__(self, api: Api, ranker: Ranker) -> None:
+    def __init__(self, api: KubernetesAddress, ranker: Ranker) -> None:
         self._api, self._ranker = api, ranker
         self._ends = threading.Event()
         kinds = (
-            Kind("/api/v1/nodes", "", self._replace_nodes, self._change_node),
-            Kind("/api/v1/pods", RUNNING, self._replace_pods, self._change_pod),
+            WatchedKind("/api/v1/nodes", "", self._replace_nodes, self._change_node),
+            WatchedKind("/api/v1/pods", RUNNING, self._replace_pods, self._change_pod),
         )
         self._synced = {kind.path: threading.Event() for kind in kinds}
         self._clients: dict[str, httpx.Client] = {}
@@ -105,14 +105,14 @@ class Watch:
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether all pods and nodes are known, and changes are told."""
+        """Whether all pods and nodes are known, and changes arrive."""
         return all(event.is_set() for event in self._synced.values())
 
-    def _tell(self) -> None:
+    def _set_watched(self) -> None:
         with self._ranker.changing():
             self._ranker.ledger.is_watched = self.is_in_sync
 
-    def _follow(self, kind: Kind) -> None:
+    def _follow(self, kind: WatchedKind) -> None:
         rest_s = FIRST_REST_S
         while not self._ends.is_set():
             try:
@@ -120,27 +120,27 @@ class Watch:
                     self._clients[kind.path] = client
                     version = self._list(client, kind)
                     self._synced[kind.path].set()
-                    self._tell()
+                    self._set_watched()
                     rest_s = FIRST_REST_S
-                    while not self._ends.wait(PAUSE_S):
+                    while not self._ends.wait(WATCH_PAUSE_S):
                         version = self._watch(client, kind, version)
             except StaleError:
                 log.info("%s: listing again", kind.path)
                 self._ends.wait(FIRST_REST_S)
             except Exception as error:
-                # Whatever it is: a watch that ends for good would leave a view that is wrong for ever.
+                # Any error: a watch that ended for good would leave a wrong view for ever.
                 if self._ends.is_set():
                     return
                 log.warning("%s: %s; the next try in %.0f s", kind.path, error, rest_s)
                 self._synced[kind.path].clear()
-                self._tell()
+                self._set_watched()
                 self._ends.wait(rest_s)
                 rest_s = min(2.0 * rest_s, LONGEST_REST_S)
 
-    def _list(self, client: httpx.Client, kind: Kind) -> str:
-        """Learn of all objects, and return the version from which they can be followed."""
+    def _list(self, client: httpx.Client, kind: WatchedKind) -> str:
+        """List all objects, and return the version from which to watch them."""
         found: list[Mapping[str, Any]] = []
-        parameters = {"limit": str(PAGE), **({"fieldSelector": kind.selector} if kind.selector else {})}
+        parameters = {"limit": str(OBJECTS_PER_LIST), **({"fieldSelector": kind.selector} if kind.selector else {})}
         while True:
             page = _read(client.get(kind.path, params=parameters))
             found += page.get("items") or []
@@ -150,14 +150,14 @@ class Watch:
                 return str(metadata["resourceVersion"])
             parameters["continue"] = metadata["continue"]
 
-    def _watch(self, client: httpx.Client, kind: Kind, version: str) -> str:
-        """Learn of changes until the API ends the watch, and return the version from which to go on."""
+    def _watch(self, client: httpx.Client, kind: WatchedKind, version: str) -> str:
+        """Follow changes until the API ends the watch, and return the version from which to continue."""
         parameters = {
             "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": str(FOLLOW_S),
             **({"fieldSelector": kind.selector} if kind.selector else {}),
         }  # fmt: skip
         with client.stream("GET", kind.path, params=parameters) as answer:
-            if answer.status_code == GONE:
+            if answer.status_code == HTTP_GONE:
                 raise StaleError
             answer.raise_for_status()
             for what, changed in _events(answer.iter_lines()):
@@ -195,16 +195,16 @@ class Watch:
             if what == "DELETED":
                 self._ranker.inventory.forget(str(changed["metadata"]["name"]))
             else:
-                self._ranker.inventory.see(_nodes([changed]))
+                self._ranker.inventory.update(_nodes([changed]))
 
 
 def _read(answer: httpx.Response) -> dict[str, Any]:
-    if answer.status_code == GONE:
+    if answer.status_code == HTTP_GONE:
         raise StaleError
     answer.raise_for_status()
     value = answer.json()
     if not isinstance(value, dict):
-        raise ValueError("the Kubernetes API answered something else than an object")
+        raise ValueError("the answer of the Kubernetes API is no object")
     return value
 
 
@@ -214,19 +214,19 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         event = json.loads(line)
         if event["type"] == "ERROR":
-            # Mostly 410 again, in a stream that has begun well.
+            # Mostly 410 again, within a stream.
             raise StaleError
         yield event["type"], event["object"]
 
 
-def _nodes(objects: list[Mapping[str, Any]]) -> list[Node]:
-    return [Node.model_validate(it) for it in objects]
+def _nodes(objects: list[Mapping[str, Any]]) -> list[OfferedNode]:
+    return [OfferedNode.model_validate(each) for each in objects]
 
 
-def _holding(found: Mapping[str, Any]) -> tuple[str, Holding] | None:
+def _holding(found: Mapping[str, Any]) -> tuple[str, HeldGpus] | None:
     """Return what a pod holds, by its uid; None if that is nothing."""
-    pod = Pod.model_validate(found)
-    wish, since_s = wish_of(pod), pod.status.began_s or time.time()
-    if not pod.spec.nodeName or not wish.gpus or pod.status.phase in ("Succeeded", "Failed"):
+    pod = OfferedPod.model_validate(found)
+    request, since_s = request_of(pod), pod.status.began_s or time.time()
+    if not pod.spec.nodeName or not request.gpus or pod.status.phase in ("Succeeded", "Failed"):
         return None
-    return wish.uid, Holding(pod.spec.nodeName, wish.gpus, wish.group, since_s, wish.estimate_s)
+    return request.uid, HeldGpus(pod.spec.nodeName, request.gpus, request.group, since_s, request.estimate_s)

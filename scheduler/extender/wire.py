@@ -1,7 +1,7 @@
 """What kube-scheduler sends to an extender, and what it accepts: extender v1.
 
-Replies carry Go's names, integer scores and no field that may be left out; kube-scheduler takes each deviation for an
-error, or worse, for an answer.
+Replies have Go's names, integer scores, and all fields; kube-scheduler takes each deviation for an error, or worse, for
+an answer.
 
 Source: docs/kubernetes.md.
 """
@@ -16,8 +16,8 @@ from pydantic_core import from_json
 
 from ..api.problems import ProblemError
 
-MOST_SCORE = 10  # kube-scheduler does not clamp: 11 would beat every right answer
-RANKS = 4  # nodes that are told apart from the rest; the first decides, the others only where other scores do not agree
+MAX_SCORE = 10  # kube-scheduler does not clamp: 11 would beat every right answer
+RANKED_NODES = 4  # nodes with a score above 0; the first decides unless other plug-ins disagree
 
 
 def _nothing_is_empty(value: object) -> object:
@@ -37,12 +37,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class _Read(BaseModel):
-    # Objects of Kubernetes have far more fields than matter here, and each version adds some.
+    # Objects of Kubernetes have many more fields, and each version adds some.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Metadata(_Read):
-    """Who an object is."""
+class OfferedMetadata(_Read):
+    """Metadata of an object."""
 
     name: Text = ""
     namespace: Text = ""
@@ -52,7 +52,7 @@ class Metadata(_Read):
 
 
 class Resources(_Read):
-    """What a container asks for."""
+    """Resources of a container."""
 
     limits: Amounts = {}
     requests: Amounts = {}
@@ -72,61 +72,61 @@ def _no_list_is_empty(value: object) -> object:
 Containers = Annotated[tuple[Container, ...], BeforeValidator(_no_list_is_empty)]
 
 
-class PodSpec(_Read):
-    """What a pod is to run."""
+class OfferedPodSpec(_Read):
+    """Spec of a pod."""
 
     containers: Containers = ()
     initContainers: Containers = ()  # noqa: N815
     nodeName: Text = ""  # noqa: N815 # where it runs; "" before
 
 
-class PodStatus(_Read):
-    """What has become of a pod."""
+class OfferedPodStatus(_Read):
+    """Status of a pod."""
 
     phase: Text = ""
     startTime: Text = ""  # noqa: N815
 
     @property
     def began_s(self) -> float | None:
-        """When the node took the pod up; None before."""
+        """When the node accepted the pod; None before."""
         try:
             return datetime.fromisoformat(self.startTime).timestamp()
         except ValueError:
             return None
 
 
-class Pod(_Read):
-    """A pod, as far as it matters where it goes."""
+class OfferedPod(_Read):
+    """A pod: the fields that matter for its placement."""
 
-    metadata: Annotated[Metadata, BeforeValidator(_nothing_is_empty)] = Metadata()
-    spec: Annotated[PodSpec, BeforeValidator(_nothing_is_empty)] = PodSpec()
-    status: Annotated[PodStatus, BeforeValidator(_nothing_is_empty)] = PodStatus()
+    metadata: Annotated[OfferedMetadata, BeforeValidator(_nothing_is_empty)] = OfferedMetadata()
+    spec: Annotated[OfferedPodSpec, BeforeValidator(_nothing_is_empty)] = OfferedPodSpec()
+    status: Annotated[OfferedPodStatus, BeforeValidator(_nothing_is_empty)] = OfferedPodStatus()
 
 
-class NodeStatus(_Read):
-    """What a node has."""
+class OfferedNodeStatus(_Read):
+    """Status of a node."""
 
     allocatable: dict[str, str | int] | None = None
 
 
-class Node(_Read):
-    """A node, as far as it matters for GPUs."""
+class OfferedNode(_Read):
+    """A node: the fields that matter for GPUs."""
 
-    metadata: Metadata
-    status: Annotated[NodeStatus, BeforeValidator(_nothing_is_empty)] = NodeStatus()
+    metadata: OfferedMetadata
+    status: Annotated[OfferedNodeStatus, BeforeValidator(_nothing_is_empty)] = OfferedNodeStatus()
 
 
-class Offer(NamedTuple):
+class ExtenderRequest(NamedTuple):
     """A pod and the nodes that it may go to: the request of `filter` and `prioritize`."""
 
-    pod: Pod
+    pod: OfferedPod
     names: tuple[str, ...] | None  # nodeCacheCapable: true
-    nodes: tuple[Node, ...] | None  # nodeCacheCapable: false
+    nodes: tuple[OfferedNode, ...] | None  # nodeCacheCapable: false
     raw: tuple[object, ...] = ()  # the same nodes, whole
 
     @property
     def hosts(self) -> list[str]:
-        """Names of all nodes that were asked about, each once."""
+        """Names of all offered nodes, each once."""
         named = [node.metadata.name for node in self.nodes or ()]
         return list(dict.fromkeys([*(self.names or ()), *named]))
 
@@ -146,7 +146,7 @@ def as_json(reply: object) -> str:
     """Return a reply as JSON.
 
     Raises:
-        ProblemError: 400 if nodes that are to be sent back hold a number that no JSON can say.
+        ProblemError: 400 if nodes that are to be sent back hold a number that JSON cannot represent.
     """
     try:
         return json.dumps(reply, allow_nan=False)
@@ -178,13 +178,13 @@ def _model(kind: type[Model], value: object, place: str) -> Model:
         raise _unreadable(f"{where}: {first['msg']}") from error
 
 
-def _pod(fields: Mapping[str, Any]) -> Pod:
+def _pod(fields: Mapping[str, Any]) -> OfferedPod:
     if not isinstance(fields.get("pod"), dict):
         raise _unreadable("it has no Pod")
-    return _model(Pod, fields["pod"], "Pod")
+    return _model(OfferedPod, fields["pod"], "Pod")
 
 
-def read_offer(body: bytes) -> Offer:
+def read_request(body: bytes) -> ExtenderRequest:
     """Return the request of `filter` or `prioritize`.
 
     Raises:
@@ -197,18 +197,18 @@ def read_offer(body: bytes) -> Offer:
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise _unreadable("NodeNames is no list of names")
     if listed is None:
-        return Offer(pod, tuple(names or ()), None)
+        return ExtenderRequest(pod, tuple(names or ()), None)
     items = listed.get("items") if isinstance(listed, dict) else listed
     if items is None and isinstance(listed, dict):
         items = []
     if not isinstance(items, list):
         raise _unreadable("Nodes has no list of items")
-    nodes = tuple(_model(Node, item, f"Nodes.items.{i}") for i, item in enumerate(items))
-    return Offer(pod, None if names is None else tuple(names), nodes, tuple(items))
+    nodes = tuple(_model(OfferedNode, item, f"Nodes.items.{i}") for i, item in enumerate(items))
+    return ExtenderRequest(pod, None if names is None else tuple(names), nodes, tuple(items))
 
 
-def read_victims(body: bytes) -> tuple[Pod, dict[str, Victims]]:
-    """Return the request of `preempt`: the pod, and whom it would displace on each node.
+def read_victims(body: bytes) -> tuple[OfferedPod, dict[str, Victims]]:
+    """Return the request of `preempt`: the pod, and the pods that it would displace on each node.
 
     Raises:
         ProblemError: 400 if it cannot be read.
@@ -235,7 +235,7 @@ def _victims(node: str, found: object) -> Victims:
 
 
 def _uid(node: str, pod: Mapping[str, object]) -> str:
-    """Return who is evicted: a name of its own in the short form, the whole pod in the long one."""
+    """Return the uid of a victim: a field of its own in the short form, in the whole pod in the long one."""
     uid = {key.lower(): value for key, value in pod.items()}.get("uid")
     if uid is None and isinstance(metadata := pod.get("metadata"), dict):
         uid = metadata.get("uid")
@@ -244,12 +244,12 @@ def _uid(node: str, pod: Mapping[str, object]) -> str:
     return uid
 
 
-def filter_reply(offer: Offer, refused: Mapping[str, str]) -> dict[str, object]:
+def filter_reply(offer: ExtenderRequest, refused: Mapping[str, str]) -> dict[str, object]:
     """Return the reply of `filter`, in the form in which the nodes were given.
 
     Args:
         offer: The request.
-        refused: Nodes on which the pod cannot run, whomever one evicts there, and why.
+        refused: Nodes on which the pod cannot run even after evictions, and why.
     """
     names: list[str] | None = None
     nodes: dict[str, object] | None = None
@@ -268,10 +268,10 @@ def prioritize_reply(hosts: Sequence[str], order: Sequence[str]) -> list[dict[st
     """Return the reply of `prioritize`: 10 for the best, one less for each after it, 0 for all others.
 
     Args:
-        hosts: All that were asked about, each once.
+        hosts: All offered nodes, each once.
         order: The best of them, best first.
     """
-    scores = {host: max(0, MOST_SCORE - rank) for rank, host in enumerate(order)}
+    scores = {host: max(0, MAX_SCORE - rank) for rank, host in enumerate(order)}
     return [{"Host": host, "Score": scores.get(host, 0)} for host in hosts]
 
 

@@ -20,8 +20,8 @@ from fastapi.openapi.utils import get_openapi
 from ..access.browsers import Browsers
 from ..api import health, jobs, logs, nodes, rings, submitting, tokens
 from ..api import streaming as changes
-from ..api.auth import Known
-from ..api.problems import EVERYWHERE, BodyLimit, Problem, answer_with_problems
+from ..api.auth import TokenCache
+from ..api.problems import EVERYWHERE, BodyLimit, ProblemDetails, answer_with_problems
 from ..api.streaming import StreamSlots
 from ..dashboard.entering import ask_for_tokens, let_operators_in, static_router
 from ..dashboard.pages import page_router
@@ -47,7 +47,7 @@ def create_app(service: Service) -> FastAPI:
         title="Longshore", version="1", lifespan=lifespan, docs_url=None, redoc_url=None, responses=EVERYWHERE,
         redirect_slashes=False,
     )  # fmt: skip
-    app.state.service, app.state.known = service, Known()
+    app.state.service, app.state.known = service, TokenCache()
     app.state.in_flight, app.state.streams = submitting.InFlight(), StreamSlots()
     app.state.browsers = Browsers()
     app.add_middleware(BodyLimit, answer=answer_with_problems(app, refusal_page))
@@ -66,7 +66,7 @@ def _describe(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+            schema["components"]["schemas"]["ProblemDetails"] = ProblemDetails.model_json_schema()
             schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}, {}]
             app.openapi_schema = schema

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .cluster.files.yaml_file import YamlFile
 
 
-class Command(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command, before its module is imported."""
 
     code: str  # MODULE:FUNCTION, the module relative to this package
@@ -30,238 +30,238 @@ class Command(NamedTuple):
     kind: str = ""  # MODULE:CLASS of the command, where it parses its words in its own way
 
 
-class Group(NamedTuple):
+class CommandGroup(NamedTuple):
     """Commands behind one word."""
 
     about: str
-    commands: "Mapping[str, Command | Group]"
+    commands: "Mapping[str, CommandEntry | CommandGroup]"
 
 
-JOB = Group("List, explain, hold, release, retry and reorder jobs; follow events.", {
-    "list": Command(
+JOB_COMMANDS = CommandGroup("List, explain, hold, release, retry and reorder jobs; follow events.", {
+    "list": CommandEntry(
         "scheduler.commands.jobs:jobs", "List the latest jobs, including ended ones.",
         "longshore job list --name 'train-*' --limit 50",
     ),
-    "explain": Command(
+    "explain": CommandEntry(
         "scheduler.commands.jobs:explain", "Show which GPUs a job got, and why.", "longshore job explain JOB",
     ),
-    "hold": Command(
+    "hold": CommandEntry(
         "scheduler.commands.requests:hold", "Stop jobs, or keep them from starting, until they are released.",
         "longshore job hold JOB",
     ),
-    "release": Command("scheduler.commands.requests:release", "Release held jobs.", "longshore job release JOB"),
-    "retry": Command(
+    "release": CommandEntry("scheduler.commands.requests:release", "Release held jobs.", "longshore job release JOB"),
+    "retry": CommandEntry(
         "scheduler.commands.requests:retry", "Run failed or held jobs again.", "longshore job retry JOB OTHER",
     ),
-    "priority": Command(
+    "priority": CommandEntry(
         "scheduler.commands.requests:priority", "Change the priority of a job.", "longshore job priority JOB 10",
     ),
-    "events": Command(
+    "events": CommandEntry(
         "scheduler.commands.requests:events", "Follow the events of all jobs.", "longshore job events --after 0",
     ),
 })  # fmt: skip
 
-QUARANTINE = Group("List, add and clear quarantined GPUs, links and nodes, on which no job starts.", {
-    "list": Command(
+QUARANTINE_COMMANDS = CommandGroup("List, add and clear quarantined GPUs, links and nodes, on which no job starts.", {
+    "list": CommandEntry(
         "scheduler.commands.nodes:quarantines", "List what is in quarantine, and why.",
         "longshore node quarantine list",
     ),
-    "add": Command(
+    "add": CommandEntry(
         "scheduler.commands.nodes:quarantine", "Let no job start on a node or GPU until it is cleared.",
         "longshore node quarantine add gpu-node-1:3 --reason 'coil noise' --action 'replace the GPU'",
     ),
-    "clear": Command(
+    "clear": CommandEntry(
         "scheduler.commands.nodes:clear", "Check a node or GPU, and let jobs start there again.",
         "longshore node quarantine clear gpu-node-1:3",
     ),
 })  # fmt: skip
 
-NODE = Group("List, drain, resume and quarantine nodes; run the agent of a node.", {
-    "list": Command(
+NODE_COMMANDS = CommandGroup("List, drain, resume and quarantine nodes; run the agent of a node.", {
+    "list": CommandEntry(
         "scheduler.commands.nodes:nodes", "List nodes, their free GPUs, and what is wrong with them.",
         "longshore node list",
     ),
-    "health": Command(
+    "health": CommandEntry(
         "scheduler.commands.nodes:health", "Show how often nodes fail, and which are lemons.", "longshore node health",
     ),
-    "drain": Command(
+    "drain": CommandEntry(
         "scheduler.commands.nodes:drain", "Take a node out of service; its jobs run to their end.",
         "longshore node drain gpu-node-1 --reason 'a fan is loud'",
     ),
-    "resume": Command(
+    "resume": CommandEntry(
         "scheduler.commands.nodes:resume", "Put a node back into service.", "longshore node resume gpu-node-1",
     ),
-    "agent": Command(
+    "agent": CommandEntry(
         "scheduler.commands.nodes:agent", "Report this node's GPUs to the scheduler, until stopped.",
         "longshore node agent --node gpu-node-1 --url http://scheduler:8765", unwinds=False,
     ),
-    "quarantine": QUARANTINE,
+    "quarantine": QUARANTINE_COMMANDS,
 })  # fmt: skip
 
-TOKEN = Group("Create, list and revoke access tokens.", {
-    "create": Command(
+TOKEN_COMMANDS = CommandGroup("Create, list and revoke access tokens.", {
+    "create": CommandEntry(
         "scheduler.commands.tokens:create", "Create a token and print it, once.",
         "longshore token create ci --owner ada --lifetime 90d",
     ),
-    "list": Command("scheduler.commands.tokens:show", "List tokens.", "longshore token list"),
-    "revoke": Command(
+    "list": CommandEntry("scheduler.commands.tokens:show", "List tokens.", "longshore token list"),
+    "revoke": CommandEntry(
         "scheduler.commands.tokens:revoke", "Revoke a token at once.", "longshore token revoke ci --owner ada",
     ),
 })  # fmt: skip
 
-STORE = Group("Back up, restore, prune and export the store of a scheduler.", {
-    "backup": Command(
+STORE_COMMANDS = CommandGroup("Back up, restore, prune and export the store of a scheduler.", {
+    "backup": CommandEntry(
         "scheduler.commands.store:backup", "Copy the store to a file, also while the scheduler runs.",
         "longshore store backup longshore-backup.db",
     ),
-    "restore": Command(
+    "restore": CommandEntry(
         "scheduler.commands.store:restore", "Replace the store of a stopped scheduler by a backup.",
         "longshore store restore longshore-backup.db --folder .longshore",
     ),
-    "unknown": Command(
+    "unknown": CommandEntry(
         "scheduler.commands.store:unknown", "List running attempts that the store lacks, as after a restore.",
         "longshore store unknown",
     ),
-    "prune": Command(
+    "prune": CommandEntry(
         "scheduler.commands.store:prune", "Delete old jobs, logs, events and decisions.",
         "longshore store prune --older-than 90d --dry-run",
     ),
-    "decisions": Command(
+    "decisions": CommandEntry(
         "scheduler.commands.store:decisions", "Export all decisions, to learn from them or replay them.",
         "longshore store decisions --folder .longshore --out decisions.jsonl",
     ),
 })  # fmt: skip
 
-CONFIG = Group("Check the configuration of a scheduler.", {
-    "check": Command(
+CONFIG_COMMANDS = CommandGroup("Check the configuration of a scheduler.", {
+    "check": CommandEntry(
         "scheduler.commands.serving:check", "List all problems of a configuration, its cluster file and its policy.",
         "longshore config check longshore.yaml",
     ),
 })  # fmt: skip
 
-POLICY = Group("List policies, import models, replay decisions.", {
-    "list": Command(
+POLICY_COMMANDS = CommandGroup("List policies, import models, replay decisions.", {
+    "list": CommandEntry(
         "commands.policies:policies", "List the policies that can be named, and the shipped checkpoints.",
         "longshore policy list",
     ),
-    "import": Command(
+    "import": CommandEntry(
         "commands.policies:import_model", "Make a checkpoint of a Stable-Baselines3 model.",
         "longshore policy import model.zip --out policy.zip",
     ),
-    "replay": Command(
+    "replay": CommandEntry(
         "scheduler.commands.store:replay", "Show what another policy would have decided, decision by decision.",
         "longshore policy replay decisions.jsonl --policy checkpoints/hetero64-wait.zip",
     ),
 })  # fmt: skip
 
-PLAN = Group("Find the GPUs that train a model by a deadline; calibrate and run plans.", {
-    "find": Command(
+PLAN_COMMANDS = CommandGroup("Find the GPUs that train a model by a deadline; calibrate and run plans.", {
+    "find": CommandEntry(
         "commands.planning:find", "Find the fewest GPUs that train a model by a deadline, and how to use them.",
         "longshore plan find examples/plan/llama7b.py --deadline 24h --tokens 1e9 --cluster examples/small.yaml",
     ),
-    "calibrate": Command(
+    "calibrate": CommandEntry(
         "commands.planning:calibrate", "Fit the planner's constants to measured runs.",
         "longshore plan calibrate runs.csv --out mine-hardware.yaml",
     ),
-    "measure": Command(
+    "measure": CommandEntry(
         "commands.planning:measure", "Measure this machine for plans without GPUs.",
         "longshore plan measure --ranks 4 --out here.yaml",
     ),
-    "run": Command(
+    "run": CommandEntry(
         "commands.planning:run", "Train by a plan, with processes on this machine.",
         "longshore plan run plan.json train.py:build --steps 20",
     ),
 })  # fmt: skip
 
-TRACE = Group("Inspect, convert, sample, plan and download job traces.", {
-    "inspect": Command(
+TRACE_COMMANDS = CommandGroup("Inspect, convert, sample, plan and download job traces.", {
+    "inspect": CommandEntry(
         "commands.traces:inspect", "Show the statistics of a trace.", "longshore trace inspect jobs.csv --gpus 64",
     ),
-    "convert": Command(
+    "convert": CommandEntry(
         "commands.traces:convert", "Write a trace in Longshore's own format.",
         "longshore trace convert jobs.swf jobs.csv",
     ),
-    "sample": Command(
+    "sample": CommandEntry(
         "commands.traces:sample", "Write a window of consecutive jobs.",
         "longshore trace sample jobs.csv window.csv --jobs 96 --load 0.8",
     ),
-    "plan": Command(
+    "plan": CommandEntry(
         "commands.traces:plan_trace", "Give each job of a trace a model, and plans that train it.",
         "longshore trace plan jobs.csv planned.csv --models examples/plan/models.yaml --cluster mine.yaml",
     ),
-    "list": Command(
+    "list": CommandEntry(
         "commands.traces:list_traces", "List the public traces that can be downloaded.", "longshore trace list",
     ),
-    "download": Command(
+    "download": CommandEntry(
         "commands.traces:download_trace", "Download a public trace.", "longshore trace download philly_vc_2869ce",
     ),
 })  # fmt: skip
 
-PANELS: Mapping[str, Mapping[str, Command | Group]] = {
+HELP_PANELS: Mapping[str, Mapping[str, CommandEntry | CommandGroup]] = {
     "Run jobs": {
-        "submit": Command(
+        "submit": CommandEntry(
             "scheduler.commands.submitting:submit", "Submit a job: a job file, or a command behind --.",
             "longshore submit --gpus 2 -- python train.py", kind="scheduler.commands.submitting:SubmitCommand",
         ),
-        "queue": Command(
+        "queue": CommandEntry(
             "scheduler.commands.jobs:queue", "List running and waiting jobs, in the order of the queue.",
             "longshore queue --user ada --state queued",
         ),
-        "status": Command(
+        "status": CommandEntry(
             "scheduler.commands.jobs:status", "Show a job, its attempts, and why it waits.", "longshore status JOB",
         ),
-        "logs": Command(
+        "logs": CommandEntry(
             "scheduler.commands.jobs:logs", "Show the output of a job.", "longshore logs JOB --rank all --tail 20",
         ),
-        "wait": Command(
+        "wait": CommandEntry(
             "scheduler.commands.requests:wait", "Wait until jobs have ended.",
             "longshore wait JOB --timeout 2h && echo done",
         ),
-        "cancel": Command("scheduler.commands.requests:cancel", "Cancel jobs.", "longshore cancel JOB OTHER"),
-        "job": JOB,
+        "cancel": CommandEntry("scheduler.commands.requests:cancel", "Cancel jobs.", "longshore cancel JOB OTHER"),
+        "job": JOB_COMMANDS,
     },
     "Run a scheduler": {
-        "serve": Command(
+        "serve": CommandEntry(
             "scheduler.commands.serving:serve", "Run a scheduler with its API and dashboard.",
             "longshore serve --config longshore.yaml", unwinds=False,
         ),
-        "dashboard": Command(
+        "dashboard": CommandEntry(
             "scheduler.commands.serving:dashboard", "Print a link that opens the dashboard in a browser.",
             "longshore dashboard",
         ),
-        "node": NODE,
-        "preflight": Command(
+        "node": NODE_COMMANDS,
+        "preflight": CommandEntry(
             "scheduler.commands.preflight:preflight", "Check nodes of this machine, as before a job starts on them.",
             "longshore preflight --nodes rack0-node0,rack0-node1 --level 2",
         ),
-        "token": TOKEN,
-        "store": STORE,
-        "config": CONFIG,
-        "extender": Command(
+        "token": TOKEN_COMMANDS,
+        "store": STORE_COMMANDS,
+        "config": CONFIG_COMMANDS,
+        "extender": CommandEntry(
             "scheduler.commands.serving:extender", "Rank nodes for kube-scheduler, as its HTTP extender.",
             "longshore extender --cluster mine.yaml --policy patient", unwinds=False,
         ),
     },
     "Simulate, train and compare policies": {
-        "simulate": Command(
+        "simulate": CommandEntry(
             "commands.evaluating:simulate", "Run one workload under one policy.",
             "longshore simulate --cluster examples/hetero64.yaml --policy patient --waiting --order easy",
         ),
-        "evaluate": Command(
+        "evaluate": CommandEntry(
             "commands.evaluating:evaluate", "Compare orders and policies on the same workloads and faults.",
             "longshore evaluate --trace jobs.csv --policy checkpoints/hetero64.zip --report report.html",
         ),
-        "train": Command(
+        "train": CommandEntry(
             "commands.training:train", "Train a policy.", "longshore train --preset hetero64 --steps 2e6 --seed 0",
         ),
-        "tune": Command(
+        "tune": CommandEntry(
             "commands.training:tune", "Search for better hyper-parameters of training.",
             "longshore tune --preset hetero64 --trials 20 --jobs 2",
         ),
-        "policy": POLICY,
-        "plan": PLAN,
-        "trace": TRACE,
-        "compile": Command(
+        "policy": POLICY_COMMANDS,
+        "plan": PLAN_COMMANDS,
+        "trace": TRACE_COMMANDS,
+        "compile": CommandEntry(
             "commands.policies:compile_", "Compile kernels before other commands need them.",
             "longshore compile heuristics serve",
         ),
@@ -272,7 +272,7 @@ PANELS: Mapping[str, Mapping[str, Command | Group]] = {
 class Unloaded(TyperCommand):
     """A command as help lists it, whose module is not imported yet."""
 
-    def __init__(self, name: str, command: Command, panel: str | None) -> None:
+    def __init__(self, name: str, command: CommandEntry, panel: str | None) -> None:
         super().__init__(name, help=command.about, rich_help_panel=panel)
         self.command = command
 
@@ -310,14 +310,14 @@ class _Top(LazyGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for panel, commands in PANELS.items():
-            self.commands |= _listed(commands, panel)
+        for panel, commands in HELP_PANELS.items():
+            self.commands.update(_listed(commands, panel))
 
 
-def _listed(commands: Mapping[str, Command | Group], panel: str | None = None) -> dict[str, Any]:
+def _listed(commands: Mapping[str, CommandEntry | CommandGroup], panel: str | None = None) -> dict[str, Any]:
     return {
         name: Unloaded(name, each, panel)
-        if isinstance(each, Command)
+        if isinstance(each, CommandEntry)
         else LazyGroup(
             name=name, help=each.about, commands=_listed(each.commands), no_args_is_help=True, rich_help_panel=panel
         )
@@ -414,7 +414,7 @@ def _report_wrong_usage(error: typer.TyperException) -> None:
     problem = in_one_line(error.format_message()).removesuffix(".")
     if not problem:  # no command was named, and the help has been shown
         return
-    for theirs, ours in PLAIN.items():
+    for theirs, ours in PLAIN_WORDS.items():
         problem = problem.replace(theirs, ours)
     if context is None:
         typer.echo(f"longshore: {problem}", err=True)
@@ -424,7 +424,7 @@ def _report_wrong_usage(error: typer.TyperException) -> None:
     typer.echo(f"longshore: {problem}; see `{context.command_path} --help`", err=True)
 
 
-PLAIN = {
+PLAIN_WORDS = {
     "Input should be a valid integer, unable to parse string as an integer": "it should be a whole number",
     "Input should be a valid number, unable to parse string as a number": "it should be a number",
     "Input should be ": "it should be ",

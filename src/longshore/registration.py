@@ -1,7 +1,7 @@
-"""The environments that Gymnasium knows by name after `import longshore`, which imports nothing else for it.
+"""The environments that Gymnasium knows by name after `import longshore`, which does not import Gymnasium.
 
-Gymnasium has no entry points for that: it knows an environment once some import has registered it. So they are
-registered now if Gymnasium has been imported, and else at the end of its import.
+Gymnasium has no entry points for environments: an import must register them. So they are registered now if Gymnasium
+has been imported, else at the end of its import.
 """
 
 import sys
@@ -47,21 +47,21 @@ def _register() -> None:
 class _AfterImport(MetaPathFinder):
     """Finds Gymnasium as it is found without it, and has the environments registered when its import ends.
 
-    Who only looks whether Gymnasium is there changes nothing.
+    Code that only checks whether Gymnasium is installed changes nothing.
     """
 
-    looks = False  # whether it asks the others itself
+    searches = False  # whether it searches the other finders itself
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return how Gymnasium is loaded; None for all else, which others find."""
         del path, target
-        if fullname != GYMNASIUM or self.looks:
+        if fullname != GYMNASIUM or self.searches:
             return None
-        self.looks = True
+        self.searches = True
         try:
             spec = find_spec(GYMNASIUM)
         finally:
-            self.looks = False
+            self.searches = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 

@@ -1,4 +1,4 @@
-"""How a job tells Longshore of its steps and checkpoints, for programs in Python; docs/steps.md has the format.
+"""Reports of steps and checkpoints from a job to Longshore, for programs in Python; docs/steps.md has the format.
 
 Standard library only, so that a job can have a copy of this file in place of the package.
 """
@@ -11,9 +11,9 @@ from typing import SupportsFloat
 
 
 class Steps:
-    """The steps of one rank. Where nobody listens, and where a disk is full, it does nothing.
+    """The steps of one rank. Outside of a Longshore job, and on a full disk, it does nothing.
 
-    One object, made before any other process that tells of this rank, and told of at the top of the loop:
+    Make one object, before any other process that reports on this rank, and call it at the top of the loop:
 
         steps = Steps()
         for step in range(1000):
@@ -30,21 +30,20 @@ class Steps:
         self, step: int, kind: str = "train", *, computed_s: float | None = None, loss: SupportsFloat | None = None,
         away_bytes: int | None = None,
     ) -> None:  # fmt: skip
-        """Tell that a step begins, and with it that the one before is over.
+        """Report the begin of a step, which is the end of the one before.
 
-        Tell only of every N-th where steps are shorter than 0.1 s: N from the step numbers, so that all ranks tell of
-        the same ones.
+        With steps shorter than 0.1 s report only every N-th, by the step number, so that all ranks report the same.
 
         Args:
-            step: Its number, which all ranks count alike.
+            step: Number of the step, the same on all ranks.
             kind: train, checkpoint, evaluate, or other.
-            computed_s: What the step that is over took without waiting for other ranks or for data, in seconds. By
-                that the slow one of several nodes is known.
-            loss: Of the step that is over; it may be infinite or no number.
-            away_bytes: Of state that is put away while the step needs none of it.
+            computed_s: Seconds of the last step without waiting for other ranks or for data. It shows which of several
+                nodes is slow.
+            loss: Loss of the last step; it may be infinite or no number.
+            away_bytes: Bytes of state that is offloaded while the step does not need it.
         """
-        is_told = computed_s is not None and math.isfinite(computed_s)
-        tail = f" {max(computed_s, 0.0):.6f}" if computed_s is not None and is_told else ""
+        is_known = computed_s is not None and math.isfinite(computed_s)
+        tail = f" {max(computed_s, 0.0):.6f}" if computed_s is not None and is_known else ""
         value = None if loss is None else _number(loss)
         if value is not None:
             tail = f"{tail or ' -'} {value:.9g}"
@@ -53,15 +52,15 @@ class Steps:
         _append(self._steps, f"{kind} {step} {time.time():.6f}{tail}\n")
 
     def done(self, *, loss: SupportsFloat | None = None) -> None:
-        """Tell that there are no more steps, and that what still comes may take as long as it likes.
+        """Report that there are no more steps; the rest of the job may take any time.
 
         Args:
-            loss: Of the last step.
+            loss: Loss of the last step.
         """
         self.begin(0, "done", loss=loss)
 
     def saved(self, step: int, path: str, *, digest: str = "-") -> None:
-        """Tell that a checkpoint is complete; the next attempt finds its path in LONGSHORE_CHECKPOINT.
+        """Report a complete checkpoint; the next attempt finds its path in LONGSHORE_CHECKPOINT.
 
         Args:
             step: The last step that it holds.
@@ -79,15 +78,15 @@ def _open(path: str | None) -> int | None:
 
 
 def _number(loss: SupportsFloat) -> float | None:
-    """Return a loss as a number, None of what is none, such as a tensor of several."""
+    """Return a loss as a number, None if it is none, such as a tensor of several."""
     try:
         return float(loss)
-    except Exception:  # no training is to end because it cannot tell how it does
+    except Exception:  # reporting must never end a training
         return None
 
 
 def _append(file: int | None, line: str) -> None:
-    # No training is to end because it cannot tell how it does.
+    # Reporting must never end a training.
     if file is not None:
         with suppress(OSError, ValueError):
             os.write(file, line.encode(errors="surrogateescape"))

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from longshore.commands.adding import GROUP_NAMES, SERVE
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.networks.candidates import CandidatePolicy
@@ -25,6 +24,7 @@ from longshore.cluster.kernels import ahead, kept
 from longshore.cluster.kernels.ahead import Stand, _callees_first, _found, compile_ahead, missing
 from longshore.cluster.kernels.compiled import Kernel, kernel
 from longshore.cluster.kernels.kept import alone
+from longshore.commands.policies import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
 from longshore.training.run import REHEARSAL_GROUPS
 from tests.checkout import ROOT

@@ -20,9 +20,9 @@ from longshore.cluster.files.plugins import registered
 from longshore.cluster.files.yaml_file import read_yaml, validated
 from longshore.cluster.presets.cluster_file import ClusterFile
 from longshore.cluster.traces.philly import PhillyJob
-from longshore.scheduler.api.jobs import Change, NewCheckpoint
-from longshore.scheduler.api.nodes import DrainWish
-from longshore.scheduler.api.tokens import TokenWish
+from longshore.scheduler.api.jobs import JobPatch, NewCheckpoint
+from longshore.scheduler.api.nodes import DrainRequest
+from longshore.scheduler.api.tokens import TokenRequest
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from longshore.scheduler.backends.local.backend import LocalSettings
 from longshore.scheduler.backends.ray.backend import RaySettings
@@ -33,8 +33,8 @@ from longshore.scheduler.settings import Settings
 from longshore.training.config import TrainingConfig
 
 MODELS: list[type[BaseModel]] = [
-    JobFile, Settings, ClusterFile, KubernetesSettings, SlurmSettings, RaySettings, LocalSettings, Change, TokenWish,
-    DrainWish, NewCheckpoint, NodeReport, TrainingConfig, Schema, FaultEvent, PhillyJob,
+    JobFile, Settings, ClusterFile, KubernetesSettings, SlurmSettings, RaySettings, LocalSettings,
+    JobPatch, TokenRequest, DrainRequest, NewCheckpoint, NodeReport, TrainingConfig, Schema, FaultEvent, PhillyJob,
     *(fault_model(name).configuration for name in registered("faults")),
 ]  # fmt: skip
 HOSTILE: list[object] = [

@@ -7,15 +7,15 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from longshore.cluster.files.yaml_file import ExactTypes
-from longshore.scheduler.api.jobs import Change, NewCheckpoint
-from longshore.scheduler.api.nodes import ClearWish, NewFinding
-from longshore.scheduler.api.tokens import TokenWish
+from longshore.scheduler.api.jobs import JobPatch, NewCheckpoint
+from longshore.scheduler.api.nodes import ClearRequest, NewFinding
+from longshore.scheduler.api.tokens import TokenRequest
 from longshore.scheduler.health.liveness import GpuReport, NodeReport
 from longshore.scheduler.model.job_spec import Health, JobFile, JobNeeds, Retry, Shape
 
 MODELS: tuple[type[ExactTypes], ...] = (
-    JobFile, Shape, JobNeeds, Retry, Health, GpuReport, NodeReport, NewCheckpoint, Change, TokenWish, NewFinding,
-    ClearWish,
+    JobFile, Shape, JobNeeds, Retry, Health, GpuReport, NodeReport, NewCheckpoint, JobPatch, TokenRequest, NewFinding,
+    ClearRequest,
 )  # fmt: skip
 SAMPLES = {"boolean": True, "integer": 4, "number": 0.5, "string": "4"}
 FITS = {"number": ("number", "integer"), "integer": ("integer",)}

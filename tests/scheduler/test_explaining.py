@@ -10,17 +10,18 @@ EARLY, LATE = {"slowdown": 0.9, "end_s": 3600.0}, {"slowdown": 1.2, "end_s": 720
 OUTLOOK = "1.20 x its estimate, to end at 02:00:00"
 
 
-def told(**changes: Any) -> dict[str, Any]:
-    said = {"job": "mine", "placement": THERE, "expected": EARLY, "agrees": False, "probability": 0.83, "options": 7}
+def decision(**changes: Any) -> dict[str, Any]:
+    sure = {"probability": 0.83, "options": 7}
     return {
         "at_s": 0.0, "attempt": 1, "policy": "learned", "version": "1", "mode": "shadow", "heuristic": "patient",
-        "obeyed": "patient", "missed": "", "placement": HERE, "fallback": HERE, "took_s": 0.002, "expected": LATE,
-        "fallback_expected": LATE, "fallback_job": "mine", "said": said,
+        "decided_by": "patient", "policy_error": "", "placement": HERE, "fallback": HERE, "took_s": 0.002,
+        "expected": LATE, "fallback_expected": LATE, "fallback_job": "mine",
+        "proposal": {"job": "mine", "placement": THERE, "expected": EARLY, "agrees": False, **sure},
     } | changes  # fmt: skip
 
 
-def test_a_policy_on_trial_is_told_beside_the_heuristic_with_what_each_expects() -> None:
-    assert lines_of(told(), "mine") == [
+def test_a_policy_on_trial_is_shown_beside_the_heuristic_with_what_each_expects() -> None:
+    assert lines_of(decision(), "mine") == [
         "00:00:00  n0:0,1, 1.20 x its estimate, to end at 02:00:00",
         "          chosen by patient in 2.0 ms",
         "          the policy learned (shadow mode, version 1): n1:2,3, 0.90 x its estimate, to end at 01:00:00, "
@@ -30,36 +31,34 @@ def test_a_policy_on_trial_is_told_beside_the_heuristic_with_what_each_expects()
 
 
 def test_how_sure_a_policy_is_stands_with_its_own_choice_only() -> None:
-    obeyed = told(mode="active", obeyed="learned", placement=THERE, expected=EARLY)
-    _, _, policy, heuristic = lines_of(obeyed, "mine")
+    followed = decision(mode="active", decided_by="learned", placement=THERE, expected=EARLY)
+    _, _, policy, heuristic = lines_of(followed, "mine")
     assert policy.endswith(": what was done, 83% sure among 7 moves")
     assert heuristic.endswith(": n0:0,1, 1.20 x its estimate, to end at 02:00:00")
 
 
-def test_a_policy_that_would_start_another_job_says_which() -> None:
-    assert "would have started job mine on n1:2,3" in lines_of(told(), "other")[2]
-    hidden = {**told()["said"], "job": "-", "placement": None, "expected": None}
-    assert "would have started somebody else's job, 83%" in lines_of(told(said=hidden), "mine")[2]
+def test_a_policy_that_would_start_another_job_names_it() -> None:
+    assert "would have started job mine on n1:2,3" in lines_of(decision(), "other")[2]
+    hidden = {**decision()["proposal"], "job": "-", "placement": None, "expected": None}
+    assert "another user's job, 83%" in lines_of(decision(proposal=hidden), "mine")[2]
 
 
-def test_of_a_heuristic_that_was_asked_about_another_job_it_is_told_which() -> None:
-    obeyed = told(mode="active", obeyed="learned", fallback_job="due")
-    assert lines_of(obeyed, "mine")[3].endswith("patient: job due: n0:0,1, 1.20 x its estimate, to end at 02:00:00")
+def test_a_heuristic_that_decided_about_another_job_names_it() -> None:
+    followed = decision(mode="active", decided_by="learned", fallback_job="due")
+    assert lines_of(followed, "mine")[3].endswith("patient: job due: n0:0,1, 1.20 x its estimate, to end at 02:00:00")
     waits = {"fallback": None, "fallback_expected": None}
-    assert lines_of(obeyed | waits, "mine")[3].endswith("patient: job due: wait")
-    assert lines_of(obeyed | waits | {"fallback_job": "-"}, "mine")[3].endswith(
-        "patient: would have decided about somebody else's job"
-    )
-    assert lines_of(told(fallback_job="", fallback=THERE), "mine")[3].endswith("patient: n1:2,3, " + OUTLOOK)
+    assert lines_of(followed | waits, "mine")[3].endswith("patient: job due: wait")
+    assert lines_of(followed | waits | {"fallback_job": "-"}, "mine")[3].endswith("another user's job")
+    assert lines_of(decision(fallback_job="", fallback=THERE), "mine")[3].endswith("patient: n1:2,3, " + OUTLOOK)
 
 
-def test_a_policy_that_was_not_heard_says_why() -> None:
+def test_a_policy_without_a_usable_answer_shows_why() -> None:
     assert (
-        "was not heard: no decision within 100 ms"
-        in lines_of(told(said=None, missed="no decision within 100 ms"), "mine")[2]
+        ": no decision within 100 ms"
+        in lines_of(decision(proposal=None, policy_error="no decision within 100 ms"), "mine")[2]
     )
 
 
 def test_where_the_heuristic_decides_alone_it_is_named_once() -> None:
-    lines = lines_of(told(said=None, policy="patient", mode="active"), "mine")
+    lines = lines_of(decision(proposal=None, policy="patient", mode="active"), "mine")
     assert lines[2:] == ["          policy patient (active mode, version 1)"]

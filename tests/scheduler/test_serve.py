@@ -169,7 +169,7 @@ def test_waiting_ends_with_how_the_jobs_did(served: Served, here: Here) -> None:
     assert one == (0, f"{good}  succeeded  all ranks ended with exit code 0\n", "")
     assert both.returncode == 1
     assert {it["id"]: it["state"] for it in json.loads(both.stdout)} == {good: "succeeded", bad: "failed"}
-    assert (late.returncode, late.stderr) == (124, f"longshore: not over by now: {endless}\n")
+    assert (late.returncode, endless in late.stderr) == (124, True)
     assert here(served, "wait", "nobody").status == 2
 
 

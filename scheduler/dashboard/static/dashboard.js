@@ -51,21 +51,21 @@ function toEnd() {
   if (log && follows()) log.scrollTop = log.scrollHeight;
 }
 
-const MOST_CHARACTERS = 2_000_000; // of output in the page; the oldest goes first
+const MAX_CHARACTERS = 2_000_000; // of output in the page; the oldest goes first
 
 function dropOldest() {
   const log = document.getElementById("log");
   if (!log) return;
   let length = log.textContent.length;
-  while (length > MOST_CHARACTERS && log.childNodes.length > 2) {
+  while (length > MAX_CHARACTERS && log.childNodes.length > 2) {
     length -= log.firstChild.textContent.length;
     log.firstChild.remove();
   }
 }
 
-function say() {
-  const told = document.querySelector("[data-said]");
-  if (told) setText(document.getElementById("said"), told.dataset.said);
+function announce() {
+  const changed = document.querySelector("[data-status]");
+  if (changed) setText(document.getElementById("status"), changed.dataset.status);
 }
 
 function showLink(works) {
@@ -112,7 +112,7 @@ document.addEventListener("htmx:beforeRequest", (event) => {
 });
 document.addEventListener("htmx:afterSettle", () => {
   showAll();
-  say();
+  announce();
   dropOldest();
   toEnd();
 });

@@ -50,21 +50,19 @@ EveryOrderOption = Annotated[
     str | None,
     typer.Option(
         "--order", parser=registered_name("orders"), metavar="NAME",
-        help=f"One order only: {names('orders')}. All of them side by side if left out.",
+        help=f"One order only: {names('orders')}. Default: all of them, side by side.",
     ),
 ]  # fmt: skip
 AnyAgeingOption = Annotated[
     float | None,
     typer.Option(
         "--ageing", parser=duration, metavar=DURATION,
-        help="How long a waiting job may be overtaken, such as 72h; if left out, a week, and for ever with --order.",
+        help="How long a waiting job may be overtaken, such as 72h; default: a week, or for ever with --order.",
     ),
 ]  # fmt: skip
 AnyWaitingOption = Annotated[
     bool | None,
-    typer.Option(
-        "--waiting/--no-waiting", help="Let policies wait for better GPUs; if left out, they may, but not with --order."
-    ),
+    typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs; default: yes, no with --order."),
 ]
 
 
@@ -72,7 +70,7 @@ NamedOption = Annotated[
     str | None,
     typer.Option(
         "--preset", metavar="NAME",
-        help="Scenarios like those of a preset of `longshore train`, which no training has met, under its order and "
+        help="Scenarios like those of a preset of `longshore train`, which no training has seen, under its order and "
         "waiting: hetero64, hetero64-stream, patent4, patent64, patent4-ours, patent64-ours; or, with --trace, traces, "
         "philly or itp.",
     ),
@@ -106,7 +104,7 @@ def evaluate(
     pictures: Annotated[Path | None, typer.Option(help="Write the report's figures as files into this folder.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the same figures here.")] = None,
 ) -> None:
-    """Say which order and policy to run: all of them on the same workloads and faults.
+    """Compare orders and policies on the same workloads and faults, and recommend one.
 
     Without --order, every order regime with every policy, and the answer in words. With --order or --preset: the
     policies under one order only. Without a trace and a cluster: the preset hetero64.
@@ -123,7 +121,7 @@ def evaluate(
     request = EvaluationRequest(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults, workloads=workloads, runs=runs,
         preset=preset, regime=_regime(preset, order, ageing, waiting, oracle=oracle, turns=turns), load=load,
-        max_gpus=max_gpus, every_order=order is None and preset is None, objective=_asked(objective), sigma=sigma,
+        max_gpus=max_gpus, every_order=order is None and preset is None, objective=_weighting(objective), sigma=sigma,
         seed=seed, estimates=estimates.value if estimates else None, heuristics=heuristics, report=report,
         pictures=pictures, drawn=JobsRequest(profile, arrivals.value if arrivals else None), json_out=json_out,
         plans=plans.value, command=shlex.join(["longshore", *sys.argv[1:]]),
@@ -132,7 +130,7 @@ def evaluate(
     evaluate_request(request, console(), progress, compile_first)
 
 
-def _asked(objective: str | None) -> "Weighting | None":
+def _weighting(objective: str | None) -> "Weighting | None":
     from ..cluster.model.outcome import weighting_of
 
     return None if objective is None else weighting_of(objective)
@@ -176,7 +174,7 @@ def simulate(
     profile: ProfileOption = None,
     arrivals: ArrivalsOption = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="Only the first so many jobs; 200 without a trace.")
+        int | None, typer.Option(min=1, max=10**6, help="Only the first N jobs; 200 without a trace.")
     ] = None,
     load: LoadOption = None,
     max_gpus: MaxGpusOption = None,

@@ -14,17 +14,17 @@ from ..scheduler.commands.options import DURATION, duration
 if TYPE_CHECKING:
     from ..cluster.presets.problems import Regime
 
-MOST_GPUS = 1_000_000  # as in cluster files
+MAX_GPUS = 1_000_000  # as in cluster files
 
 
 def names(seam: str) -> str:
-    """Return the names that are registered for a seam, as a help text tells them."""
+    """Return the names that are registered for a seam, for a help text."""
     *words, last = registered(seam)
     return f"{', '.join(words)} or {last}" if words else last
 
 
 def registered_name(seam: str) -> Callable[[str], str]:
-    """Return what reads an option that takes a name that is registered for a seam (cluster/files/plugins.py)."""
+    """Return the parser of an option that takes a name registered for a seam (cluster/files/plugins.py)."""
 
     def name(text: str) -> str:
         known = registered(seam)
@@ -35,7 +35,7 @@ def registered_name(seam: str) -> Callable[[str], str]:
     return name
 
 
-class Estimates(StrEnum):
+class EstimateKind(StrEnum):
     """What policies know of run times (docs/clusters.md)."""
 
     exact = "exact"
@@ -61,7 +61,7 @@ class Arrivals(StrEnum):
 
 
 def number(value: float | None) -> float | None:
-    """Refuse what is no number: nan passes every bound.
+    """Refuse nan, which passes every bound.
 
     Raises:
         typer.BadParameter: If it is nan.
@@ -88,23 +88,23 @@ AgeingOption = Annotated[
     float | None,
     typer.Option(
         parser=duration, metavar=DURATION,
-        help="How long a waiting job may be overtaken, such as 72h; for ever if left out.",
+        help="How long a waiting job may be overtaken, such as 72h; default: for ever.",
     ),
 ]  # fmt: skip
 WaitingOption = Annotated[bool, typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs.")]
 EstimatesOption = Annotated[
-    Estimates | None,
+    EstimateKind | None,
     typer.Option(
-        help="What policies know of run times: exact, with log-normal errors, the mean of ended jobs that ask as many "
-        "GPUs (class-mean), or of those of the same user and name first (history). If left out, what the trace says, "
-        "or else exact."
+        help="What policies know of run times: exact, with log-normal errors, the mean of ended jobs of as many "
+        "GPUs (class-mean), or of those of the same user and name first (history). Default: those of the "
+        "trace, or exact."
     ),
 ]
 ProfileOption = Annotated[
     str | None, typer.Option(help="Of generated jobs: philly (the default), philly-long, itp or itp-short.")
 ]
 ArrivalsOption = Annotated[
-    Arrivals | None, typer.Option(help="Of generated jobs; as in the profile, with bursts, if left out.")
+    Arrivals | None, typer.Option(help="Of generated jobs; default: as in the profile, with bursts.")
 ]
 PlansOption = Annotated[
     Plans,
@@ -127,7 +127,7 @@ TurnsOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of everything that is drawn.")]
 MaxGpusOption = Annotated[
-    int | None, typer.Option(min=1, max=2**31 - 1, help="Cut jobs that ask more GPUs to so many.")
+    int | None, typer.Option(min=1, max=2**31 - 1, help="Cut larger jobs to this number of GPUs.")
 ]
 LoadOption = Annotated[
     float | None, typer.Option(min=0.01, max=100.0, callback=number, help="Scale arrivals to this offered load.")
@@ -138,7 +138,7 @@ ObjectiveOption = Annotated[
         "--objective",
         metavar="NAME",
         help="What is to be least: mean-jct, p99-jct, slowdown (mean) or makespan; or several, as in "
-        "mean-jct:2,slowdown (with the weights 2 and 1). If left out, the makespan of a batch, else the mean JCT.",
+        "mean-jct:2,slowdown (with the weights 2 and 1). Default: the makespan of a batch, else the mean JCT.",
     ),
 ]
 RivalsOption = Annotated[
@@ -150,7 +150,7 @@ RivalsOption = Annotated[
 ]
 WorkloadsOption = Annotated[
     int | None,
-    typer.Option(min=1, max=10**5, help="Workloads (200), or windows of the trace (24, or as many as share no job)."),
+    typer.Option(min=1, max=10**5, help="Workloads (200), or windows of the trace (at most 24, which share no job)."),
 ]
 RunsOption = Annotated[
     int | None,
@@ -165,7 +165,7 @@ ShareOfGpusOption = Annotated[
     typer.Option(
         min=1,
         max=2**31 - 1,
-        help="Cut jobs that ask more GPUs to so many: 3/4 of the cluster, 48 for windows without a cluster file.",
+        help="Cut larger jobs to this number of GPUs: 3/4 of the cluster, 48 for windows without a cluster file.",
     ),
 ]
 HeuristicsOption = Annotated[
@@ -174,7 +174,7 @@ HeuristicsOption = Annotated[
 
 
 def regime_of(order: str, ageing_s: float | None, *, waiting: bool, oracle: bool, turns: bool) -> "Regime":
-    """Return the order regime that options ask for."""
+    """Return the order regime of options."""
     from ..cluster.presets.problems import Regime
 
     return Regime(order, float("inf") if ageing_s is None else ageing_s, waiting, oracle, turns)

@@ -1,6 +1,6 @@
 """`longshore submit` of a job file with `plan:`: the model is planned for the GPUs of the scheduler's cluster.
 
-It is done here, as whoever submits: a model's code runs in a limited process of theirs, and never in the scheduler.
+It is done by the submitting user: the code of a model runs in a limited process of that user, never in the scheduler.
 
 Source: SPEC P1, P2.
 """
@@ -35,8 +35,8 @@ AUTO = "auto"
 STAGE = "longshore.stage"  # module that carries out plans
 HOW = "write `plan: {model: train.py:build, samples: 1e6}`"
 BATCH, STEPS = 256, 20  # as `longshore plan find` and the module have them
-LEAST_DEADLINE_S, MOST_S = 1e-3, 366 * 86400.0  # as of a job's run time
-MOST_SAMPLES, MOST_TOKENS = 1e15, 1e18
+MIN_DEADLINE_S, MAX_DEADLINE_S = 1e-3, 366 * 86400.0  # as for a job's running time
+MAX_SAMPLES, MAX_TOKENS = 1e15, 1e18
 
 
 Degrees = Annotated[
@@ -48,14 +48,14 @@ Degrees = Annotated[
 ]
 
 
-class PlanWish(ExactTypes):
-    """How a model is to be planned."""
+class JobPlanRequest(ExactTypes):
+    """The field `plan` of a job file: how to plan a model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(min_length=1, max_length=4096)
-    samples: float | None = Field(None, ge=1.0, le=MOST_SAMPLES)
-    tokens: float | None = Field(None, ge=1.0, le=MOST_TOKENS)
+    samples: float | None = Field(None, ge=1.0, le=MAX_SAMPLES)
+    tokens: float | None = Field(None, ge=1.0, le=MAX_TOKENS)
     batch: int = Field(BATCH, ge=1, le=10**7)
     deadline: Annotated[str, Field(max_length=100)] | float | None = None  # seconds, or a text such as 24h
     gpus: int | None = Field(None, ge=1, le=1_000_000)
@@ -64,11 +64,11 @@ class PlanWish(ExactTypes):
 
     @property
     def deadline_s(self) -> float | None:
-        """Time for all of the training; None for as soon as can be."""
+        """Time for all of the training; None for as soon as possible."""
         return seconds_of(self.deadline) if isinstance(self.deadline, str) else self.deadline
 
     @property
-    def wanted(self) -> tuple[int, int, int] | None:
+    def three_degrees(self) -> tuple[int, int, int] | None:
         """Data, pipeline and tensor degree; None for any."""
         if self.degrees is None:
             return None
@@ -76,75 +76,75 @@ class PlanWish(ExactTypes):
         return data, pipeline, tensor
 
 
-def wish_of(file: YamlFile, data: Mapping[str, Any]) -> PlanWish:
-    """Return what a job file wishes of its plan.
+def plan_request_of(file: YamlFile, data: Mapping[str, Any]) -> JobPlanRequest:
+    """Return the request for a plan of a job file.
 
     Args:
         file: Names the lines in errors.
-        data: What it says.
+        data: Its content.
 
     Raises:
         InputError: If it cannot be used.
     """
     if "plan" in data and data["plan"] is None:
-        raise file.error(("plan",), "there is nothing behind it", f"{HOW}, or leave it out")
+        raise file.error(("plan",), "it is empty", f"{HOW}, or omit it")
     if "plan" not in data:
-        raise file.error(("deadline",), "there is nothing that a deadline is for", f"{HOW} too")
-    said = data["plan"]
-    if said == AUTO:
-        said = _of_command(file, data.get("command"))
-    elif not isinstance(said, dict):
+        raise file.error(("deadline",), "a deadline needs a plan", f"{HOW} too")
+    content = data["plan"]
+    if content == AUTO:
+        content = _of_command(file, data.get("command"))
+    elif not isinstance(content, dict):
         fix = f"{HOW}, `plan: auto`, or here the content of the file that `longshore plan find --out` wrote"
-        raise file.error(("plan",), f"{file.seen(('plan',), said)} is no plan", fix)
+        raise file.error(("plan",), f"{file.seen(('plan',), content)} is no plan", fix)
     place: tuple[str, ...] = ("plan", "deadline")
     if data.get("deadline") is not None:
-        if said.get("deadline") is not None:
-            raise file.error(("deadline",), "there are two deadlines", "leave out this one or that of `plan`")
-        said, place = {**said, "deadline": data["deadline"]}, ("deadline",)
-    wish = validated(file, PlanWish, said, ("plan",))
-    _check_deadline(file, place, wish)
-    if (wish.samples is None) == (wish.tokens is None):
-        problem = "nobody says how long the training is" if wish.samples is None else "its length is said twice"
+        if content.get("deadline") is not None:
+            raise file.error(("deadline",), "there are two deadlines", "omit this one or that of `plan`")
+        content, place = {**content, "deadline": data["deadline"]}, ("deadline",)
+    request = validated(file, JobPlanRequest, content, ("plan",))
+    _check_deadline(file, place, request)
+    if (request.samples is None) == (request.tokens is None):
+        problem = "the length of the training is missing" if request.samples is None else "its length is given twice"
         raise file.error(("plan",), problem, "give either `samples` or `tokens`")
-    return wish
+    return request
 
 
-def _check_deadline(file: YamlFile, place: tuple[str, ...], wish: PlanWish) -> None:
+def _check_deadline(file: YamlFile, place: tuple[str, ...], request: JobPlanRequest) -> None:
     try:
-        deadline_s = wish.deadline_s
+        deadline_s = request.deadline_s
     except ValueError as error:
         problem, _, fix = str(error).partition("; ")
         raise file.error(place, problem, fix) from error
-    if deadline_s is not None and not LEAST_DEADLINE_S <= deadline_s <= MOST_S:
-        raise file.error(place, f"{file.seen(place, wish.deadline)} is too short or too long", "write 1ms to 366d")
+    if deadline_s is not None and not MIN_DEADLINE_S <= deadline_s <= MAX_DEADLINE_S:
+        raise file.error(place, f"{file.seen(place, request.deadline)} is too short or too long", "write 1ms to 366d")
 
 
 def _of_command(file: YamlFile, command: object) -> dict[str, Any]:
-    """Return what a command of the module that carries out plans says of a model, and of how long it trains."""
-    words = [str(it) for it in command] if isinstance(command, list) else []
+    """Return the model and the length of training that a command of the module `longshore.stage` names."""
+    words = [str(word) for word in command] if isinstance(command, list) else []
     behind = words[words.index(STAGE) + 1 :] if STAGE in words else []
     if len(behind) < 2 or behind[0] != "-" or behind[1].startswith("-"):
         problem = f"auto takes the model from a command `python -m {STAGE} - train.py:build --steps 1000`"
         raise file.error(("plan",), problem, f"{HOW}, or such a command")
     steps = _steps(behind)
-    if not 1 <= steps * BATCH <= MOST_SAMPLES:
+    if not 1 <= steps * BATCH <= MAX_SAMPLES:
         raise file.error(("command",), "its --steps cannot be used", "write a whole number of at least 1")
     return {"model": behind[1], "samples": float(steps * BATCH)}
 
 
 def _steps(words: Sequence[str]) -> int:
-    said = [after for word, after in pairwise(words) if word == "--steps"]
-    said += [word.partition("=")[2] for word in words if word.startswith("--steps=")]
-    if not said:
+    values = [after for word, after in pairwise(words) if word == "--steps"]
+    values += [word.partition("=")[2] for word in words if word.startswith("--steps=")]
+    if not values:
         return STEPS
-    return int(said[-1]) if said[-1].isascii() and said[-1].isdecimal() and len(said[-1]) < 16 else 0
+    return int(values[-1]) if values[-1].isascii() and values[-1].isdecimal() and len(values[-1]) < 16 else 0
 
 
 Cluster = Mapping[str, Any]  # what the API answers
 
 
 def questions(
-    wish: PlanWish,
+    request: JobPlanRequest,
     folder: Path,
     here: Cluster,
     accepted: Collection[str],
@@ -153,64 +153,64 @@ def questions(
     is_replicated: bool,
     spares: int,
 ) -> list[Question]:
-    """Return what is asked of each type of GPUs alone: of several, a job would get any, in any order.
+    """Return a question for each GPU type alone: of several types, a job would get any, in any order.
 
     Args:
-        wish: Of the job file.
+        request: Of the job file.
         folder: That its paths begin at.
         here: The cluster.
         accepted: Types that the job accepts; all if there are none.
-        is_plain: Whether only plans count that the module of ours carries out.
+        is_plain: Whether only plans count that `longshore.stage` carries out.
         is_replicated: Whether only plans count whose ranks all do the same.
         spares: GPUs that the job holds beside those of its plan.
 
     Raises:
         InputError: If the model cannot be profiled, or there is no GPU for it.
     """
-    hardware = DEFAULT if wish.hardware is None else read_hardware(folder / wish.hardware)
-    pool = [_gpu_type(it) for it in here["node_types"] if not accepted or it["name"] in accepted]
-    pool = [it._replace(gpus=max(0, it.gpus - spares)) for it in pool]
-    gpus = sum(it.gpus for it in pool)
+    hardware = DEFAULT if request.hardware is None else read_hardware(folder / request.hardware)
+    pool = [_gpu_type(gpu_type) for gpu_type in here["node_types"] if not accepted or gpu_type["name"] in accepted]
+    pool = [gpu_type._replace(gpus=max(0, gpu_type.gpus - spares)) for gpu_type in pool]
+    gpus = sum(gpu_type.gpus for gpu_type in pool)
     if not gpus:
         types = f" of type {' or '.join(accepted)}" if accepted else ""
         types += f" beside {spares} spares" if spares else ""
-        raise InputError(f"no GPU{types} is in service", "`longshore node list` says why", field="--gpus")
+        raise InputError(f"no GPU{types} is in service", "`longshore node list` shows why", field="--gpus")
     if isinstance(hardware, HostProfile):
         rank = ranks_of(hardware)[0]
         pool = [rank._replace(gpus=min(rank.gpus, gpus))]
-    profile = model_of(str(folder / wish.model), Limits())
-    samples = samples_of(profile, samples=wish.samples, tokens=wish.tokens)
+    profile = model_of(str(folder / request.model), Limits())
+    samples = samples_of(profile, samples=request.samples, tokens=request.tokens)
     return [
         replace(
             question(
-                profile, hardware, (it._replace(gpus=min(it.gpus, wish.gpus or it.gpus)),), batch=wish.batch,
-                samples=samples, deadline_s=wish.deadline_s, degrees=wish.wanted,
+                profile, hardware, (gpu_type._replace(gpus=min(gpu_type.gpus, request.gpus or gpu_type.gpus)),),
+                batch=request.batch, samples=samples, deadline_s=request.deadline_s, degrees=request.three_degrees,
             ),
             is_plain=is_plain, is_replicated=is_replicated,
         )
-        for it in pool
-        if it.gpus
+        for gpu_type in pool
+        if gpu_type.gpus
     ]  # fmt: skip
 
 
-def _gpu_type(it: Mapping[str, Any]) -> GpuType:
-    across = min(it["nic_bytes_per_s"], it["uplink_bytes_per_s"] or it["nic_bytes_per_s"])
+def _gpu_type(node_type: Mapping[str, Any]) -> GpuType:
+    across = min(node_type["nic_bytes_per_s"], node_type["uplink_bytes_per_s"] or node_type["nic_bytes_per_s"])
     return GpuType(
-        it["name"], it["gpus_in_service"], it["peak_flops"], it["memory_bytes"], it["gpus_per_node"],
-        it["intra_bytes_per_s"], across,
+        node_type["name"], node_type["gpus_in_service"], node_type["peak_flops"], node_type["memory_bytes"],
+        node_type["gpus_per_node"], node_type["intra_bytes_per_s"], across,
     )  # fmt: skip
 
 
-def best(asked: Sequence[Question]) -> tuple[Question, Choice]:
+def best(questions: Sequence[Question]) -> tuple[Question, Choice]:
     """Return the best of several answers: the one that meets the deadline with the fewest GPUs, or the fastest.
 
     Raises:
         InputError: If none of the questions makes sense.
     """
     found, errors = [], []
-    for it in asked:
+    for each in questions:
         try:
-            found.append((it, choose(it)))
+            found.append((each, choose(each)))
         except InputError as error:  # such as degrees that this type has too few GPUs for
             errors.append(error)
     if not found:
@@ -219,70 +219,70 @@ def best(asked: Sequence[Question]) -> tuple[Question, Choice]:
 
 
 def _rank(answer: tuple[Question, Choice]) -> tuple[bool, bool, float, float]:
-    asked, choice = answer
+    question, choice = answer
     if choice.plan is None:
         return True, True, 0.0, 0.0
-    counts = choice.meets and asked.deadline_s is not None
+    counts = choice.meets and question.deadline_s is not None
     return False, not choice.meets, choice.plan.gpus if counts else 0.0, choice.plan.total_s
 
 
-CHECKPOINTS = "checkpoints"  # folder for them, in that of the job
+CHECKPOINT_FOLDER = "checkpoints"  # folder for them, in that of the job
 DECIDED = ("gpus", "shape")  # by the plan
 
 
 def plan_job(
-    file: YamlFile, data: Mapping[str, Any], folder: Path, cluster: Callable[[], Cluster], tell: Callable[[str], None]
+    file: YamlFile, data: Mapping[str, Any], folder: Path, cluster: Callable[[], Cluster], report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the fields of a job with a plan in place of the wish for one.
+    """Return the fields of a job with a plan in place of the request for one.
 
     Args:
         file: Names the lines in errors.
-        data: What it says, and what options say in place of it.
+        data: Its content, overridden by options.
         folder: That relative paths of it begin at.
-        cluster: Asks the scheduler what GPUs there are.
-        tell: Is told what was chosen.
+        cluster: Returns the GPUs of the scheduler, from its API.
+        report: Receives what was chosen, line by line.
 
     Raises:
-        InputError: If the wish cannot be used, or no plan fulfils it.
+        InputError: If the request cannot be used, or no plan meets it.
     """
     if isinstance(data.get("plan"), dict) and "stages" in data["plan"]:
         return dict(data)  # it is planned already
-    wish = wish_of(file, data)
+    request = plan_request_of(file, data)
     for name in DECIDED:
         if data.get(name) is not None:
-            raise file.error((name,), "the plan decides this", "leave it out; `plan: {gpus: 8}` bounds the GPUs")
+            raise file.error((name,), "the plan decides this", "omit it; `plan: {gpus: 8}` bounds the GPUs")
     rest = {key: value for key, value in data.items() if key not in ("plan", "deadline")}
     is_ours = rest.get("command") is None
-    if is_ours and wish.model.endswith(".csv"):
+    if is_ours and request.model.endswith(".csv"):
         raise file.error(("plan", "model"), "a table of layers cannot be trained", "give a command that trains")
-    rest["command"] = ["python", "-m", STAGE, "-", wish.model] if is_ours else rest["command"]
+    rest["command"] = ["python", "-m", STAGE, "-", request.model] if is_ours else rest["command"]
     job = validated(file, JobFile, rest)  # before the model is profiled, which takes seconds
     is_plain, here = STAGE in job.command, cluster()
-    question, plan, words = _chosen(file, wish, folder, here, job, is_plain=is_plain)
+    question, plan, words = _chosen(file, request, folder, here, job, is_plain=is_plain)
     if is_ours:
-        rest["command"] += ["--steps", str(plan.iterations), "--checkpoints", CHECKPOINTS]
+        rest["command"] += ["--steps", str(plan.iterations), "--checkpoints", CHECKPOINT_FOLDER]
     for line in (*words, *_lines(question, plan, is_plain=is_plain)):
-        tell(line)
-    told = file_of(question, plan).model_copy(update={"iteration": _placed(question, plan, here)})
-    known, demands = _figures(question, plan, told, here), _demands(question, plan, rest)
-    return {**known, **rest, **demands, "plan": told.model_dump(mode="json", exclude_defaults=True)}
+        report(line)
+    planned = file_of(question, plan).model_copy(update={"iteration": _placed(question, plan, here)})
+    known, demands = _figures(question, plan, planned, here), _demands(question, plan, rest)
+    return {**known, **rest, **demands, "plan": planned.model_dump(mode="json", exclude_defaults=True)}
 
 
 def _chosen(
-    file: YamlFile, wish: PlanWish, folder: Path, here: Cluster, job: JobFile, *, is_plain: bool
+    file: YamlFile, request: JobPlanRequest, folder: Path, here: Cluster, job: JobFile, *, is_plain: bool
 ) -> tuple[Question, FoundPlan, list[str]]:
-    """Return the plan, what it answers, and the answer in words.
+    """Return the plan, its question, and the verdict in words.
 
     Raises:
-        InputError: If the model cannot be planned, or no plan fulfils the wish.
+        InputError: If the model cannot be planned, or no plan fulfils the request.
     """
     types, switches = job.wants.gpu_types, job.failover == "switch"
-    if switches and wish.wanted is not None and wish.wanted[1:] != (1, 1):
-        problem = f"with `failover: switch` all ranks do the same, and those of {wish.degrees} do not"
+    if switches and request.three_degrees is not None and request.three_degrees[1:] != (1, 1):
+        problem = f"with `failover: switch` all ranks do the same, and those of {request.degrees} do not"
         raise file.error(("plan", "degrees"), problem, "write Dx1x1, or use `failover: restart`")
     try:
-        asked = questions(wish, folder, here, types, is_plain=is_plain, is_replicated=switches, spares=job.spares)
-        question, choice = best(asked)
+        of_types = questions(request, folder, here, types, is_plain=is_plain, is_replicated=switches, spares=job.spares)
+        question, choice = best(of_types)
     except InputError as error:
         if not error.field.startswith("--"):
             raise
@@ -290,7 +290,7 @@ def _chosen(
     words = list(verdict(question, choice))
     if switches and choice.plan is None:
         words.append(
-            "With `failover: switch` only data-parallel plans without ZeRO are looked at, and more with `restart`."
+            "With `failover: switch` only data-parallel plans without ZeRO are considered; `restart` allows more."
         )
     if choice.plan is None or not choice.meets:
         raise file.error(("plan",), " ".join(words).removesuffix("."), "nothing was submitted")
@@ -298,7 +298,7 @@ def _chosen(
 
 
 def _lines(question: Question, plan: FoundPlan, *, is_plain: bool) -> Iterator[str]:
-    """Say how the GPUs are used."""
+    """Yield how the GPUs are used, in words."""
     layout = plan.layout
     yield (
         f"{plan.kind}: {layout_words(plan)} of type {question.pool[0].name}, micro-batches of {layout.micro_batch}; "
@@ -309,35 +309,38 @@ def _lines(question: Question, plan: FoundPlan, *, is_plain: bool) -> Iterator[s
 
 
 def _placed(question: Question, plan: FoundPlan, here: Cluster) -> PlacedIteration | None:
-    """Return by what the scheduler scores placements of the plan; None for one on CPUs, whose links nobody knows."""
+    """Return the figures by which the scheduler scores placements; None for a plan on CPUs, whose links are unknown."""
     if isinstance(question.hardware, HostProfile):
         return None
     gpu_type = question.pool[0]
-    did = iteration_of(plan, gpu_type, next(it["speed"] for it in here["node_types"] if it["name"] == gpu_type.name))
-    figures = {name: getattr(did, name) for name in PlacedIteration.model_fields}
-    return PlacedIteration(**{**figures, "compute_s": max(did.compute_s, FEWEST_S)})
+    speed = next(node_type["speed"] for node_type in here["node_types"] if node_type["name"] == gpu_type.name)
+    iteration = iteration_of(plan, gpu_type, speed)
+    figures = {name: getattr(iteration, name) for name in PlacedIteration.model_fields}
+    return PlacedIteration(**{**figures, "compute_s": max(iteration.compute_s, FEWEST_S)})
 
 
-def _figures(question: Question, plan: FoundPlan, told: PlanFile, here: Cluster) -> dict[str, Any]:
-    """Return the model's name and what policies reckon with, where the job file says nothing of it.
+def _figures(question: Question, plan: FoundPlan, planned: PlanFile, here: Cluster) -> dict[str, Any]:
+    """Return the name of the model and the figures that policies use, for fields that the job file omits.
 
     Times are for GPUs of speed 1.
     """
-    types = {it["name"]: it["speed"] for it in here["node_types"]}
+    types = {each["name"]: each["speed"] for each in here["node_types"]}
     speed = types.get(question.pool[0].name, min(types.values()))
     compute_s = (plan.step_s - plan.times.gradients_s) * speed
     found: dict[str, Any] = {
-        "model": "".join(it if " " <= it <= "~" else "?" for it in question.profile.name)[:200],
+        "model": "".join(each if " " <= each <= "~" else "?" for each in question.profile.name)[:200],
         "estimate_s": min(max(plan.total_s * speed, LEAST_S), YEAR_S),
         "compute_s": min(max(compute_s, LEAST_COMPUTE_S), MOST_COMPUTE_S),
-        "parameter_bytes": min(max(max(it.ring_bytes, it.next_bytes) for it in told.stages), MOST_PARAMETER_BYTES),
+        "parameter_bytes": min(
+            max(max(each.ring_bytes, each.next_bytes) for each in planned.stages), MOST_PARAMETER_BYTES
+        ),
     }
-    flops = max(it.flops for it in told.stages)
+    flops = max(each.flops for each in planned.stages)
     return found | ({"iteration_flops": min(flops, 1e30)} if flops > 0.0 else {})
 
 
 def _demands(question: Question, plan: FoundPlan, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the plan asks of nodes, and of the environment."""
+    """Return what the plan needs of nodes and of the environment."""
     found: dict[str, Any] = {"gpus": plan.gpus}
     gpu_type, tensor = question.pool[0], plan.layout.tensor
     if isinstance(question.hardware, HostProfile):
@@ -345,6 +348,6 @@ def _demands(question: Question, plan: FoundPlan, rest: Mapping[str, Any]) -> di
         return found | {"environment": {"OMP_NUM_THREADS": "1", **(rest.get("environment") or {})}}
     found["needs"] = {**(rest.get("needs") or {}), "gpu_types": [gpu_type.name]}
     if tensor > 1:  # each of its groups inside a node
-        each = max(it for it in range(tensor, gpu_type.gpus_per_node + 1, tensor) if plan.gpus % it == 0)
+        each = max(count for count in range(tensor, gpu_type.gpus_per_node + 1, tensor) if plan.gpus % count == 0)
         found["shape"] = {"nodes": plan.gpus // each, "gpus_per_node": each}
     return found

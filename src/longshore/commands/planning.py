@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 import typer
 
 from ..scheduler.commands.options import DURATION, run_time
-from .options import MOST_GPUS, number
+from .options import MAX_GPUS, number
 from .progress import console, progress
 
 NO_PLAN = 1  # exit status
-MOST_RANKS = 64  # processes on this machine
+MAX_LOCAL_RANKS = 64  # processes on this machine
 HardwareOption = Annotated[
     Path | None,
-    typer.Option("--hardware", help="Profile of `longshore plan calibrate` or `measure`; an A100's if left out."),
+    typer.Option("--hardware", help="Profile of `longshore plan calibrate` or `measure`; default: an A100's."),
 ]
 ModelArgument = Annotated[
     str, typer.Argument(help="FILE.py:FUNCTION that returns (model, batch), or a table of layers FILE.csv.")
@@ -26,24 +26,22 @@ SamplesOption = Annotated[
 ]
 DeadlineOption = Annotated[
     float | None,
-    typer.Option(parser=run_time, metavar=DURATION, help="Time for it, such as 24h; as fast as can be if left out."),
+    typer.Option(parser=run_time, metavar=DURATION, help="Time for it, such as 24h; default: as fast as possible."),
 ]
 BatchOption = Annotated[int, typer.Option(min=1, max=10**7, help="Samples of one iteration, on all GPUs together.")]
 MostGpusOption = Annotated[
-    int | None, typer.Option("--gpus", min=1, max=MOST_GPUS, help="Use at most so many GPUs, the fastest first.")
+    int | None, typer.Option("--gpus", min=1, max=MAX_GPUS, help="Use at most this number of GPUs, the fastest first.")
 ]
 
 
 DegreesOption = Annotated[
     str | None,
-    typer.Option(metavar="DxPxT", help="Look at plans of these degrees alone, such as 2x2x1."),
+    typer.Option(metavar="DxPxT", help="Consider only plans of these degrees, such as 2x2x1."),
 ]
 PlanClusterOption = Annotated[
     Path | None, typer.Option(help="Cluster file (YAML; see examples/); none for ranks of a measured machine.")
 ]
-PlainOption = Annotated[
-    bool, typer.Option("--plain", help="Look at plans alone that `longshore plan run` carries out.")
-]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Consider only plans that `longshore plan run` can run.")]
 TimeLimitOption = Annotated[
     float, typer.Option(parser=run_time, metavar=DURATION, help="For the profile of the model.")
 ]
@@ -53,7 +51,7 @@ ScheduleOption = Annotated[
 ]
 OffloadOption = Annotated[
     Literal["never", "auto", "one-copy"],
-    typer.Option(help="Put state away while nothing needs it for longer than both copies take, or one."),
+    typer.Option(help="Offload state that nothing needs for longer than both copies take, or one."),
 ]
 MemoryLimitOption = Annotated[
     float, typer.Option(min=0.5, max=1e5, callback=number, help="For the profile of the model, in GiB.")
@@ -72,7 +70,7 @@ def find(
     degrees: DegreesOption = None,
     plain: PlainOption = False,
     out: Annotated[Path | None, typer.Option(help="Write the plan here, for `longshore plan run`.")] = None,
-    table: Annotated[bool, typer.Option("--table", help="Show every plan that was looked at.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Show every plan considered.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     time_limit: TimeLimitOption = 120.0,
     memory_limit: MemoryLimitOption = 8.0,
@@ -84,7 +82,7 @@ def find(
     """
     if (tokens is None) == (samples is None):
         raise typer.BadParameter("give either --tokens or --samples")
-    with progress("profiling the model") as tell:
+    with progress("profiling the model") as show:
         from ..cluster.files.output_file import check_outputs
         from ..planner.asking import Request, ask
         from ..planner.execution.plan_file import file_of, not_carried_out, write_plan
@@ -95,7 +93,7 @@ def find(
         check_outputs({"--out": out}, {"MODEL": _file_of(model), "--cluster": cluster, "--hardware": hardware})
         limits, wanted = Limits(time_limit, memory_limit * 2**30), _degrees(degrees)
         asked = ask(Request(model, cluster, hardware, deadline, tokens, samples, batch, gpus, limits, wanted, plain))
-        tell("looking for a plan")
+        show("searching for a plan")
         choice, rows = choose(asked), list(every_plan(asked)) if table else None
         if out is not None and choice.plan is not None:
             write_plan(out, file_of(asked, choice.plan))
@@ -111,8 +109,8 @@ def find(
 
 
 def _use(out: Path, model: str, lack: str | None) -> str:
-    """Return what a written plan is for; `lack` is what `longshore plan run` does not do of it."""
-    return f"for `longshore plan run {out} {model}`" if lack is None else f"only to look at: {lack}; try --plain"
+    """Return what a written plan is for; `lack` is what `longshore plan run` cannot do of it."""
+    return f"for `longshore plan run {out} {model}`" if lack is None else f"not to be run: {lack}; try --plain"
 
 
 def _file_of(model: str) -> Path:
@@ -124,7 +122,7 @@ def _degrees(text: str | None) -> tuple[int, int, int] | None:
     if text is None:
         return None
     parts = text.split("x")
-    if len(parts) != 3 or not all(it.isdecimal() and len(it) < 7 and int(it) for it in parts):
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) < 7 and int(part) for part in parts):
         raise typer.BadParameter(f"--degrees: {text!r} is not data x pipeline x tensor; write it as in 2x2x1")
     return int(parts[0]), int(parts[1]), int(parts[2])
 
@@ -135,7 +133,7 @@ DISTURBED = 0.2  # mean error of a fit to layers above which a measurement was d
 def calibrate(
     runs: Annotated[Path, typer.Argument(help="Measured runs (csv; docs/planner.md has the columns).")],
     out: Annotated[Path | None, typer.Option(help="Write the hardware profile here (YAML).")] = None,
-    name: Annotated[str | None, typer.Option(help="Of the profile; the name of the file if left out.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the profile; default: that of the file.")] = None,
     peak_flops: Annotated[
         float, typer.Option(min=1e6, max=1e24, callback=number, help="Of one GPU, dense, in FLOP/s.")
     ] = 312e12,
@@ -153,9 +151,9 @@ def calibrate(
 ) -> None:
     """Fit the planner's constants to measured runs; 20 short ones do. Figures of the hardware are an A100's by default.
 
-    It says which constants the runs do not tell, and how far predictions of other runs are off.
+    It shows which constants the runs do not determine, and the error of predictions of other runs.
     """
-    with progress("reading the runs") as tell:
+    with progress("reading the runs") as show:
         from ..cluster.files.output_file import check_outputs
         from ..planner.calibration import calibrate as fit_profile
         from ..planner.calibration import read_runs
@@ -165,7 +163,7 @@ def calibrate(
 
         check_outputs({"--out": out}, {"RUNS": runs})
         measured = read_runs(runs)
-        tell(f"fitting to {measured.gpus.size} runs")
+        show(f"fitting to {measured.gpus.size} runs")
         on = Measured(
             peak_flops=peak_flops, memory_bytes_per_s=memory_bandwidth, intra_bytes_per_s=intra_bandwidth,
             nic_bytes_per_s=nic_bandwidth, gpus_per_node=gpus_per_node,
@@ -184,7 +182,7 @@ def calibrate(
 def measure(
     out: Annotated[Path, typer.Option(help="Write the profile of this machine here (YAML).")],
     ranks: Annotated[
-        int, typer.Option(min=1, max=MOST_RANKS, help="Processes that plans may have, of one thread each.")
+        int, typer.Option(min=1, max=MAX_LOCAL_RANKS, help="Processes that plans may have, of one thread each.")
     ] = 4,
 ) -> None:
     """Measure this machine for plans without GPUs: layers, sums of gradients, and ranks that share cores.
@@ -202,8 +200,8 @@ def measure(
         write_hardware(out, host)
     console().print(host_table(host))
     error = host.accuracy.mean_error
-    told = "; something else may have run meanwhile: measure again" if error > DISTURBED else ""
-    typer.echo(f"\nLayers that were left out of the fit are {error:.1%} off{told}.")
+    advice = "; another program may have disturbed it: measure again" if error > DISTURBED else ""
+    typer.echo(f"\nThe error on layers outside of the fit is {error:.1%}{advice}.")
     typer.echo(f"{out}: for `longshore plan find --hardware {out}`")
 
 
@@ -215,7 +213,7 @@ def run(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the initial weights.")] = 0,
     save: Annotated[Path | None, typer.Option(help="Folder for the weights, stage-0.pt and so on.")] = None,
     checkpoints: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints; the training goes on from the newest in it.")
+        Path | None, typer.Option(help="Folder for checkpoints; training continues from the newest.")
     ] = None,
     checkpoint_s: Annotated[
         float, typer.Option(min=0.0, max=1e9, help="Seconds between two checkpoints; the last step has one too.")
@@ -223,7 +221,7 @@ def run(
     as_json: Annotated[Path | None, typer.Option("--json", help="Write losses and measured times here.")] = None,
     offload: OffloadOption = "never",
     offload_folder: Annotated[
-        Path | None, typer.Option(help="For what is put away; that of temporary files if left out.")
+        Path | None, typer.Option(help="Folder for offloaded state; default: that of temporary files.")
     ] = None,
     ranks_per_device: Annotated[
         int, typer.Option(min=1, max=64, help="Neighbours that take turns: one computes while others wait or sum.")
@@ -241,9 +239,10 @@ def run(
     check_outputs({"--json": as_json}, {"PLAN": plan_file, "MODEL": _file_of(model)})
     plan = read_plan(plan_file)
     ranks, pipelines = plan.ranks, plan.pipeline > 1
-    if ranks > MOST_RANKS:
+    if ranks > MAX_LOCAL_RANKS:
         fix = "submit a job of as many GPUs with the command `python -m longshore.stage PLAN MODEL`"
-        raise InputError(f"the plan has {ranks} ranks, and this machine runs {MOST_RANKS} at most", fix, field="PLAN")
+        problem = f"the plan has {ranks} ranks, and this machine runs at most {MAX_LOCAL_RANKS}"
+        raise InputError(problem, fix, field="PLAN")
     typer.echo(f"{ranks} processes, one thread each")
     options = {
         "--steps": steps, "--schedule": schedule, "--seed": seed, "--save": save, "--json": as_json,

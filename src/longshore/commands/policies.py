@@ -17,25 +17,25 @@ GROUP_NAMES = ("heuristics", "candidates", "networks", "environments", "training
 
 def compile_(
     groups: Annotated[
-        list[str] | None, typer.Argument(metavar="[GROUP]...", help=f"{', '.join(GROUP_NAMES)}; all if left out.")
+        list[str] | None, typer.Argument(metavar="[GROUP]...", help=f"{', '.join(GROUP_NAMES)}; default: all.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Configuration of `longshore serve`: compile what it names, and for no other.")
+        Path | None, typer.Option(help="Configuration of `longshore serve`: compile for its policies alone.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core if left out.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one for each core.")] = None,
 ) -> None:
-    """Compile beforehand what other commands would compile at their first use, such as in an image for containers.
+    """Compile what other commands would compile at their first use, such as in a container image.
 
     heuristics: for evaluate and simulate. candidates, networks: for checkpoints, and rollouts. environments,
     training: with those, for train and tune. serve: for a scheduler and its policy.
 
-    What was compiled before is left alone, so that an interrupted command goes on where it stopped. Code is kept in
+    What is compiled already stays, so an interrupted command continues where it stopped. Code is kept in
     $XDG_CACHE_HOME/longshore (~/.cache/longshore if that is not set), which may be read-only afterwards.
     """
-    asked = dict.fromkeys(groups or ([SERVE] if config else GROUP_NAMES))
-    if wrong := [name for name in asked if name not in GROUP_NAMES]:
+    chosen = dict.fromkeys(groups or ([SERVE] if config else GROUP_NAMES))
+    if wrong := [name for name in chosen if name not in GROUP_NAMES]:
         raise typer.BadParameter(f"there is no group {wrong[0]!r}; take some of {', '.join(GROUP_NAMES)}")
-    if config and SERVE not in asked:
+    if config and SERVE not in chosen:
         raise typer.BadParameter(f"--config goes with the group {SERVE}")
     from ..cluster.kernels.ahead import missing
     from ..cluster.kernels.kept import can_be_kept, folder
@@ -45,14 +45,14 @@ def compile_(
 
     policy = (read_settings(config).settings if config else Settings()).policy
     serve = rehearsals_of(*filter(None, (policy.fallback, policy.name)))
-    names = [each for name in asked for each in (serve if name == SERVE else REHEARSAL_GROUPS[name])]
+    names = [each for name in chosen for each in (serve if name == SERVE else REHEARSAL_GROUPS[name])]
     if missing(names) and not can_be_kept():
         raise InputError(f"compiled code cannot be kept in {folder()}", "set XDG_CACHE_HOME to a folder to write to")
-    said = "compiled" if compile_all(names, jobs) else "was compiled before"
-    typer.echo(f"{', '.join(asked)}: {said}, in {folder()}")
+    done = "compiled" if compile_all(names, jobs) else "already compiled"
+    typer.echo(f"{', '.join(chosen)}: {done}, in {folder()}")
 
 
-CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
+SHIPPED_CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
 
 
 def policies() -> None:
@@ -67,27 +67,27 @@ def policies() -> None:
         else:
             typer.echo(f"{name:16s} {found.about}{' (only with --waiting)' if found.waits else ''}")
     typer.echo("\nA learned policy is named by the path of its checkpoint (NAME.zip, as `longshore train` writes).")
-    typer.echo("rollout:NAME tries the alternatives of any of them out in imagined futures before it decides;")
-    typer.echo("rollout:NAME@20ms takes no more than so long for it; rollout:NAME.zip@h16 cuts futures off after so")
-    typer.echo("many started jobs, where the checkpoint's value tells what is still to come; @20ms,h16 is both.")
-    for path in sorted(CHECKPOINTS.glob("*.zip")):
+    typer.echo("rollout:NAME simulates futures of the alternatives of any of them before it decides;")
+    typer.echo("rollout:NAME@20ms takes at most 20 ms for that; rollout:NAME.zip@h16 ends futures after 16 started")
+    typer.echo("jobs, where the checkpoint's value estimates the rest; @20ms,h16 is both.")
+    for path in sorted(SHIPPED_CHECKPOINTS.glob("*.zip")):
         typer.echo(f"Shipped: {path}")
 
 
 def import_model(
     model: Annotated[Path, typer.Argument(help="What `model.save` of PPO, A2C or MaskablePPO with MlpPolicy wrote.")],
     out: Annotated[
-        Path | None, typer.Option(help="Checkpoint to write, NAME.zip; MODEL-policy.zip beside the model if left out.")
+        Path | None, typer.Option(help="Checkpoint to write, NAME.zip; default: MODEL-policy.zip beside the model.")
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="Cluster file that it was trained on, where the model does not say it.")
+        Path | None, typer.Option(help="Cluster file of its training, if the model does not name it.")
     ] = None,
     observation: Annotated[
-        str | None, typer.Option(help="full, patent or patent-literal, where the model does not say it.")
+        str | None, typer.Option(help="full, patent or patent-literal, if the model does not name it.")
     ] = None,
     waiting: Annotated[
         bool | None,
-        typer.Option("--waiting/--no-waiting", help="Whether its actions have waiting, where only that is open."),
+        typer.Option("--waiting/--no-waiting", help="Whether its actions include waiting, if only that is open."),
     ] = None,
 ) -> None:
     """Make a checkpoint of a model that Stable-Baselines3 or sb3-contrib trained on an environment of Longshore.
@@ -105,7 +105,7 @@ def import_model(
         if target.suffix != ".zip":
             raise InputError(f"{target} is no name of a checkpoint", "write one such as policy.zip", field="--out")
         if target.exists():
-            raise InputError(f"{target} is there already", "give another --out, or remove it", field="--out")
+            raise InputError(f"{target} exists already", "give another --out, or remove it", field="--out")
         check_outputs({"--out": target}, {"MODEL": model})
         asked = Asked(observation, None if cluster is None else _node_gpus(cluster), waiting)
         schema, network = read_model(model, asked)

@@ -1,4 +1,4 @@
-"""What a command says while it works, on standard error, and the console that its figures go to."""
+"""Progress of a command on standard error, and the console for its figures."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
 COMPILING = "compiling, once after an install or upgrade"
-AGAIN_S = 1.5  # of silence on a pipe, after which what is being done is said again
+REPEAT_S = 1.5  # of silence on a pipe, after which the present step is printed again
 
 
 def console(*, stderr: bool = False) -> "Console":
@@ -31,28 +31,28 @@ def console(*, stderr: bool = False) -> "Console":
     return found
 
 
-class Lines:
-    """Lines on what is being done. One that stays the last for long is said again, with the time it took so far.
+class StatusLines:
+    """Lines of progress. The last line is repeated with the time so far, while nothing else is printed.
 
     Args:
-        say: Writes a line.
-        every_s: Seconds of silence after which it is said again.
+        write: Writes a line.
+        every_s: Seconds of silence after which the last line is repeated.
     """
 
-    def __init__(self, say: Callable[[str], None], every_s: float = AGAIN_S) -> None:
-        self._say, self._every_s = say, every_s
+    def __init__(self, write: Callable[[str], None], every_s: float = REPEAT_S) -> None:
+        self._write, self._every_s = write, every_s
         self._last, self._since = "", 0.0
-        self._told, self._ends = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._say_again, name="progress", daemon=True)
+        self._changed, self._ends = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
 
-    def tell(self, text: str) -> None:
-        """Say what begins."""
+    def show(self, text: str) -> None:
+        """Print what begins."""
         self._last, self._since = text, time.monotonic()
-        self._say(text)
-        self._told.set()
+        self._write(text)
+        self._changed.set()
 
     def note(self, text: str) -> None:
-        """Say this in place of what began, the next time that it is said again."""
+        """Repeat this text in place of the last line."""
         self._last = text
 
     def __enter__(self) -> Self:
@@ -61,15 +61,15 @@ class Lines:
 
     def __exit__(self, *_: object) -> None:
         self._ends.set()
-        self._told.set()
+        self._changed.set()
         self._thread.join()
 
-    def _say_again(self) -> None:
+    def _repeat(self) -> None:
         while not self._ends.is_set():
-            if self._told.wait(self._every_s):
-                self._told.clear()
+            if self._changed.wait(self._every_s):
+                self._changed.clear()
             elif self._last:
-                self._say(f"{self._last}, {time.monotonic() - self._since:.0f} s so far")
+                self._write(f"{self._last}, {time.monotonic() - self._since:.0f} s so far")
 
 
 @contextmanager
@@ -85,43 +85,43 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
 
     to = console(stderr=True)
     if not to.is_terminal:
-        with Lines(lambda text: to.print(f"{in_one_line(text)} ...")) as lines:
-            lines.tell(first)
-            with telling_of_compiling(lines.tell, lines.note):
-                yield lines.tell
+        with StatusLines(lambda text: to.print(f"{in_one_line(text)} ...")) as lines:
+            lines.show(first)
+            with reporting_compilation(lines.show, lines.note):
+                yield lines.show
         return
     with to.status(Text(f"{in_one_line(first)} ...")) as status:
 
         def show(text: str) -> None:
             status.update(Text(f"{in_one_line(text)} ..."))
 
-        with telling_of_compiling(show, show):
+        with reporting_compilation(show, show):
             yield show
 
 
 @contextmanager
-def telling_of_compiling(tell: Callable[[str], None], note: Callable[[str], None]) -> Iterator[None]:
-    """Tell that something is compiled, when that begins; kernels that were kept from an earlier run are not.
+def reporting_compilation(first: Callable[[str], None], later: Callable[[str], None]) -> Iterator[None]:
+    """Report each kernel that is compiled; those kept from an earlier run are not.
 
     Args:
-        tell: Is given the text at the first kernel.
-        note: Is given it at all others, with how many there were.
+        first: Takes the text for the first kernel.
+        later: Takes it for all others, with their number.
     """
     from numba.core import event
 
     class Listener(event.Listener):
-        """Hears of each kernel."""
+        """Gets an event for each kernel."""
 
         kernels = 0
 
         def on_start(self, event: Any) -> None:
-            """Take note that a kernel is being compiled."""
+            """Report that a kernel is being compiled."""
             self.kernels += 1
-            says = tell if self.kernels == 1 else note
-            says(f"{COMPILING}: {event.data['dispatcher'].py_func.__name__}, kernel {self.kernels}")
+            report = first if self.kernels == 1 else later
+            report(f"{COMPILING}: {event.data['dispatcher'].py_func.__name__}, kernel {self.kernels}")
 
         def on_end(self, event: object) -> None:
-            """Take no note."""
+            """Do nothing."""
 
     listener = Listener()
     event.register("numba:compile", listener)
@@ -132,9 +132,9 @@ def telling_of_compiling(tell: Callable[[str], None], note: Callable[[str], None
 
 
 def compile_first(rehearsals: Iterable[str]) -> None:
-    """Compile what a command will call, unless that was done, by a process for each core, and show how far that is.
+    """Compile what a command will call, unless that is done, by a process for each core, and show its progress.
 
-    What cannot be compiled is told by the command itself, once it calls it.
+    Errors are left to the command that calls what cannot be compiled.
 
     Args:
         rehearsals: As `compile_ahead` takes them.
@@ -153,8 +153,8 @@ def compile_all(rehearsals: Iterable[str], processes: int | None = None) -> bool
 
     if not (names := missing(rehearsals)):
         return False
-    with _compiling_progress() as tell:
-        compile_ahead(names, tell, processes)
+    with _compiling_progress() as show:
+        compile_ahead(names, show, processes)
     return True
 
 
@@ -165,8 +165,8 @@ def _compiling_progress() -> Iterator[Callable[["Compiled"], None]]:
 
     to = console(stderr=True)
     if not to.is_terminal:
-        with Lines(lambda line: to.print(f"{line} ...")) as lines:
-            lines.tell(COMPILING)
+        with StatusLines(lambda line: to.print(f"{line} ...")) as lines:
+            lines.show(COMPILING)
             yield lambda stand: lines.note(f"{COMPILING}: {stand.done} of {stand.all} kernels {stand.now}".rstrip())
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -185,7 +185,7 @@ def training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
     to, first = console(stderr=True), "getting ready, which runs the heuristics ..."
     if not to.is_terminal:
         to.print(first)
-        with telling_of_compiling(to.print, _now_and_then(to.print)):
+        with reporting_compilation(to.print, _at_intervals(to.print)):
             yield lambda stand: to.print(f"{100 * min(1.0, stand.steps / steps):3.0f} %  {_stand_text(stand)}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
@@ -195,33 +195,33 @@ def training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
         def show(text: str) -> None:
             bar.update(task, description=text)
 
-        with telling_of_compiling(show, show):
+        with reporting_compilation(show, show):
             yield lambda stand: bar.update(task, completed=stand.steps, description=_stand_text(stand))
 
 
-def _now_and_then(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what says a line unless it just said one."""
+def _at_intervals(write: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that writes a line unless it just wrote one."""
     last_s = time.monotonic()
 
-    def says(text: str) -> None:
+    def write_rarely(text: str) -> None:
         nonlocal last_s
-        if time.monotonic() - last_s >= AGAIN_S:
+        if time.monotonic() - last_s >= REPEAT_S:
             last_s = time.monotonic()
-            say(text)
+            write(text)
 
-    return says
+    return write_rarely
 
 
 @contextmanager
 def download_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show how much has come: a bar, or a line now and then where standard error is no terminal."""
+    """Show how much has arrived: a bar, or a line now and then where standard error is no terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     to, text = console(stderr=True), f"downloading {name}"
     if not to.is_terminal:
-        with Lines(lambda line: to.print(f"{line} ...")) as lines:
-            told = iter([lines.tell])  # it is said once that it begins
-            yield lambda have, total: next(told, lines.note)(f"{text}, {_share(have, total)}")
+        with StatusLines(lambda line: to.print(f"{line} ...")) as lines:
+            first = iter([lines.show])
+            yield lambda have, total: next(first, lines.note)(f"{text}, {_share(have, total)}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=to) as bar:

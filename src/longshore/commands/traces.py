@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import MOST_GPUS, LoadOption, MaxGpusOption, SeedOption, SigmaOption, number
+from .options import MAX_GPUS, LoadOption, MaxGpusOption, SeedOption, SigmaOption, number
 from .progress import console, download_progress, progress
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def list_traces(catalogue: CatalogueOption = None) -> None:
 
 
 def download_trace(
-    name: Annotated[str | None, typer.Argument(help="Which; all are listed if left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a trace; default: list all.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write, or folder for an archive; or where to put it.")
     ] = None,
@@ -40,13 +40,13 @@ def download_trace(
         typer.Option(envvar="LONGSHORE_MIRROR", help="Base URL instead of https://raw.githubusercontent.com."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=3600.0, callback=number, help="Seconds of silence that are too long.")
+        float, typer.Option(min=0.1, max=3600.0, callback=number, help="Seconds without data after which it gives up.")
     ] = 30.0,
     catalogue: CatalogueOption = None,
 ) -> None:
     """Download a public trace: one fixed version, checked by its SHA-256.
 
-    A download that broke off is gone on with. One that is there is only checked.
+    An interrupted download continues. An existing file is only checked.
     """
     if name is None:
         list_traces(catalogue)
@@ -58,13 +58,13 @@ def download_trace(
     typer.echo(f"{trace.name}: {trace.good_for}")
     typer.echo(f"licence: {trace.licence}")
     typer.echo(f"from: https://github.com/{trace.repository}, {trace.path} at {trace.commit}")
-    with download_progress(trace.name) as tell:
-        new = download(trace, target, mirror=mirror or MIRROR, timeout_s=timeout, tell=tell)
-    typer.echo(f"{target}: {'downloaded' if new else 'was there already'}, SHA-256 checked")
-    _tell_next(trace, target)
+    with download_progress(trace.name) as show:
+        new = download(trace, target, mirror=mirror or MIRROR, timeout_s=timeout, tell=show)
+    typer.echo(f"{target}: {'downloaded' if new else 'already there'}, SHA-256 checked")
+    _list_files(trace, target)
 
 
-def _tell_next(trace: "PublicTrace", target: Path) -> None:
+def _list_files(trace: "PublicTrace", target: Path) -> None:
     if trace.members is not None:
         files = sorted(path.name for path in target.glob(trace.members))
         typer.echo(f"files: {', '.join(files)}")
@@ -76,17 +76,17 @@ def plan_trace(
     models: Annotated[Path, typer.Option(help="Decoders (YAML; examples/plan/models.yaml).")],
     cluster: Annotated[Path, typer.Option(help="Cluster file (YAML; see examples/) that plans are for.")],
     hardware: Annotated[
-        Path | None, typer.Option(help="Profile of `longshore plan calibrate`; an A100's if left out.")
+        Path | None, typer.Option(help="Profile of `longshore plan calibrate`; default: an A100's.")
     ] = None,
     max_gpus: MaxGpusOption = None,
     seed: SeedOption = 0,
 ) -> None:
     """Give each job of a trace a model and the plans by which it may be trained.
 
-    Traces do not tell of models: one is drawn for each job among those that fit its GPUs and its time. Jobs that ask
-    more GPUs than 3/4 of the cluster get so many, or as many as --max-gpus says.
+    Traces have no models: one is drawn for each job among those that fit its GPUs and its time. Jobs with more GPUs
+    than 3/4 of the cluster are cut to that, or to --max-gpus.
     """
-    with progress("reading the input") as tell:
+    with progress("reading the input") as show:
         from ..cluster.files.errors import InputError
         from ..cluster.files.output_file import check_csv, check_outputs
         from ..cluster.presets.cluster_file import read_cluster
@@ -107,7 +107,7 @@ def plan_trace(
         profile = DEFAULT if hardware is None else read_gpus(hardware)
         most = max_gpus or max(1, setup.cluster.gpu_node.size * 3 // 4)
         jobs = with_gpus_cut(read_trace(file), most)
-        tell(f"planning {jobs.jobs} jobs")
+        show(f"planning {jobs.jobs} jobs")
         found = attach(jobs, decoders, Tables(setup, profile, most), seed)
         write_trace(found.workload, output)
     typer.echo(f"{output}: {jobs.jobs} jobs, {jobs.jobs - found.models['']} with plans")
@@ -115,17 +115,17 @@ def plan_trace(
         if found.models[decoder.name]:
             typer.echo(f"  {found.models[decoder.name]} train {decoder.name}")
     if found.models[""]:
-        why = "too short for any model, no batch is split over their GPUs, or no type has so many"
+        why = "too short for any model, no batch is split over their GPUs, or no type has enough"
         typer.echo(f"  {found.models['']} have no plan: {why}")
 
 
-FormatOption = Annotated[str | None, typer.Option("--format", help="Its format, if it is not to be found out.")]
+FormatOption = Annotated[str | None, typer.Option("--format", help="Its format; default: detected.")]
 
 
 def inspect(
     file: Annotated[Path, typer.Argument(help="A trace of any format.")],
     trace_format: FormatOption = None,
-    gpus: Annotated[int | None, typer.Option(min=1, max=MOST_GPUS, help="Also show the load on so many GPUs.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, max=MAX_GPUS, help="Also show the load on that many GPUs.")] = None,
     estimates: Annotated[
         bool, typer.Option("--estimates", help="Also show how far each kind of run-time estimate is off.")
     ] = False,
@@ -160,7 +160,7 @@ def convert(
     check_outputs({"OUTPUT": output}, {"FILE": file})
     workload = read_trace(file, trace_format=trace_format)
     write_trace(workload, output)
-    typer.echo(f"{output}: {workload.jobs} jobs ({workload.left_out} rows left out)")
+    typer.echo(f"{output}: {workload.jobs} jobs ({workload.left_out} rows omitted)")
 
 
 def sample(
@@ -170,7 +170,7 @@ def sample(
     first: Annotated[float, typer.Option(min=0.0, max=1.0, help="Take it after this share of the trace.")] = 0.0,
     last: Annotated[float, typer.Option(min=0.0, max=1.0, help="Take it before this share of the trace.")] = 1.0,
     load: LoadOption = None,
-    gpus: Annotated[int, typer.Option(min=1, max=MOST_GPUS, help="GPUs that the load is offered to.")] = 64,
+    gpus: Annotated[int, typer.Option(min=1, max=MAX_GPUS, help="GPUs that the load is offered to.")] = 64,
     max_gpus: MaxGpusOption = None,
     trace_format: FormatOption = None,
     seed: SeedOption = 0,

@@ -32,12 +32,12 @@ AlgorithmOption = Annotated[
     str | None,
     typer.Option(
         help="ppo, a2c (both with masks), group (group-relative policy gradient), or distil (rollouts). "
-        "With traces group, else ppo, if left out."
+        "Default: group with traces, else ppo."
     ),
 ]
 TracesOption = Annotated[
     list[Path] | None,
-    typer.Option("--trace", help="Job trace, any format of `longshore trace`; may be given several times."),
+    typer.Option("--trace", help="Job trace, any format of `longshore trace`; repeatable."),
 ]
 HistoryOption = Annotated[
     Path | None,
@@ -48,7 +48,7 @@ OnlineOption = Annotated[
     typer.Option(
         "--online",
         metavar="CHECKPOINT",
-        help="Go on in rounds as the history grows; this checkpoint, which a scheduler serves, is replaced by better.",
+        help="Continue in rounds as the history grows; better ones replace this checkpoint, which a scheduler serves.",
     ),
 ]
 OrdersOption = Annotated[
@@ -72,7 +72,7 @@ MayWaitOption = Annotated[
     bool | None, typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs; with traces they may.")
 ]
 StepsOption = Annotated[
-    float | None, typer.Option(min=1, help="Environment steps, 2e6 if left out; distil: decisions labelled, 1.75e5.")
+    float | None, typer.Option(min=1, help="Environment steps, default 2e6; distil: labelled decisions, 1.75e5.")
 ]
 WeightSeedOption = Annotated[int, typer.Option(min=0, max=999_999, help="Of weights, scenarios and sampling.")]
 LogdirOption = Annotated[Path, typer.Option(help="Where the run's folder goes; TensorBoard reads it.")]
@@ -80,7 +80,7 @@ NetworkOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"What scores the actions: {names('networks')} (docs/training.md); the preset's own if left out.",
+        help=f"What scores the actions: {names('networks')} (docs/training.md); default: the preset's own.",
     ),
 ]
 ActionOption = Annotated[
@@ -97,7 +97,7 @@ RewardOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"What a step pays: {names('rewards')} (docs/environments.md); the preset's own if left out.",
+        help=f"What a step pays: {names('rewards')} (docs/environments.md); default: the preset's own.",
     ),
 ]
 ReplayOption = Annotated[
@@ -181,7 +181,7 @@ def train(
     turns: TurnsOption = True,
     threads: ThreadsOption = 2,
 ) -> None:
-    """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C and SIGTERM keep everything."""
+    """Train a policy. The same command continues an interrupted run; Ctrl-C and SIGTERM lose nothing."""
     with progress("starting"):
         from ..training.config import config_of, with_numbers, with_objective, with_parameter_file
         from ..training.run import learn, open_run, rehearsals_for
@@ -202,9 +202,9 @@ def train(
     with progress("drawing workloads"):
         run = open_run(config, logdir)
     compile_first(rehearsals_for(config.algorithm))
-    with training_progress(config.steps) as tell:
-        result = learn(run, tell)
-    _tell(result, logdir, config)
+    with training_progress(config.steps) as show:
+        result = learn(run, show)
+    _print_result(result, logdir, config)
 
 
 def _beginning(init: Path | None, online: Path | None, history: Path | None, objective: str | None) -> Path | None:
@@ -218,9 +218,9 @@ def _beginning(init: Path | None, online: Path | None, history: Path | None, obj
     if history is None:
         raise InputError("it learns from a live scheduler's decisions", "give --history", field="--online")
     if objective is not None:
-        raise InputError("rounds are judged by the mean JCT", "leave it out", field="--objective")
+        raise InputError("rounds are judged by the mean JCT", "omit it", field="--objective")
     if init is not None:
-        raise InputError("each round begins with the checkpoint that is served", "leave it out", field="--init")
+        raise InputError("each round begins with the checkpoint that is served", "omit it", field="--init")
     return online
 
 
@@ -228,21 +228,21 @@ def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoRet
     from ..training.online import OnlineRequest, learn_online
     from ..training.run import rehearsals_for
 
-    def telling() -> "AbstractContextManager[OnProgress]":
+    def showing() -> "AbstractContextManager[OnProgress]":
         compile_first(rehearsals_for(config.algorithm))
         return training_progress(config.steps)
 
-    learned = learn_online(OnlineRequest(config, served, logdir, telling, _say_trained))
+    learned = learn_online(OnlineRequest(config, served, logdir, showing, _print_trained))
     raise typer.Exit(BY_SIGNAL + learned.interrupted_by)
 
 
-def _say_trained(line: str) -> None:
+def _print_trained(line: str) -> None:
     typer.echo(in_one_line(line))
 
 
-def _tell(result: "TrainingResult", logdir: Path, config: "TrainingConfig") -> None:
-    """Say how a run ended; one that was interrupted ends the command with its own status."""
-    state = "trained" if result.finished else "interrupted; the same command goes on"
+def _print_result(result: "TrainingResult", logdir: Path, config: "TrainingConfig") -> None:
+    """Print how a run ended; after an interruption, exit with the status of the signal."""
+    state = "trained" if result.finished else "interrupted; the same command continues"
     typer.echo(
         f"{state}: {result.best}, {result.score.text} against "
         f"{result.rival} on {result.scenarios} validation workloads\nFigures: tensorboard --logdir {logdir}"
@@ -254,15 +254,15 @@ def _tell(result: "TrainingResult", logdir: Path, config: "TrainingConfig") -> N
         if config.weighting is not None:
             which += " and the best order and heuristic for it"
         title = f"{by.title[0].upper()}{by.title[1:]}"
-        typer.echo(f"{title} against {which} on the last 30 % of the jobs, which training never met:")
-        for it in result.later:
-            typer.echo(f"  {it.text}")
+        typer.echo(f"{title} against {which} on the last 30 % of the jobs, which training never saw:")
+        for comparison in result.later:
+            typer.echo(f"  {comparison.text}")
         typer.echo(verdict(result.later, by))
     if not result.finished:
         raise typer.Exit(BY_SIGNAL + result.interrupted_by)
 
 
-TrialsOption = Annotated[int, typer.Option(min=1, max=10_000, help="Training runs in all; a larger number goes on.")]
+TrialsOption = Annotated[int, typer.Option(min=1, max=10_000, help="Training runs in all; a larger number continues.")]
 JobsOption = Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Trials at once, each on one core.")]
 RayOption = Annotated[
     str | None,
@@ -290,7 +290,7 @@ def tune(
     jobs: JobsOption = 1,
     ray: RayOption = None,
 ) -> None:
-    """Search for better hyper-parameters of `longshore train`. The same command goes on after Ctrl-C or SIGTERM."""
+    """Search for better hyper-parameters of `longshore train`. The same command continues after Ctrl-C or SIGTERM."""
     with progress("starting"):
         from ..training.config import config_of, with_objective
         from ..training.run import rehearsals_for
@@ -310,7 +310,7 @@ def tune(
             compile_first(rehearsals_for(config.algorithm))
         return _runner(ray, jobs)
 
-    tuned = search(config, logdir.absolute(), runner, _say_tuned, trials=trials, jobs=jobs)
+    tuned = search(config, logdir.absolute(), runner, _print_tuned, trials=trials, jobs=jobs)
     for line in _table(tuned):
         typer.echo(line)
     chosen = {"--preset": preset, "--algo": algo, "--steps": steps, "--cluster": cluster, "--faults": faults}
@@ -322,7 +322,7 @@ def tune(
     if tuned.best is not None:
         typer.echo(f"Use them by: {shlex.join([*words, '--parameters', str(tuned.parameters)])}")
     if not tuned.finished:
-        typer.echo("interrupted; the same command goes on")
+        typer.echo("interrupted; the same command continues")
         raise typer.Exit(BY_SIGNAL + tuned.interrupted_by)
 
 
@@ -340,7 +340,7 @@ def _runner(ray: str | None, jobs: int) -> "TrialRunner":
     return Processes(jobs) if ray is None else RayTasks(ray)
 
 
-def _say_tuned(line: str) -> None:
+def _print_tuned(line: str) -> None:
     typer.echo(in_one_line(line), err=True)
 
 
@@ -349,9 +349,9 @@ def _table(tuned: "Tuned") -> list[str]:
     from ..training.tuning import text_of
 
     lines = ["trial  state     validation  hyper-parameters"]
-    for it in tuned.trials:
-        percent = "" if it.percent is None else f"{it.percent:+.2f} %"
-        lines.append(f"{it.number:5d}  {it.state:8}  {percent:>10}  {text_of(it.parameters)}")
+    for trial in tuned.trials:
+        percent = "" if trial.percent is None else f"{trial.percent:+.2f} %"
+        lines.append(f"{trial.number:5d}  {trial.state:8}  {percent:>10}  {text_of(trial.parameters)}")
     if tuned.best is None:
         return [*lines, "no trial has finished"]
     best = tuned.best

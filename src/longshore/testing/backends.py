@@ -348,7 +348,7 @@ def _what_a_python_program_printed_before_it_was_killed_is_in_its_log(trial: Bac
     for attempt in (ordinary, buffered):
         backend.launch(attempt, ONE_GPU)
         end_of(backend, attempt)
-    assert [backend.logs(it.name, 0, 0, 100)[0] for it in (ordinary, buffered)] == [b"step 1\n", b""]
+    assert [backend.logs(attempt.name, 0, 0, 100)[0] for attempt in (ordinary, buffered)] == [b"step 1\n", b""]
 
 
 @_check
@@ -401,14 +401,14 @@ def _what_ranks_tell_of_their_steps_comes_rank_by_rank_and_once(trial: BackendTr
 
     def all_told() -> bool:
         first[:] = backend.step_lines(attempt.name, THREE_GPUS, [StepLines()] * 3)
-        return len(first) == 3 and all(it.saved for it in first)
+        return len(first) == 3 and all(steps.saved for steps in first)
 
     until(all_told)
-    assert [it.steps for it in first] == [b"train %d 5.0\n" % rank for rank in range(3)]
-    assert [it.saved for it in first] == [b"%d 5.0 - /ckpt\n" % rank for rank in range(3)]
+    assert [steps.steps for steps in first] == [b"train %d 5.0\n" % rank for rank in range(3)]
+    assert [steps.saved for steps in first] == [b"%d 5.0 - /ckpt\n" % rank for rank in range(3)]
     again = backend.step_lines(attempt.name, THREE_GPUS, first)
-    assert [(it.steps, it.saved) for it in again] == [(b"", b"")] * 3
-    assert [it.steps_end for it in again] == [it.steps_end for it in first]
+    assert [(steps.steps, steps.saved) for steps in again] == [(b"", b"")] * 3
+    assert [steps.steps_end for steps in again] == [steps.steps_end for steps in first]
     backend.cancel(attempt.name, "cancelled")
     end_of(backend, attempt)
 

@@ -23,7 +23,7 @@ def check_preflight_check(check: Check) -> None:
         check: What is registered.
 
     Raises:
-        AssertionError: Saying what is broken.
+        AssertionError: With what is broken.
     """
     assert isinstance(check, Check), f"it is {type(check).__name__}, not a Check"
     _check_record(check)
@@ -40,8 +40,8 @@ def check_preflight_check(check: Check) -> None:
     for finding in found:
         assert isinstance(finding, Finding), f"it found {finding!r}, which is no Finding"
         _check_finding(finding)
-    _, came = read_answer(answer_of(1, found, took_s))
-    assert [it.outcome for it in came] == [it.outcome for it in found], "its findings do not survive their way"
+    _, received = read_answer(answer_of(1, found, took_s))
+    assert [each.outcome for each in received] == [each.outcome for each in found], "its findings change in transit"
 
 
 def _check_record(check: Check) -> None:

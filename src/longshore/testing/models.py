@@ -37,7 +37,7 @@ def check_fault_model(model: FaultModel, parameters: Mapping[str, object] | None
         parameters: The `faults` section of a cluster file without `model`; none if left out.
 
     Raises:
-        AssertionError: Saying what is broken.
+        AssertionError: With what is broken.
     """
     assert isinstance(model, FaultModel), f"it is {type(model).__name__}, not a FaultModel"
     configuration = _configuration(model, dict(parameters or {}))
@@ -94,7 +94,7 @@ def _drawn(draw: Any) -> FaultDraw:
     return rates, process
 
 
-HEAD = 4096  # characters that `sniff` is given
+SNIFFED_CHARACTERS = 4096  # characters that `sniff` is given
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "blank": lambda data: b"\n \n",
@@ -115,10 +115,10 @@ def check_trace_format(trace_format: TraceFormat, sample: Path) -> Workload:
         sample: The file.
 
     Raises:
-        AssertionError: Saying what is broken.
+        AssertionError: With what is broken.
     """
     data = sample.read_bytes()
-    head = data.decode("utf-8-sig")[:HEAD]
+    head = data.decode("utf-8-sig")[:SNIFFED_CHARACTERS]
     assert trace_format.sniff(head) is True, "`sniff` does not know a file of its own format"
     assert not trace_format.sniff("no,such,columns\n1,2,3\n"), "`sniff` takes any csv for a file of its format"
     assert not trace_format.sniff(""), "`sniff` takes an empty file"
@@ -134,7 +134,7 @@ def others_that_take(sample: Path, name: str) -> list[str]:
     """Return the registered formats but one that take a file for theirs: `longshore` could then not find its format."""
     from ..cluster.traces.read import load_format
 
-    head = sample.read_bytes().decode("utf-8-sig")[:HEAD]
+    head = sample.read_bytes().decode("utf-8-sig")[:SNIFFED_CHARACTERS]
     return [other for other in registered("traces") if other != name and load_format(other).sniff(head)]
 
 
@@ -190,7 +190,7 @@ def check_reward(name: str) -> None:
         name: Its name.
 
     Raises:
-        AssertionError: Saying what is broken.
+        AssertionError: With what is broken.
         PluginError: If nothing of that name is registered, or what is registered is no reward.
     """
     reward, problem = reward_of(name), hetero64(EPISODES, 0, nodes=NODES, jobs=JOBS, load=2.0)

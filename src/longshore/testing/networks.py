@@ -34,7 +34,7 @@ def check_network(name: str) -> None:
         name: Its name.
 
     Raises:
-        AssertionError: Saying what is broken.
+        AssertionError: With what is broken.
         PluginError: If nothing of that name is registered, or what is registered is no network.
     """
     kind = find_network(name)
@@ -70,7 +70,7 @@ def _check_weights(network: Network, layout: Layout, *, is_list: bool) -> None:
     assert weights, "it has no weights"
     for name, tensor in weights.items():
         assert tensor.is_floating_point(), f"weight {name} is of {tensor.dtype}, and checkpoints hold floating numbers"
-    assert _shapes(kind, layout) == {name: tuple(it.shape) for name, it in weights.items()}, (
+    assert _shapes(kind, layout) == {name: tuple(weight.shape) for name, weight in weights.items()}, (
         "its weights have other shapes when it is made again"
     )
     if kind.any_size and not is_list:  # lists of candidates are as long on any cluster
@@ -102,7 +102,7 @@ def _check_passes(network: Network, observations: Tensor, layout: Layout) -> Non
     assert _near(torch.cat([one[0] for one in alone]), logits), "logits hang on the other observations of a batch"
     assert _near(torch.cat([one[1] for one in alone]), values), "values hang on the other observations of a batch"
     torch.autograd.backward(logits.square().sum() + values.square().sum())
-    gradients = [it.grad for it in network.parameters() if it.grad is not None]
+    gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     assert any(gradient.any() for gradient in gradients), "no weight has a gradient, so it cannot learn"
     assert all(gradient.isfinite().all() for gradient in gradients), "a gradient is not finite"
 

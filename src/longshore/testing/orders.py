@@ -24,7 +24,7 @@ def check_order(name: str) -> None:
         name: Its name.
 
     Raises:
-        AssertionError: Saying what is broken.
+        AssertionError: With what is broken.
         PluginError: If nothing of that name is registered, or what is registered is no order regime.
     """
     load("orders", name)  # tells a name that is not known from one that is

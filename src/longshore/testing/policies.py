@@ -38,7 +38,7 @@ def check_policy(policy: Policy, problem: Problem | None = None, scenario: int =
         draws: Whether it draws random numbers from the scenario's fault seed, as `random` does.
 
     Raises:
-        AssertionError: Saying what is broken.
+        AssertionError: With what is broken.
     """
     check_words(policy)
     for each in [problem] if problem is not None else _problems():
@@ -61,7 +61,7 @@ def check_words(policy: Policy) -> None:
     """Check what a policy says of itself.
 
     Raises:
-        AssertionError: Saying what is missing.
+        AssertionError: With what is missing.
     """
     assert isinstance(policy, Policy), f"{policy!r} lacks part of the policy protocol"
     assert policy.name, "it has no name"
@@ -130,7 +130,7 @@ def check_decisions(policy: Policy, problem: Problem, scenario: int = 0) -> None
     """Check each decision of a whole scenario, and that `run` comes to the same.
 
     Raises:
-        AssertionError: Saying what is broken.
+        AssertionError: With what is broken.
     """
     sim = simulation_of(problem)
     reset(sim, 0, scenario)

@@ -66,7 +66,7 @@ def smoking(api: httpx.Client) -> httpx.Client:
 
 def test_a_node_without_an_agent_that_checks_says_how_to_start_one(smoking: httpx.Client, tmp_path: Path) -> None:
     def is_seen() -> bool:
-        return any(it["name"] == NODE and it["reported"] for it in smoking.get("/v1/nodes").json())
+        return any(each["name"] == NODE and each["reported"] for each in smoking.get("/v1/nodes").json())
 
     assert clear(smoking).json()["code"] == "no-checks"
     with agent_of(smoking, tmp_path):
@@ -89,8 +89,8 @@ def test_what_another_node_tells_is_taken_from_nobody(smoking: httpx.Client, ser
     assert clear(smoking).json() == {"cleared": 0, "checking": True}
     until(lambda: bool(service.checks.orders.fetch(NODE, able=True)))
     (order,) = service.checks.orders.fetch(NODE, able=True)
-    told = {"passed": True, "evidence": "all is well"}
-    assert smoking.post(f"/v1/nodes/rack0-node1/checks/{order.id}", json=told).status_code == 204
+    body = {"passed": True, "evidence": "all is well"}
+    assert smoking.post(f"/v1/nodes/rack0-node1/checks/{order.id}", json=body).status_code == 204
     assert service.checks.orders.fetch(NODE, able=True) == (order,)
     failed = {"passed": False, "evidence": "it smokes"}
     assert smoking.post(f"/v1/nodes/{NODE}/checks/{order.id}", json=failed).status_code == 204

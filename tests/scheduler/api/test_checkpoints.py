@@ -35,12 +35,12 @@ def tick_until(service: Service, job: str, state: JobState, attempt: int) -> Non
 
 
 def register(api: httpx.Client, job: str, attempt: int, step: int, **more: object) -> httpx.Response:
-    told = {"attempt": attempt, "step": step, "path": f"/ckpt/{step}", **more}
-    return api.post(f"/v1/jobs/{job}/checkpoints", json=told)
+    body = {"attempt": attempt, "step": step, "path": f"/ckpt/{step}", **more}
+    return api.post(f"/v1/jobs/{job}/checkpoints", json=body)
 
 
 def steps(api: httpx.Client, job: str) -> list[tuple[int, int]]:
-    return [(it["attempt"], it["step"]) for it in api.get(f"/v1/jobs/{job}/checkpoints").json()]
+    return [(each["attempt"], each["step"]) for each in api.get(f"/v1/jobs/{job}/checkpoints").json()]
 
 
 def cancel(api: httpx.Client, service: Service, job: str) -> None:
@@ -76,14 +76,14 @@ WRONG: list[tuple[dict[str, object], int]] = [
 
 
 def test_what_is_no_checkpoint_of_the_job_is_refused(api: httpx.Client, service: Service, job: str) -> None:
-    told = {"attempt": 1, "step": 1, "path": "/ckpt"}
+    body = {"attempt": 1, "step": 1, "path": "/ckpt"}
     for wrong, status in WRONG:
-        assert api.post(f"/v1/jobs/{job}/checkpoints", json={**told, **wrong}).status_code == status, wrong
+        assert api.post(f"/v1/jobs/{job}/checkpoints", json={**body, **wrong}).status_code == status, wrong
     assert steps(api, job) == []
     cancel(api, service, job)
 
 
 def test_the_same_checkpoint_is_registered_once(api: httpx.Client, service: Service, job: str) -> None:
     assert [register(api, job, 1, 5).status_code for _ in range(2)] == [201, 201]
-    assert [it["kind"] for it in api.get(f"/v1/jobs/{job}/events").json()].count("checkpoint") == 1
+    assert [each["kind"] for each in api.get(f"/v1/jobs/{job}/events").json()].count("checkpoint") == 1
     cancel(api, service, job)

@@ -141,22 +141,22 @@ def test_a_client_that_does_not_read_is_given_up(app: FastAPI, crowded: httpx.Cl
 def test_requests_that_are_being_answered_are_not_closed_for_others(crowded: httpx.Client) -> None:
     with contextlib.ExitStack() as held:
         followers = [held.enter_context(crowded.stream("GET", "/v1/events")) for _ in range(4)]
-        lines = [it.iter_lines() for it in followers]
-        assert {next(it) for it in lines} == {": it goes on"}
+        lines = [each.iter_lines() for each in followers]
+        assert {next(each) for each in lines} == {": it goes on"}
         for _ in range(40):
             held.enter_context(connected(port_of(crowded), b"P"))
 
         with httpx.Client(base_url=crowded.base_url, timeout=PATIENCE_S, trust_env=False) as client:
             job = client.post("/v1/jobs", json={"command": ["true"]}).json()["id"]
 
-        for it in lines:
-            assert job in next(line for line in it if job in line)
+        for each in lines:
+            assert job in next(line for line in each if job in line)
 
 
 def test_where_everybody_is_being_answered_the_next_is_told_to_come_again(crowded: httpx.Client) -> None:
     with contextlib.ExitStack() as held:
         followers = [held.enter_context(crowded.stream("GET", "/v1/events")) for _ in range(16)]
-        assert {it.status_code for it in followers} == {200}
+        assert {each.status_code for each in followers} == {200}
 
         with httpx.Client(base_url=crowded.base_url, timeout=PATIENCE_S, trust_env=False) as client:
             answer = client.get("/healthz")
@@ -194,8 +194,8 @@ def test_a_line_that_anybody_can_cause_is_written_once_a_minute(caplog: pytest.L
         logger.info("heard")
     logger.removeFilter(seldom)
 
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert told == ["no room", "no room (2 more times since the last such line)"]
+    received = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert received == ["no room", "no room (2 more times since the last such line)"]
 
 
 def test_files_that_run_out_are_one_line_and_are_waited_for(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,7 +37,11 @@ def test_no_made_up_request_about_logs_gets_an_answer_that_is_not_described(comm
 def test_every_error_that_is_described_is_one_of_the_table(refusing_api: httpx.Client) -> None:
     paths = refusing_api.get("/openapi.json").json()["paths"]
     statuses = {
-        int(status) for path in paths.values() for it in path.values() for status in it["responses"] if status >= "400"
+        int(status)
+        for path in paths.values()
+        for each in path.values()
+        for status in each["responses"]
+        if status >= "400"
     }
 
-    assert statuses == {it.status for code, it in CODES.items() if code not in OTHERS}
+    assert statuses == {each.status for code, each in CODES.items() if code not in OTHERS}

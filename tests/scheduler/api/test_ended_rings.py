@@ -17,5 +17,5 @@ def test_all_members_of_seats_are_shown_whoever_went_first(is_left: list[bool]) 
     places = [["n", gpu, True, left, gpu, 0] for gpu, left in enumerate(is_left)]
     page = _kept_page({"report": as_json(report), "places": places, "gpus": []}, [])
     assert page is not None
-    assert [it.member for it in page.members if it.seat is not None] == list(range(SEATS))
-    assert any(it.member == SEATS for it in page.members) is not is_left[SEATS]
+    assert [each.member for each in page.members if each.seat is not None] == list(range(SEATS))
+    assert any(each.member == SEATS for each in page.members) is not is_left[SEATS]

@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 
 from longshore.scheduler.access.browsers import BROWSER_S, CODE_S, Browsers, link_path
 from longshore.scheduler.access.tokens import Role, new_token
-from longshore.scheduler.dashboard.entering import MOST_FORM_BYTES, router, static_router
+from longshore.scheduler.dashboard.entering import MAX_FORM_BYTES, router, static_router
 from longshore.scheduler.dashboard.pages import page_router
 from longshore.scheduler.dashboard.rendering import is_of_browsers
 from longshore.scheduler.service.service import Service
@@ -81,7 +81,7 @@ def test_a_browser_shows_a_token_again_after_a_week() -> None:
     assert shown == ["ls_x", "ls_x", None]
 
 
-@pytest.mark.parametrize(("size", "status"), [(MOST_FORM_BYTES, 303), (MOST_FORM_BYTES + 1, 401)])
+@pytest.mark.parametrize(("size", "status"), [(MAX_FORM_BYTES, 303), (MAX_FORM_BYTES + 1, 401)])
 def test_a_form_of_more_than_4_kib_is_not_read(
     api: httpx.Client, token: Callable[[Role], str], size: int, status: int
 ) -> None:
@@ -89,7 +89,7 @@ def test_a_form_of_more_than_4_kib_is_not_read(
 
     answer = api.post("/login", content=form + b"x" * (size - len(form)))
 
-    assert MOST_FORM_BYTES == 4 << 10
+    assert MAX_FORM_BYTES == 4 << 10
     assert (answer.status_code, "Set-Cookie" in answer.headers) == (status, status == 303)
 
 
@@ -182,12 +182,12 @@ def test_a_fault_and_a_body_that_is_too_large_are_told_on_a_page_too(api: httpx.
     del app.state.known
     fault = api.get("/jobs")
 
-    assert [(it.status_code, "<h1>" in it.text) for it in (large, fault)] == [(413, True), (500, True)]
+    assert [(each.status_code, "<h1>" in each.text) for each in (large, fault)] == [(413, True), (500, True)]
 
 
 def test_every_page_that_there_is_tells_its_refusals_on_a_page(service: Service) -> None:
     routers = [page_router(service), static_router(), router]
-    paths = [it.path for each in routers for it in each.routes if isinstance(it, APIRoute)]
+    paths = [item.path for each in routers for item in each.routes if isinstance(item, APIRoute)]
 
     assert {*PAGES, "/jobs/{job}", "/parts/jobs", "/login", "/static/{name}"} <= set(paths)
     assert [path for path in paths if not is_of_browsers(path)] == []

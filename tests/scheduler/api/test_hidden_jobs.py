@@ -48,11 +48,14 @@ def mine(api: httpx.Client, service: Service, ada: Headers, tmp_path: Path) -> I
     his = submit(api, bob, 16)
     service.reconciler.tick()
     job = submit(api, ada, 1)
-    told: list[dict[str, object]] = [
+    received: list[dict[str, object]] = [
         {"kind": kind, "missed": f"/srv/bob/{his}: job {his} may not start before job {job}"} for kind in (*Miss, "new")
     ]
-    told.append({"said": {"job": his}, "said_placement": [HERS], "said_expected": THEN})
-    rows = [NewDecision(job, None, 1.0, "p", "1", "shadow", None, None, it, None, None, None, None, 0.0) for it in told]
+    received.append({"said": {"job": his}, "said_placement": [HERS], "said_expected": THEN})
+    rows = [
+        NewDecision(job, None, 1.0, "p", "1", "shadow", None, None, each, None, None, None, None, 0.0)
+        for each in received
+    ]
     others = ({"fallback_job": his}, {"agrees": False})  # as it is written, and as it was
     for other in others:
         on_his = {"obeyed": "p", "fallback": "patient", "fallback_expected": THEN, **other}
@@ -81,12 +84,12 @@ def read_all(app: FastAPI, api: httpx.Client, headers: Headers, job: str) -> Ite
 def test_a_user_reads_nothing_of_somebody_elses_jobs(
     app: FastAPI, api: httpx.Client, service: Service, ada: Headers, olga: Headers, mine: str
 ) -> None:
-    (his,) = (it["id"] for it in api.get("/v1/jobs", headers=olga).json()["jobs"] if it["owner"] == "bob")
+    (his,) = (each["id"] for each in api.get("/v1/jobs", headers=olga).json()["jobs"] if each["owner"] == "bob")
 
-    told = dict(read_all(app, api, ada, mine))
+    received = dict(read_all(app, api, ada, mine))
 
-    assert [path for path, text in told.items() if his in text or "bob" in text] == []
-    assert len([path for path, text in told.items() if mine in text]) > 3
+    assert [path for path, text in received.items() if his in text or "bob" in text] == []
+    assert len([path for path, text in received.items() if mine in text]) > 3
     seen = {path for path, text in read_all(app, api, olga, mine) if his in text}
     assert {"/v1/jobs/{job}/decisions", "/v1/nodes", "/v1/queue"} <= seen
 
@@ -96,21 +99,25 @@ def test_of_a_policy_that_was_not_heard_a_user_reads_the_kind_and_of_anothers_jo
 ) -> None:
     pages = api.get(f"/v1/jobs/{mine}/decisions", headers=ada).json()
 
-    assert "its answer could not be carried out" in [it["missed"] for it in pages]
-    assert all(it["missed"] or it["said"] for it in pages if it["heuristic"] != "patient")
-    [said] = [it["said"] for it in pages if it["said"]]
-    assert (said["job"], said["placement"], said["expected"]) == ("-", None, None)
+    assert "its answer could not be carried out" in [each["policy_error"] for each in pages]
+    assert all(each["policy_error"] or each["proposal"] for each in pages if each["heuristic"] != "patient")
+    [shown] = [each["proposal"] for each in pages if each["proposal"]]
+    assert (shown["job"], shown["placement"], shown["expected"]) == ("-", None, None)
 
 
 def test_of_what_the_heuristic_would_do_with_somebody_elses_job_a_user_reads_nothing(
     api: httpx.Client, ada: Headers, olga: Headers, mine: str
 ) -> None:
-    (his,) = (it["id"] for it in api.get("/v1/jobs", headers=olga).json()["jobs"] if it["owner"] == "bob")
+    (his,) = (each["id"] for each in api.get("/v1/jobs", headers=olga).json()["jobs"] if each["owner"] == "bob")
 
-    hers, all_of_it = (api.get(f"/v1/jobs/{mine}/decisions", headers=it).json() for it in (ada, olga))
+    hers, all_of_it = (api.get(f"/v1/jobs/{mine}/decisions", headers=each).json() for each in (ada, olga))
 
     read = [
-        [(it["fallback_job"], it["fallback"], it["fallback_expected"]) for it in pages if it["heuristic"] == "patient"]
+        [
+            (each["fallback_job"], each["fallback"], each["fallback_expected"])
+            for each in pages
+            if each["heuristic"] == "patient"
+        ]
         for pages in (hers, all_of_it)
     ]
     assert read == [[("-", None, None)] * 2, [(his, [HERS], THEN), ("", [HERS], THEN)]]
@@ -120,18 +127,22 @@ def test_a_user_reads_what_the_heuristic_would_do_with_jobs_of_her_own(
     api: httpx.Client, service: Service, ada: Headers, mine: str
 ) -> None:
     other = submit(api, ada, 1)
-    told = [
+    received = [
         {"obeyed": "p", "fallback": "patient", "fallback_job": other, "agrees": False},
         {"obeyed": "patient", "fallback": "patient", "agrees": False},
         {"obeyed": "p", "fallback": "patient", "agrees": True},
     ]
     placement = (Share("rack0-node3", (1, 2, 3)),)
     rows = [
-        NewDecision(mine, None, 2.0, "p", "1", "active", None, placement, it, None, None, None, None, 0.0)
-        for it in told
+        NewDecision(mine, None, 2.0, "p", "1", "active", None, placement, each, None, None, None, None, 0.0)
+        for each in received
     ]
     service.store.write(lambda tx: add_decisions(tx, rows))
 
-    pages = [it for it in api.get(f"/v1/jobs/{mine}/decisions", headers=ada).json() if it["at_s"] == 2.0]
+    pages = [each for each in api.get(f"/v1/jobs/{mine}/decisions", headers=ada).json() if each["at_s"] == 2.0]
 
-    assert [(it["fallback_job"], it["fallback"]) for it in pages] == [(other, [HERS]), (mine, [HERS]), (mine, [HERS])]
+    assert [(each["fallback_job"], each["fallback"]) for each in pages] == [
+        (other, [HERS]),
+        (mine, [HERS]),
+        (mine, [HERS]),
+    ]

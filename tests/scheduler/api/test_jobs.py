@@ -95,11 +95,11 @@ def test_a_held_job_waits_for_its_release(api: httpx.Client, service: Service) -
 
 def test_a_change_needs_the_version_that_was_seen(api: httpx.Client) -> None:
     path = f"/v1/jobs/{submit(api)}"
-    etag, wish = api.get(path).headers["ETag"], {"desired": "hold"}
+    etag, body = api.get(path).headers["ETag"], {"desired": "hold"}
 
-    blind = api.patch(path, json=wish)
-    unreadable = api.patch(path, json=wish, headers={"If-Match": "latest"})
-    seen = api.patch(path, json=wish, headers={"If-Match": etag})
+    blind = api.patch(path, json=body)
+    unreadable = api.patch(path, json=body, headers={"If-Match": "latest"})
+    seen = api.patch(path, json=body, headers={"If-Match": etag})
     stale = api.patch(path, json={"desired": "run"}, headers={"If-Match": etag})
 
     codes = [answer.json().get("code") for answer in (blind, unreadable, seen, stale)]
@@ -178,11 +178,11 @@ def test_ranks_tell_where_they_run_and_how_they_ended(api: httpx.Client, service
         service.reconciler.tick()
     ended = api.get(f"/v1/jobs/{job}/tasks").json()
 
-    assert [(it["rank"], it["gpu"], it["code"], it["signal"]) for it in begun] == [
+    assert [(each["rank"], each["gpu"], each["code"], each["signal"]) for each in begun] == [
         (0, 0, None, None),
         (1, 1, None, None),
     ]
-    assert [(it["rank"], it["gpu"], it["code"]) for it in ended] == [(0, 0, 0), (1, 1, 3)]
+    assert [(each["rank"], each["gpu"], each["code"]) for each in ended] == [(0, 0, 0), (1, 1, 3)]
     assert ended[0]["signal"] in (9, 15)
 
 

@@ -103,7 +103,7 @@ def test_the_last_decisions_on_all_jobs_of_a_list_are_read_at_once(
 
     found = {job["id"]: job["waiting"]["reason"] for job in api.get(path).json()["jobs"]}
 
-    assert len([it for it in asked if "FROM decision" in it]) == 1
+    assert len([each for each in asked if "FROM decision" in each]) == 1
     assert [found[job] for job in jobs] == [
         *(f"p-{job[-4:]} lets it wait for better GPUs" for job in jobs[:3]),
         "3 jobs stand before it", "4 jobs stand before it",
@@ -117,7 +117,7 @@ def test_the_queue_is_read_once_until_something_happens(api: httpx.Client, servi
         return int(api.get(f"/v1/jobs/{job}").json()["waiting"]["position"])
 
     def reads() -> int:
-        return len([it for it in asked if "job.guess_s" in it and "job.spec" not in it])
+        return len([each for each in asked if "job.guess_s" in each and "job.spec" not in each])
 
     first = submit(api)
     places = [place(first) for _ in range(5)]

@@ -59,7 +59,7 @@ def test_the_last_lines_are_those_of_each_rank(api: httpx.Client, run: Callable[
     every = api.get(path, params={"rank": "all", "tail": 2, "follow": follow})
     none = api.get(path, params={"rank": 1, "tail": 0, "follow": follow})
 
-    assert [texts(it) if follow else it.text for it in (one, every, none)] == [
+    assert [texts(each) if follow else each.text for each in (one, every, none)] == [
         "1.3\nno end", "[0] 0.3\n[0] no end\n[1] 1.3\n[1] no end\n", "",
     ]  # fmt: skip
 
@@ -84,9 +84,9 @@ def test_a_stream_of_all_ranks_goes_on_where_it_broke_off(api: httpx.Client, run
 def test_an_earlier_attempt_is_read_by_its_number(api: httpx.Client, run: Callable[..., str]) -> None:
     path = run("echo $LONGSHORE_ATTEMPT; case $LONGSHORE_ATTEMPT in *-1) exit 3;; esac", retry={"user": 1})
 
-    said = [api.get(path, params={"attempt": number}).text[-3:] for number in (1, 2)]
+    shown = [api.get(path, params={"attempt": number}).text[-3:] for number in (1, 2)]
 
-    assert said == ["-1\n", "-2\n"]
+    assert shown == ["-1\n", "-2\n"]
     assert api.get(path, params={"attempt": 3}).json()["code"] == "no-such-attempt"
 
 
@@ -98,12 +98,12 @@ def test_ranks_that_are_followed_together_share_the_bytes_of_an_answer(
     with service.store.read() as tx:
         (attempt,) = attempts_of(tx, job)
 
-    ranks, told = AllRanks(service, [], lines, most_bytes=4000), list[str]()
+    ranks, received = AllRanks(service, [], lines, most_bytes=4000), list[str]()
     while text := ranks.text(attempt, is_over=True):
-        told.append(text)
+        received.append(text)
 
-    assert max(len(text.replace("[", "")) for text in told) <= 4000 + 4 * 100 * len("0] ")
-    assert "".join(told).count("\n") == 4 * (500 if lines is None else 99)
+    assert max(len(text.replace("[", "")) for text in received) <= 4000 + 4 * 100 * len("0] ")
+    assert "".join(received).count("\n") == 4 * (500 if lines is None else 99)
 
 
 @pytest.mark.few(4)

@@ -45,10 +45,10 @@ def test_who_follows_a_log_waits_while_the_backend_does_not_answer(
 ) -> None:
     monkeypatch.setattr(service.backend, "logs", unreachable_for(2, service.backend.logs))
 
-    told = api.get(f"/v1/jobs/{ended}/logs", params={"follow": True}).text
+    received = api.get(f"/v1/jobs/{ended}/logs", params={"follow": True}).text
 
-    assert 'data: {"text": "hello\\n"}' in told
-    assert told.rstrip().endswith("event: end\ndata: {}")
+    assert 'data: {"text": "hello\\n"}' in received
+    assert received.rstrip().endswith("event: end\ndata: {}")
 
 
 def test_a_log_that_cannot_be_read_now_is_told_from_one_that_is_not_there(
@@ -59,7 +59,7 @@ def test_a_log_that_cannot_be_read_now_is_told_from_one_that_is_not_there(
     monkeypatch.setattr(service.backend, "logs", unreachable_for(1, service.backend.logs))
     busy = api.get(path)
 
-    assert [(it.status_code, it.json()["code"]) for it in (missing, busy)] == [
+    assert [(each.status_code, each.json()["code"]) for each in (missing, busy)] == [
         (404, "no-such-log"),
         (503, "unavailable"),
     ]

@@ -13,7 +13,7 @@ GPU = {"index": 0, "healthy": True, "utilisation": 0.5, "free_bytes": 1, "temper
 
 
 def node(api: httpx.Client) -> dict[str, object]:
-    found: dict[str, object] = next(it for it in api.get("/v1/nodes").json() if it["name"] == NODE)
+    found: dict[str, object] = next(each for each in api.get("/v1/nodes").json() if each["name"] == NODE)
     return found
 
 
@@ -50,8 +50,8 @@ def test_a_drain_is_kept_that_no_scheduler_has_seen_yet(api: httpx.Client, servi
 def test_a_node_shows_what_its_agent_told_last_and_has_its_faulty_gpus(api: httpx.Client, service: Service) -> None:
     service.reconciler.tick()
     for healthy in (True, False, False):
-        told = {"gpus": [{**GPU, "healthy": healthy}]}
-        assert api.post(f"/v1/nodes/{NODE}/report", json=told).status_code == 200
+        body = {"gpus": [{**GPU, "healthy": healthy}]}
+        assert api.post(f"/v1/nodes/{NODE}/report", json=body).status_code == 200
     service.reconciler.tick()
     assert node(api)["reported"] == {"gpus": [{**GPU, "healthy": False, "link_errors": None}]}
     assert node(api)["faulty"] == [0]
@@ -118,8 +118,8 @@ def test_a_report_that_cannot_be_is_refused(refusing_api: httpx.Client, change: 
 
 
 def test_a_report_tells_of_each_gpu_once(refusing_api: httpx.Client) -> None:
-    told = {"gpus": [{**GPU, "index": index} for index in (0, 1, 0)]}
-    answer = refusing_api.post(f"/v1/nodes/{NODE}/report", json=told)
+    body = {"gpus": [{**GPU, "index": index} for index in (0, 1, 0)]}
+    answer = refusing_api.post(f"/v1/nodes/{NODE}/report", json=body)
     assert (answer.status_code, "GPU 0 is told of twice" in answer.json()["detail"]) == (422, True)
 
 
@@ -144,11 +144,11 @@ def test_sights_that_cannot_be_are_refused(refusing_api: httpx.Client, told: dic
 
 def test_sights_that_nobody_asked_for_change_nothing(api: httpx.Client) -> None:
     before = api.get("/v1/nodes").json()
-    told = {"sights": {"0" * 16: "refused", "": "answered", "\u0000": "timed out"}}
-    assert api.post(f"/v1/nodes/{NODE}/sights", json=told).status_code == 204
+    body = {"sights": {"0" * 16: "refused", "": "answered", "\u0000": "timed out"}}
+    assert api.post(f"/v1/nodes/{NODE}/sights", json=body).status_code == 204
     drop = {"evidence", "seen_s", "since_s"}  # which are of now while no scheduler has looked
-    assert [{name: it[name] for name in it if name not in drop} for it in api.get("/v1/nodes").json()] == [
-        {name: it[name] for name in it if name not in drop} for it in before
+    assert [{name: each[name] for name in each if name not in drop} for each in api.get("/v1/nodes").json()] == [
+        {name: each[name] for name in each if name not in drop} for each in before
     ]
 
 

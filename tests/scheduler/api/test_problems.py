@@ -60,7 +60,7 @@ def test_the_page_on_the_api_has_every_code_and_no_other() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \| (.+) \|$", page, re.MULTILINE)
 
     assert {code: (int(status), meaning) for code, status, meaning in rows} == {
-        code: (it.status, it.meaning) for code, it in CODES.items()
+        code: (each.status, each.meaning) for code, each in CODES.items()
     }
 
 
@@ -113,7 +113,7 @@ def test_a_request_that_cannot_be_used_is_told_in_plain_words(
 def test_what_is_no_json_says_so(refusing_api: httpx.Client) -> None:
     answer = refusing_api.post("/v1/jobs", content=b"{gpus", headers={"Content-Type": "application/json"})
 
-    assert answer.json()["detail"].startswith("body: it is no JSON: ")
+    assert answer.json()["detail"].startswith("body: not JSON: ")
 
 
 def test_a_filter_that_is_repeated_is_asked_for_once(api: httpx.Client) -> None:

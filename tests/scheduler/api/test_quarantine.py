@@ -49,11 +49,16 @@ def test_a_finding_closes_its_gpu_and_is_told_everywhere(api: httpx.Client, serv
     service.reconciler.tick()
 
     assert service.reconciler.parts.monitor.health.closed == (6,)
-    (told,) = standing(api)
-    assert {name: told[name] for name in XID} == XID
-    assert (told["scope"], told["tries"], told["checking"], told["cleared_s"]) == ("device", 1, False, None)
-    node = next(it for it in api.get("/v1/nodes").json() if it["name"] == NODE)
-    assert (node["quarantined"], node["quarantine"], node["out_of_service"]) == ([2], [told], "")
+    (received,) = standing(api)
+    assert {name: received[name] for name in XID} == XID
+    assert (received["scope"], received["tries"], received["checking"], received["cleared_s"]) == (
+        "device",
+        1,
+        False,
+        None,
+    )
+    node = next(each for each in api.get("/v1/nodes").json() if each["name"] == NODE)
+    assert (node["quarantined"], node["quarantine"], node["out_of_service"]) == ([2], [received], "")
     assert 'longshore_gpus{state="out_of_service",type="slots"} 1.0' in api.get("/metrics").text
     page = api.get("/").text
     assert f"{NODE}:2" in page
@@ -128,7 +133,7 @@ def test_checks_end_by_themselves_what_has_rested_and_nothing_else(service: Serv
     now_s = service.now_s()
     places = [Place("rack0-node0", 0), Place("rack0-node1", 1), Place("rack0-node2", 2)]
     parts = service.reconciler.parts
-    long_ago = [Finding(it, "c", "x", "", "none", Clears.CHECKS, now_s - 1e5) for it in places]
+    long_ago = [Finding(item, "c", "x", "", "none", Clears.CHECKS, now_s - 1e5) for item in places]
     long_ago[1] = long_ago[1]._replace(clears=Clears.OPERATOR)
     put = partial(quarantine, fleet=parts.monitor.fleet, writer="t")
     for each, age_s in zip(long_ago, (700.0, 700.0, 100.0), strict=True):
@@ -144,8 +149,8 @@ def test_checks_end_by_themselves_what_has_rested_and_nothing_else(service: Serv
     settled(service)
     assert asked == ["rack0-node0"]
     with service.store.read() as tx:
-        told = [it.cause for it in events_after(tx, 0, 100) if it.now == "cleared"]
-    assert told == ["rack0-node0:0 is out of quarantine, cleared by checks: rack0-node0:0: fine"]
+        received = [item.cause for item in events_after(tx, 0, 100) if item.now == "cleared"]
+    assert received == ["rack0-node0:0 is out of quarantine, cleared by checks: rack0-node0:0: fine"]
 
 
 def test_a_symptom_that_comes_while_checks_run_keeps_it_in_quarantine(service: Service) -> None:
@@ -162,7 +167,7 @@ def test_a_symptom_that_comes_while_checks_run_keeps_it_in_quarantine(service: S
     service.clearing.look()
     settled(service)
     with service.store.read() as tx:
-        assert [it.now for it in events_after(tx, 0, 100)] == ["quarantined"]
+        assert [each.now for each in events_after(tx, 0, 100)] == ["quarantined"]
 
 
 def test_agents_tell_of_their_own_node_only(api: httpx.Client, service: Service) -> None:
@@ -225,9 +230,9 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
     old_s = service.now_s() - 86400.0
     places = [Place(f"rack0-node{node}", gpu) for node in range(4) for gpu in range(3)]
     entries = [
-        Entry(0, it, old_s, old_s, "gemm.ref", "wrong", "", "look", Clears.CHECKS, 1, "", old_s) for it in places
+        Entry(0, each, old_s, old_s, "gemm.ref", "wrong", "", "look", Clears.CHECKS, 1, "", old_s) for each in places
     ]
-    service.store.write(lambda tx: [add_entry(tx, it) for it in entries])
+    service.store.write(lambda tx: [add_entry(tx, each) for each in entries])
     service.clearing.look()
     until(lambda: len(counts) == MOST_AT_ONCE)
     service.clearing.look()  # while those run
@@ -236,5 +241,5 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
         settled(service)
         service.clearing.look()
     settled(service)
-    assert sorted(done) == sorted(f"{it.node}:{it.gpu}" for it in places)
+    assert sorted(done) == sorted(f"{each.node}:{each.gpu}" for each in places)
     assert max(counts) == MOST_AT_ONCE

@@ -130,7 +130,7 @@ def test_a_token_of_another_scheduler_is_worth_what_none_is_worth_to_an_open_one
     strange = {"Authorization": f"Bearer ls_{'x' * 43}"}
 
     answers = [api.get("/v1/jobs", headers={**strange, **host}) for host in ({}, {"Host": "evil.example"})]
-    assert [it.status_code for it in answers] == [200, 403]
+    assert [each.status_code for each in answers] == [200, 403]
 
     made = api.post("/v1/users/me/tokens", json={"name": "laptop"})
     assert made.status_code == 201, made.text

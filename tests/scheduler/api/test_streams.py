@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.access.tokens import Caller, Role
-from longshore.scheduler.api.streaming import MOST, Streams, StreamSlots
+from longshore.scheduler.api.streaming import MAX_STREAMS, Streams, StreamSlots
 from longshore.scheduler.service.service import Service
 from tests.scheduler.served import until
 
@@ -33,10 +33,10 @@ def test_no_two_owners_take_all_streams(order: list[int]) -> None:
 
     taken = [fill(slots, f"owner{number}") for number in order]
 
-    assert taken[0] == MOST // 2
-    assert taken[0] + taken[1] <= 3 * MOST // 4
+    assert taken[0] == MAX_STREAMS // 2
+    assert taken[0] + taken[1] <= 3 * MAX_STREAMS // 4
     assert all(taken[:6])
-    assert sum(taken) <= MOST
+    assert sum(taken) <= MAX_STREAMS
 
 
 def test_two_that_ask_at_the_same_time_do_not_both_get_the_last_place() -> None:
@@ -45,7 +45,7 @@ def test_two_that_ask_at_the_same_time_do_not_both_get_the_last_place() -> None:
 
     def take() -> None:
         at_once.wait()
-        taken.extend(slots.take("ada") for _ in range(MOST))
+        taken.extend(slots.take("ada") for _ in range(MAX_STREAMS))
 
     threads = [threading.Thread(target=take) for _ in range(8)]
     for thread in threads:
@@ -53,7 +53,7 @@ def test_two_that_ask_at_the_same_time_do_not_both_get_the_last_place() -> None:
     for thread in threads:
         thread.join()
 
-    assert sum(it is not None for it in taken) == slots.open_of("ada") == MOST // 2
+    assert sum(each is not None for each in taken) == slots.open_of("ada") == MAX_STREAMS // 2
 
 
 def test_a_place_is_given_back_once() -> None:
@@ -95,8 +95,8 @@ def test_a_stream_that_never_begins_gives_its_place_back(service: Service) -> No
 @pytest.mark.parametrize("end", ["over", "fault", "sending fails", "client goes", "cancelled"])
 def test_a_stream_gives_its_place_back_however_it_ends(service: Service, end: str) -> None:
     slots = StreamSlots()
-    looks: dict[str, list[object]] = {"over": [[], None], "fault": [RuntimeError("a fault")]}
-    stream = stream_of(slots, service, looks.get(end, [[]] * 10**6))
+    polls: dict[str, list[object]] = {"over": [[], None], "fault": [RuntimeError("a fault")]}
+    stream = stream_of(slots, service, polls.get(end, [[]] * 10**6))
     began = asyncio.Event()
 
     async def receive() -> Message:

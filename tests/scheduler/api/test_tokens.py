@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.api import streaming
-from longshore.scheduler.api.auth import who_asks
+from longshore.scheduler.api.auth import caller_of_request
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.decisions import NewDecision, add_decisions
@@ -65,7 +65,10 @@ def test_without_a_token_no_request_tells_what_there_is(api: httpx.Client, known
     known("ada")
     paths = api.get("/openapi.json").json()["paths"]
     asked = [
-        (method, re.sub("{.*?}", "1", path)) for path, it in paths.items() if path.startswith("/v1/") for method in it
+        (method, re.sub("{.*?}", "1", path))
+        for path, each in paths.items()
+        if path.startswith("/v1/")
+        for method in each
     ]
 
     answers = {
@@ -145,7 +148,9 @@ def test_somebody_elses_job_is_not_there(api: httpx.Client, known: Callable[...,
     assert api.patch(f"/v1/jobs/{job}", json={"desired": "hold"}, headers={**bob, "If-Match": "*"}).status_code == 404
     assert api.get("/v1/jobs", headers=bob).json()["jobs"] == []
     assert api.get("/v1/jobs", params={"user": "ada"}, headers=bob).json()["jobs"] == []
-    assert [it["id"] for it in api.get("/v1/jobs", params={"user": "ada"}, headers=operator).json()["jobs"]] == [job]
+    assert [each["id"] for each in api.get("/v1/jobs", params={"user": "ada"}, headers=operator).json()["jobs"]] == [
+        job
+    ]
     assert api.get(f"/v1/jobs/{job}", headers=operator).status_code == 200
 
 
@@ -154,18 +159,19 @@ def test_a_decision_does_not_tell_which_job_of_somebody_else_the_policy_preferre
 ) -> None:
     ada, bob, operator = known("ada"), known("bob"), known("olga", Role.OPERATOR)
     mine, also_mine, his = submit(api, ada), submit(api, ada), submit(api, bob)
-    told = [
+    received = [
         {"said": {"job": job}, "said_expected": {"slowdown": 1.0, "end_s": 9.0}, "obeyed": "patient"}
         for job in (mine, also_mine, his)
     ]
     rows = [
-        NewDecision(mine, None, 1.0, "p", "1", "shadow", None, None, it, None, None, None, None, 0.0) for it in told
+        NewDecision(mine, None, 1.0, "p", "1", "shadow", None, None, each, None, None, None, None, 0.0)
+        for each in received
     ]
     service.store.write(lambda tx: add_decisions(tx, rows))
 
     def seen(headers: Headers) -> list[tuple[str, bool]]:
         pages = api.get(f"/v1/jobs/{mine}/decisions", headers=headers).json()
-        return [(it["said"]["job"], it["said"]["expected"] is not None) for it in pages]
+        return [(each["proposal"]["job"], each["proposal"]["expected"] is not None) for each in pages]
 
     assert seen(ada) == [(mine, True), (also_mine, True), ("-", False)]
     assert seen(operator) == [(mine, True), (also_mine, True), (his, True)]
@@ -234,14 +240,14 @@ def test_a_user_makes_so_many_tokens_and_old_ones_are_forgotten(
     made = [api.post(path, json={"name": f"n{number}"}, headers=ada) for number in range(3)]
     more = api.post(path, json={"name": "more", "owner": "ada"}, headers=olga)
 
-    assert [it.status_code for it in made] == [201, 201, 429]
+    assert [each.status_code for each in made] == [201, 201, 429]
     assert (made[-1].json()["code"], "revoke one" in made[-1].json()["detail"]) == ("too-many-tokens", True)
     assert more.status_code == 201
     for number in range(MOST_EXPIRED + 5):
         row = new_token(f"old{number}", "ada", Role.USER, service.now_s(), float(number)).row
         service.store.write(lambda tx, row=row: add_token(tx, row))  # type: ignore[misc]
     assert len(api.get(path, headers=ada).json()) == MOST_EXPIRED + 1 + MOST_VALID
-    assert not {"old0", "old4"} & {it["name"] for it in api.get(path, headers=ada).json()}
+    assert not {"old0", "old4"} & {each["name"] for each in api.get(path, headers=ada).json()}
 
 
 def test_a_token_that_is_not_there_cannot_be_revoked(api: httpx.Client) -> None:
@@ -256,13 +262,15 @@ def test_a_stream_ends_when_its_token_is_revoked(app: FastAPI, service: Service,
 
     async def follow() -> list[object]:
         knows = app.state.known
-        caller = await who_asks(request, service, knows)
-        streams = streaming.Streams(app.state.streams, caller, lambda: who_asks(request, service, knows), who_s=0.0)
-        told = aiter(streams.stream(service, list).body_iterator)
-        first = await anext(told)
+        caller = await caller_of_request(request, service, knows)
+        streams = streaming.Streams(
+            app.state.streams, caller, lambda: caller_of_request(request, service, knows), who_s=0.0
+        )
+        received = aiter(streams.stream(service, list).body_iterator)
+        first = await anext(received)
         service.store.write(lambda tx: revoke_token(tx, "ada", "t-user", service.now_s()))
         knows.forget()
-        return [first, *[each async for each in told]]
+        return [first, *[each async for each in received]]
 
     assert asyncio.run(asyncio.wait_for(follow(), 60.0)) == [streaming.HEARTBEAT]
     assert app.state.streams.open_of("ada") == 0
@@ -322,8 +330,8 @@ def test_no_token_outlives_the_one_that_made_it(
     own = new_token(name, "ada", Role.USER, now_s, own_s)
     service.store.write(lambda tx: add_token(tx, own.row))
 
-    wish = {"name": f"{name}-child", **({} if days is None else {"days": days})}
-    answer = api.post("/v1/users/me/tokens", json=wish, headers=bearer(own.secret))
+    body = {"name": f"{name}-child", **({} if days is None else {"days": days})}
+    answer = api.post("/v1/users/me/tokens", json=body, headers=bearer(own.secret))
 
     if answer.status_code == 201:
         ends_s = answer.json()["expires_s"]
@@ -348,11 +356,11 @@ def test_no_token_makes_one_that_may_more(
     own = new_token(name, "ada", by, service.now_s(), None, "rack0-node0" if by is Role.AGENT else None)
     service.store.write(lambda tx: add_token(tx, own.row))
 
-    wish = {
+    body = {
         "name": f"{name}-child", "role": wanted, "owner": "bob" if somebody_else else "ada",
         **({"node": "rack0-node1"} if wanted is Role.AGENT else {}),
     }  # fmt: skip
-    made = api.post("/v1/users/me/tokens", json=wish, headers=bearer(own.secret)).status_code == 201
+    made = api.post("/v1/users/me/tokens", json=body, headers=bearer(own.secret)).status_code == 201
 
     may = by is Role.OPERATOR or (by is Role.USER and wanted in (Role.USER, Role.READ_ONLY) and not somebody_else)
     assert made == may

@@ -30,6 +30,6 @@ def test_a_job_tells_how_many_users_have_their_turn_first_and_nobody_is_named(
     found = [api.get(f"/v1/jobs/{job}", headers=headers[user]).json()["waiting"] for user, job in jobs]
     ahead = [submit(user, "/v1/jobs?dry_run=true")["jobs_ahead"] for user in ("ada", "bob")]
 
-    assert [(it["position"], it["turn"]) for it in found] == [(1, 0), (4, 0), (2, 1), (3, 2)]
+    assert [(each["position"], each["turn"]) for each in found] == [(1, 0), (4, 0), (2, 1), (3, 2)]
     assert not any(user in str(found) for user in USERS)
     assert ahead == [4, 4]

@@ -16,13 +16,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from typer.main import get_command
 
-from longshore.cli import app
 from longshore.cluster.files.errors import BackendError, InputError
 from longshore.scheduler.client import Client
 from tests.cluster.traces.public.download_runs import row
-from tests.command_line import Command
+from tests.command_line import COMMANDS, Command, command_of
 from tests.support import processes
 
 NOW, ANSWER = datetime.now(UTC), b"[]"
@@ -186,12 +184,12 @@ def test_a_certificate_that_is_not_accepted_is_named_with_the_reason(serve: Serv
         "another host": (made("own", authority.pair, others=True), ("'own'", "not for localhost", "elsewhere.example")),
     }
     for case, (pair, words) in cases.items():
-        told = refused(serve(pair), authority.file)
-        assert [word for word in words if word not in told] == [], (case, told)
-    told = refused(serve(cases["another host"][0]), authority.file, "127.0.0.1")
-    assert "not for 127.0.0.1" in told
-    told = refused(serve(made("own", authority.pair)), None)
-    assert "'Private CA'" in told
+        received = refused(serve(pair), authority.file)
+        assert [word for word in words if word not in received] == [], (case, received)
+    received = refused(serve(cases["another host"][0]), authority.file, "127.0.0.1")
+    assert "not for 127.0.0.1" in received
+    received = refused(serve(made("own", authority.pair)), None)
+    assert "'Private CA'" in received
 
 
 def test_a_server_without_tls_is_no_certificate_that_is_refused(serve: Serve, authority: Authority) -> None:
@@ -219,12 +217,7 @@ def test_a_file_that_vouches_for_nobody_is_named(
 
 
 def test_every_command_that_asks_a_scheduler_takes_the_option() -> None:
-    def walk(command: object) -> Iterator[tuple[str, set[str]]]:
-        for each in getattr(command, "commands", {}).values():
-            yield from walk(each)
-        options = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
-        yield str(getattr(command, "name", "")), options
-
-    asking = {name: options for name, options in walk(get_command(app)) if "--url" in options}
+    options = {name: [each for item in command_of(name.split())[0].params for each in item.opts] for name in COMMANDS}
+    asking = {name: taken for name, taken in options.items() if "--url" in taken}
     assert len(asking) > 20
-    assert [name for name, options in asking.items() if "--ca" not in options] == []
+    assert [name for name, taken in asking.items() if "--ca" not in taken] == []

@@ -9,7 +9,7 @@ from tests.command_line import Command
 
 JOB = "gpus: 2\nname: first\ncommand: [python, train.py]\n"
 REFUSED = [
-    ([], "there is nothing to submit; write `longshore submit job.yaml`, or a command behind --"),
+    ([], "write `longshore submit job.yaml`, or a command behind --"),
     (["tran.yaml"], "there is no file 'tran.yaml'; did you mean 'train.yaml'?"),
     (["train.yml"], "there is no file 'train.yml'; did you mean 'train.yaml'?"),
     (["jobs/abc"], "there is no file 'jobs/abc'; name a job file, or write a command behind --"),
@@ -33,12 +33,12 @@ REFUSED = [
     (["notes.txt"], "notes.txt:1: the file does not hold keys and values"),
     (["broken.yaml"], "broken.yaml:2: not YAML"),
     (["wrong.yaml"], "wrong.yaml:1:gpus: 'many' cannot be used; it should be a whole number from 1 to 1000000"),
-    (["--gpus", "8"], "there is nothing to submit"),
+    (["--gpus", "8"], "write `longshore submit job.yaml`"),
     (["--"], "there is no command behind --"),
     (["--", ""], "there is no command behind --"),
     (["--", "--gpus", "8"], "a command begins with a program, not with '--gpus'"),
     (["--", "LR=0.1", "python"], "'LR=0.1' is no program; write --env LR=0.1 before --"),
-    (["--", "python train.py"], "'python train.py' is one word, and no program has this name; leave the quotes out"),
+    (["--", "python train.py"], "'python train.py' is one word, and no program has this name"),
     (["train.yaml", "--", "-v"], "a command begins with a program, not with '-v'"),
     (["--gpus", "0", "--", "x"], "--gpus: '0' cannot be used; it should be a whole number from 1 to 1000000"),
     (["--gpus", "0", "train.yaml"], "--gpus: '0' cannot be used; it should be a whole number from 1 to 1000000"),

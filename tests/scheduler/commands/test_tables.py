@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.commands.options import LEAST, Column, table_lines
+from longshore.scheduler.commands.options import MIN_COLUMN_CHARACTERS, TableColumn, table_lines
 
-COLUMNS = (Column("JOB"), Column("GPUS", right=True), Column("REASON", gives=True))
+COLUMNS = (TableColumn("JOB"), TableColumn("GPUS", right=True), TableColumn("REASON", gives=True))
 ROWS = [("0123456789", "4", "it asks for 4 GPUs, and 2 are free"), ("b", "128", "")]
 
 
@@ -31,7 +31,9 @@ def test_no_line_is_wider_than_the_terminal_where_the_columns_allow_it(
 ) -> None:
     whole = table_lines(COLUMNS, rows, None)
     cut = table_lines(COLUMNS, rows, width)
-    least = max(len(line) for line in table_lines(COLUMNS[:2], [row[:2] for row in rows], None)) + 2 + LEAST
+    least = (
+        max(len(line) for line in table_lines(COLUMNS[:2], [row[:2] for row in rows], None)) + 2 + MIN_COLUMN_CHARACTERS
+    )
     fixed = [max([len(COLUMNS[at].title), *(len(row[at]) for row in rows)]) for at in (0, 1)]
     assert len(cut) == len(whole)
-    assert max(map(len, cut)) <= max(width, least, sum(fixed) + 4 + LEAST)
+    assert max(map(len, cut)) <= max(width, least, sum(fixed) + 4 + MIN_COLUMN_CHARACTERS)

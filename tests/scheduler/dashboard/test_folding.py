@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.views import ROWS, folded, page_of, with_checkpoints
+from longshore.scheduler.dashboard.views import MIN_EVENT_LINES, folded, page_of, with_checkpoints
 from longshore.scheduler.store.attempts import SAVED
 from longshore.scheduler.store.events import EventRow
 
@@ -44,19 +44,19 @@ def test_a_line_tells_how_many_checkpoints_it_stands_for_and_the_last_of_them() 
 
 @given(st.lists(st.sampled_from(["a1", "a2", "a!", "b1", "b!"]), max_size=900))
 def test_pages_hold_every_event_once(words: list[str]) -> None:
-    told = events(" ".join(words))[::-1]
+    received = events(" ".join(words))[::-1]
 
     def read(before: int | None) -> list[EventRow]:
-        return [it for it in told if before is None or it.seq < before][:ROWS]
+        return [each for each in received if before is None or each.seq < before][:MIN_EVENT_LINES]
 
     counted, before = 0, None
     while True:
         lines, before = page_of(read, before)
         counted += sum(line.events for line in lines)
-        assert before is None or len(lines) >= ROWS
+        assert before is None or len(lines) >= MIN_EVENT_LINES
         if before is None:
             break
-    assert counted == len(told)
+    assert counted == len(received)
 
 
 def test_checkpoints_stand_among_the_other_events_of_a_job() -> None:

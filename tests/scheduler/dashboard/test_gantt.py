@@ -1,4 +1,4 @@
-from longshore.scheduler.dashboard.charts import MOST_LINES, gantt
+from longshore.scheduler.dashboard.charts import MAX_GANTT_LINES, gantt
 from longshore.scheduler.store.events import EventRow
 
 
@@ -63,14 +63,14 @@ def test_a_job_that_waits_has_a_line_for_the_queue_alone() -> None:
 
 
 def test_a_wish_changes_no_phase() -> None:
-    wish = event(3, "desired", "run", "cancel", 105.0)
+    body = event(3, "desired", "run", "cancel", 105.0)
 
-    assert gantt([SUBMITTED, wish], now_s=130.0) == gantt([SUBMITTED], now_s=130.0)
+    assert gantt([SUBMITTED, body], now_s=130.0) == gantt([SUBMITTED], now_s=130.0)
 
 
 def test_of_many_attempts_the_last_are_drawn() -> None:
     events = [SUBMITTED]
-    for number in range(1, MOST_LINES + 4):
+    for number in range(1, MAX_GANTT_LINES + 4):
         events += [
             *attempt(number, 100.0 + 20.0 * number),
             event(9, "job", "stopping", "queued", 110.0 + 20.0 * number),

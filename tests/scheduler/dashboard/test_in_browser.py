@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from longshore.scheduler.dashboard.pages import GROWS_S
+from longshore.scheduler.dashboard.pages import PICTURE_STEP_S
 from tests.scheduler.served import PATIENCE_S, Served, until
 
 pytest.importorskip("playwright", reason="no playwright here; pip install -e '.[dev]'")
@@ -101,7 +101,7 @@ def test_gpus_change_before_the_eye_when_a_job_starts_and_ends(served: Served, v
     block = page.locator(f".gpus a[href='/jobs/{job}']")
     expect(block).to_have_class("block running s3", timeout=1000.0 * PATIENCE_S)
     expect(block).to_have_accessible_name("GPUs 0 to 2: running, job trains")
-    expect(page.locator("#said")).to_contain_text("13 of 16 GPUs free")
+    expect(page.locator("#status")).to_contain_text("13 of 16 GPUs free")
     (served.folder / "one").touch()
     expect(block).to_have_count(0, timeout=1000.0 * PATIENCE_S)
     assert page.evaluate("window.stays")  # it was never loaded again
@@ -262,7 +262,7 @@ def test_a_button_that_is_held_down_while_the_page_would_change_is_clicked(
     expect(badge).to_have_text("running", timeout=1000.0 * PATIENCE_S)
     page.locator("summary", has_text="Cancel").click()
 
-    held_ms = 1000.0 * (GROWS_S + 2.0)  # longer than a picture stands
+    held_ms = 1000.0 * (PICTURE_STEP_S + 2.0)  # longer than a picture stands
     if hand == "mouse":
         cancel.click(delay=held_ms)
     else:

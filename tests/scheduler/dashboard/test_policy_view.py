@@ -8,8 +8,8 @@ from longshore.scheduler.store.decisions import DecisionRow
 def decision(
     took_s: float = 0.001, obeyed: str = "learned", kind: str = "", missed: str = "", *, agrees: bool | None = None
 ) -> DecisionRow:
-    told = {"obeyed": obeyed, "fallback": "patient", "kind": kind, "missed": missed, "agrees": agrees}
-    return DecisionRow(1, "x", None, 5.0, "learned", "1", "active", None, None, told, took_s, "")
+    received = {"obeyed": obeyed, "fallback": "patient", "kind": kind, "missed": missed, "agrees": agrees}
+    return DecisionRow(1, "x", None, 5.0, "learned", "1", "active", None, None, received, took_s, "")
 
 
 def test_percentiles_are_decisions_that_were_made() -> None:
@@ -50,4 +50,4 @@ def test_misses_are_told_by_kind_with_the_last_of_each() -> None:
 def test_agreement_counts_only_decisions_at_which_the_policy_was_heard() -> None:
     view = policy_view([decision(agrees=True), decision(agrees=False), decision(agrees=None)], 0.1)
 
-    assert (view.agreed, view.heard) == (1, 2)
+    assert (view.agreed, view.answered) == (1, 2)

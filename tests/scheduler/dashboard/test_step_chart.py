@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.charts import MOST_STEPS, STEP_HEIGHT, STEP_WIDTH, step_chart
+from longshore.scheduler.dashboard.charts import MAX_CHARTED_STEPS, STEP_HEIGHT, STEP_WIDTH, step_chart
 
 
 def test_a_line_goes_from_the_first_of_the_last_steps_to_the_last_as_high_as_they_took() -> None:
@@ -20,5 +20,5 @@ def test_every_step_is_inside_of_the_box(took_s: list[float]) -> None:
         assert len(took_s) < 2
         return
     places = [tuple(map(float, point.split(","))) for point in chart.points.split()]
-    assert len(places) == min(len(took_s), MOST_STEPS)
+    assert len(places) == min(len(took_s), MAX_CHARTED_STEPS)
     assert all(0.0 <= x <= STEP_WIDTH and 0.0 <= y <= STEP_HEIGHT for x, y in places)

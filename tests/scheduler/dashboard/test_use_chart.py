@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.charts import MOST_POINTS, USE_HEIGHT, USE_WIDTH, use_chart
+from longshore.scheduler.dashboard.charts import MAX_USE_POINTS, USE_HEIGHT, USE_WIDTH, use_chart
 from longshore.scheduler.health.node_state import EVERY_S, Sample
 
 
@@ -44,7 +44,7 @@ def test_everything_is_inside_of_the_box(told: list[tuple[float, float, float | 
     assert chart is not None
     for points in (*chart.held, *chart.busy):
         found = places(points)
-        assert len(found) <= MOST_POINTS + 2
+        assert len(found) <= MAX_USE_POINTS + 2
         assert all(0.0 <= x <= USE_WIDTH and 0.0 <= y <= USE_HEIGHT for x, y in found)
         assert all(one[0] <= other[0] for one, other in pairwise(found))
     assert all(0.0 <= mark.x <= 100.0 for mark in chart.marks)

@@ -63,14 +63,14 @@ class KubernetesApi:
 
     def watch(self, path: str, version: int) -> "queue.Queue[bytes | None]":
         with self.lock:
-            told: queue.Queue[bytes | None] = queue.Queue()
+            received: queue.Queue[bytes | None] = queue.Queue()
             for at, event in self.told[path]:
                 if at > version:
-                    told.put(json.dumps(event).encode() + b"\n")
+                    received.put(json.dumps(event).encode() + b"\n")
             bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(self.version)}}}
-            told.put(json.dumps(bookmark).encode() + b"\n")
-            self.watchers[path].append(told)
-            return told
+            received.put(json.dumps(bookmark).encode() + b"\n")
+            self.watchers[path].append(received)
+            return received
 
     def hang_up(self) -> None:
         with self.lock:
@@ -95,8 +95,8 @@ def kubernetes_api(encryption: ssl.SSLContext | None = None) -> Iterator[tuple[K
             if "watch" not in proposal:
                 self.wfile.write(json.dumps(api.page(url.path, proposal.get("continue", ""))).encode())
                 return
-            told = api.watch(url.path, int(proposal["resourceVersion"]))
-            while (line := told.get()) is not None:
+            received = api.watch(url.path, int(proposal["resourceVersion"]))
+            while (line := received.get()) is not None:
                 self.wfile.write(line)
                 self.wfile.flush()
 

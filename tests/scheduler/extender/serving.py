@@ -15,7 +15,7 @@ from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.extender.app import create_app
 from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Ranker
-from longshore.scheduler.extender.watching import Watch
+from longshore.scheduler.extender.watching import ObjectWatch
 from longshore.scheduler.placement.placer import Placer
 
 ROOT = Path(__file__).parents[3]
@@ -52,7 +52,7 @@ def by_hand(folder: Path) -> Path:
 
 
 @contextmanager
-def served(ranker: Ranker, watch: Watch | None = None) -> Iterator[httpx.Client]:
+def served(ranker: Ranker, watch: ObjectWatch | None = None) -> Iterator[httpx.Client]:
     server = uvicorn.Server(uvicorn.Config(create_app(ranker, watch), host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -81,12 +81,12 @@ def test_the_scheduler_asks_for_what_is_served_and_waits_longer_than_an_answer_t
 
 
 def test_the_deployment_runs_the_command_with_options_that_it_has() -> None:
-    (deployment,) = [it for it in loaded("deployment.yaml") if it["kind"] == "Deployment"]
-    containers = {it["name"]: it for it in deployment["spec"]["template"]["spec"]["containers"]}
+    (deployment,) = [each for each in loaded("deployment.yaml") if each["kind"] == "Deployment"]
+    containers = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["containers"]}
     served = containers["extender"]
     options = {word[2:].replace("-", "_") for word in served["args"] if word.startswith("--")}
     (kustomization,) = loaded("kustomization.yaml")
-    (files,) = [it["files"] for it in kustomization["configMapGenerator"]]
+    (files,) = [each["files"] for each in kustomization["configMapGenerator"]]
 
     assert served["command"] == ["longshore", "extender"]
     assert options <= inspect.signature(extender).parameters.keys()

@@ -13,8 +13,8 @@ from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.processes import children
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.extender.inventory import Inventory
-from longshore.scheduler.extender.ranking import Outcome, Ranker, Ranking
-from longshore.scheduler.extender.wire import RANKS, read_offer
+from longshore.scheduler.extender.ranking import NodeRanking, Ranker, RankingOutcome
+from longshore.scheduler.extender.wire import RANKED_NODES, read_request
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import ROW, Asked, Known
 from longshore.scheduler.placement.placer import Advice
@@ -35,8 +35,8 @@ HETERO64 = ROOT / "examples" / "hetero64.yaml"
 GANG = {"scheduling.x-k8s.io/pod-group": "gang"}
 
 
-def rank(ranker: Ranker, gpus: int, uid: str, hosts: list[str] = HOSTS, /, **proposal: dict[str, str]) -> Ranking:
-    return ranker.rank(read_offer(names_request(pod(gpus, uid=uid, **proposal), hosts)))
+def rank(ranker: Ranker, gpus: int, uid: str, hosts: list[str] = HOSTS, /, **proposal: dict[str, str]) -> NodeRanking:
+    return ranker.rank(read_request(names_request(pod(gpus, uid=uid, **proposal), hosts)))
 
 
 @pytest.fixture
@@ -72,15 +72,15 @@ def test_only_as_much_is_taken_back_as_cannot_be(ranker: Ranker) -> None:
 
 def test_a_pod_with_one_node_left_is_assumed_there(tmp_path: Path) -> None:
     packing = ranker_of(by_hand(tmp_path), fallback="pack")
-    packing.only(read_offer(names_request(pod(6, uid="1"), HOSTS)), "slow-1")
+    packing.only(read_request(names_request(pod(6, uid="1"), HOSTS)), "slow-1")
 
     assert rank(packing, 2, "2").order[0] == "slow-1"
 
 
 def test_pods_on_their_only_node_are_assumed_as_long_as_they_fit_there(ranker: Ranker) -> None:
     for i in range(20):
-        ranker.only(read_offer(names_request(pod(2, uid=str(i)), ["fast-0"])), "fast-0")
-        ranker.only(read_offer(names_request(pod(2, uid=f"lost {i}"), ["nobody"])), "nobody")
+        ranker.only(read_request(names_request(pod(2, uid=str(i)), ["fast-0"])), "fast-0")
+        ranker.only(read_request(names_request(pod(2, uid=f"lost {i}"), ["nobody"])), "nobody")
 
     assert set(ranker.ledger.assumed) == {"16", "17", "18", "19"}
 
@@ -89,7 +89,7 @@ def test_gpus_that_a_node_has_lost_are_nobodys(ranker: Ranker) -> None:
     nodes = [node("fast-0", 7), node("fast-1", 8), node("slow-0", 8)]
 
     def best(gpus: int, uid: str) -> list[str]:
-        return ranker.rank(read_offer(objects_request(pod(gpus, uid=uid), nodes))).order
+        return ranker.rank(read_request(objects_request(pod(gpus, uid=uid), nodes))).order
 
     assert best(8, "1") == ["fast-1", "slow-0"]
     assert best(7, "1") == ["fast-0", "fast-1", "slow-0"]
@@ -135,14 +135,14 @@ def test_a_gang_too_large_to_be_planned_is_ranked_pod_by_pod(ranker: Ranker) -> 
 
 @pytest.mark.parametrize("gpus", [9, 2**40])
 def test_a_pod_that_fits_nowhere_makes_no_difference_between_nodes(ranker: Ranker, gpus: int) -> None:
-    assert rank(ranker, gpus, "1") == Ranking([], Outcome.UNKNOWN)
+    assert rank(ranker, gpus, "1") == NodeRanking([], RankingOutcome.UNKNOWN)
 
 
 def test_an_answer_does_not_wait_for_one_that_never_ends(tmp_path: Path) -> None:
     ranker = ranker_of(by_hand(tmp_path), deadline_s=0.05)
 
     with ranker.changing():
-        assert rank(ranker, 2, "1") == Ranking([], Outcome.BUSY)
+        assert rank(ranker, 2, "1") == NodeRanking([], RankingOutcome.BUSY)
 
 
 def test_after_many_questions_the_view_is_still_right(ranker: Ranker) -> None:
@@ -171,9 +171,9 @@ def test_a_checkpoint_ranks_first_what_it_would_choose_itself() -> None:
     mirror.due()
     find_policy(str(CHECKPOINT)).place(mirror.sim, ROW)
     chosen = {place.names[place.site.cluster.gpu_node[gpu]] for gpu in mirror.picks("job")}
-    assert found.outcome is Outcome.POLICY
+    assert found.outcome is RankingOutcome.POLICY
     assert {found.order[0]} == chosen
-    assert len(found.order) == RANKS
+    assert len(found.order) == RANKED_NODES
 
 
 @pytest.mark.few(1)
@@ -184,14 +184,14 @@ def test_a_policy_that_hangs_or_dies_is_replaced_by_the_heuristic(tmp_path: Path
     ranker.warm_up(PATIENCE_S)
     (pid,) = {process.pid for process in children(os.getpid())} - before
     try:
-        assert rank(ranker, 2, "1").outcome is Outcome.POLICY
+        assert rank(ranker, 2, "1").outcome is RankingOutcome.POLICY
 
         os.kill(pid, number)
 
         found = rank(ranker, 2, "2")
-        assert found.outcome is Outcome.FALLBACK
+        assert found.outcome is RankingOutcome.FALLBACK
         assert found.order[0].startswith("fast")
-        assert rank(ranker, 2, "3").outcome is Outcome.FALLBACK  # it rests
+        assert rank(ranker, 2, "3").outcome is RankingOutcome.FALLBACK  # it rests
     finally:
         ranker.close()
 
@@ -208,10 +208,10 @@ def test_labels_tell_racks_and_gangs_stay_in_theirs() -> None:
     ranker = ranker_of()
     nodes = [node(f"n{i}", 8, labels={"topology.kubernetes.io/rack": f"r{i % 2}"}) for i in range(4)]
     request = json.loads(objects_request(pod(8, uid="0", labels=GANG), [nodes[3]]))
-    ranker.rank(read_offer(objects_request(pod(8, uid="x"), nodes)))
+    ranker.rank(read_request(objects_request(pod(8, uid="x"), nodes)))
     ranker.ledger.forget("x")
 
-    ranker.rank(read_offer(json.dumps(request).encode()))
+    ranker.rank(read_request(json.dumps(request).encode()))
 
     assert rank(ranker, 8, "1", ["n0", "n1", "n2"], labels=GANG).order[0] == "n1"
 
@@ -233,5 +233,5 @@ def test_the_policy_is_asked_once_for_a_pod_and_the_heuristic_ranks_what_comes_a
         found = rank(ranker, 2, "2")
     finally:
         ranker.close()
-    assert (len(asked), found.outcome) == (1, Outcome.POLICY)
+    assert (len(asked), found.outcome) == (1, RankingOutcome.POLICY)
     assert found.order == ["slow-1", "fast-0", "fast-1", "slow-0"]  # pack fills the smallest hole, eft-hazard is fast

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from longshore.scheduler.extender.wire import RANKS
+from longshore.scheduler.extender.wire import RANKED_NODES
 from tests.scheduler.extender.kube_scheduler import RefusalError, asked, passed, scores, victims
 from tests.scheduler.extender.serving import ROOT, ranker_of, served
 
@@ -59,7 +59,7 @@ def test_every_node_of_a_recorded_request_is_scored(client: httpx.Client, name: 
 
     found = scores(request, client.post("/prioritize", content=request))
 
-    best = min(len(found), RANKS)
+    best = min(len(found), RANKED_NODES)
     assert sorted(found.values(), reverse=True)[:best] == list(range(10, 10 - best, -1))
 
 

@@ -252,8 +252,8 @@ def test_answers_are_counted_by_verb_and_outcome(tmp_path: Path) -> None:
             b"",
         ):
             client.post("/prioritize", content=body)
-        told = client.get("/metrics").text
+        received = client.get("/metrics").text
 
     for outcome in ("heuristic", "no-gpus", "unknown-nodes", "unreadable"):
-        assert f'longshore_extender_requests_total{{outcome="{outcome}",verb="prioritize"}} 1.0' in told
-    assert 'longshore_extender_request_seconds_count{verb="prioritize"} 4.0' in told
+        assert f'longshore_extender_requests_total{{outcome="{outcome}",verb="prioritize"}} 1.0' in received
+    assert 'longshore_extender_request_seconds_count{verb="prioritize"} 4.0' in received

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from longshore.scheduler.extender.ranking import Ranker
-from longshore.scheduler.extender.watching import Api, Watch
+from longshore.scheduler.extender.watching import KubernetesAddress, ObjectWatch
 from tests.scheduler.extender.api_by_hand import KubernetesApi, kubernetes_api
 from tests.scheduler.extender.kube_scheduler import scores
 from tests.scheduler.extender.serving import PATIENCE_S, names_request, node, pod, ranker_of, served
@@ -49,7 +49,7 @@ def running(host: str, gpus: int, phase: str = "Running") -> dict[str, Any]:
 
 def held(watched: Watched) -> dict[str, int]:
     with watched.ranker.changing():
-        return {uid: it.gpus for uid, it in watched.ranker.ledger.known.items()}
+        return {uid: each.gpus for uid, each in watched.ranker.ledger.known.items()}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def watched() -> Iterator[Watched]:
             api.put(NODES, name, node(name))
         for uid, host in (("1", "a"), ("2", "a"), ("3", "b")):
             api.put(PODS, uid, running(host, 4))
-        with served(ranker, Watch(Api(url), ranker)) as client:
+        with served(ranker, ObjectWatch(KubernetesAddress(url), ranker)) as client:
             until(lambda: client.get("/readyz").status_code == 200)
             yield Watched(api, ranker, client)
             api.hang_up()
@@ -122,7 +122,7 @@ def test_a_node_that_is_no_more_is_not_ranked(watched: Watched) -> None:
 
 def test_it_is_not_ready_before_all_is_known() -> None:
     ranker = ranker_of()
-    with served(ranker, Watch(Api("http://127.0.0.1:9"), ranker)) as client:
+    with served(ranker, ObjectWatch(KubernetesAddress("http://127.0.0.1:9"), ranker)) as client:
         reply = client.get("/readyz")
         assert client.get("/healthz").status_code == 200
 
@@ -151,7 +151,7 @@ def test_it_speaks_to_the_api_as_the_service_account_of_its_pod(tmp_path: Path) 
     ranker = ranker_of()
 
     with kubernetes_api(encryption) as (api, url):
-        with served(ranker, Watch(Api(url, tmp_path), ranker)) as client:
+        with served(ranker, ObjectWatch(KubernetesAddress(url, tmp_path), ranker)) as client:
             until(lambda: client.get("/readyz").status_code == 200)
             api.hang_up()
         assert api.authorization == "Bearer secret"

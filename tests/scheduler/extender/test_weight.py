@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.extender.wire import RANKS, prioritize_reply
+from longshore.scheduler.extender.wire import RANKED_NODES, prioritize_reply
 from tests.scheduler.extender.kube_scheduler import DEFAULT_WEIGHTS, MOST_NODE_SCORE, total
 from tests.scheduler.extender.serving import ROOT
 
@@ -16,11 +16,11 @@ HOSTS = [f"node-{number}" for number in range(6)]
 PLUGINS = st.fixed_dictionaries({name: st.integers(0, MOST_NODE_SCORE) for name in DEFAULT_WEIGHTS})
 
 
-@given(st.permutations(HOSTS), st.integers(1, RANKS), st.lists(PLUGINS, min_size=6, max_size=6))
+@given(st.permutations(HOSTS), st.integers(1, RANKED_NODES), st.lists(PLUGINS, min_size=6, max_size=6))
 def test_a_pod_goes_to_the_first_rank_whatever_the_plugins_of_kube_scheduler_say(
     order: list[str], ranked: int, plugins: list[dict[str, int]]
 ) -> None:
-    ours = {str(it["Host"]): int(str(it["Score"])) for it in prioritize_reply(HOSTS, order[:ranked])}
+    ours = {str(each["Host"]): int(str(each["Score"])) for each in prioritize_reply(HOSTS, order[:ranked])}
     totals = {
         host: total(ours[host], EXTENDER["weight"], scores) for host, scores in zip(HOSTS, plugins, strict=True)
     }  # fmt: skip
@@ -36,6 +36,6 @@ def test_the_page_says_what_the_sum_is() -> None:
 
 def test_both_containers_have_a_share_of_a_busy_node() -> None:
     path = Path(ROOT / "deploy" / "extender" / "deployment.yaml")
-    [deployment] = [it for it in yaml.safe_load_all(path.read_text()) if it["kind"] == "Deployment"]
+    [deployment] = [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == "Deployment"]
     for container in deployment["spec"]["template"]["spec"]["containers"]:
         assert container["resources"]["requests"]["cpu"]

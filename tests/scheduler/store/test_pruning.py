@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
-from longshore.scheduler.api.streaming import MOST_EVENTS
+from longshore.scheduler.api.streaming import MAX_EVENTS_AT_ONCE
 from longshore.scheduler.model.job import NewEvent
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.store import schema
@@ -230,7 +230,7 @@ def test_a_follower_passes_over_others_events_and_misses_none_of_its_own(store: 
     store.write(lambda tx: append_all(tx, told))
     with store.read() as tx:
         mine = [event for event in events_after(tx, 0, 1000) if event.job_id == ada.id]
-        for limit, within in ((1, 1), (2, 7), (MOST_EVENTS, 10_000)):
+        for limit, within in ((1, 1), (2, 7), (MAX_EVENTS_AT_ONCE, 10_000)):
             seq, got, turns = 0, [], 0
             while seq < last_seq(tx):
                 rows, seq = owners_events_after(tx, seq, limit, "ada", within)

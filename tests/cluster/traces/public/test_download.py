@@ -32,7 +32,7 @@ def test_one_that_is_there_is_only_checked_and_needs_no_server(longshore: Comman
     Path("small.csv").write_bytes(CSV)
     done = download()
     assert done.status == 0
-    assert "was there already" in done.out
+    assert "already there" in done.out
     assert download.server.asked == []
 
 

@@ -46,7 +46,7 @@ def test_an_archive_becomes_a_folder_of_its_files(longshore: Command, download: 
     assert json.loads(Path("many/SOURCE.json").read_text())["licence"] == "CC-BY-4.0 (somebody/traces)"
     assert longshore("trace", "inspect", "many/cluster01.csv").status == 0
 
-    assert "was there already" in download().out
+    assert "already there" in download().out
     assert download.server.asked == []
     Path("many/cluster01.csv").write_bytes(b"changed")
     assert "something else stands there" in refused(download())
