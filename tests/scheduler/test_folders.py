@@ -17,6 +17,7 @@ from longshore.scheduler.settings import Chosen, Settings
 from longshore.scheduler.store.copying import back_up
 from longshore.scheduler.store.engines import StoreError
 from longshore.scheduler.store.opening import open_store
+from tests.command_line import command_of
 from tests.scheduler.rights import as_nobody
 
 TOKENS = (["token", "create", "laptop"], ["token", "list"], ["token", "revoke", "laptop"])
@@ -129,7 +130,8 @@ def refused(*words: str) -> str:
 
 @pytest.mark.parametrize("words", IN_CLOSED)
 def test_a_place_that_may_not_be_looked_into_is_one_line(here: Path, words: list[str]) -> None:
-    call("submit", "--help")  # loads what only root may read
+    command_of(words)  # loads what only root may read
+    call("submit", "--help")
     with as_nobody():
         problem = refused(*words)
 

@@ -27,7 +27,7 @@ REFUSED = [
     (["train.yaml", "other.yaml"], "2 job files are named; submit one after the other"),
     (["train.yaml", "extra"], "'extra' behind the job file is not understood"),
     (["train.py"], "'train.py' is a program, no job file; to run it: longshore submit -- python train.py"),
-    (["run.sh"], "longshore submit -- sh run.sh; docs/migrate.md says how a batch script becomes a job file"),
+    (["run.sh"], "longshore submit -- sh run.sh; docs/migrate.md"),
     (["script"], "'script' is a program, no job file; to run it: longshore submit -- "),
     (["empty.yaml"], "empty.yaml: the file is empty; docs/scheduler.md#job-files says what it holds"),
     (["notes.txt"], "notes.txt:1: the file does not hold keys and values"),
