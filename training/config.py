@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ..agents.learned.checkpoint import load_policy
 from ..agents.learned.network import find_network
-from ..agents.learned.old_names import todays_name, with_todays_names
 from ..agents.networks.candidates import CandidateNetwork
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
@@ -171,7 +170,7 @@ class TrainingConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _todays_names(cls, content: object) -> object:
-        return with_several(with_todays_names(content))
+        return with_several(content)
 
     @field_validator("objective")
     @classmethod
@@ -293,7 +292,7 @@ def config_of(
     Raises:
         InputError: If a value is not known or values do not go together, naming the option.
     """
-    preset = todays_name("preset", preset or (HISTORY if history else TRACES if traces else "hetero64"))
+    preset = preset or (HISTORY if history else TRACES if traces else "hetero64")
     _check_known("preset", preset, PRESETS)
     own = PRESETS[preset]
     begun = load_policy(init).schema if init is not None and algorithm not in BY_CANDIDATES else None
@@ -309,8 +308,8 @@ def config_of(
         may_wait &= begun.waiting  # on a history, which says itself whether waiting is allowed
     steps = USUAL_STEPS.get(algorithm, 2e6) if steps is None else steps
     usual = usual_options(preset, algorithm, action)
-    action, network = action or usual.action, todays_name("network", network or usual.network)
-    observation = todays_name("observation", observation or usual.observation)
+    action, network = action or usual.action, network or usual.network
+    observation = observation or usual.observation
     replay = replay or (own.replay if algorithm in REPLAYS else "off")
     for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
                          "reward": reward or "dt", "replay": replay,

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
 from ..agents.learned.archive import stored_arrays
-from ..agents.learned.old_names import todays_name
 from ..cluster.files.errors import CheckpointError
 from ..cluster.files.output_file import replacing
 from ..cluster.simulator.state_border import LARGEST, sound_state
@@ -261,12 +260,6 @@ def restore_torch(arrays: Arrays) -> None:
     torch.set_rng_state(torch.from_numpy(found))
 
 
-def _old_fields(arrays: Arrays) -> list[str]:
-    """Return the fields of a state that earlier versions kept under other names."""
-    names = [name.removeprefix("state/") for name in arrays if name.startswith("state/")]
-    return [name for name in names if todays_name("state", name) != name]
-
-
 def _told(arrays: Arrays, batch: Batch) -> Arrays:
     """Return what policies know of fault rates in runs that began before the state kept it: what they were told."""
     last = batch.sim.scenarios.jobs.size - 1
@@ -283,8 +276,7 @@ def restore_batch(arrays: Arrays, batch: Batch) -> None:
     """
     state = batch.sim.state
     missing = {f"state/{field}": np.zeros_like(getattr(state, field)) for field in YOUNGER}
-    renamed = {f"state/{todays_name('state', name)}": arrays[f"state/{name}"] for name in _old_fields(arrays)}
-    kept = missing | renamed | arrays
+    kept = missing | arrays
     if not batch.sim.rules.estimated_hazards:
         kept = _told(arrays, batch) | kept
     # Kernels read the state by addresses and look at no bound.

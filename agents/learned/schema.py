@@ -17,7 +17,6 @@ from ...cluster.state.state import CANDIDATES
 from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, GLOBALS, GPU_FEATURES, NODE_FEATURES
 from ..protocol import Policy
 from .archive import open_archive, read_entry, read_file
-from .old_names import with_todays_names
 
 Word = Annotated[str, Field(max_length=100)]
 USERS = "users"  # estimates as users give them, or as ended jobs have it
@@ -158,11 +157,6 @@ class Schema(BaseModel):
             return True
         return sum(node_gpus) == self.gpus if self.counts_gpus else node_gpus == self.node_gpus
 
-    @model_validator(mode="before")
-    @classmethod
-    def _todays_names(cls, content: object) -> object:
-        return with_todays_names(content)
-
     @model_validator(mode="after")
     def _sizes_agree(self) -> "Schema":
         items = item_count(self.action, self.observation, self.node_gpus)
@@ -223,7 +217,7 @@ def _release(text: str) -> tuple[int, ...]:
 def network_in(path: Path) -> str:
     """Return the network that a checkpoint names, without PyTorch; "" if that cannot be known: loading it says why."""
     with suppress(*UNREADABLE), open_archive(read_file(path), (SCHEMA, WEIGHTS), packed=True) as archive:
-        content = with_todays_names(json.loads(read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES)))
+        content = json.loads(read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))
         if isinstance(content, dict) and isinstance(content.get("network"), str):
             return str(content["network"])
     return ""
