@@ -1,4 +1,4 @@
-"""The one interface of all policies, heuristic or learned, and runs played in parts."""
+"""The one interface of all policies, heuristic or learned, and runs that a caller can interrupt."""
 
 from collections.abc import Callable
 from typing import Protocol, Self, TypeAlias, runtime_checkable
@@ -18,13 +18,13 @@ class Policy(Protocol):
     starts the job or takes the picks back. Before its first pick it may turn to another job that the order regime
     allows, with `turn_to` of `longshore.cluster.queue.order`; the caller starts the one that is due then.
     `pick_candidate` of `longshore.cluster.candidates.candidates` does all of this, and where its candidate lets all
-    jobs wait it says so in `rested` of the state. Nothing else of the simulation may be changed.
+    jobs wait it notes that in `rested` of the state. Nothing else of the simulation may be changed.
 
-    What no scheduler can know may not be read: `scenarios.work_s` (the estimates are for that), rows of `scenarios`
-    for jobs not yet submitted, `scenarios.fault_seed` and `source_rate_per_s`, the outages of `process` but for their
-    mean length (which is experience, as the means of a fault model are), and of the state `end_s`, the order of
-    `run_heap`, `source_s` and its heap, `source_k`, and the log. The contract tests change all of it before `place` and
-    demand the same choice; only `random` and `best-of-random` draw from the fault seed.
+    A policy must not read what no scheduler can know: `scenarios.work_s` (the estimates are for that), rows of
+    `scenarios` for jobs not yet submitted, `scenarios.fault_seed` and `source_rate_per_s`, the outages of `process` but
+    for their mean length (which is experience, as the means of a fault model are), and of the state `end_s`, the order
+    of `run_heap`, `source_s` and its heap, `source_k`, and the log. The contract tests change all of it before `place`
+    and demand the same choice; only `random` and `best-of-random` draw from the fault seed.
     """
 
     @property
@@ -39,13 +39,13 @@ class Policy(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether the policy uses waiting, so that rivals with and without it are told apart."""
+        """Whether the policy uses waiting, so that it is compared with rivals that do too."""
         ...
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick all GPUs of the job that is due in a row, and return True; or pick none and return False to wait.
 
-        False is allowed only where `longshore.cluster.queue.order.may_wait` says so, and turning to another job
+        False is allowed only where `longshore.cluster.queue.order.may_wait` allows it, and turning to another job
         where `may_turn` does.
         """
         ...
@@ -53,8 +53,8 @@ class Policy(Protocol):
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Run scenario `scenarios[r]` in row r of the simulation, from its beginning to its end.
 
-        Must come to what `place` decides one by one. `rows_to_run` of `longshore.cluster.state.border` refuses what
-        cannot be run.
+        The result must equal that of `place` decision by decision. `rows_to_run` of `longshore.cluster.state.border`
+        refuses what cannot be run.
 
         Raises:
             ValueError: If there are more scenarios than rows, or one does not exist.
@@ -62,19 +62,19 @@ class Policy(Protocol):
         ...
 
 
-Look: TypeAlias = Callable[[], None]  # may raise, which ends the run where it stands
-ALL = 1 << 62  # decisions
+Check: TypeAlias = Callable[[], None]  # may raise, which ends the run at once
+TO_THE_END = 1 << 62  # decisions
 
 
 @runtime_checkable
-class Watchable(Protocol):
-    """A policy that can be watched while it runs on."""
+class InterruptiblePolicy(Protocol):
+    """A policy whose runs a caller can interrupt."""
 
-    def watched(self, look: Look) -> Self:
-        """Return the same policy, which calls `look` every few decisions while it runs on."""
+    def interruptible(self, check: Check) -> Self:
+        """Return the same policy, which calls `check` every few decisions while it runs on."""
         ...
 
 
-def decisions_of_a_part(sim: Simulation, nodes: int) -> int:
-    """Return after how many decisions somebody looks: so many that they look at that many nodes, at least one."""
+def decisions_between_checks(sim: Simulation, nodes: int) -> int:
+    """Return the number of decisions in which a policy reads about N nodes, at least one decision."""
     return max(1, nodes // int(sim.cluster.speed.size))

@@ -1,4 +1,4 @@
-"""Policies by name: ours and those that other packages register, found without importing any until it is used."""
+"""Policies by name: heuristics, checkpoints, rollouts, and those that packages register; imported when used."""
 
 import difflib
 import re
@@ -9,13 +9,18 @@ from ..cluster.files.plugins import load, registered
 from .protocol import Policy
 
 ROLLOUT, PATIENT = "rollout:", "patient@"
-FACTOR = re.compile(r"\d{1,2}(?:\.\d{1,6})?")  # of `patient`, as in patient@0.8
+# Of the table in heuristics.py, which commands that only list names do without: it takes Numba.
+HEURISTIC_NAMES = (
+    "best-of-random", "consolidate", "eft", "eft-hazard", "eft-wait", "fastest", "first-fit", "pack", "pack-hazard",
+    "patient", "random", "reliable", "replacement", "spread",
+)  # fmt: skip
+PATIENT_FACTOR = re.compile(r"\d{1,2}(?:\.\d{1,6})?")  # as in patient@0.8
 LIMITS = re.compile(r"(\d+(?:\.\d+)?)ms(?:,h(\d{1,9}))?|h(\d{1,9})")  # of a rollout's decision, as in 20ms,h16
 
 
 def policy_names() -> list[str]:
-    """Return the names of all registered policies, in alphabetical order."""
-    return sorted({*registered("policies"), *registered("heuristics")})
+    """Return the names of all heuristics and registered policies, in alphabetical order."""
+    return sorted({*registered("policies"), *HEURISTIC_NAMES})
 
 
 def _rollout(name: str) -> Policy:
@@ -27,34 +32,24 @@ def _rollout(name: str) -> Policy:
     limits = LIMITS.fullmatch(text)
     if limits is None:
         raise PluginError(
-            f"{name!r} has no limits after '@'; write a time for each decision as in rollout:patient@20ms, how many "
-            "jobs are started in a try as in rollout:NAME.zip@h16, or both as in rollout:NAME.zip@20ms,h16"
+            f"{name!r} has no limits after '@'; write a time for each decision as in rollout:patient@20ms, the "
+            "number of jobs that a try starts as in rollout:NAME.zip@h16, or both as in rollout:NAME.zip@20ms,h16"
         )
     ms, horizon = limits[1], limits[2] or limits[3]
     return rollout_of(find_policy(base), float(ms) if ms else None, int(horizon) if horizon else None)
-
-
-def _heuristic(name: str) -> Policy:
-    from .heuristics import (
-        HEURISTICS,  # kernels, which those who only ask for names need not import
-        rule_of,
-    )
-
-    rule_of(name)  # tells why, if a stranger's cannot be used
-    return HEURISTICS[name]
 
 
 def _patient(name: str) -> Policy:
     from .heuristics import patient_of
 
     text = name.removeprefix(PATIENT)
-    if FACTOR.fullmatch(text) is None or float(text) == 0.0:
+    if PATIENT_FACTOR.fullmatch(text) is None or float(text) == 0.0:
         raise PluginError(f"{name!r} has no factor after '@'; write a number as in patient@0.8")
     return patient_of(float(text))
 
 
 def checkpoint_in(name: str) -> Path | None:
-    """Return the checkpoint that a policy's name names, alone or as the base of rollouts; None if it names none."""
+    """Return the checkpoint in the name of a policy, alone or as the base of rollouts; None if there is none."""
     while name.startswith(ROLLOUT):
         name = name.removeprefix(ROLLOUT)
         name = name.rpartition("@")[0] or name
@@ -62,9 +57,7 @@ def checkpoint_in(name: str) -> Path | None:
 
 
 def check_registered(name: str) -> None:
-    """Refuse a name under which nothing is registered; nothing is loaded.
-
-    What a checkpoint or the limits of a rollout are like shows where they are loaded.
+    """Refuse an unknown name. Nothing is loaded: errors in a checkpoint or the limits of a rollout show when it is.
 
     Raises:
         PluginError: If there is no policy of that name.
@@ -87,8 +80,8 @@ def find_policy(name: str) -> Policy:
 
     `patient@0.8` is `patient` with that factor.
 
-    `rollout:NAME` are rollouts of a policy; `rollout:NAME@20ms` those that have so much time for a decision,
-    `rollout:NAME@h16` those whose tries end after so many jobs, and `rollout:NAME@20ms,h16` both.
+    `rollout:NAME` are rollouts of a policy; `rollout:NAME@20ms` takes at most 20 ms for a decision,
+    `rollout:NAME@h16` ends each try after 16 jobs, and `rollout:NAME@20ms,h16` does both.
 
     Raises:
         PluginError: If nothing of that name is registered, or what is registered is no policy.
@@ -102,14 +95,15 @@ def find_policy(name: str) -> Policy:
         from .learned.checkpoint import load_policy  # torch is imported only where a network is used
 
         return load_policy(Path(name))
-    if name in registered("heuristics"):
-        return _heuristic(name)
+    if name in HEURISTIC_NAMES:
+        from .heuristics import HEURISTICS
+
+        return HEURISTICS[name]
     check_registered(name)
     found = load("policies", name)
     policy = found() if isinstance(found, type) else found
     if not isinstance(policy, Policy):
         missing = [part for part in ("name", "about", "waits", "place", "run") if not hasattr(policy, part)]
-        was = "; `run` was called `play` before" if "run" in missing and hasattr(policy, "play") else ""
         where = registered("policies")[name].value
-        raise PluginError(f"policy {name!r} ({where}) lacks part of the policy protocol: {', '.join(missing)}{was}")
+        raise PluginError(f"policy {name!r} ({where}) lacks part of the policy protocol: {', '.join(missing)}")
     return policy

@@ -1,4 +1,4 @@
-"""What compiled code of policies and environments commands call: compiled ahead of them, `longshore compile`."""
+"""Rehearsals: small runs that compile the kernels of policies and environments ahead (`longshore compile`)."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,60 +18,62 @@ from ..cluster.state.state import Simulation
 from .heuristics import PATIENT, Heuristic, run, run_on
 from .learned.schema import network_in
 from .protocol import Policy
-from .registry import ROLLOUT, checkpoint_in
+from .registry import HEURISTIC_NAMES, ROLLOUT, checkpoint_in
 
-HEURISTICS, NETWORKS, CANDIDATES = "heuristics", "networks", "candidates"  # kinds of policies of ours
-# As `compile_ahead` names them. Each group is what belongs together for a user.
-_HERE = "longshore.agents.rehearsals"
-GROUPS = {
-    "heuristics": [f"{_HERE}:heuristics"],
-    "environments": [f"{_HERE}:environments"],
-    "networks": [f"{_HERE}:networks", f"{_HERE}:decisions:networks"],
+HEURISTICS, NETWORKS, CANDIDATES = "heuristics", "networks", "candidates"  # kinds of our policies
+# By the names of `compile_ahead`, in the groups that users choose.
+_REHEARSALS = "longshore.agents.rehearsals"
+POLICY_GROUPS = {
+    "heuristics": [f"{_REHEARSALS}:heuristics"],
+    "environments": [f"{_REHEARSALS}:environments"],
+    "networks": [f"{_REHEARSALS}:networks", f"{_REHEARSALS}:decisions:networks"],
     "candidates": [
-        f"{_HERE}:candidates", f"{_HERE}:decisions:candidates", f"{_HERE}:rollouts:heuristics",
-        f"{_HERE}:rollouts:candidates",
+        f"{_REHEARSALS}:candidates", f"{_REHEARSALS}:decisions:candidates", f"{_REHEARSALS}:rollouts:heuristics",
+        f"{_REHEARSALS}:rollouts:candidates",
     ],
 }  # fmt: skip
 
 
 def rehearsals_of(policies: Iterable[Policy]) -> list[str]:
-    """Return what `compile_ahead` compiles for runs by the heuristics and by some policies of ours."""
+    """Return what `compile_ahead` compiles for runs by the heuristics and by some of our policies."""
     others = [policy for policy in policies if not isinstance(policy, Heuristic)]
-    return list(dict.fromkeys([*GROUPS["heuristics"], *(name for policy in others for name in _rehearsals_by(policy))]))
+    return list(
+        dict.fromkeys([*POLICY_GROUPS["heuristics"], *(name for policy in others for name in _rehearsals_by(policy))])
+    )
 
 
 def _rehearsals_by(policy: Policy) -> list[str]:
-    """Return what a policy that is no heuristic needs, nothing for a kind that is not ours."""
+    """Return what a policy other than a heuristic needs, nothing for a kind of a plug-in."""
     from .learned.step_policy import LearnedPolicy  # with PyTorch, which such a policy has imported
     from .networks.candidates import CandidatePolicy
     from .rollouts import Rollout
 
     if isinstance(policy, Rollout):
-        return [f"{_HERE}:rollouts:{HEURISTICS if isinstance(policy.base, Heuristic) else CANDIDATES}"]
+        return [f"{_REHEARSALS}:rollouts:{HEURISTICS if isinstance(policy.base, Heuristic) else CANDIDATES}"]
     if isinstance(policy, CandidatePolicy):
-        return [f"{_HERE}:candidates"]
-    return [f"{_HERE}:networks"] if isinstance(policy, LearnedPolicy) else []
+        return [f"{_REHEARSALS}:candidates"]
+    return [f"{_REHEARSALS}:networks"] if isinstance(policy, LearnedPolicy) else []
 
 
 def decisions_by(name: str) -> list[str]:
-    """Return what `compile_ahead` compiles for live decisions by a policy of ours that is no heuristic.
+    """Return what `compile_ahead` compiles for live decisions by one of our policies other than a heuristic.
 
-    Its name says that, and the schema of its checkpoint: nothing is loaded, as that takes PyTorch. Nothing is returned
-    for what others have made, and for a heuristic.
+    The name and the schema of its checkpoint are enough: nothing is loaded, as that takes PyTorch. The list is empty
+    for policies of plug-ins, and for a heuristic.
     """
     path, alone = checkpoint_in(name), name.removeprefix(ROLLOUT).partition("@")[0]
     if path is not None:
         network = network_in(path)
-        kind = CANDIDATES if network == CANDIDATES else NETWORKS if _is_ours("networks", network) else ""
+        kind = CANDIDATES if network == CANDIDATES else NETWORKS if _is_our_network(network) else ""
     else:
-        kind = HEURISTICS if name.startswith(ROLLOUT) and _is_ours("heuristics", alone) else ""
+        kind = HEURISTICS if name.startswith(ROLLOUT) and alone in HEURISTIC_NAMES else ""
     if name.startswith(ROLLOUT):
-        return [f"{_HERE}:rollouts:{kind}"] if kind in (CANDIDATES, HEURISTICS) else []
-    return [f"{_HERE}:decisions:{kind}"] if kind else []
+        return [f"{_REHEARSALS}:rollouts:{kind}"] if kind in (CANDIDATES, HEURISTICS) else []
+    return [f"{_REHEARSALS}:decisions:{kind}"] if kind else []
 
 
-def _is_ours(group: str, name: str) -> bool:
-    point = registered(group).get(name)
+def _is_our_network(name: str) -> bool:
+    point = registered("networks").get(name)
     return point is not None and is_ours(point)
 
 
@@ -82,13 +84,13 @@ def heuristics() -> Rehearsal:
 
 
 def environments() -> Rehearsal:
-    """Steps of environments, of which all actions and observations are one program, and what a reward compares with."""
+    """Steps of environments, one program for all actions and observations, and the random runs of a reward."""
     from ..cluster.candidates.offers import least_random_makespans_s
-    from ..envs.batch import Batch, View
+    from ..envs.batch import AgentView, Batch
     from ..envs.rewards import random_makespan_s
     from ..envs.stepping import begin_rows, step_rows
 
-    batch = Batch(_problem(), View("node", "full", "dt"), 1)
+    batch = Batch(_problem(), AgentView("node", "full", "dt"), 1)
 
     def play() -> None:
         batch.reset()
@@ -100,7 +102,7 @@ def environments() -> Rehearsal:
 
 def networks() -> Rehearsal:
     """Runs and decisions by networks that PyTorch runs."""
-    from ..envs.stepping import begin_rows, choose, continue_rows, show
+    from ..envs.stepping import begin_rows, continue_rows, observe, pick_action
 
     sim, policy = _small(), _untrained("set", "node")
 
@@ -108,7 +110,7 @@ def networks() -> Rehearsal:
         policy.run(sim, np.array([0]))
         policy.place(_due(sim), 0)
 
-    return Rehearsal([begin_rows, choose, continue_rows, show], [sim], play)
+    return Rehearsal([begin_rows, continue_rows, observe, pick_action], [sim], play)
 
 
 def candidates() -> Rehearsal:
@@ -133,7 +135,7 @@ def rollouts(kind: str) -> Rehearsal:
     kernels, samples = list[object](), list[object]([sim])
     if kind == HEURISTICS:
         found, kernels = [Rollout(PATIENT, search)], [run_on]
-    else:  # what a base foresees is used where it tells of the objective of the run
+    else:  # a base predicts on the way only by the objective of the run
         bases = [_untrained(CANDIDATES, "candidate", objective) for objective in get_args(Objective)]
         found = [Rollout(base, it) for base in bases for it in (search, replace(search, horizon=1))]
         kernels = [candidate_run.run_on_by_network, candidate_run.run_for_by_network, candidate_run.value_by_network]
@@ -148,7 +150,7 @@ def rollouts(kind: str) -> Rehearsal:
 
 def decisions(kind: str) -> Rehearsal:
     """Decisions by networks that PyTorch runs, or by the network `candidates`, without whole runs."""
-    from ..envs.stepping import choose, show
+    from ..envs.stepping import observe, pick_action
     from .networks.candidate_run import decide_by_network
 
     sim = _small()
@@ -156,7 +158,7 @@ def decisions(kind: str) -> Rehearsal:
         policy = _untrained(CANDIDATES, "candidate")
         kernels, samples = [decide_by_network, pick_candidate], [sim, policy.weights]
     else:
-        policy, kernels, samples = _untrained("set", "node"), [show, choose], [sim]
+        policy, kernels, samples = _untrained("set", "node"), [observe, pick_action], [sim]
     return Rehearsal(kernels, samples, lambda: policy.place(_due(sim), 0))
 
 
@@ -170,7 +172,7 @@ def _small() -> Simulation:
 
 
 def _due(sim: Simulation) -> Simulation:
-    """Return a simulation whose first row stands at its first decision."""
+    """Return a simulation whose first row is at its first decision."""
     reset(sim, 0, 0)
     advance(sim, 0)
     return sim

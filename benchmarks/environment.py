@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from longshore.cluster.presets.drawn import hetero64
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 
 from .harness import Row, main, medians
 
@@ -20,7 +20,7 @@ MIXING_STEPS = 800  # after these, rows stand at all stages of their episodes
 LEAST_PER_S = 500_000
 
 
-def mixed_batch(view: View) -> Batch:
+def mixed_batch(view: AgentView) -> Batch:
     """Return environments that are somewhere in their episodes."""
     batch = Batch(hetero64(SCENARIOS, SEED), view, ROWS)
     batch.reset()
@@ -43,9 +43,9 @@ def steps_per_s(batch: Batch, rng: np.random.Generator, steps: int = STEPS) -> f
 def measure() -> Iterator[Row]:
     """Yield environment steps a second for both kinds of action, and for the smaller observation."""
     views = {
-        "a node a step, full observations": View("node", "full"),
-        "a GPU a step, full observations": View("gpu", "full"),
-        "a GPU a step, the patent's observations": View("gpu", "patent"),
+        "a node a step, full observations": AgentView("node", "full"),
+        "a GPU a step, full observations": AgentView("gpu", "full"),
+        "a GPU a step, the patent's observations": AgentView("gpu", "patent"),
     }
     rng = np.random.default_rng(SEED)
     parts = {name: partial(steps_per_s, mixed_batch(view), rng) for name, view in views.items()}

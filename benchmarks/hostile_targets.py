@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollouts import Base, Rollout, Search
+from longshore.agents.rollouts import Rollout, RolloutBase, Search
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.input_problems import input_problems
 from longshore.cluster.files.yaml_file import read_yaml, validated
@@ -203,7 +203,7 @@ def feed_checkpoint(data: bytes, folder: Path) -> bool:
     path.write_bytes(data)
     policy = load_policy(path)
     decide(policy)
-    if isinstance(policy, Base):
+    if isinstance(policy, RolloutBase):
         decide(Rollout(policy, Search(futures=2, width=2)))
     return True
 
@@ -214,7 +214,7 @@ def decide(policy: Policy) -> None:
     sim = simulation_of(Problem(cluster, scenarios, process, rules._replace(waiting=policy.waits)))
     reset(sim, 0, 0)
     if not advance(sim, 0):
-        raise AssertionError("the preset asks no decision")
+        raise AssertionError("the preset has no decision")
     if policy.place(sim, 0) != (sim.state.need[0] == 0):
         raise AssertionError(f"a policy leaves {sim.state.need[0]} GPUs to pick")
 

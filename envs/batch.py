@@ -1,4 +1,4 @@
-"""Many placement environments stepped by one compiled call; all environment classes stand on it."""
+"""Many placement environments stepped by one compiled call. All environment classes use it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,7 @@ from ..cluster.presets.drawn import hetero64, own_key
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from .features import NODE_COUNT
 from .layout import action_count, bounds, observation_size
-from .reward_table import REWARDS, reward_of
-from .rewards import MOST_RANDOM_RUNS, RANDOM_RUNS, random_makespan_s
+from .rewards import MAX_RANDOM_RUNS, RANDOM_RUNS, random_makespan_s
 from .spaces import whole_number, whole_numbers
 from .stepping import (
     CANDIDATE_ACTION,
@@ -22,14 +21,16 @@ from .stepping import (
     NODE_ACTION,
     PATENT,
     PATENT_LITERAL,
+    REWARDS,
     begin_rows,
-    show,
+    observe,
+    reward_of,
     step_rows,
 )
 
 ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION, "candidate": CANDIDATE_ACTION}
 OBSERVATIONS = {"patent": PATENT, "patent-literal": PATENT_LITERAL, "full": FULL}
-WAITING = {"off": False, "on": True}
+WAITING_OPTIONS = {"off": False, "on": True}
 POOL = 1024  # scenarios of the preset that are drawn where no problem is given
 
 
@@ -42,14 +43,14 @@ def chosen_problem(problem: Problem | None, waiting: str | None) -> Problem:
     run = hetero64(POOL, own_key(0)) if problem is None else problem
     if waiting is None:
         return run
-    if waiting not in WAITING:
-        raise ValueError(f"waiting is {waiting!r}, expected 'off', 'on', or None for what the problem's rules say")
-    return run._replace(rules=run.rules._replace(waiting=WAITING[waiting]))
+    if waiting not in WAITING_OPTIONS:
+        raise ValueError(f"waiting is {waiting!r}, expected 'off', 'on', or None to follow the problem's rules")
+    return run._replace(rules=run.rules._replace(waiting=WAITING_OPTIONS[waiting]))
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """How a policy sees and acts.
+class AgentView:
+    """How an agent observes, acts and is rewarded.
 
     Args:
         action: `gpu` (one GPU a step, SPEC R4), `node` (one node a step, which gives as many free GPUs as needed) or
@@ -57,10 +58,11 @@ class View:
         observation: `patent-literal` (SPEC R2 to the letter), `patent` (the same of what is left of the job) or `full`
             (envs/layout.py); `candidate` has its own, envs/layout.py.
         reward: `dt`, `potential`, `jct`, `best_of_random`, or another that is registered (envs/rewards.py).
-        random_runs: Of each scenario, whose best `best_of_random` compares with (SPEC R5); other rewards have none.
+        random_runs: Random runs of each scenario, with whose best `best_of_random` compares (SPEC R5); other rewards
+            have none.
 
     Raises:
-        ValueError: If they are not known, or do not go together.
+        ValueError: If one is unknown, or two are incompatible.
     """
 
     action: str = "node"
@@ -69,16 +71,16 @@ class View:
     random_runs: int = RANDOM_RUNS
 
     def __post_init__(self) -> None:
-        for value, known in ((self.action, ACTIONS), (self.observation, OBSERVATIONS), (self.reward, REWARDS)):
-            if value not in known:
-                raise ValueError(f"{value!r} is none of {', '.join(known)}")
-        if not 1 <= self.random_runs <= MOST_RANDOM_RUNS:
-            raise ValueError(f"there are {self.random_runs} random runs, expected 1 to {MOST_RANDOM_RUNS}")
+        for value, allowed in ((self.action, ACTIONS), (self.observation, OBSERVATIONS), (self.reward, REWARDS)):
+            if value not in allowed:
+                raise ValueError(f"{value!r} is none of {', '.join(allowed)}")
+        if not 1 <= self.random_runs <= MAX_RANDOM_RUNS:
+            raise ValueError(f"there are {self.random_runs} random runs, expected 1 to {MAX_RANDOM_RUNS}")
         if self.random_runs != RANDOM_RUNS and self.reward != "best_of_random":
-            raise ValueError(f"the reward {self.reward!r} compares with no random runs; take 'best_of_random'")
+            raise ValueError(f"the reward {self.reward!r} compares with no random runs; use 'best_of_random'")
         if self.action == "candidate" and self.observation != "full":
             raise ValueError(
-                f"the observation {self.observation!r} describes no candidates; take 'full', or the action 'gpu'"
+                f"the observation {self.observation!r} describes no candidates; use 'full', or the action 'gpu'"
             )
 
 
@@ -93,30 +95,29 @@ def ideal_time_s(problem: Problem) -> NDArray[np.float64]:
 class Batch:
     """Rows of environments. Arrays are views of the present step and are overwritten by the next.
 
-    Row r runs scenarios r, r + rows, r + 2 rows ... (modulo their number), counted from the `first` of `reset`, so
-    what it meets does not depend on how the others fare.
+    Row r runs scenarios r, r + rows, r + 2 rows ... (modulo their number), counted from the `first` of `reset`. So its
+    scenarios do not depend on when other rows end.
 
     Args:
-        problem: What is run.
-        view: How it is seen and acted on.
+        problem: Cluster, scenarios and rules.
+        view: How agents observe, act and are rewarded.
         rows: Environments, at least 1.
 
     Attributes:
         actions: Number of actions.
-        observations: What is seen, shape (rows, size); 0 where an episode has ended, but where it was cut off what was
-            seen last.
+        observations: Shape (rows, size); 0 where an episode has ended, and the last one where it was cut off.
         masks: Open actions, shape (rows, actions); none where an episode has ended.
         rewards: Of the last step, shape (rows,).
         ended: Whether the last step ended the episode, shape (rows,).
         steps: Steps since the beginning of the episode, shape (rows,).
     """
 
-    def __init__(self, problem: Problem, view: View, rows: int) -> None:
+    def __init__(self, problem: Problem, view: AgentView, rows: int) -> None:
         rows = whole_number(rows, "rows", least=1)
         self.problem, self.view, self.rows = problem, view, rows
         self.sim = simulation_of(problem, rows=rows)
         self.unit_s = ideal_time_s(problem)
-        self._credit_s = np.zeros_like(self.unit_s)  # what the cost of each scenario is compared with
+        self._credit_s = np.zeros_like(self.unit_s)  # with which the cost of each scenario is compared
         if (against_s := reward_of(view.reward).against_s) is not None:
             by_runs = view.reward == "best_of_random"
             self.unit_s = self._credit_s = (
@@ -137,28 +138,28 @@ class Batch:
 
     @property
     def scenarios(self) -> int:
-        """How many scenarios there are."""
+        """Number of scenarios."""
         return int(self.problem.scenarios.jobs.size)
 
     def reset(self, first: int = 0) -> None:
-        """Put every row at the first decision of a scenario: row r at number first + r, modulo how many there are.
+        """Put every row at the first decision of a scenario: row r at number first + r, modulo their number.
 
         Raises:
-            ValueError: If the first is no whole number of at least 0, or a scenario asks no decision.
+            ValueError: If the first is no whole number of at least 0, or a scenario has no decision.
         """
         begin = whole_number(first, "scenario", least=0) % self.scenarios
         self.reset_at(begin + np.arange(self.rows, dtype=np.int64))
 
     def reset_at(self, scenarios: NDArray[np.int64]) -> None:
-        """Put row r at the first decision of scenarios[r], modulo how many there are; it goes on from there.
+        """Put row r at the first decision of scenarios[r], modulo their number; it continues from there.
 
         Raises:
-            ValueError: If a scenario asks no decision.
+            ValueError: If a scenario has no decision.
         """
         self._next = np.array(scenarios, dtype=np.int64)
         self.reset_rows(np.arange(self.rows, dtype=np.int64))
 
-    def go_on(self) -> None:
+    def reset_to_next(self) -> None:
         """Put every row at the first decision of its next scenario."""
         self.reset_rows(np.arange(self.rows, dtype=np.int64))
 
@@ -191,21 +192,21 @@ class Batch:
         )
         if ended.any():
             scenario = self.sim.state.scenario[np.flatnonzero(ended)[0]]
-            raise ValueError(f"scenario {scenario} asks no decision: no jobs, or no usable GPUs for them in time")
+            raise ValueError(f"scenario {scenario} has no decision: no jobs, or no usable GPUs for them in time")
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Return what changes beside the simulation's state, so that a run can be kept and taken up again."""
+        """Return what changes beside the simulation's state, so that a run can be saved and resumed."""
         return {"next": self._next, "paid_s": self._paid_s, "steps": self.steps}
 
-    def show_again(self) -> None:
-        """Write what is seen and open in every row as the state has it, which somebody else has written."""
+    def observe_again(self) -> None:
+        """Write observations and open actions of all rows again, after their state was restored."""
         view = self.view
         action, observation = ACTIONS[view.action], OBSERVATIONS[view.observation]
         for row in range(self.rows):
-            show(self.sim, row, action, observation, self.observations, self.masks, self._table, row)
+            observe(self.sim, row, action, observation, self.observations, self.masks, self._table, row)
 
     def cut_off(self) -> NDArray[np.bool_]:
-        """Say which rows have ended with jobs unfinished, at the rules' time limit; shape (rows,)."""
+        """Return which rows have ended with jobs unfinished, at the rules' time limit; shape (rows,)."""
         state = self.sim.state
         unfinished: NDArray[np.bool_] = state.finished < self.problem.scenarios.jobs[state.scenario]
         return self.ended & unfinished
@@ -254,7 +255,7 @@ class Batch:
             chosen: Actions, shape (rows,), each open in `masks`.
 
         Raises:
-            ValueError: If one is no action, or is closed: the simulation is left as it was.
+            ValueError: If one is no action, or is closed; nothing has changed then.
         """
         chosen = self.actions_in(chosen)
         closed = np.flatnonzero(~self.masks[np.arange(self.rows), chosen])

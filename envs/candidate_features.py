@@ -1,4 +1,4 @@
-"""The observation with `candidate` actions, compiled. What is written, and in which order: envs/layout.py."""
+"""The observation with `candidate` actions, compiled; envs/layout.py has its features in order."""
 
 import math
 
@@ -16,13 +16,13 @@ from ..cluster.queue.order_table import is_by_key, is_smallest_first, passes
 from ..cluster.queue.turns import has_turns, line_up
 from ..cluster.state.state import AHEAD, CANDIDATES, SHOWN, Simulation
 from .features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
-from .layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS, DECISION, QUANTILES, SIZES
+from .layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS, DECISION, DRAIN_QUANTILES, JOB_SIZE_CLASSES
 
 Rows = NDArray[np.float32]
 CANDIDATE_GLOBAL_COUNT, CANDIDATE_FEATURE_COUNT = len(CANDIDATE_GLOBALS), len(CANDIDATE_FEATURES)
-LEAST_S = 1e-9  # so that no logarithm is of nothing
-SCANNED = 256  # jobs of the queue that are looked at one by one
-OVER_BASE = (  # a column, and the column of which it holds what it is above the base's
+MIN_TIME_S = 1e-9  # so that no logarithm is of 0
+SCANNED = 256  # jobs of the queue that are read one by one
+OVER_BASE = (  # a column, and the column whose difference to the base's it holds
     (CANDIDATE.finish_over_base, CANDIDATE.finish),
     (CANDIDATE.committed_over_base, CANDIDATE.committed),
     (CANDIDATE.ahead_sum_over_base, CANDIDATE.ahead_sum),
@@ -33,31 +33,31 @@ OVER_BASE = (  # a column, and the column of which it holds what it is above the
 @kernel
 def _log_ratio(one_s: float, other_s: float) -> float:
     """Return the logarithm of a ratio of times, clipped as all features are."""
-    return clip(math.log(max(one_s, LEAST_S) / max(other_s, LEAST_S)))
+    return clip(math.log(max(one_s, MIN_TIME_S) / max(other_s, MIN_TIME_S)))
 
 
 @kernel
 def _log_over(one_s: float, other_s: float) -> float:
     """Return the logarithm of 1 + a time of at least 0 over another."""
-    return clip(math.log1p(max(one_s, 0.0) / max(other_s, LEAST_S)))
+    return clip(math.log1p(max(one_s, 0.0) / max(other_s, MIN_TIME_S)))
 
 
 @kernel
 def _size_class(gpus: int) -> int:
     place = 0
-    while place < SIZES - 1 and gpus > 1 << place:
+    while place < JOB_SIZE_CLASSES - 1 and gpus > 1 << place:
         place += 1
     return place
 
 
 @kernel
 def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows, at: int) -> None:
-    """Write the queue: its work by size, the next large job, the longest, and how many are shorter."""
+    """Write the queue: its work by size, the next large job, the longest, and the share of shorter ones."""
     state = sim.state
     scenario, current = state.scenario[row], state.current[row]
     gpus = sim.scenarios.gpus[scenario]
     cluster_gpus = state.gpu_job.shape[1]
-    for place in range(SIZES):
+    for place in range(JOB_SIZE_CLASSES):
         out[at, DECISION.queued_gpu_time_0 + place] = 0.0
     large, before, longest, longest_s = -1, 0, -1, 0.0
     shorter, own_s = 0, estimated_work_s(sim, row, current)
@@ -80,7 +80,7 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
         place += 1
         job = state.next_job[row, job]
     out[at, DECISION.next_large] = math.log1p(float(before if large >= 0 else place)) / 4.0
-    for kind in range(SIZES):
+    for kind in range(JOB_SIZE_CLASSES):
         out[at, DECISION.queued_gpu_time_0 + kind] = clip(out[at, DECISION.queued_gpu_time_0 + kind])
     out[at, DECISION.next_large_gpus] = gpus[large] / cluster_gpus if large >= 0 else 0.0
     out[at, DECISION.shorter] = shorter / max(place, 1)
@@ -113,15 +113,15 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) ->
     ordered = sim.scratch.trial_speed
     for node in range(nodes):
         ordered[row, node] = drain[row, node]
-    for quantile in range(QUANTILES):
-        drain_s = kth_smallest(ordered, row, nodes, (nodes - 1) * quantile // (QUANTILES - 1))
+    for quantile in range(DRAIN_QUANTILES):
+        drain_s = kth_smallest(ordered, row, nodes, (nodes - 1) * quantile // (DRAIN_QUANTILES - 1))
         out[at, DECISION.drain_0 + quantile] = clip(drain_s / unit_s)
     return last_s
 
 
 @kernel
 def _write_capacity(sim: Simulation, row: int, size: int, out: Rows, at: int) -> None:
-    """Write how many GPUs and wholly free nodes of the highest and the lowest speed are usable."""
+    """Write the shares of usable GPUs and of wholly free nodes at the highest and the lowest speed."""
     high, largest = sim.traits.max_speed[sim.state.scenario[row]], 0
     for node in range(sim.cluster.speed.size):
         largest = max(largest, sim.state.free[row, node])
@@ -133,7 +133,7 @@ def _write_capacity(sim: Simulation, row: int, size: int, out: Rows, at: int) ->
 
 @kernel
 def _write_scales(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) -> None:
-    """Write the order regime, and what the job that is due compares with, on a logarithmic scale."""
+    """Write the order regime, and the scales of the job that is due, as logarithms."""
     state, order = sim.state, sim.rules.order
     job = state.current[row]
     work_s = estimated_work_s(sim, row, job)
@@ -175,7 +175,7 @@ def _write_globals(sim: Simulation, row: int, unit_s: float, size: int, candidat
 
 @kernel
 def _write_left(sim: Simulation, row: int, size: int, out: Rows, at: int, first: int) -> None:
-    """Write what the candidate leaves usable; `trial_free` holds what was usable at its start, less what it takes."""
+    """Write the GPUs that the candidate leaves usable, which `trial_free` holds."""
     state, cluster = sim.state, sim.cluster
     speeds = sim.scenarios.speed[state.scenario[row]]
     high = sim.traits.max_speed[state.scenario[row]]
@@ -196,7 +196,7 @@ def _write_left(sim: Simulation, row: int, size: int, out: Rows, at: int, first:
 @kernel
 def _write_nodes(sim: Simulation, row: int, candidate: int, finish_s: float, size: int, unit_s: float, out: Rows,
                  at: int, first: int) -> None:  # fmt: skip
-    """Write what depends on a candidate's nodes; `ahead_gives` holds what each gives, `trial_run_s` drain times."""
+    """Write the features of a candidate's nodes; `ahead_gives` holds the GPUs of each, `trial_run_s` drain times."""
     state = sim.state
     scenario, nodes = state.scenario[row], state.free.shape[1]
     speeds, high = sim.scenarios.speed[scenario], sim.traits.max_speed[scenario]
@@ -250,7 +250,7 @@ def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: 
 
 @kernel
 def _write_job(sim: Simulation, row: int, candidate: int, unit_s: float, out: Rows, at: int, first: int) -> None:
-    """Write what a candidate's job is, and what becomes of the jobs that are offered."""
+    """Write the features of a candidate's job, and whether the candidate rests or is refused."""
     state = sim.state
     job = state.candidate_job[row, candidate]
     out[at, first + CANDIDATE.due] = 1.0 if job == state.current[row] else 0.0
@@ -282,7 +282,7 @@ def _write_ratios(sim: Simulation, row: int, candidate: int, unit_s: float, sum_
     out[at, first + CANDIDATE.delay_over_least] = _log_over(delay_s, least_s)
     out[at, first + CANDIDATE.finish_ratio] = _log_ratio(delay_s + run_s, base_finish_s)
     out[at, first + CANDIDATE.ahead_ratio] = clip(8.0 * _log_ratio(sum_s, base_sum_s))
-    out[at, first + CANDIDATE.ahead_gain] = clip((base_sum_s - sum_s) / max(least_s, LEAST_S))
+    out[at, first + CANDIDATE.ahead_gain] = clip((base_sum_s - sum_s) / max(least_s, MIN_TIME_S))
 
 
 @kernel
@@ -318,17 +318,25 @@ def _write_candidate(sim: Simulation, row: int, candidate: int, size: int, last_
 
 @kernel
 def write_candidates(sim: Simulation, row: int, out: Rows, at: int) -> int:
-    """List the candidates of the decision that is due, write what is seen of them, and return how many there are.
+    """List the candidates of the decision that is due, write their features, and return their number."""
+    candidates = list_candidates(sim, row)
+    write_candidate_features(sim, row, candidates, out, at)
+    return candidates
+
+
+@kernel
+def write_candidate_features(sim: Simulation, row: int, candidates: int, out: Rows, at: int) -> None:
+    """Write the observation of a decision: the global features, then those of each candidate.
 
     Args:
-        sim: The simulation; a job must be due in the row.
+        sim: The simulation; a job must be due in the row, and its candidates must be listed.
         row: Row of the decision.
+        candidates: Number of candidates in the list.
         out: Takes the features, shape (rows, CANDIDATE_GLOBAL_COUNT + CANDIDATES x CANDIDATE_FEATURE_COUNT).
         at: Row of `out`.
     """
     unit_s = time_unit_s(sim, row)
     size = largest_node(sim)
-    candidates = list_candidates(sim, row)
     last_s = _write_globals(sim, row, unit_s, size, candidates, out, at)
     base, base_sum_s = CANDIDATE_GLOBAL_COUNT, -1.0
     for candidate in range(candidates):
@@ -341,4 +349,3 @@ def write_candidates(sim: Simulation, row: int, out: Rows, at: int) -> int:
         CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT,
     ):
         out[at, column] = 0.0
-    return candidates

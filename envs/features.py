@@ -1,4 +1,4 @@
-"""The `full` observation, compiled. What is written, and in which order, stands in envs/layout.py."""
+"""The `full` observation, compiled; envs/layout.py has its features in order."""
 
 import math
 
@@ -12,18 +12,29 @@ from ..cluster.queue.order import may_wait
 from ..cluster.queue.turns import has_turns, line_up
 from ..cluster.state.holding import usable_on
 from ..cluster.state.state import Simulation
-from .layout import AHEAD_COUNT, AHEAD_ESTIMATE, AHEAD_GPUS, CLIP, GLOBAL, GLOBALS, LOOK_AHEAD, NODE, NODE_FEATURES, OWN
+from .layout import (
+    AHEAD_COUNT,
+    AHEAD_ESTIMATE,
+    AHEAD_GPUS,
+    FEATURE_CLIP,
+    GLOBAL,
+    GLOBALS,
+    GPU_COLUMN,
+    LOOK_AHEAD,
+    NODE_COLUMN,
+    NODE_FEATURES,
+)
 
 
 @kernel
 def clip(value: float) -> float:
     """Return a value within the bounds of all features."""
-    return min(max(value, -CLIP), CLIP)
+    return min(max(value, -FEATURE_CLIP), FEATURE_CLIP)
 
 
 @kernel
 def time_unit_s(sim: Simulation, row: int) -> float:
-    """Return the unit of times: the mean estimate of the jobs submitted so far, which a live scheduler knows too."""
+    """Return the unit of times: the mean estimate of the jobs submitted so far, which a live scheduler has too."""
     return float(sim.state.estimates_s[row] / sim.state.estimated[row])
 
 
@@ -47,13 +58,13 @@ def lowest_speed(sim: Simulation, row: int) -> float:
 
 @kernel
 def open_at_speed(sim: Simulation, row: int, speed: float) -> tuple[float, float]:
-    """Return, of the nodes of one speed, which share of their GPUs is usable and which share of them is wholly free."""
+    """Return the share of usable GPUs, and of wholly free nodes, among the nodes of one speed."""
     first_gpu, speeds = sim.cluster.first_gpu, sim.scenarios.speed[sim.state.scenario[row]]
     usable, gpus, empty, nodes = 0, 0, 0, 0
     for node in range(speeds.size):
         size = first_gpu[node + 1] - first_gpu[node]
         free = sim.state.free[row, node]
-        counts = int(speeds[node] == speed)  # multiplied rather than branched on: no processor guesses speeds
+        counts = int(speeds[node] == speed)  # multiplied, as branch prediction fails on speeds
         usable += counts * free
         gpus += counts * size
         empty += counts * (free == size)
@@ -63,15 +74,15 @@ def open_at_speed(sim: Simulation, row: int, speed: float) -> tuple[float, float
 
 Rows = NDArray[np.float32]
 GLOBAL_COUNT, NODE_COUNT = len(GLOBALS), len(NODE_FEATURES)
-OWN_COUNT = len(OWN)
+GPU_FEATURE_COUNT = len(GPU_COLUMN)
 
 
 @kernel
 def _run_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_speed: float) -> tuple[float, float]:
-    """Return run time and slowest speed if the picks go on with a node and then with those of at least a speed.
+    """Return run time and slowest speed if the picks continue with a node and then with those of at least a speed.
 
-    After the node, those with most usable GPUs come first, as they stand in `trial_order`. The run time is inf if
-    that does not hold the job.
+    After the node, those with most usable GPUs come first, in the order of `trial_order`. The run time is inf if the
+    job does not fit.
     """
     state, cluster = sim.state, sim.cluster
     scenario, job = state.scenario[row], state.current[row]
@@ -106,7 +117,7 @@ def _run_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_speed
 
 @kernel
 def _grain_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_speed: float) -> int:
-    """Return the largest number that divides what each node gives if the picks go on as in `_run_with_rest`."""
+    """Return the largest number that divides what each node gives if the picks continue as in `_run_with_rest`."""
     state, speeds = sim.state, sim.scenarios.speed[sim.state.scenario[row]]
     need, grain = state.need[row], 0
     for other in range(state.free.shape[1]):
@@ -124,7 +135,7 @@ def _grain_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_spe
 
 @kernel
 def best_completion(sim: Simulation, row: int, node: int, nodes: int) -> tuple[float, float]:
-    """Return the shortest run time, and its slowest speed, if the picks of the current job go on with a node.
+    """Return the shortest run time, and its slowest speed, if the picks of the current job continue with a node.
 
     `trial_order` must hold the `nodes` nodes with usable GPUs. All speeds not above the node's and the picks' are
     tried as the least that the other nodes must have.
@@ -159,15 +170,15 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, ta
         left_s = revise_end_s(sim, row, job) - now_s
         first_s, last_s = min(first_s, left_s), max(last_s, left_s)
         left = np.float32(clip(left_s / unit_s))
-        gpu, seen = state.first_gpu[row, job], -1
+        gpu, last_node = state.first_gpu[row, job], -1
         while gpu >= 0:
             sum_s += left_s
             node = sim.cluster.gpu_node[gpu]
-            if node != seen:
+            if node != last_node:
                 first = items + NODE_COUNT * node
-                table[at, first + NODE.first_end] = min(table[at, first + NODE.first_end], left)
-                table[at, first + NODE.last_end] = max(table[at, first + NODE.last_end], left)
-            gpu, seen = state.gpu_next[row, gpu], node
+                table[at, first + NODE_COLUMN.first_end] = min(table[at, first + NODE_COLUMN.first_end], left)
+                table[at, first + NODE_COLUMN.last_end] = max(table[at, first + NODE_COLUMN.last_end], left)
+            gpu, last_node = state.gpu_next[row, gpu], node
     out[at, GLOBAL.next_end] = clip(first_s / unit_s) if first_s < math.inf else 0.0
     out[at, GLOBAL.last_end] = clip(last_s / unit_s)
     out[at, GLOBAL.mean_end] = clip(sum_s / unit_s / state.gpu_job.shape[1])
@@ -200,7 +211,7 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
 
 @kernel
 def _write_capacity(sim: Simulation, row: int, out: Rows, at: int) -> None:
-    """Write how many GPUs and wholly free nodes of the highest and the lowest speed are usable, as shares."""
+    """Write the shares of usable GPUs and of wholly free nodes at the highest and the lowest speed."""
     high, low = sim.traits.max_speed[sim.state.scenario[row]], lowest_speed(sim, row)
     out[at, GLOBAL.usable_fastest], out[at, GLOBAL.empty_fastest] = open_at_speed(sim, row, high)
     out[at, GLOBAL.usable_slowest], out[at, GLOBAL.empty_slowest] = open_at_speed(sim, row, low)
@@ -210,7 +221,7 @@ def _write_capacity(sim: Simulation, row: int, out: Rows, at: int) -> None:
 def _write_globals(
     sim: Simulation, row: int, unit_s: float, best_s: float, best_speed: float, out: Rows, at: int
 ) -> None:
-    """Write the features of job, picks, cluster and queue, in the order of GLOBALS; ends stand there already."""
+    """Write the features of job, picks, cluster and queue, in the order of GLOBALS, but for the expected ends."""
     state = sim.state
     scenario, job = state.scenario[row], state.current[row]
     high = sim.traits.max_speed[scenario]
@@ -242,7 +253,7 @@ def _write_globals(
 
 @kernel
 def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, at: int, first: int) -> None:
-    """Write what does not depend on other nodes."""
+    """Write the features of a node that do not depend on other nodes."""
     state, cluster = sim.state, sim.cluster
     scenario = state.scenario[row]
     size = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
@@ -253,20 +264,20 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
             down += state.gpu_down[row, gpu] > 0
     gives = min(need, free)
     speed = sim.scenarios.speed[scenario, node]
-    out[at, first + NODE.free] = free / size
-    out[at, first + NODE.fits] = 1.0 if free >= need else 0.0
-    out[at, first + NODE.gives] = gives / size
-    out[at, first + NODE.hole] = (free - gives) / size
-    out[at, first + NODE.speed] = speed / sim.traits.max_speed[scenario]
-    out[at, first + NODE.slows] = 1.0 if speed < state.picked_speed[row] and state.picked_nodes[row] > 0 else 0.0
+    out[at, first + NODE_COLUMN.free] = free / size
+    out[at, first + NODE_COLUMN.fits] = 1.0 if free >= need else 0.0
+    out[at, first + NODE_COLUMN.gives] = gives / size
+    out[at, first + NODE_COLUMN.hole] = (free - gives) / size
+    out[at, first + NODE_COLUMN.speed] = speed / sim.traits.max_speed[scenario]
+    out[at, first + NODE_COLUMN.slows] = 1.0 if speed < state.picked_speed[row] and state.picked_nodes[row] > 0 else 0.0
     faults = gives * state.node_hazard_per_s[row, node] * run_s if gives > 0 else 0.0
-    out[at, first + NODE.faults] = clip(faults)
-    out[at, first + NODE.lemon] = state.lemon[row, node]
-    out[at, first + NODE.taken] = taken / size
-    out[at, first + NODE.down] = down / size
-    # A GPU that is down serves nobody, nor does one that is of no use to the job.
-    out[at, first + NODE.busy] = (size - usable_on(sim, row, node) - down - taken) / size
-    out[at, first + NODE.share_of_job] = gives / need
+    out[at, first + NODE_COLUMN.faults] = clip(faults)
+    out[at, first + NODE_COLUMN.lemon] = state.lemon[row, node]
+    out[at, first + NODE_COLUMN.taken] = taken / size
+    out[at, first + NODE_COLUMN.down] = down / size
+    # Neither a GPU that is down is busy, nor one that the job cannot use.
+    out[at, first + NODE_COLUMN.busy] = (size - usable_on(sim, row, node) - down - taken) / size
+    out[at, first + NODE_COLUMN.share_of_job] = gives / need
 
 
 @kernel
@@ -274,16 +285,16 @@ def _write_run(
     sim: Simulation, row: int, unit_s: float, run: tuple[float, float], best_s: float, last_s: float,
     table: Rows, at: int, first: int, node: int,
 ) -> None:  # fmt: skip
-    """Write what follows from the run time, and slowest speed, of the best completion with a node."""
+    """Write the features by run time and slowest speed of the best completion with a node."""
     scenario, job = sim.state.scenario[row], sim.state.current[row]
     run_s, slowest = run
     share = sim.scenarios.gpus[scenario, job] / sim.state.gpu_job.shape[1]
-    table[at, first + NODE.run] = clip(run_s / unit_s)
-    table[at, first + NODE.run_over_best] = clip(run_s / best_s - 1.0)
-    table[at, first + NODE.best] = 1.0 if run_s <= best_s * (1.0 + 1e-9) else 0.0
-    table[at, first + NODE.end_over_last] = clip((run_s - last_s) / unit_s)
-    table[at, first + NODE.committed] = clip(share * run_s / unit_s)
-    table[at, first + NODE.speed_excess] = clip(sim.scenarios.speed[scenario, node] / slowest - 1.0)
+    table[at, first + NODE_COLUMN.run] = clip(run_s / unit_s)
+    table[at, first + NODE_COLUMN.run_over_best] = clip(run_s / best_s - 1.0)
+    table[at, first + NODE_COLUMN.best] = 1.0 if run_s <= best_s * (1.0 + 1e-9) else 0.0
+    table[at, first + NODE_COLUMN.end_over_last] = clip((run_s - last_s) / unit_s)
+    table[at, first + NODE_COLUMN.committed] = clip(share * run_s / unit_s)
+    table[at, first + NODE_COLUMN.speed_excess] = clip(sim.scenarios.speed[scenario, node] / slowest - 1.0)
 
 
 @kernel
@@ -303,8 +314,8 @@ def write_full(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items
     nodes = state.free.shape[1]
     for node in range(nodes):
         scratch.trial_free[row, node] = state.free[row, node]
-        table[at, items + NODE_COUNT * node + NODE.first_end] = CLIP
-        table[at, items + NODE_COUNT * node + NODE.last_end] = 0.0
+        table[at, items + NODE_COUNT * node + NODE_COLUMN.first_end] = FEATURE_CLIP
+        table[at, items + NODE_COUNT * node + NODE_COLUMN.last_end] = 0.0
     places = order_nodes(sim, row, state.current[row])
     last_s = _write_ends(sim, row, unit_s, out, at, table, items)
     best_s, best_speed = math.inf, 0.0
@@ -322,7 +333,7 @@ def write_full(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items
             run = (scratch.trial_run_s[row, node], scratch.trial_speed[row, node])
             _write_run(sim, row, unit_s, run, best_s, last_s, table, at, first, node)
         else:
-            for feature in range(NODE.run, NODE.speed_excess + 1):
+            for feature in range(NODE_COLUMN.run, NODE_COLUMN.speed_excess + 1):
                 table[at, first + feature] = 0.0
     _write_globals(sim, row, unit_s, best_s, best_speed, out, at)
 
@@ -335,12 +346,12 @@ def write_gpus(sim: Simulation, row: int, table: Rows, out: Rows, at: int) -> No
     for gpu in range(state.gpu_job.shape[1]):
         held, down = state.gpu_job[row, gpu] >= 0, state.gpu_down[row, gpu] > 0
         picked = held and state.gpu_job[row, gpu] == state.current[row]
-        closed = held or down or state.free[row, sim.cluster.gpu_node[gpu]] == 0  # or of no use to the job
-        out[at, column + OWN.usable] = 0.0 if closed else 1.0
-        out[at, column + OWN.gpu_busy] = 1.0 if held and not picked else 0.0
-        out[at, column + OWN.gpu_down] = 1.0 if down else 0.0
-        out[at, column + OWN.picked] = 1.0 if picked else 0.0
-        column += OWN_COUNT
+        closed = held or down or state.free[row, sim.cluster.gpu_node[gpu]] == 0  # or the job cannot use it
+        out[at, column + GPU_COLUMN.usable] = 0.0 if closed else 1.0
+        out[at, column + GPU_COLUMN.gpu_busy] = 1.0 if held and not picked else 0.0
+        out[at, column + GPU_COLUMN.gpu_down] = 1.0 if down else 0.0
+        out[at, column + GPU_COLUMN.picked] = 1.0 if picked else 0.0
+        column += GPU_FEATURE_COUNT
         first = NODE_COUNT * sim.cluster.gpu_node[gpu]
         # Four are read before four are written: the compiler, which cannot know that the arrays do not overlap, then
         # moves them as one. One by one takes three times as long.
@@ -352,32 +363,3 @@ def write_gpus(sim: Simulation, row: int, table: Rows, out: Rows, at: int) -> No
         for feature in range(NODE_COUNT - NODE_COUNT % 4, NODE_COUNT):
             out[at, column + feature] = table[at, first + feature]
         column += NODE_COUNT
-
-
-@kernel
-def write_patent(sim: Simulation, row: int, out: Rows, at: int) -> None:
-    """Write GPUs still to pick, hours still to run, and 1 for each GPU that cannot be used."""
-    out[at, 0] = sim.state.need[row]
-    out[at, 1] = estimated_work_s(sim, row, sim.state.current[row]) / 3600.0
-    _write_used(sim, row, out, at)
-
-
-@kernel
-def write_literal_patent(sim: Simulation, row: int, out: Rows, at: int) -> None:
-    """Write the patent's state: GPUs and estimated hours of the whole job, and 1 for each GPU that cannot be used.
-
-    Source: SPEC R2.
-    """
-    scenario, job = sim.state.scenario[row], sim.state.current[row]
-    out[at, 0] = sim.scenarios.gpus[scenario, job]
-    out[at, 1] = sim.scenarios.estimate_s[scenario, job] / 3600.0
-    _write_used(sim, row, out, at)
-
-
-@kernel
-def _write_used(sim: Simulation, row: int, out: Rows, at: int) -> None:
-    state = sim.state
-    for gpu in range(state.gpu_job.shape[1]):
-        usable = state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 0
-        usable = usable and state.free[row, sim.cluster.gpu_node[gpu]] > 0  # of use to the job, that is
-        out[at, 2 + gpu] = 0.0 if usable else 1.0

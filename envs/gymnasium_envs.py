@@ -1,6 +1,4 @@
-"""Gymnasium environments: one cluster, a vector of clusters, their pictures, and all of them by name.
-
-Environments by name: those of presets, and of a trace and a cluster that users bring.
+"""Gymnasium environments: one cluster or a vector of them, of presets or of a trace; and their pictures.
 
 src/longshore/registration.py registers them with Gymnasium.
 """
@@ -21,17 +19,17 @@ from ..cluster.model.problem import Problem
 from ..cluster.presets.named import preset_problem, problem_of
 from ..cluster.presets.problems import LOAD
 from ..cluster.queue.turns import has_turns, line_up
-from .batch import POOL, Batch, View, chosen_problem, episode_summaries
+from .batch import POOL, AgentView, Batch, chosen_problem, episode_summaries
 from .rewards import RANDOM_RUNS
 from .spaces import drawn_scenario, scenario_option, seed_given, spaces_of, whole_number
 
-MARKS = string.ascii_lowercase + string.ascii_uppercase  # of jobs, by index, over and over
+JOB_LETTERS = string.ascii_lowercase + string.ascii_uppercase  # of jobs by index, repeated
 FREE, DOWN, PICKED = ".", "#", "+"
-LISTED = 12  # jobs of the queue that are named
-PIXELS, GAP = 12, 2  # side of a GPU's square, and what lies between two
+QUEUE_JOBS = 12  # jobs of the queue in a picture
+PIXELS, GAP = 12, 2  # side of a GPU's square, and the space between two
 BACKGROUND, FREE_COLOUR, DOWN_COLOUR, PICKED_COLOUR = (24, 24, 24), (70, 70, 70), (200, 30, 30), (255, 255, 255)
-# Paul Tol's bright and muted schemes, which colour-blind readers can tell apart; red stands for GPUs out of service.
-JOB_COLOURS = np.array(
+# Paul Tol's bright and muted schemes, which colour-blind readers can distinguish; red marks GPUs out of service.
+JOB_COLOURS_RGB = np.array(
     [
         (68, 119, 170), (34, 136, 51), (204, 187, 68), (102, 204, 238), (170, 51, 119), (51, 34, 136),
         (17, 119, 51), (68, 170, 153), (136, 204, 238), (221, 204, 119), (136, 34, 85), (170, 68, 153),
@@ -67,7 +65,7 @@ def image(batch: Batch, row: int) -> NDArray[np.uint8]:
     """
     cluster, state = batch.sim.cluster, batch.sim.state
     held, down = state.gpu_job[row], state.gpu_down[row] > 0
-    colours = JOB_COLOURS[held % len(JOB_COLOURS)]
+    colours = JOB_COLOURS_RGB[held % len(JOB_COLOURS_RGB)]
     colours[held < 0] = FREE_COLOUR
     colours[down] = DOWN_COLOUR
     colours[(held >= 0) & (held == state.current[row])] = PICKED_COLOUR
@@ -89,7 +87,7 @@ def _mark(batch: Batch, row: int, gpu: int) -> str:
     job = int(state.gpu_job[row, gpu])
     if job < 0:
         return DOWN if state.gpu_down[row, gpu] else FREE
-    return PICKED if job == state.current[row] else MARKS[job % len(MARKS)]
+    return PICKED if job == state.current[row] else JOB_LETTERS[job % len(JOB_LETTERS)]
 
 
 def _due(batch: Batch, row: int) -> str:
@@ -106,10 +104,10 @@ def _queue(batch: Batch, row: int) -> str:
     gpus = batch.sim.scenarios.gpus[state.scenario[row]]
     jobs: list[int] = []
     if has_turns(batch.sim):
-        jobs += batch.sim.scratch.lined_up[row, : line_up(batch.sim, row, LISTED)].tolist()
+        jobs += batch.sim.scratch.lined_up[row, : line_up(batch.sim, row, QUEUE_JOBS)].tolist()
     else:
         job = int(state.head[row])
-        while job >= 0 and len(jobs) < LISTED:
+        while job >= 0 and len(jobs) < QUEUE_JOBS:
             jobs.append(job)
             job = int(state.next_job[row, job])
     return " ".join(f"{job} ({gpus[job]})" for job in jobs) + (" ..." if state.queued[row] > len(jobs) else "")
@@ -123,26 +121,25 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     envs/rewards.py; the best gamma is 1. An episode is one scenario: it terminates when all jobs have ended and is
     truncated at the rules' time limit.
 
-    `info["action_mask"]` (int8, 1 is open) says which actions can be taken, and so does `action_masks()` for
-    sb3-contrib. A closed action stands for the nearest open one above it, the first after the last, and
-    `info["masked_action"]` is then True: agents that know no masks meet a well-defined problem, and whoever uses masks
-    can see that none was passed by. `info["metrics"]` of the last step has what envs/batch.py tells.
+    `info["action_mask"]` (int8, 1 is open) has the open actions, and so has `action_masks()` for sb3-contrib. A closed
+    action is replaced by the nearest open one above it, the first after the last, and `info["masked_action"]` is then
+    True: the problem is well-defined for agents without masks, and agents with masks can check that they apply them.
+    `info["metrics"]` of the last step has the episode's metrics (`episode_summaries` in envs/batch.py).
 
     A seed draws the scenario of an episode. `options={"scenario": i}` names it, and goes before the seed. Without
     either, the first reset of an environment begins with any, and after that the next scenario follows.
 
     Args:
-        problem: What is run; the preset `hetero64` if left out.
+        problem: Cluster, scenarios and rules; by default the preset `hetero64`.
         action: `node`, `gpu` or `candidate`.
         observation: `full`; or `patent` or `patent-literal`, but for candidates.
         reward: `potential`, `dt`, `jct` or `best_of_random`.
-        waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
-            out.
-        random_runs: With the best of how many random runs of a scenario `best_of_random` compares (SPEC R5).
+        waiting: `on` or `off`: whether letting the next event pass is an action; by default as in the problem's rules.
+        random_runs: Random runs of a scenario, with whose best `best_of_random` compares (SPEC R5).
         render_mode: `ansi` (text), `rgb_array` (image) or none.
 
     Raises:
-        ValueError: If an option is not known, or `random_runs` is out of range or given for another reward.
+        ValueError: If an option is unknown, or `random_runs` is out of range or given for another reward.
     """
 
     metadata: dict[str, Any] = {"render_modes": list(PICTURES), "render_fps": 4}  # noqa: RUF012 (as the base class)
@@ -160,7 +157,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     ) -> None:
         if render_mode is not None and render_mode not in PICTURES:
             raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
-        self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward, random_runs), 1)
+        self.batch = Batch(chosen_problem(problem, waiting), AgentView(action, observation, reward, random_runs), 1)
         self.observation_space, self.action_space = spaces_of(self.batch)
         self.render_mode = render_mode
         self._is_begun = False
@@ -171,7 +168,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Begin an episode: the scenario of the option or the seed, or else the next one.
 
         Raises:
-            ValueError: If an option is not known, there is no such scenario, or the seed is no whole number of at
+            ValueError: If an option is unknown, there is no such scenario, or the seed is no whole number of at
                 least 0; nothing has changed then.
         """
         seed, scenario = seed_given(seed), scenario_option(options, self.batch.scenarios)
@@ -179,7 +176,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         if scenario is None and (seed is not None or not self._is_begun):
             scenario = drawn_scenario(self.np_random, self.batch.scenarios)
         if scenario is None:
-            self.batch.go_on()
+            self.batch.reset_to_next()
         else:
             self.batch.reset(scenario)
         self._is_begun = True
@@ -190,7 +187,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
         Raises:
             ValueError: If it is no action; nothing has changed then.
-            ResetNeeded: If no episode is going on.
+            ResetNeeded: If no episode is running.
         """
         self._check_begun()
         chosen = self.batch.actions_in([whole_number(action, "action")])
@@ -220,7 +217,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _check_begun(self) -> None:
         if not self.batch.masks[0].any():
-            raise ResetNeeded("no episode is going on; call reset() first")
+            raise ResetNeeded("no episode is running; call reset() first")
 
 
 Step = tuple[
@@ -229,28 +226,27 @@ Step = tuple[
 
 
 class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]]):
-    """PlacementEnv many times over in one compiled step; `gymnasium.make_vec("longshore/Placement-v0", num_envs=n)`.
+    """Many PlacementEnv in one compiled step; `gymnasium.make_vec("longshore/Placement-v0", num_envs=n)`.
 
     Spaces, rewards, masks and closed actions are as in PlacementEnv. `infos["action_mask"]` has shape (num_envs,
-    actions). Environments that end begin anew in the same step (AutoresetMode.SAME_STEP): their last observation and
+    actions). Environments that end restart in the same step (AutoresetMode.SAME_STEP): their last observation and
     info, with the metrics, are in `infos["final_obs"]` and `infos["final_info"]`.
 
-    Environment r begins with the scenario of the seed or option plus r and runs every num_envs-th from there on. With a
-    list of seeds, one for each environment, each begins with the scenario of its own.
+    Environment r begins with the scenario of the seed or option plus r, and runs every num_envs-th from there on. With
+    a list of seeds, each environment begins with the scenario of its own seed.
 
     Args:
         num_envs: Environments.
-        problem: What is run; the preset `hetero64` if left out.
+        problem: Cluster, scenarios and rules; by default the preset `hetero64`.
         action: `node`, `gpu` or `candidate`.
         observation: `full`; or `patent` or `patent-literal`, but for candidates.
         reward: `potential`, `dt`, `jct` or `best_of_random`.
-        waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
-            out.
-        random_runs: With the best of how many random runs of a scenario `best_of_random` compares (SPEC R5).
+        waiting: `on` or `off`: whether letting the next event pass is an action; by default as in the problem's rules.
+        random_runs: Random runs of a scenario, with whose best `best_of_random` compares (SPEC R5).
         render_mode: `ansi` (text), `rgb_array` (image) or none.
 
     Raises:
-        ValueError: If an option is not known, or `random_runs` is out of range or given for another reward.
+        ValueError: If an option is unknown, or `random_runs` is out of range or given for another reward.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012 (as the base class)
@@ -273,12 +269,14 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
     ) -> None:
         if render_mode is not None and render_mode not in PICTURES:
             raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
-        self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward, random_runs), num_envs)
+        self.batch = Batch(
+            chosen_problem(problem, waiting), AgentView(action, observation, reward, random_runs), num_envs
+        )
         self.num_envs, self.render_mode = self.batch.rows, render_mode
         self.single_observation_space, self.single_action_space = spaces_of(self.batch)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._everyone = np.ones(self.num_envs, dtype=np.bool_)
+        self._all_rows = np.ones(self.num_envs, dtype=np.bool_)
         self._is_begun = False
 
     def reset(
@@ -291,7 +289,7 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
             options: `{"scenario": i}` or none.
 
         Raises:
-            ValueError: If an option is not known, there is no such scenario, or a seed is no whole number of at least
+            ValueError: If an option is unknown, there is no such scenario, or a seed is no whole number of at least
                 0; nothing has changed then.
         """
         scenario, starts = scenario_option(options, self.batch.scenarios), None
@@ -307,7 +305,7 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         elif starts is not None:
             self.batch.reset_at(starts)
         else:
-            self.batch.go_on()
+            self.batch.reset_to_next()
         self._is_begun = True
         return self.batch.observations.copy(), self._masks()
 
@@ -320,7 +318,7 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         return np.array([drawn_scenario(rng, self.batch.scenarios) for rng in rngs], dtype=np.int64)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
-        """Carry out one action in every environment, and begin anew where that ends an episode.
+        """Carry out one action in every environment, and restart those whose episode ends.
 
         Raises:
             ValueError: If one is no action; nothing has changed then.
@@ -329,11 +327,11 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         chosen = batch.actions_in(actions)
         taken = batch.nearest_open(chosen)
         batch.step(taken)
-        passed_by, ended = taken != chosen, batch.ended.copy()
+        masked, ended = taken != chosen, batch.ended.copy()
         rewards, cut_off = batch.rewards.astype(np.float64), batch.cut_off()
-        infos = self._begin_anew(np.flatnonzero(ended), passed_by) if ended.any() else {}
+        infos = self._restart(np.flatnonzero(ended), masked) if ended.any() else {}
         infos |= self._masks()
-        infos |= {"masked_action": passed_by & ~ended, "_masked_action": ~ended}
+        infos |= {"masked_action": masked & ~ended, "_masked_action": ~ended}
         return batch.observations.copy(), rewards, ended & ~cut_off, cut_off, infos
 
     def action_masks(self) -> NDArray[np.bool_]:
@@ -347,15 +345,15 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         return tuple(PICTURES[self.render_mode](self.batch, row) for row in range(self.num_envs))
 
     def _masks(self) -> dict[str, Any]:
-        return {"action_mask": self.batch.masks.astype(np.int8), "_action_mask": self._everyone.copy()}
+        return {"action_mask": self.batch.masks.astype(np.int8), "_action_mask": self._all_rows.copy()}
 
-    def _begin_anew(self, rows: NDArray[np.int64], passed_by: NDArray[np.bool_]) -> dict[str, Any]:
-        """Return the last observations and infos of rows that ended, which then begin anew."""
+    def _restart(self, rows: NDArray[np.int64], masked: NDArray[np.bool_]) -> dict[str, Any]:
+        """Restart rows that ended; return their last observations and infos."""
         infos: dict[str, Any] = {}
         for row, metrics in zip(rows, episode_summaries(self.batch, rows), strict=True):
             info = {
                 "action_mask": self.batch.masks[row].astype(np.int8),
-                "masked_action": bool(passed_by[row]),
+                "masked_action": bool(masked[row]),
                 "metrics": metrics,
             }
             final = {"final_obs": self.batch.observations[row].copy(), "final_info": info}
@@ -369,13 +367,13 @@ class PresetEnv(PlacementEnv):
 
     Args:
         preset: `hetero64`, `hetero64-stream`, `patent4` or `patent64`.
-        scenarios: How many are drawn.
+        scenarios: Number to draw.
         seed: Of the draw.
         order: Order regime.
         options: Further ones of PlacementEnv.
 
     Raises:
-        ValueError: If an option is not known.
+        ValueError: If an option is unknown.
     """
 
     def __init__(
@@ -385,18 +383,18 @@ class PresetEnv(PlacementEnv):
 
 
 class PresetVectorEnv(PlacementVectorEnv):
-    """PresetEnv many times over in one compiled step.
+    """Many PresetEnv in one compiled step.
 
     Args:
         num_envs: Environments.
         preset: As for PresetEnv, and so are the next.
-        scenarios: How many are drawn.
+        scenarios: Number to draw.
         seed: Of the draw.
         order: Order regime.
         options: Further ones of PlacementVectorEnv.
 
     Raises:
-        ValueError: If an option is not known.
+        ValueError: If an option is unknown.
     """
 
     def __init__(
@@ -411,14 +409,14 @@ class TraceEnv(PlacementEnv):
     Args:
         trace: File of the jobs.
         cluster: Cluster file; clusters of the preset `hetero64` if None.
-        windows: How many are drawn, one scenario each.
+        windows: Number to draw, one scenario each.
         load: Share of the cluster's GPU-time that arrivals are scaled to offer; None leaves them as they are recorded.
         order: Order regime.
         seed: Of windows and faults.
         options: Further ones of PlacementEnv.
 
     Raises:
-        ValueError: If an option is not known.
+        ValueError: If an option is unknown.
         InputError: If a file cannot be used.
     """
 
@@ -430,20 +428,20 @@ class TraceEnv(PlacementEnv):
 
 
 class TraceVectorEnv(PlacementVectorEnv):
-    """TraceEnv many times over in one compiled step.
+    """Many TraceEnv in one compiled step.
 
     Args:
         num_envs: Environments.
         trace: As for TraceEnv, and so are the next.
         cluster: Cluster file.
-        windows: How many are drawn.
-        load: What arrivals are scaled to offer.
+        windows: Number to draw.
+        load: As for TraceEnv.
         order: Order regime.
         seed: Of windows and faults.
         options: Further ones of PlacementVectorEnv.
 
     Raises:
-        ValueError: If an option is not known.
+        ValueError: If an option is unknown.
         InputError: If a file cannot be used.
     """
 

@@ -1,29 +1,25 @@
-"""What observations hold, by name and in order.
-
-`patent-literal` is SPEC R2's state to the letter: the GPUs of the job, its estimated run time in hours, and one entry
-per GPU that is 0 when it can be used and 1 when it is busy, faulty or picked. `patent` tells the GPUs still to pick and
-the hours still to run instead of those of the whole job.
+"""What observations hold, by name and in order; patent.py has those of the patent.
 
 `full` is a row of global features and then a row of features for each item: a node, or a GPU with its node's features.
 Times are divided by the mean estimate of the jobs submitted so far (the unit), and everything is clipped to
-[-CLIP, CLIP].
+[-FEATURE_CLIP, FEATURE_CLIP].
 The size of a node is its number of GPUs. A waiting job's expected run time is its restart cost, if it was stopped
 before, and its estimated work times the slowdown of the placement (docs/simulator.md).
 
-The best completion with a node takes the picks, then of that node as many GPUs as are needed, then of others, those
-with most usable GPUs first (ties: lowest index), until the job has all. The others must have at least some speed: each
+The best completion with a node takes the picks, then the GPUs still needed of that node, then of others, those with
+most usable GPUs first (ties: lowest index), until the job has all. The others must have at least some speed: each
 speed of the cluster is tried that is not above the slowest of the picks and the node, fastest first, and the one with
-the shortest expected run time is taken, the first of equals; so it is with the best of all nodes, which are looked at
-most usable GPUs first. A node without usable GPUs has no completion, and its features of one are 0.
+the shortest expected run time is taken, the first of equals. The best of all nodes is chosen in the same way, those
+with most usable GPUs first. A node without usable GPUs has no completion, and its features of one are 0.
 
 What an observation with `candidate` actions holds, in order: global features, then those of each candidate.
 
 Times are from the decision on, divided by the mean estimate of the jobs submitted so far (the unit), and everything is
-clipped to [-CLIP, CLIP]. A candidate is a job and a set of nodes, now or after a wait for an expected end; its finish
-is delay + run time, expected faults included. The jobs ahead are those that cluster/candidates/futures.py imagines
-after it. Candidates that the list does not have are zero.
+clipped to [-FEATURE_CLIP, FEATURE_CLIP]. A candidate is a job and a set of nodes, now or after a wait for an expected
+end; its finish is delay + run time, expected faults included. The jobs ahead are those that
+cluster/candidates/futures.py imagines after it. Candidates beyond the end of the list are zero.
 
-Jobs of real traces differ by factors of a thousand, so that a share of their mean says little of most: the features
+Jobs of real traces differ by factors of a thousand, so that a share of their mean means little for most: the features
 that follow `candidates` and `refused` are ratios.
 """
 
@@ -33,9 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.state.state import CANDIDATES
+from .patent import patent_bounds
 
-SIZES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
-QUANTILES = 5  # of the nodes' drain times: least, quarters, most
+JOB_SIZE_CLASSES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
+DRAIN_QUANTILES = 5  # of the nodes' drain times: least, quarters, most
 
 
 class CandidateGlobals(NamedTuple):
@@ -71,18 +68,16 @@ class CandidateGlobals(NamedTuple):
     drain_4: int
     next_large: int  # jobs of the queue before the next that fills the largest node, logarithm as above
     next_large_gpus: int  # its GPUs, over those of the cluster
-    longest: int  # longest estimated work in the queue, the job that is due left out
+    longest: int  # longest estimated work in the queue, without the job that is due
     longest_gpus: int  # its GPUs, over those of the cluster
     may_wait: int  # 1 if waiting is allowed
     base_waits: int  # 1 if the base heuristic waits
     candidates: int  # candidates in the list, over 16
-    passes: (
-        int  # 1 if the order regime lets jobs pass the one that goes first; older checkpoints lack this and the rest
-    )
+    passes: int  # 1 if the order regime lets jobs pass the one that goes first
     by_key: int  # 1 if it orders jobs by a key, such as their estimates
     smallest_first: int  # 1 if the job of the smallest key goes first
     log_estimate: int  # natural logarithm, over 4, of the estimated work of the job that is due over the unit
-    log_fault_loss: int  # the same of 1 + what a fault is reckoned to cost it over that work; so are the next
+    log_fault_loss: int  # the same of 1 + the expected cost of a fault over that work; so are the next
     log_waited: int  # 1 + the time that it has waited over its work
     log_running: int  # 1 + the jobs that run
     log_backlog: int  # 1 + the queue's work x GPUs over GPUs of the cluster x its work: its wait, about
@@ -115,7 +110,7 @@ class CandidateFeatures(NamedTuple):
     left_largest: int  # most usable GPUs then left on a node, over the size of the largest
     left_empty: int  # wholly free nodes then left, as a share of all
     takes_lemon: int  # share of its GPUs on lemons
-    ahead_start_1: int  # CLIP if never, 0 if none
+    ahead_start_1: int  # FEATURE_CLIP if never, 0 if none
     ahead_end_1: int
     ahead_start_2: int
     ahead_end_2: int
@@ -137,25 +132,25 @@ class CandidateFeatures(NamedTuple):
     job_waited: int  # natural logarithm of 1 + the time that its job has been in the queue
     rests: int  # 1 if it lets all jobs wait until the next event, and not only the one that is due
     refused: int  # 1 if it breaks the reservation, so that it only passes its job over
-    log_run: int  # run time over the unit; checkpoints before this lack the rest
+    log_run: int  # run time over the unit
     log_finish: int  # finish over the unit
     run_over_least: int  # logarithm of the run time over that of its job on the fastest GPUs
     delay_over_least: int  # logarithm of 1 + the delay over that
     finish_ratio: int  # logarithm of the finish over the base's
     ahead_ratio: int  # 8 x the logarithm of the sum of the ends of all jobs ahead over the base's
-    ahead_gain: int  # what that sum is below the base's, over its job's run time on the fastest GPUs
+    ahead_gain: int  # the base's sum less that sum, over its job's run time on the fastest GPUs
     ahead_now: int  # jobs ahead that start at once, over 8
     job_log_estimate: int  # estimated work that its job has left over the unit
     job_log_waited: int  # 1 + the time that its job has waited over that work
 
 
-# Kernels write by these columns, so that the order stands in the classes above and nowhere else.
+# Kernels write by these columns, so that the classes above alone define the order.
 DECISION = CandidateGlobals(*range(len(CandidateGlobals._fields)))
 CANDIDATE = CandidateFeatures(*range(len(CandidateFeatures._fields)))
 CANDIDATE_GLOBALS, CANDIDATE_FEATURES = CandidateGlobals._fields, CandidateFeatures._fields
 
 
-CLIP = 8.0
+FEATURE_CLIP = 8.0
 LOOK_AHEAD = 6  # jobs of the queue that are described one by one
 
 
@@ -202,7 +197,7 @@ class NodeFeatures(NamedTuple):
     taken: int  # GPUs picked here, over size
     down: int  # GPUs out of service, over size
     busy: int  # GPUs that run jobs, over size
-    first_end: int  # time until the first expected end of a job here, CLIP if nothing runs
+    first_end: int  # time until the first expected end of a job here, FEATURE_CLIP if nothing runs
     last_end: int  # time until the last, 0 if nothing runs
     run: int  # expected run time of the best completion with this node
     run_over_best: int  # that over the shortest of all nodes, less 1
@@ -213,8 +208,8 @@ class NodeFeatures(NamedTuple):
     share_of_job: int  # GPUs that it would give, over those still needed
 
 
-class OwnFeatures(NamedTuple):
-    """What a GPU does not share with its node, 1 or 0: each field is a column, counted from the GPU's first."""
+class GpuFeatures(NamedTuple):
+    """Features of a GPU beside those of its node, 1 or 0: each field is a column, counted from the GPU's first."""
 
     usable: int
     gpu_busy: int  # it runs another job
@@ -222,10 +217,10 @@ class OwnFeatures(NamedTuple):
     picked: int  # it is picked for the job that is due
 
 
-# Kernels write by these columns, so that the order stands in the classes above and nowhere else.
+# Kernels write by these columns, so that the classes above alone define the order.
 GLOBAL = GlobalFeatures(*range(len(GlobalFeatures._fields)))
-NODE = NodeFeatures(*range(len(NodeFeatures._fields)))
-OWN = OwnFeatures(*range(len(OwnFeatures._fields)))
+NODE_COLUMN = NodeFeatures(*range(len(NodeFeatures._fields)))
+GPU_COLUMN = GpuFeatures(*range(len(GpuFeatures._fields)))
 AHEAD_GPUS, AHEAD_ESTIMATE = len(GLOBAL), len(GLOBAL) + 1  # of the first job of the queue behind the one that is due
 AHEAD_COUNT = 2  # columns of each of these jobs: GPUs over the size of the largest node, and estimated work
 
@@ -234,7 +229,7 @@ GLOBALS = (
     *(f"{name}_{i}" for i in range(LOOK_AHEAD) for name in ("ahead_gpus", "ahead_estimate")),
 )
 NODE_FEATURES = NodeFeatures._fields
-GPU_FEATURES = (*OwnFeatures._fields, *NODE_FEATURES)  # a GPU's own, then those of its node
+GPU_FEATURES = (*GpuFeatures._fields, *NODE_FEATURES)  # a GPU's own, then those of its node
 
 
 def observation_size(observation: str, action: str, gpus: int, nodes: int) -> int:
@@ -256,7 +251,5 @@ def action_count(action: str, gpus: int, nodes: int, *, waiting: bool) -> int:
 def bounds(observation: str, size: int, cluster_gpus: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the lowest and highest values of an observation, each of shape (size,)."""
     if observation != "full":
-        high = np.ones(size, dtype=np.float32)
-        high[0], high[1] = cluster_gpus, np.finfo(np.float32).max  # hours have no bound, and checkers want a finite one
-        return np.zeros(size, dtype=np.float32), high
-    return np.full(size, -CLIP, dtype=np.float32), np.full(size, CLIP, dtype=np.float32)
+        return patent_bounds(size, cluster_gpus)
+    return np.full(size, -FEATURE_CLIP, dtype=np.float32), np.full(size, FEATURE_CLIP, dtype=np.float32)

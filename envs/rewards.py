@@ -1,4 +1,4 @@
-"""The rewards: what one is, ours, and those that other packages register."""
+"""Rewards: the contract of one, and ours."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,14 +15,14 @@ class Reward(NamedTuple):
     """How an episode is paid for: by the falls of its cost, decision by decision.
 
     Args:
-        about: One line for people.
-        cost_s: Compiled by `longshore.cluster.kernels.compiled.kernel`: of a simulation and a row, what the episode has
-            cost until now.
+        about: One line of description.
+        cost_s: Compiled by `longshore.cluster.kernels.compiled.kernel`: from a simulation and a row to the cost of the
+            episode so far.
         at_end: Whether all of it is paid at the end.
-        against_s: Of a simulation, what the cost of each scenario is compared with, shape (scenarios,). It is paid
-            back with the first reward, and it is the unit of rewards. Row 0 of the simulation may be run. If this is
-            None, nothing is paid back, and the unit is the scenario's ideal time: its work over the speed of the
-            whole cluster.
+        against_s: From a simulation to the costs with which those of scenarios are compared, shape (scenarios,). They
+            are paid back with the first reward, and are the unit of rewards. Row 0 of the simulation may be run. If
+            this is None, nothing is paid back, and the unit is the scenario's ideal time: its work over the speed of
+            the whole cluster.
     """
 
     about: str
@@ -74,8 +74,8 @@ POTENTIAL = Reward(
 )
 
 
-RANDOM_RUNS = 5  # if none are asked for
-MOST_RANDOM_RUNS = 1000
+RANDOM_RUNS = 5  # by default
+MAX_RANDOM_RUNS = 1000
 
 
 def random_makespan_s(sim: Simulation, runs: int = RANDOM_RUNS) -> NDArray[np.float64]:
@@ -83,7 +83,7 @@ def random_makespan_s(sim: Simulation, runs: int = RANDOM_RUNS) -> NDArray[np.fl
 
     Args:
         sim: A simulation, of which row 0 is run and left at an end.
-        runs: Random runs of each scenario, from 1 to MOST_RANDOM_RUNS.
+        runs: Random runs of each scenario, from 1 to MAX_RANDOM_RUNS.
     """
     scenarios = sim.scenarios.jobs.size
     least_s = np.empty(scenarios)

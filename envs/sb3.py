@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from ..cluster.model.problem import Problem
-from .batch import Batch, View, episode_summaries
+from .batch import AgentView, Batch, episode_summaries
 from .spaces import drawn_scenario, scenario_option, seed_given, spaces_of, whole_number
 
 
@@ -19,14 +19,14 @@ class PlacementVecEnv(VecEnv):
     one where the rules allow it. An episode is one scenario; `info["episode"]` of its last step has its metrics.
 
     Args:
-        problem: What is run.
-        view: How it is seen and acted on.
+        problem: Cluster, scenarios and rules.
+        view: How agents observe, act and are rewarded.
         rows: Environments.
         first: Scenario of row 0 at each reset without a seed or an option, row r begins with first + r. If it is None,
             the first reset begins with any, and after that the next scenarios follow.
     """
 
-    def __init__(self, problem: Problem, view: View, rows: int, *, first: int | None = None) -> None:
+    def __init__(self, problem: Problem, view: AgentView, rows: int, *, first: int | None = None) -> None:
         self.batch = Batch(problem, view, rows)
         self.first = None if first is None else whole_number(first, "first", least=0)
         self._actions = np.zeros(self.batch.rows, dtype=np.int64)
@@ -49,7 +49,7 @@ class PlacementVecEnv(VecEnv):
             options: For all rows alike, or a list with those of each row; None for none.
 
         Raises:
-            ValueError: If an option is not known, or there is no such scenario; those set before stay.
+            ValueError: If an option is unknown, or there is no such scenario; earlier options stay.
         """
         each: list[Any] = list(options) if isinstance(options, list | tuple) else [options or {}] * self.num_envs
         if len(each) != self.num_envs:
@@ -63,8 +63,8 @@ class PlacementVecEnv(VecEnv):
         begin = self._begin()
         starts = self.batch.upcoming if begin is None else begin + np.arange(self.num_envs)
         for row, options in enumerate(self._options):
-            asked = scenario_option(options, self.batch.scenarios)
-            starts[row] = starts[row] if asked is None else asked
+            scenario = scenario_option(options, self.batch.scenarios)
+            starts[row] = starts[row] if scenario is None else scenario
         self.batch.reset_at(starts)
         self._is_begun = True
         self._reset_seeds()
@@ -72,7 +72,7 @@ class PlacementVecEnv(VecEnv):
         return self.batch.observations.copy()
 
     def _begin(self) -> int | None:
-        """Return the scenario of row 0 without options, None if each row goes on to its next."""
+        """Return the scenario of row 0 without options, None if each row continues with its next."""
         seed = self._seeds[0]
         if seed is None and self.first is not None:
             return self.first % self.batch.scenarios
@@ -89,7 +89,7 @@ class PlacementVecEnv(VecEnv):
         self._actions = self.batch.actions_in(actions)
 
     def step_wait(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
-        """Carry out the kept actions; environments that end begin anew."""
+        """Carry out the kept actions; environments that end restart."""
         batch = self.batch
         batch.step(self._actions)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
@@ -114,7 +114,7 @@ class PlacementVecEnv(VecEnv):
         """Release nothing: all is memory."""
 
     def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
-        """Return an attribute for each environment: `action_masks` and what all rows share."""
+        """Return an attribute for each environment: `action_masks`, and attributes of the batch."""
         value = getattr(self, attr_name)
         return [value for _ in self._rows(indices)]
 
@@ -138,7 +138,7 @@ class PlacementVecEnv(VecEnv):
         return [False for _ in self._rows(indices)]
 
     def _rows(self, indices: int | Iterable[int] | None) -> list[int]:
-        """Return which rows are meant.
+        """Return the rows of indices.
 
         Raises:
             ValueError: If there is no such row.

@@ -1,4 +1,4 @@
-"""The spaces of environments, and what users pass in: actions, seeds, scenarios and options."""
+"""Spaces of environments, and checks of what users pass in: actions, seeds, scenarios and options."""
 
 import operator
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     from .batch import Batch
 
-LARGEST = 2**62  # of an action or a scenario; seeds may be larger
+MAX_WHOLE_NUMBER = 2**62  # of an action or a scenario; seeds may be larger
 
 
 def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
@@ -29,13 +29,13 @@ def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
     except (ValueError, TypeError) as error:  # lists of several lengths, arrays of another machine
         raise ValueError(f"{what} {_shown(values)} is no whole number") from error
     # NumPy takes a bool among integers for one of them.
-    odd = [it for it in values if isinstance(it, bool | np.bool_)] if isinstance(values, list | tuple) else []
+    odd = [value for value in values if isinstance(value, bool | np.bool_)] if isinstance(values, list | tuple) else []
     if odd or given.dtype.kind not in "iuf":
         raise ValueError(f"{what} {_shown(odd[0] if odd else values)} is no whole number")
     if given.dtype == np.int64:
         return given
     with np.errstate(invalid="ignore"):
-        wrong = given[~((given % 1 == 0) & (abs(given.astype(np.float64)) <= LARGEST))]
+        wrong = given[~((given % 1 == 0) & (abs(given.astype(np.float64)) <= MAX_WHOLE_NUMBER))]
     if wrong.size:
         raise ValueError(f"{what} {wrong.flat[0]} is no whole number")
     return given.astype(np.int64)
@@ -63,14 +63,14 @@ def whole_number(value: object, what: str, *, least: int | None = None) -> int:
 
 
 def scenario_option(options: object, scenarios: int) -> int | None:
-    """Return the scenario that the options of a reset ask for; None if they ask for none.
+    """Return the scenario that the options of a reset name; None if they name none.
 
     Args:
         options: None, or a dict with `scenario` or nothing.
-        scenarios: How many there are.
+        scenarios: Number of scenarios.
 
     Raises:
-        ValueError: If an option is not known, or there is no such scenario.
+        ValueError: If an option is unknown, or there is no such scenario.
     """
     if options is None:
         return None
@@ -98,7 +98,7 @@ def seed_given(seed: object) -> int | None:
 
 
 def drawn_scenario(rng: np.random.Generator, scenarios: int) -> int:
-    """Return the scenario that a seed begins with, whose random numbers these are: neighbours begin far apart."""
+    """Return the scenario that the generator of a seed draws; neighbouring seeds draw distant ones."""
     return int(rng.integers(scenarios))
 
 
@@ -107,26 +107,27 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-MARK = "longshore"  # attribute of the observation space; Stable-Baselines3 writes it into its files as plain JSON
+# Attribute of the observation space with the options of its environment. Stable-Baselines3 saves it as plain JSON.
+OPTIONS_ATTRIBUTE = "longshore"
 
 
 def spaces_of(batch: "Batch") -> tuple[spaces.Space[NDArray[np.float32]], spaces.Discrete]:
-    """Return what one environment of a batch shows and takes.
+    """Return observation and action space of one environment of a batch.
 
     The observation space has an attribute `longshore`: a dict of the action, the observation, whether waiting is one of
     the actions, and the GPUs of each node.
     """
-    seen: spaces.Space[Any] = spaces.Box(batch.low, batch.high, dtype=np.float32)
-    mark: dict[str, Any] = {
+    observations: spaces.Space[Any] = spaces.Box(batch.low, batch.high, dtype=np.float32)
+    options: dict[str, Any] = {
         "action": batch.view.action, "observation": batch.view.observation,
         "waiting": bool(batch.problem.rules.waiting),
         "node_gpus": [int(gpus) for gpus in np.diff(batch.problem.cluster.first_gpu)],
     }  # fmt: skip
-    setattr(seen, MARK, mark)
-    return seen, spaces.Discrete(batch.actions)
+    setattr(observations, OPTIONS_ATTRIBUTE, options)
+    return observations, spaces.Discrete(batch.actions)
 
 
-def mark_of(space: object) -> Mapping[str, Any] | None:
-    """Return how the environment was made that a space belongs to, None if the space does not say so."""
-    mark = getattr(space, MARK, None)
-    return mark if isinstance(mark, Mapping) else None
+def env_options(space: object) -> Mapping[str, Any] | None:
+    """Return the options of the environment that a space belongs to, None if the space has none."""
+    options = getattr(space, OPTIONS_ATTRIBUTE, None)
+    return options if isinstance(options, Mapping) else None

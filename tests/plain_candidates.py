@@ -10,7 +10,7 @@ import numpy as np
 
 from longshore.cluster.model.problem import Problem, Rules
 from longshore.cluster.state.state import Simulation
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from tests.envs.plain_features import Decision
 from tests.envs.random_run import steps_of_episode
 from tests.reference_policies import TIE, earlier, greedy_set
@@ -42,7 +42,7 @@ class Ahead(NamedTuple):
 
 def decisions(problem: Problem, scenario: int, seed: int) -> Iterator[Batch]:
     """Run random candidates; yields a batch of one row at each of the first decisions, its candidates listed."""
-    batch = Batch(problem, View(action="candidate"), 1)
+    batch = Batch(problem, AgentView(action="candidate"), 1)
     steps = steps_of_episode(batch, scenario, np.random.default_rng(seed))
     for _ in zip(range(DECISIONS), steps, strict=False):
         if batch.masks[0].any():

@@ -16,10 +16,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def call(folders: list[Path], *arguments: str) -> processes.CompletedProcess[str]:
-    """Call longshore where packages are on the path; as plain Python, as strangers' kernels take minutes to compile."""
+    """Call longshore, or Python by -c, with packages on the path, and without compilation of their kernels."""
     path = os.pathsep.join(str(folder) for folder in folders)
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path, "COLUMNS": "200"}
-    line = [sys.executable, "-m", "longshore", *arguments]
+    line = [sys.executable, *arguments] if arguments[0] == "-c" else [sys.executable, "-m", "longshore", *arguments]
     return processes.run(line, capture_output=True, check=False, env=environment)
 
 
@@ -27,7 +27,7 @@ def call(folders: list[Path], *arguments: str) -> processes.CompletedProcess[str
 def packages(tmp_path: Path) -> list[Path]:
     """The examples of docs/extending.md whose kernels ours call."""
     folders = []
-    for title in ("A heuristic", "An order regime", "A reward"):
+    for title in ("A policy", "An order regime", "A reward"):
         ((group, points),) = points_of(PARTS[title]).items()
         folder = tmp_path / group.removeprefix("longshore.")
         write_package(folder, folder.name, points)
@@ -37,13 +37,13 @@ def packages(tmp_path: Path) -> list[Path]:
     return folders
 
 
-def test_jobs_are_simulated_by_a_strangers_heuristic_under_a_strangers_order_regime(packages: list[Path]) -> None:
+def test_jobs_are_simulated_by_a_strangers_policy_under_a_strangers_order_regime(packages: list[Path]) -> None:
     small = str(ROOT / "examples" / "small.yaml")
-    done = call(packages, "simulate", "--cluster", small, "--jobs", "8", "--policy", "tidy", "--order", "smallest")
+    done = call(packages, "simulate", "--cluster", small, "--jobs", "8", "--policy", "fullest", "--order", "smallest")
     assert done.returncode == 0, done.stderr
     assert "8" in done.stdout
     listed = call(packages, "policy", "list")
-    assert "tidy " in listed.stdout
+    assert "fullest " in listed.stdout
     assert "fewest free GPUs first" in listed.stdout
 
 
@@ -57,7 +57,7 @@ def test_help_and_messages_name_what_a_stranger_adds(packages: list[Path]) -> No
 
 def test_a_broken_package_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:
     folders = []
-    for seam in ("heuristics", "orders", "rewards", "metrics", "faults", "networks", "traces"):
+    for seam in ("policies", "orders", "rewards", "metrics", "faults", "networks", "traces"):
         write_package(tmp_path / seam, seam, {"broken": "nowhere:THING"})
         folders.append(tmp_path / seam)
     small = str(ROOT / "examples" / "small.yaml")
@@ -72,14 +72,15 @@ def test_a_broken_package_stops_nobody_who_does_not_use_it(tmp_path: Path) -> No
 
 def test_a_kernel_of_a_package_that_cannot_be_called_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:
     text = (
-        "from longshore.agents.rules import Rule\n"
+        "from longshore.envs.rewards import Reward\n"
         "from longshore.cluster.kernels.compiled import kernel\n"
-        "@kernel\ndef pick(sim):\n    return True\n"
-        "RULE = Rule(pick, 'takes too little')\n"
+        "@kernel\ndef cost_s(sim):\n    return 0.0\n"
+        "REWARD = Reward('takes too little', cost_s)\n"
     )
-    write_package(tmp_path, "heuristics", {"short": "short_module:RULE"})
+    write_package(tmp_path, "rewards", {"short": "short_module:REWARD"})
     (tmp_path / "short_module.py").write_text(text)
     small = str(ROOT / "examples" / "small.yaml")
     assert call([tmp_path], "simulate", "--cluster", small, "--jobs", "3").returncode == 0
-    done = call([tmp_path], "simulate", "--cluster", small, "--jobs", "3", "--policy", "short")
-    assert "the rule of heuristic 'short' takes 1 arguments, expected 3" in done.stderr
+    made = "import gymnasium, longshore; gymnasium.make('longshore/Hetero64-v0', scenarios=1, reward='short')"
+    done = call([tmp_path], "-c", made)
+    assert "the cost of reward 'short' takes 1 arguments, expected 2" in done.stderr

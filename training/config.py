@@ -21,7 +21,7 @@ from ..cluster.files.registered_name import RegisteredName
 from ..cluster.files.yaml_file import read_yaml
 from ..cluster.model.outcome import Weighting, weighting_of
 from ..cluster.presets.problems import Regime
-from ..envs.rewards import MOST_RANDOM_RUNS, RANDOM_RUNS
+from ..envs.rewards import MAX_RANDOM_RUNS, RANDOM_RUNS
 from .presets import HISTORY, PRESETS, TAUGHT, TRACES, DistilParameters, GroupParameters, Hyperparameters
 from .problems import LOADS, KnownEstimates, ProblemRequest, Sizes
 
@@ -144,7 +144,7 @@ class TrainingConfig(BaseModel):
     action: Literal["node", "gpu", "candidate"] = "node"
     observation: Literal["full", "patent", "patent-literal"] = "full"
     reward: Annotated[str, RegisteredName("rewards")]
-    random_runs: int = Field(default=RANDOM_RUNS, ge=1, le=MOST_RANDOM_RUNS)  # of a scenario, for best_of_random
+    random_runs: int = Field(default=RANDOM_RUNS, ge=1, le=MAX_RANDOM_RUNS)  # of a scenario, for best_of_random
     replay: Literal["off", "dynamic", "literal", "literal-all", "geppo", "vtrace"] = "off"
     buffer: int | None = Field(default=None, ge=1, le=MAX_BUFFER)  # samples of replay; None: of `kept` rollouts
     environments: int | None = Field(default=None, ge=1, le=MAX_ENVIRONMENTS)  # None: the preset's

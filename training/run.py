@@ -12,7 +12,7 @@ import torch
 from ..agents.learned.checkpoint import load_policy, save_policy, schema_of
 from ..agents.learned.schema import USERS, Schema, Trained, use_of
 from ..agents.networks.candidates import CandidatePolicy
-from ..agents.rehearsals import GROUPS as OF_POLICIES
+from ..agents.rehearsals import POLICY_GROUPS
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import readable
 from ..cluster.kernels.ahead import Rehearsal
@@ -256,7 +256,7 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
 REHEARSED_RUNS = 2  # of a group
 _RUN_MODULE = "longshore.training.run"
 REHEARSAL_GROUPS = {
-    **OF_POLICIES,
+    **POLICY_GROUPS,
     "training": [f"{_RUN_MODULE}:groups", f"{_RUN_MODULE}:labels"],
 }  # what belongs together for a user
 

@@ -290,4 +290,4 @@ def restore_batch(arrays: Arrays, batch: Batch) -> None:
         value[...] = found[field]
     for field, value in batch.arrays().items():
         value[...] = others[field]
-    batch.show_again()
+    batch.observe_again()

@@ -1,1 +1,1 @@
-"""Learned policies: how they are saved, loaded and asked."""
+"""Learned policies: how they are saved and loaded, and how they decide."""

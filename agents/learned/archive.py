@@ -1,6 +1,6 @@
-"""Reading zips of arrays that may be hostile: nothing is unpacked before it is known how large it is.
+"""Reads zips of arrays that may be hostile: sizes are checked before anything is unpacked.
 
-A few bytes of an archive or a header can ask for terabytes, and Python's own readers believe them.
+A few bytes of an archive or a header can claim terabytes, and Python's own readers allocate them.
 """
 
 import io
@@ -16,19 +16,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST_BYTES = 1 << 30  # more than any policy of ours needs
-UNSUSPECTED_BYTES = 1 << 26  # so much may be packed as well as it can be
-MOST_STORED_BYTES = 1 << 34  # what a run may keep for replay is half of that
-MOST_ENTRIES = 10_000  # arrays of a run
-MOST_TIMES = 16  # beyond that, weights pack to nine tenths of their size, and a bomb to a thousandth
+MAX_FILE_BYTES = 1 << 30  # of a checkpoint; our policies need less
+UNCHECKED_RATIO_BYTES = 1 << 26  # up to this size any ratio of packing is allowed
+MAX_STORED_BYTES = 1 << 34  # twice the largest replay buffer of a run
+MAX_ZIP_ENTRIES = 10_000  # arrays of a run
+MAX_PACKING_RATIO = 16  # weights pack to nine tenths of their size, a zip bomb to a thousandth
 HEADER_BYTES = 1 << 12  # of an array; ours take 128
-NAME_BYTES = 1 << 10  # of an entry in the list of an archive, with what stands beside it
+NAME_BYTES = 1 << 10  # of an entry in the list of an archive, its attributes included
 HEADER = re.compile(
     rb"\{'descr': '([<>][fiu][248]|\|[biu]1)', 'fortran_order': (True|False), "
     rb"'shape': \(((?:\d{1,12}(?:, ?|(?=\))))*)\), \} *\n"
 )
-_END = struct.Struct("<4s4H2LH")  # of an archive: signature, numbers of disks and entries, size and place of the list
-_WIDE = b"PK\x06\x07"  # begins the record that counts in 64 bits
+_ZIP_END = struct.Struct(
+    "<4s4H2LH"
+)  # of an archive: signature, numbers of disks and entries, size and place of the list
+_ZIP64_END = b"PK\x06\x07"  # signature of the record with 64-bit counts
 _ENDS_BYTES = 98  # of the records that an archive ends with
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -42,8 +44,8 @@ def read_file(path: Path) -> bytes:
         OSError: If it cannot be read.
     """
     size = _size_of(path)
-    if size > LARGEST_BYTES:
-        raise ValueError(f"it has {size} bytes, expected at most {LARGEST_BYTES}")
+    if size > MAX_FILE_BYTES:
+        raise ValueError(f"it has {size} bytes, expected at most {MAX_FILE_BYTES}")
     with path.open("rb") as file:
         return file.read(size)
 
@@ -62,10 +64,10 @@ def open_archive(content: bytes, names: Collection[str], *, packed: bool) -> zip
         ValueError: If it has others, or is no plain archive.
         zipfile.BadZipFile: If it is damaged.
     """
-    if len(content) < _END.size or content[-_END.size :][:4] != b"PK\x05\x06":
+    if len(content) < _ZIP_END.size or content[-_ZIP_END.size :][:4] != b"PK\x05\x06":
         raise ValueError("it does not end as a zip does")
-    _, _, _, _, count, listed_bytes, _, comment = _END.unpack(content[-_END.size :])
-    if comment or content[-_END.size - 20 :][:4] == _WIDE or listed_bytes > NAME_BYTES * (count or 1):
+    _, _, _, _, count, listed_bytes, _, comment = _ZIP_END.unpack(content[-_ZIP_END.size :])
+    if comment or content[-_ZIP_END.size - 20 :][:4] == _ZIP64_END or listed_bytes > NAME_BYTES * (count or 1):
         raise ValueError("it is no zip as this version writes")
     if count > len(names):
         raise ValueError(f"it has {count} entries, expected {len(names)}")
@@ -82,7 +84,7 @@ def open_archive(content: bytes, names: Collection[str], *, packed: bool) -> zip
 
 
 def read_entry(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
-    """Return what an entry unpacks to.
+    """Return the unpacked bytes of an entry.
 
     Raises:
         ValueError: If that is more than it may be, or than its size on file makes likely.
@@ -93,16 +95,16 @@ def read_entry(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
         raise ValueError(f"{name} unpacks to {entry.file_size} bytes, expected at most {most_bytes}")
     on_file, room = entry.compress_size, max(0, archive.start_dir - entry.header_offset)
     if on_file > room:
-        raise ValueError(f"{name} says that it has {on_file} bytes, and the file has {room} for it")
-    if entry.file_size > max(UNSUSPECTED_BYTES, MOST_TIMES * on_file):
+        raise ValueError(f"{name} claims {on_file} bytes, and the file has {room} for it")
+    if entry.file_size > max(UNCHECKED_RATIO_BYTES, MAX_PACKING_RATIO * on_file):
         raise ValueError(f"{name} has {on_file} bytes and unpacks to {entry.file_size}; no weights do")
     with archive.open(entry) as file:
-        # The size is what the archive claims: without a bound, all would be unpacked before that is looked at.
+        # The size is only claimed: without a bound, all of the entry would be unpacked.
         return file.read(entry.file_size + 1)
 
 
 def shape_in(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
-    """Return the shape that the header of an array says, of which nothing more is read.
+    """Return the shape in the header of an array, without reading the array.
 
     Raises:
         ValueError: If it is no header.
@@ -123,9 +125,9 @@ def arrays_in(archive: zipfile.ZipFile, shapes: Shapes) -> dict[str, NDArray[np.
 
 
 def packed_bytes(shapes: Shapes) -> int:
-    """Return how many bytes arrays of floating numbers take at most as an archive that is not packed."""
+    """Return the most bytes that arrays of floating numbers take in an archive that is not packed."""
     room = HEADER_BYTES + 2 * NAME_BYTES
-    return sum(8 * math.prod(shape) + room for shape in shapes.values()) + _END.size
+    return sum(8 * math.prod(shape) + room for shape in shapes.values()) + _ZIP_END.size
 
 
 def _entry(name: str) -> str:
@@ -136,7 +138,7 @@ def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return all arrays of a file that `numpy.savez` wrote, by name, which take no more memory than the file has bytes.
 
     Raises:
-        ValueError: If an entry is packed, is no array of numbers, or the file has not all the bytes that it says.
+        ValueError: If an entry is packed, is no array of numbers, or the file is shorter than it claims.
         OSError: If it cannot be read.
         zipfile.BadZipFile: If it is damaged.
     """
@@ -146,10 +148,8 @@ def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
         _check_list(file.read(_ENDS_BYTES))
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            if sum(entry.file_size for entry in entries) > min(size, MOST_STORED_BYTES):
-                raise ValueError(
-                    f"its entries have more bytes than the {size} of the file, or than {MOST_STORED_BYTES}"
-                )
+            if sum(entry.file_size for entry in entries) > min(size, MAX_STORED_BYTES):
+                raise ValueError(f"its entries have more bytes than the {size} of the file, or than {MAX_STORED_BYTES}")
             for entry in entries:
                 _check_stored(entry)
             return {_name(entry): _parsed(archive.read(entry), _name(entry)) for entry in entries}
@@ -169,7 +169,7 @@ def stored_entries(content: bytes, most_entries: int) -> dict[str, bytes]:
     _check_list(content[-_ENDS_BYTES:])
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = archive.infolist()
-        if len(entries) > most_entries or len({it.filename for it in entries}) < len(entries):
+        if len(entries) > most_entries or len({entry.filename for entry in entries}) < len(entries):
             raise ValueError(f"it has {len(entries)} entries, expected at most {most_entries} of different names")
         if sum(entry.file_size for entry in entries) > len(content):
             raise ValueError(f"its entries have more bytes than the {len(content)} of the file")
@@ -180,13 +180,13 @@ def stored_entries(content: bytes, most_entries: int) -> dict[str, bytes]:
 
 
 def _check_list(ends: bytes) -> None:
-    """Refuse an archive whose list of entries is longer than ours; all of it would be read, whatever it says."""
-    if len(ends) < _END.size or ends[-_END.size :][:4] != b"PK\x05\x06":
+    """Refuse an archive whose list of entries is longer than ours: Python reads all of it."""
+    if len(ends) < _ZIP_END.size or ends[-_ZIP_END.size :][:4] != b"PK\x05\x06":
         raise ValueError("it does not end as a zip does")
-    *_, count, listed_bytes, _, comment = _END.unpack(ends[-_END.size :])
-    is_wide = ends[-_END.size - 20 :][:4] == _WIDE
-    other_bytes = int.from_bytes(ends[-58:-50], "little") if is_wide else listed_bytes  # a second record says it too
-    if comment or count > MOST_ENTRIES or listed_bytes > NAME_BYTES * count or other_bytes != listed_bytes:
+    *_, count, listed_bytes, _, comment = _ZIP_END.unpack(ends[-_ZIP_END.size :])
+    is_wide = ends[-_ZIP_END.size - 20 :][:4] == _ZIP64_END
+    other_bytes = int.from_bytes(ends[-58:-50], "little") if is_wide else listed_bytes  # a second record repeats it
+    if comment or count > MAX_ZIP_ENTRIES or listed_bytes > NAME_BYTES * count or other_bytes != listed_bytes:
         raise ValueError("it is no zip as this version writes")
 
 
@@ -221,13 +221,13 @@ def _parsed(content: bytes, name: str) -> NDArray[Any]:
     numbers = file.read()
     if len(numbers) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{name} has {len(numbers)} bytes, expected {dtype.itemsize * math.prod(shape)}")
-    if dtype.kind == "b" and numbers.strip(b"\0\1"):  # NumPy takes these for other numbers of things than they are
-        raise ValueError(f"{name} holds what is neither true nor false")
+    if dtype.kind == "b" and numbers.strip(b"\0\1"):  # NumPy counts them wrongly
+        raise ValueError(f"{name} has booleans other than 0 and 1")
     return np.frombuffer(numbers, dtype).reshape(shape, order="F" if is_fortran else "C").copy(order="K")
 
 
 def _header(file: io.BytesIO, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Return shape, order and type; only what NumPy writes of numbers is understood, and nothing evaluated."""
+    """Return shape, order and type; only headers that NumPy writes for numbers are read, and nothing is evaluated."""
     magic, length = file.read(8), file.read(2)
     text = file.read(min(int.from_bytes(length, "little"), HEADER_BYTES))
     found = HEADER.fullmatch(text) if magic == b"\x93NUMPY\x01\x00" else None

@@ -15,11 +15,11 @@ from ...cluster.files.input_problems import MOST_TOLD, input_problems
 from ...cluster.files.output_file import in_one_line, replacing
 from ...cluster.files.plugins import registered
 from ...cluster.model.outcome import Objective
-from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
-from .network import Layout, Network, find_network
+from .archive import MAX_FILE_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
+from .network import Network, ObservationLayout, find_network
 from .schema import (
-    MOST_SCHEMA_BYTES,
-    MOST_UNITS,
+    MAX_SCHEMA_BYTES,
+    MAX_UNITS,
     SCHEMA,
     UNREADABLE,
     WEIGHTS,
@@ -28,23 +28,23 @@ from .schema import (
     check_features,
     feature_names,
     item_count,
-    with_todays_features,
+    with_all_features,
 )
 from .step_policy import LearnedPolicy
 
-MOST_KEYS, MOST_KEY = 100, 100  # of a schema, and letters of each
-MOST_WORDS = 1000  # letters on what is wrong with a file
-THEIRS = b"_stable_baselines3_version"  # an entry of the files of Stable-Baselines3
+MAX_SCHEMA_KEYS, MAX_SCHEMA_KEY_CHARS = 100, 100  # of a schema, and letters of each
+MAX_ERROR_CHARS = 1000  # of a message about a damaged file
+SB3_VERSION_ENTRY = b"_stable_baselines3_version"  # an entry of the files of Stable-Baselines3
 
 
 def schema_of(
     *, algorithm: str, network: str, action: str, observation: str, waiting: bool, node_gpus: tuple[int, ...],
     time_to_go: Objective | None = None, trained: Trained | None = None,
 ) -> Schema:  # fmt: skip
-    """Return the schema of a network for a cluster whose nodes have so many GPUs.
+    """Return the schema of a network for a cluster with `node_gpus` GPUs on each node.
 
-    `time_to_go` is the objective of which its value tells what is still to come, None if it tells something else;
-    `trained` is what it is trained under, None if that is not known.
+    `time_to_go` is the objective whose remaining cost its value predicts, None if it predicts something else;
+    `trained` are the conditions of its training, None if they are unknown.
     """
     names = feature_names(action, observation)
     return Schema.model_validate(
@@ -66,12 +66,14 @@ def network_of(schema: Schema) -> Network:
     return find_network(schema.network).made_for(schema, layout_of(schema))
 
 
-def layout_of(schema: Schema) -> Layout:
+def layout_of(schema: Schema) -> ObservationLayout:
     """Return how a network reads the observations of a schema."""
     nodes, candidate = len(schema.node_gpus), schema.action == "candidate"
     actions = schema.items if candidate else nodes if schema.action == "node" else schema.gpus
     # Waiting is one of the candidates of `candidate`, and else an action of its own.
-    return Layout(len(schema.globals), schema.items, len(schema.features), actions, schema.waiting and not candidate)
+    return ObservationLayout(
+        len(schema.globals), schema.items, len(schema.features), actions, schema.waiting and not candidate
+    )
 
 
 def save_policy(path: Path, schema: Schema, network: Network) -> None:
@@ -94,11 +96,13 @@ def load_policy(path: Path) -> LearnedPolicy:
     try:
         schema, network, arrays = _read(path)
     except CheckpointError as error:
-        raise CheckpointError(in_one_line(str(error))[:MOST_WORDS]) from error
+        raise CheckpointError(in_one_line(str(error))[:MAX_ERROR_CHARS]) from error
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such checkpoint") from error
     except UNREADABLE as error:
-        raise CheckpointError(in_one_line(f"{path} is no checkpoint or is damaged: {error}")[:MOST_WORDS]) from error
+        raise CheckpointError(
+            in_one_line(f"{path} is no checkpoint or is damaged: {error}")[:MAX_ERROR_CHARS]
+        ) from error
     network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     return policy_of(in_one_line(path.stem), schema, network)
 
@@ -109,34 +113,34 @@ def policy_of(name: str, schema: Schema, network: Network) -> LearnedPolicy:
 
 
 def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
-    """Return the schema of a checkpoint, a network for it and its weights; nothing is made before its size is known."""
+    """Return the schema of a checkpoint, a network for it and its weights; sizes are checked first."""
     file = read_file(path)
-    if THEIRS in file[-4096:]:
+    if SB3_VERSION_ENTRY in file[-4096:]:
         raise CheckpointError(
             f"{path} is a model of Stable-Baselines3; make a policy of it with `longshore policy import {path}`"
         )
     with open_archive(file, (SCHEMA, WEIGHTS), packed=True) as archive:
-        schema = _schema(path, read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))
+        schema = _schema(path, read_entry(archive, SCHEMA, MAX_SCHEMA_BYTES))
         check_features(schema, str(path))
         kind, layout = _network(path, schema), layout_of(schema)
         expected = _shapes(kind, schema)
-        most_bytes = LARGEST_BYTES if kind.sized_by else min(packed_bytes(expected), LARGEST_BYTES)
+        most_bytes = MAX_FILE_BYTES if kind.sized_by else min(packed_bytes(expected), MAX_FILE_BYTES)
         content = read_entry(archive, WEIGHTS, most_bytes)
     with open_archive(content, tuple(f"{name}.npy" for name in expected), packed=False) as weights:
         width = (_width(weights, kind.sized_by),) if kind.sized_by else ()
         arrays = arrays_in(weights, _shapes(kind, schema, *width))
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise CheckpointError(f"{path}: some weights are not finite; train it again")
-    today = with_todays_features(schema)
-    if today == schema:
+    complete = with_all_features(schema)
+    if complete == schema:
         return schema, kind.made_for(schema, layout, *width), arrays
-    grown = kind.with_later_features(arrays, layout, layout_of(today))
+    grown = kind.with_later_features(arrays, layout, layout_of(complete))
     if grown is None:
         raise CheckpointError(
             f"{path} was made before some features were added, and the network {schema.network!r} cannot be without "
             f"them; use Longshore {schema.longshore}, or train it again"
         )
-    return today, kind.made_for(today, layout_of(today), *width), grown
+    return complete, kind.made_for(complete, layout_of(complete), *width), grown
 
 
 def _network(path: Path, schema: Schema) -> type[Network]:
@@ -159,8 +163,8 @@ def _network(path: Path, schema: Schema) -> type[Network]:
 def _width(weights: zipfile.ZipFile, name: str) -> int:
     """Return of which width a network was trained, by one of its weights."""
     shape = shape_in(weights, name)
-    if not shape or not 0 < shape[-1] <= MOST_UNITS:
-        raise ValueError(f"weight {name} has shape {shape}, expected 1 to {MOST_UNITS} units")
+    if not shape or not 0 < shape[-1] <= MAX_UNITS:
+        raise ValueError(f"weight {name} has shape {shape}, expected 1 to {MAX_UNITS} units")
     return shape[-1]
 
 
@@ -174,7 +178,9 @@ def _shapes(kind: type[Network], schema: Schema, *width: int) -> Shapes:
 def _schema(path: Path, text: bytes) -> Schema:
     try:
         content = json.loads(text)
-        if isinstance(content, dict) and (len(content) > MOST_KEYS or max(map(len, content), default=0) > MOST_KEY):
+        if isinstance(content, dict) and (
+            len(content) > MAX_SCHEMA_KEYS or max(map(len, content), default=0) > MAX_SCHEMA_KEY_CHARS
+        ):
             raise CheckpointError(f"{path}: {SCHEMA} has too many keys or too long ones; it is no schema")
         return Schema.model_validate(content)
     except RecursionError as error:

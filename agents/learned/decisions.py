@@ -1,6 +1,6 @@
-"""What a network's decisions are recorded with: open actions, probabilities, and what a run costs so far."""
+"""Records of a network's decisions: open actions and probabilities; and the cost of a run so far."""
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,6 @@ from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from ..protocol import Policy
 from .schema import Schema
 
-if TYPE_CHECKING:
-    from .schema import Schema
-
-
 # A feature that is above 0 exactly where an item has GPUs to give, or the list has a candidate.
 GIVES = {"node": "free", "gpu": "usable", "candidate": "exists"}
 
@@ -27,23 +23,23 @@ def listed_in(observations: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def starts_due_in(observations: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Return which candidates start the job that is due at once, so that nobody waits; shape (rows, candidates)."""
+    """Return which candidates start the job that is due at once, without a wait; shape (rows, candidates)."""
     return _of_candidates(observations, "due") & ~_of_candidates(observations, "waits")
 
 
 def _of_candidates(observations: NDArray[np.float32], feature: str) -> NDArray[np.bool_]:
     first = len(CANDIDATE_GLOBALS) + CANDIDATE_FEATURES.index(feature)
-    said: NDArray[np.bool_] = observations[:, first :: len(CANDIDATE_FEATURES)] > 0.0
-    return said
+    is_set: NDArray[np.bool_] = observations[:, first :: len(CANDIDATE_FEATURES)] > 0.0
+    return is_set
 
 
 def open_in(schema: Schema, observations: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Return the actions that are open as far as observations say, shape (rows, actions).
+    """Return the actions that are open by observations alone, shape (rows, actions).
 
-    They do not say what a reservation closes. The patent's say nothing of waiting, which counts as closed there.
+    Observations do not show what a reservation closes. The patent's do not show waiting, which counts as closed there.
 
     Args:
-        schema: What the observations are.
+        schema: Of the observations.
         observations: Shape (rows, size).
     """
     items = observations[:, len(schema.globals) :].reshape(observations.shape[0], -1, len(schema.features))
@@ -73,7 +69,7 @@ def unit_of_objective_s(sim: Simulation, row: int, jct: int) -> float:
 
 @kernel
 def spent_on_objective_s(sim: Simulation, row: int, jct: int) -> float:
-    """Return what a run has cost so far by one of the two objectives."""
+    """Return the cost of a run so far by one of the two objectives."""
     return float(sim.state.job_time_s[row] if jct else sim.state.now_s[row])
 
 
@@ -83,7 +79,7 @@ def objective_unit_s(sim: Simulation, row: int, objective: Objective) -> float:
 
 
 def spent_s(sim: Simulation, row: int, objective: Objective) -> float:
-    """Return what a run has cost so far: the time, or for `jct` that of all jobs in the system together."""
+    """Return the cost of a run so far: the time, or for `jct` that of all jobs in the system together."""
     return float(spent_on_objective_s(sim, row, int(objective == "jct")))
 
 
@@ -93,12 +89,12 @@ class DecisionRecord(NamedTuple):
     observations: NDArray[np.float32]  # (choices, size)
     masks: NDArray[np.bool_]  # (choices, actions) True where an action was open
     log_probabilities: NDArray[np.float32]  # (choices, actions) of the network's softmax; -inf where it was closed
-    actions: NDArray[np.int32]  # (choices,) that were taken
+    actions: NDArray[np.int32]  # (choices,) taken
 
 
 @runtime_checkable
 class Observing(Policy, Protocol):
-    """A policy that tells what it saw. Heuristics need not."""
+    """A policy that records its decisions, as networks do."""
 
     def last_decision(self) -> DecisionRecord:
         """Return its record of the last `place`, as a copy."""

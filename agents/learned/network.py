@@ -1,4 +1,4 @@
-"""The contract of a network, the actions that an observation leaves open, and records of its decisions."""
+"""The contract of a network, and networks by name."""
 
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -10,15 +10,16 @@ from ...cluster.files.plugins import load, registered
 from .schema import Schema
 
 if TYPE_CHECKING:
-    from .schema import Schema
     from .step_policy import LearnedPolicy
 
 Arrays = dict[str, NDArray[Any]]  # weights by name
-LARGEST = 1e30  # a logit or a value that is gone by: weights that are finite can still overflow
+MAX_OUTPUT = 1e30  # bound of logits and values: finite weights can still overflow
+# Logits that differ by less are equal: rounding differs with the size of a batch, and between PyTorch and our kernels.
+LOGIT_TIE = 1e-4
 
 
-class Layout(NamedTuple):
-    """How a network reads an observation and what it answers."""
+class ObservationLayout(NamedTuple):
+    """Shape of a network's input and output."""
 
     globals: int  # features of the decision as a whole, first in the observation
     items: int  # GPUs, nodes or candidates, which follow one by one
@@ -30,36 +31,35 @@ class Layout(NamedTuple):
 class Network(nn.Module):
     """Actor and critic in one PyTorch module. Register a class of them under the group `longshore.networks`.
 
-    A layout says all that a network needs to be made. So the weights of a checkpoint, and their shapes, are known
-    before anything of it is read. Weights are floating numbers, and a pass changes nothing in the network: passes run
-    on several threads.
+    The layout alone determines the network. So the shapes of a checkpoint's weights are known before any is read.
+    Weights are floating numbers. A pass changes nothing in the network, as passes run on several threads.
 
     Args:
         layout: How it reads an observation.
         width: As in `sized_by`; only classes that have it are made with one.
 
     Attributes:
-        actions: What it can choose, some of `node`, `gpu` and `candidate` (docs/environments.md).
+        actions: Kinds of actions that it can choose, some of `node`, `gpu` and `candidate` (docs/environments.md).
         any_size: Whether the same weights serve clusters of any size.
         sized_by: A weight whose last extent is the width that a network was made with. Checkpoints of one class may
-            then have different widths; if it is empty, the layout alone says what the weights are.
+            then have different widths; if it is empty, the layout alone determines the weights.
     """
 
     actions: ClassVar[tuple[str, ...]] = ("node", "gpu")
     any_size: ClassVar[bool] = True
     sized_by: ClassVar[str] = ""
 
-    def __init__(self, layout: Layout, width: int = 0) -> None:
+    def __init__(self, layout: ObservationLayout, width: int = 0) -> None:
         super().__init__()
         self.layout, self.width = layout, width
 
     @classmethod
-    def made_for(cls, schema: "Schema", layout: Layout, *width: int) -> Self:
+    def made_for(cls, schema: "Schema", layout: ObservationLayout, *width: int) -> Self:
         """Return an untrained network for a schema; only a network that reads more of it than the layout has its own.
 
         Args:
-            schema: What the network is made for.
-            layout: As the schema says it.
+            schema: Of the checkpoint.
+            layout: Of the schema.
             width: As in `sized_by`, for classes that have it.
         """
         del schema
@@ -74,16 +74,15 @@ class Network(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def with_later_features(cls, arrays: Arrays, was: Layout, now: Layout) -> Arrays | None:
+    def with_later_features(cls, arrays: Arrays, was: ObservationLayout, now: ObservationLayout) -> Arrays | None:
         """Return the weights of a checkpoint for observations that have further features, None if there is no way.
 
-        Features are only ever added behind the others. A network whose outputs stay as they were returns its weights
-        with zeros for those that were added.
+        Features are only ever added behind the others. A network can return its weights with zeros for the added ones.
 
         Args:
             arrays: Weights by name.
-            was: Layout that they are for.
-            now: Layout with further features, global ones or those of each item.
+            was: ObservationLayout that they are for.
+            now: ObservationLayout with further features, global ones or those of each item.
         """
         del arrays, was, now
         return None
@@ -98,7 +97,7 @@ class Network(nn.Module):
 
         Args:
             name: Of the policy.
-            schema: What the network was made for.
+            schema: Of the checkpoint.
         """
         del name, schema
         return None

@@ -1,4 +1,4 @@
-"""What a checkpoint was made for and trained under, compared with how it is used."""
+"""The schema of a checkpoint: its network, features and training conditions, compared with its use."""
 
 import json
 import zipfile
@@ -15,12 +15,13 @@ from ...cluster.model.outcome import Objective
 from ...cluster.model.problem import ORDERS, Rules
 from ...cluster.state.state import CANDIDATES
 from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, GLOBALS, GPU_FEATURES, NODE_FEATURES
+from ...envs.patent import PATENT_FEATURES, PATENT_GLOBALS
 from ..protocol import Policy
 from .archive import open_archive, read_entry, read_file
 
 Word = Annotated[str, Field(max_length=100)]
-USERS = "users"  # estimates as users give them, or as ended jobs have it
-MIXED = "mixed"  # several kinds of estimates: whoever knows these is at home with each
+USERS = "users"  # estimates as users give them, or learned from ended jobs
+MIXED_ESTIMATES = "mixed"  # several kinds of estimates: a policy trained on them fits each
 
 
 class Trained(BaseModel):
@@ -32,36 +33,38 @@ class Trained(BaseModel):
     ageing_h: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None  # None: a job may be overtaken for ever
     waiting: bool
     estimates: Word  # of run times: exact, log-normal, class-mean, mixed, trace (as it has them) or users
-    oracle: bool  # it knew the true fault rates; else it estimated them
+    oracle: bool  # it had the true fault rates; else it estimated them
 
 
-class Use(NamedTuple):
-    """What a policy is used under."""
+class UsedUnder(NamedTuple):
+    """The conditions under which a policy is used."""
 
-    orders: tuple[str, ...]  # none where it is used under all, whatever it was trained under
+    orders: tuple[str, ...]  # empty where it is used under all
     ageing_h: float | None
     waiting: bool
     estimates: str
     oracle: bool
 
 
-def use_of(rules: Rules, estimates: str) -> Use:
-    """Return what policies are used under, by the rules and what is known of run times."""
+def use_of(rules: Rules, estimates: str) -> UsedUnder:
+    """Return the conditions of use, by the rules and the kind of run-time estimates."""
     ageing_h = rules.ageing_s / 3600.0
     order = next(name for name, number in ORDERS.items() if number == rules.order)
     is_for_ever = ageing_h == float("inf")
-    return Use((order,), None if is_for_ever else ageing_h, bool(rules.waiting), estimates, not rules.estimated_hazards)
+    return UsedUnder(
+        (order,), None if is_for_ever else ageing_h, bool(rules.waiting), estimates, not rules.estimated_hazards
+    )
 
 
 def trained_of(policy: Policy) -> Trained | None:
-    """Return what a policy, or the base of rollouts, was trained under; None if nothing says so."""
+    """Return what a policy, or the base of rollouts, was trained under; None if its schema does not have it."""
     schema = getattr(getattr(policy, "base", policy), "schema", None)
     found = getattr(schema, "trained", None)
     return found if isinstance(found, Trained) else None
 
 
-def remark_on(policy: Policy, use: Use) -> str:
-    """Return in one line how the use of a policy differs from its training; "" if it does not, or nothing says so."""
+def remark_on(policy: Policy, use: UsedUnder) -> str:
+    """Return in one line how the use of a policy differs from its training; "" if it does not, or that is unknown."""
     trained = trained_of(policy)
     if trained is None:
         return ""
@@ -69,7 +72,11 @@ def remark_on(policy: Policy, use: Use) -> str:
         (_orders(trained.orders), _orders(use.orders), set(use.orders) <= set(trained.orders)),
         (_ageing(trained.ageing_h), _ageing(use.ageing_h), not use.orders or trained.ageing_h == use.ageing_h),
         (_waiting(waits=trained.waiting), _waiting(waits=use.waiting), trained.waiting == use.waiting),
-        (f"estimates {trained.estimates}", f"estimates {use.estimates}", trained.estimates in (MIXED, use.estimates)),
+        (
+            f"estimates {trained.estimates}",
+            f"estimates {use.estimates}",
+            trained.estimates in (MIXED_ESTIMATES, use.estimates),
+        ),
         (_rates(true=trained.oracle), _rates(true=use.oracle), trained.oracle == use.oracle),
     )
     differ = [f"{then} (here {now})" for then, now, fits in pairs if not fits]
@@ -93,24 +100,28 @@ def _rates(*, true: bool) -> str:
 
 
 SCHEMA, WEIGHTS = "schema.json", "weights.npz"  # entries of a checkpoint
-MOST_SCHEMA_BYTES = 1 << 23  # of a cluster of a million nodes, 5 MB
-MOST_GPUS = 1_000_000  # as in cluster files
-UNREADABLE = (  # what comes of reading a file that is no checkpoint, or damaged
+MAX_SCHEMA_BYTES = 1 << 23  # of a cluster of a million nodes, 5 MB
+MAX_SCHEMA_GPUS = 1_000_000  # as in cluster files
+UNREADABLE = (  # errors of reading a file that is no checkpoint, or damaged
     CheckpointError, OSError, zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, RuntimeError,
     OverflowError, RecursionError,
 )  # fmt: skip
-MOST_MARGIN = 1000.0  # above all differences of logits: the base heuristic decides
-MOST_LAYERS, MOST_UNITS = 16, 4096  # of a network, and units of a layer
+MAX_MARGIN = 1000.0  # above all differences of logits, so that the base heuristic decides
+MAX_HIDDEN_LAYERS, MAX_UNITS = 16, 4096  # of a network, and units of a layer
 Name = Annotated[str, Field(max_length=100)]
-# FailFast: one wrong value of a million is told, not a million of them
+# FailFast: report one wrong value of a million, not all of them
 Names = Annotated[tuple[Name, ...], Field(max_length=1000), FailFast()]
-NodeGpus = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_GPUS)], ...], Field(max_length=MOST_GPUS), FailFast()]
+NodeGpus = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=MAX_SCHEMA_GPUS)], ...], Field(max_length=MAX_SCHEMA_GPUS), FailFast()
+]
 
 
-Units = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_UNITS)], ...], Field(max_length=MOST_LAYERS), FailFast()]
+Units = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=MAX_UNITS)], ...], Field(max_length=MAX_HIDDEN_LAYERS), FailFast()
+]
 
 
-class Layers(BaseModel):
+class HiddenLayers(BaseModel):
     """Fully connected layers of the network `layers`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -137,14 +148,13 @@ class Schema(BaseModel):
     items: int  # GPUs or nodes of the cluster that it was trained on, or candidates
     gpus: int
     node_gpus: NodeGpus  # GPUs of each node there
-    time_to_go: Objective | None = (
-        None  # objective of which the value tells what is still to come; None: it tells something else
-    )
-    # By how much another candidate's logit must exceed that of the base heuristic's, so that small advantages, which
-    # may be errors of the network, change nothing.
-    margin: Annotated[float, Field(ge=0.0, le=MOST_MARGIN)] = 0.0
-    trained: Trained | None = None  # under what; None of checkpoints that do not say
-    layers: Layers | None = None  # of the network `layers`; None: those that it has by itself
+    # Objective whose remaining cost the value predicts; None: it predicts something else.
+    time_to_go: Objective | None = None
+    # Another candidate's logit must exceed that of the base heuristic's by this, so that small advantages, which may
+    # be errors of the network, change nothing.
+    margin: Annotated[float, Field(ge=0.0, le=MAX_MARGIN)] = 0.0
+    trained: Trained | None = None  # None if unknown
+    layers: HiddenLayers | None = None  # of the network `layers`; None: those that it has by itself
 
     @property
     def counts_gpus(self) -> bool:
@@ -152,7 +162,7 @@ class Schema(BaseModel):
         return self.observation != "full" and self.action == "gpu"
 
     def fits(self, node_gpus: tuple[int, ...]) -> bool:
-        """Say whether a network that is tied to what it sees can read a cluster of such nodes."""
+        """Whether a network that is tied to a cluster size can read a cluster of such nodes."""
         if self.action == "candidate":  # lists of candidates are as long on any cluster
             return True
         return sum(node_gpus) == self.gpus if self.counts_gpus else node_gpus == self.node_gpus
@@ -160,13 +170,13 @@ class Schema(BaseModel):
     @model_validator(mode="after")
     def _sizes_agree(self) -> "Schema":
         items = item_count(self.action, self.observation, self.node_gpus)
-        if self.gpus != sum(self.node_gpus) or self.items != items or not 0 < self.gpus <= MOST_GPUS:
+        if self.gpus != sum(self.node_gpus) or self.items != items or not 0 < self.gpus <= MAX_SCHEMA_GPUS:
             raise ValueError(f"{self.gpus} GPUs and {self.items} items do not go with nodes of {self.node_gpus[:8]}")
         return self
 
 
 def item_count(action: str, observation: str, node_gpus: tuple[int, ...]) -> int:
-    """Return how many items an observation of a cluster describes, whose nodes have so many GPUs."""
+    """Return the number of items in an observation of a cluster with `node_gpus` GPUs on each node."""
     if action == "candidate":
         return CANDIDATES
     return len(node_gpus) if action == "node" and observation == "full" else sum(node_gpus)
@@ -175,17 +185,14 @@ def item_count(action: str, observation: str, node_gpus: tuple[int, ...]) -> int
 def feature_names(action: str, observation: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of global features and of each item's features, in order."""
     if observation != "full":
-        of_job = {"patent": ("gpus", "estimate_h"), "patent-literal": ("job_gpus", "job_estimate_h")}
-        return of_job[observation], ("used",)
+        return PATENT_GLOBALS[observation], PATENT_FEATURES
     if action == "candidate":
         return CANDIDATE_GLOBALS, CANDIDATE_FEATURES
     return GLOBALS, NODE_FEATURES if action == "node" else GPU_FEATURES
 
 
 def check_features(schema: Schema, source: str) -> None:
-    """Refuse a schema whose features are not those that this version computes.
-
-    Those that this version adds behind them are no difference.
+    """Refuse a schema whose features are not the first of those that this version computes.
 
     Raises:
         CheckpointError: If they differ, naming the first that does.
@@ -202,7 +209,7 @@ def check_features(schema: Schema, source: str) -> None:
             )
 
 
-def with_todays_features(schema: Schema) -> Schema:
+def with_all_features(schema: Schema) -> Schema:
     """Return a schema with the features that this version computes."""
     of_all, of_item = feature_names(schema.action, schema.observation)
     return schema.model_copy(update={"globals": of_all, "features": of_item})
@@ -215,9 +222,9 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def network_in(path: Path) -> str:
-    """Return the network that a checkpoint names, without PyTorch; "" if that cannot be known: loading it says why."""
+    """Return the network that a checkpoint names, without PyTorch; "" if it cannot be read: loading it reports why."""
     with suppress(*UNREADABLE), open_archive(read_file(path), (SCHEMA, WEIGHTS), packed=True) as archive:
-        content = json.loads(read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))
+        content = json.loads(read_entry(archive, SCHEMA, MAX_SCHEMA_BYTES))
         if isinstance(content, dict) and isinstance(content.get("network"), str):
             return str(content["network"])
     return ""

@@ -14,18 +14,16 @@ from ...cluster.state.state import Simulation
 from ...envs.batch import ACTIONS, OBSERVATIONS
 from ...envs.features import NODE_COUNT
 from ...envs.layout import action_count, observation_size
-from ...envs.stepping import begin_rows, choose, continue_rows, show
+from ...envs.stepping import begin_rows, continue_rows, observe, pick_action
 from .decisions import DecisionRecord, joined, log_softmax, open_in, starts_due_in
-from .network import LARGEST, Network
+from .network import LOGIT_TIE, MAX_OUTPUT, Network
 from .schema import Schema
 
-# Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.
-TIE = 1e-4
 PICKS_APART = 0x9E3779B1  # between the keys of picks of one decision: no two seeds that are used share a key
 
 
 class Draws(NamedTuple):
-    """How actions are drawn."""
+    """Parameters of drawn actions."""
 
     temperature: float  # that logits are divided by
     seed: int
@@ -36,7 +34,7 @@ class LearnedPolicy:
 
     Args:
         name: Its name in tables.
-        schema: What the network was made for.
+        schema: Of its checkpoint.
         network: The trained network.
     """
 
@@ -57,7 +55,7 @@ class LearnedPolicy:
 
     @property
     def temperature(self) -> float:
-        """What its logits are divided by where actions are drawn."""
+        """Divisor of its logits where actions are drawn."""
         return 1.0
 
     def check(self, sim: Simulation) -> None:
@@ -87,8 +85,8 @@ class LearnedPolicy:
     def drawing(self, temperature: float, seed: int = 0) -> Self:
         """Return the same policy, whose `place` draws each action by its probability at a temperature.
 
-        At 1 that is how the policy was sampled when it was trained. What is drawn hangs on the seed, the time, the
-        number of the decision and of the pick alone, so that the same past gives the same decisions. Runs stay greedy.
+        At 1 that is how the policy was sampled in training. Draws depend on the seed, the time, and the numbers of the
+        decision and the pick alone, so that the same past gives the same decisions. Runs stay greedy.
         """
         drawing = copy(self)
         drawing._draws, drawing._choices = Draws(temperature * self.temperature, seed), []
@@ -107,13 +105,13 @@ class LearnedPolicy:
 
         Args:
             observation: Of an environment with the action and the observation of the policy's schema, shape (size,) or
-                (rows, size). No environment of ours has several in one.
-            state: Comes back as it is; the policy has none.
-            episode_start: Nothing hangs on it.
+                (rows, size). Dicts are refused.
+            state: Returned unchanged; the policy has none.
+            episode_start: Ignored.
             deterministic: Whether actions are the policy's own choice. Else they are drawn by their probabilities, with
                 the random numbers of PyTorch.
-            action_masks: Open actions, of shape (actions,) or (rows, actions). Without them, those are open of which
-                the observation says so; it does not say what a reservation closes.
+            action_masks: Open actions, of shape (actions,) or (rows, actions). By default those of the
+                observation, which does not show what a reservation closes.
 
         Returns:
             Actions, of no shape for one observation, else of shape (rows,).
@@ -129,12 +127,12 @@ class LearnedPolicy:
         logits = self._open_logits(observations, masks)
         closed = np.flatnonzero(np.isneginf(logits).all(axis=1))
         if closed.size:
-            raise ValueError(f"observation {closed[0]} has no open action that the policy knows")
+            raise ValueError(f"observation {closed[0]} has no open action for the policy")
         actions = _first_of_largest(logits) if deterministic else self._drawn(logits)
         return actions.reshape(given.shape[:-1]), state
 
     def _items_in(self, observations: NDArray[np.float32]) -> int:
-        """Return how many items observations describe."""
+        """Return the number of items in observations."""
         before, each = len(self.schema.globals), len(self.schema.features)
         items: int = (observations.shape[-1] - before) // each
         is_free = self.network.any_size and self.schema.action != "candidate"
@@ -153,7 +151,7 @@ class LearnedPolicy:
         return drawn
 
     def _score(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits that the network tells, shape (rows, actions)."""
+        """Return the logits of the network, shape (rows, actions)."""
         with torch.inference_mode():
             logits: NDArray[np.float32] = self.network(torch.from_numpy(observations))[0].numpy()
         return logits
@@ -166,9 +164,9 @@ class LearnedPolicy:
         if self.schema.action == "candidate" and not self.waits:
             masks = masks & starts_due_in(observations)
         logits = self._score(observations)
-        # A policy that never learned to wait has no logit for it, and one that did may not be allowed to.
+        # A policy that was trained without waiting has no logit for it; one that has may not be allowed to wait.
         actions = min(logits.shape[1], masks.shape[1])
-        finite = np.nan_to_num(logits[:, :actions], nan=-LARGEST).clip(-LARGEST, LARGEST)
+        finite = np.nan_to_num(logits[:, :actions], nan=-MAX_OUTPUT).clip(-MAX_OUTPUT, MAX_OUTPUT)
         open_logits: NDArray[np.float32] = np.where(masks[:, :actions], finite, np.float32(-np.inf))
         return open_logits
 
@@ -186,7 +184,7 @@ class LearnedPolicy:
         action, observation = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
         self._choices = []
         while sim.state.need[row] > 0:
-            show(sim, row, action, observation, observations, masks, table, 0)
+            observe(sim, row, action, observation, observations, masks, table, 0)
             logits = self._open_logits(observations, masks)
             log_probabilities, chosen = self._chosen_by(logits, sim, row)
             self._choices.append(
@@ -194,7 +192,7 @@ class LearnedPolicy:
                     observations.copy(), np.isfinite(logits), log_probabilities, np.array([chosen], dtype=np.int32)
                 )
             )
-            if not choose(sim, row, action, chosen):
+            if not pick_action(sim, row, action, chosen):
                 return False
         return True
 
@@ -254,5 +252,5 @@ def _masks(given: ArrayLike, rows: int, items: int) -> NDArray[np.bool_]:
 
 
 def _first_of_largest(logits: NDArray[np.float32]) -> NDArray[np.int64]:
-    chosen: NDArray[np.int64] = (logits >= logits.max(axis=1, keepdims=True) - TIE).argmax(axis=1)
+    chosen: NDArray[np.int64] = (logits >= logits.max(axis=1, keepdims=True) - LOGIT_TIE).argmax(axis=1)
     return chosen

@@ -1,6 +1,6 @@
-"""The network `candidates`: one small scorer of whole placements, which decides by compiled passes.
+"""The network `candidates`: one small scorer of whole placements, and the policy that decides by it.
 
-The passes are in candidate_forward.py, and whole simulations by them in candidate_run.py.
+candidate_run.py has the compiled decision, step by step (`decide_by_network`), and whole runs by it.
 """
 
 import math
@@ -19,28 +19,26 @@ from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from ..learned.decisions import DecisionRecord, listed_in, log_softmax
-from ..learned.network import Arrays, Layout, Network
+from ..learned.network import Arrays, Network, ObservationLayout
 from ..learned.schema import Schema
 from ..learned.step_policy import LearnedPolicy, drawn_action
-from ..protocol import ALL, Look, decisions_of_a_part
+from ..protocol import TO_THE_END, Check, decisions_between_checks
 from .candidate_run import (
-    BEGINNING,
-    GOES_ON,
-    IS_DUE,
+    DECISION_DUE,
+    IN_PROGRESS,
+    RUN_BEGIN,
     CandidateWeights,
     decide_by_network,
-    first_of_largest,
     run_by_network,
     run_for_by_network,
     run_on_by_network,
-    score_by_network,
     score_rows,
     value_by_network,
 )
 
-PART_NODES = 64  # looked at by a network in some milliseconds
-TEMPERATURE = 0.02  # of the softmax over gains, in their unit, by which policies sample that do not tell gains
-MOST_MEMBERS = 16  # networks that are looked for in a mean
+NETWORK_CHECK_NODES = 64  # nodes that a network reads in some milliseconds
+TEMPERATURE = 0.02  # of the softmax over gains, in their unit, by which policies sample whose logits are no gains
+MAX_MEMBERS = 16  # networks in a mean
 # Parameters with a row for each unit of a member, and with a column.
 BY_ROW = ("item.weight", "context.weight", "context.bias", "hidden.bias", "value.0.weight", "value.0.bias")
 BY_COLUMN = ("score.weight", "value.2.weight")
@@ -49,15 +47,15 @@ BY_COLUMN = ("score.weight", "value.2.weight")
 class CandidateNetwork(Network):
     """One scorer for every candidate, which also reads the list's mean and its first candidate, the base heuristic's.
 
-    Two layers for each candidate, of which the first also reads the context; a candidate's logit comes from them, the
-    value from the context alone by layers of its own, so that neither changes by what the other learns. Rectified
-    rather than curved, so that the compiled forward pass is short.
+    Two layers for each candidate, of which the first also reads the context, give its logit. Layers of their own give
+    the value from the context alone, so that policy and value learn apart. Rectified linear units keep the compiled
+    forward pass short.
     """
 
     actions = ("candidate",)
     sized_by = "score.weight"
 
-    def __init__(self, layout: Layout, width: int = 128) -> None:
+    def __init__(self, layout: ObservationLayout, width: int = 128) -> None:
         super().__init__(layout, width)
         self.item = nn.Linear(layout.features, width, bias=False)
         self.context = nn.Linear(layout.globals + 2 * layout.features, width)
@@ -70,7 +68,7 @@ class CandidateNetwork(Network):
             self.score.weight *= 0.1  # a nearly uniform policy to begin with
 
     def _context(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the candidates' features, and what is known of the decision as a whole."""
+        """Return the candidates' features, and the context: all features of the decision as a whole."""
         layout = self.layout
         items = observation[:, layout.globals :].reshape(observation.shape[0], -1, layout.features)
         # The first feature is 1 where the list has a candidate, and all are 0 elsewhere.
@@ -85,7 +83,7 @@ class CandidateNetwork(Network):
         return logits, self.value(context).squeeze(-1)
 
     @classmethod
-    def with_later_features(cls, arrays: Arrays, was: Layout, now: Layout) -> Arrays | None:
+    def with_later_features(cls, arrays: Arrays, was: ObservationLayout, now: ObservationLayout) -> Arrays | None:
         """Return the weights for observations with further features, which it does not read."""
         grown = dict(arrays)
         items, more = now.features - was.features, now.globals - was.globals
@@ -108,7 +106,7 @@ class CandidateNetwork(Network):
 
 
 def mean_of(networks: Sequence[CandidateNetwork]) -> CandidateNetwork:
-    """Return one network whose outputs are the means of several's: their units stand side by side."""
+    """Return one network whose outputs are the means of several's: their units are concatenated."""
     count, width = len(networks), sum(network.hidden.in_features for network in networks)
     mean = CandidateNetwork(networks[0].layout, width)
 
@@ -126,10 +124,10 @@ def mean_of(networks: Sequence[CandidateNetwork]) -> CandidateNetwork:
 
 
 def members_of(network: CandidateNetwork) -> int:
-    """Return of how many networks of equal width one may be the mean, as `mean_of` makes it; 1 if of no others."""
+    """Return the number of networks of equal width that `mean_of` joined into one, 1 if it is no mean."""
     hidden = network.hidden.weight.detach()
     width = hidden.shape[0]
-    for count in range(MOST_MEMBERS, 1, -1):
+    for count in range(MAX_MEMBERS, 1, -1):
         block = torch.arange(width) // max(width // count, 1)
         if width % count == 0 and not hidden[block[:, None] != block].any():
             return count
@@ -170,12 +168,13 @@ def candidate_weights(network: CandidateNetwork, margin: float = 0.0) -> Candida
 
 
 def _read(network: CandidateNetwork) -> tuple[int, int]:
-    """Return how many global features, and features of each candidate, a network reads: those behind have weight 0.
+    """Return how many global features, and features of each candidate, a network reads.
 
-    Such are the features that came after a checkpoint was made.
+    Those behind have weight 0, as they were added after the network was trained.
     """
     total, features = network.layout.globals, network.layout.features
-    parts = [it.detach().abs().sum(0) for it in (network.context.weight, network.get_parameter("value.0.weight"))]
+    layers = network.context.weight, network.get_parameter("value.0.weight")
+    parts = [weight.detach().abs().sum(0) for weight in layers]
     whole = torch.stack(parts).sum(0)
     of_items = network.item.weight.detach().abs().sum(0) + whole[total : total + features] + whole[total + features :]
     return _last(whole[:total]), _last(of_items)
@@ -190,11 +189,11 @@ def _last(weights: Tensor) -> int:
 class CandidatePolicy(LearnedPolicy):
     """Takes the candidate of the largest logit, in one compiled pass for clusters of any size.
 
-    Where the network is the mean of several, the first of them is the base of rollouts, for it takes less time.
+    Where the network is the mean of several, the first of them is the base of rollouts, as it takes less time.
 
     Args:
         name: Its name in tables.
-        schema: What the network was made for.
+        schema: Of its checkpoint.
         network: The trained network; later changes to it do not reach the policy.
     """
 
@@ -206,20 +205,20 @@ class CandidatePolicy(LearnedPolicy):
             (1, CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT), dtype=np.float32
         )
         self._logits = np.zeros((1, CANDIDATES), dtype=np.float32)
-        self._look: Look | None = None
+        self._check: Check | None = None
         self._chosen = -1  # candidate of the last decision, -1 before the first
 
     @property
     def temperature(self) -> float:
-        """What its logits are divided by where actions are drawn: gains are no logits yet."""
-        return TEMPERATURE if self._tells_gains else 1.0
+        """Divisor of its logits where actions are drawn; predicted gains need one to become logits."""
+        return TEMPERATURE if self._predicts_gains else 1.0
 
     @property
-    def _tells_gains(self) -> bool:
+    def _predicts_gains(self) -> bool:
         return self.schema.algorithm == "distil"
 
     def _score(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits that the compiled pass tells, shape (rows, candidates)."""
+        """Return the logits of the compiled pass, shape (rows, candidates)."""
         logits = np.zeros((observations.shape[0], CANDIDATES), dtype=np.float32)
         score_rows(self.weights, observations, listed_in(observations).sum(axis=1), logits)
         return logits
@@ -235,13 +234,13 @@ class CandidatePolicy(LearnedPolicy):
     def drawing(self, temperature: float, seed: int = 0) -> Self:
         """Return the same policy, whose `place` draws a candidate by its probability; rollouts and runs stay greedy."""
         drawing = super().drawing(temperature, seed)
-        # Each writes what it saw into arrays of its own.
+        # Each needs arrays of its own for its last decision.
         drawing._observations, drawing._logits = self._observations.copy(), self._logits.copy()
         return drawing
 
     def _draw(self, sim: Simulation, row: int, seed: int) -> int:
         """Return a candidate of the decision that is due, drawn by its probability."""
-        score_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
+        decide_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
         return drawn_action(self._log_probabilities()[0], seed, sim, row)
 
     def _log_probabilities(self) -> NDArray[np.float32]:
@@ -251,7 +250,7 @@ class CandidatePolicy(LearnedPolicy):
         return log_softmax(logits.astype(np.float32))
 
     def last_decision(self) -> DecisionRecord:
-        """Return its record of the last `place`; nothing else may have been asked of it since."""
+        """Return its record of the last `place`; no other method may have been called since."""
         if self._chosen < 0:
             raise ValueError("the policy has not decided yet")
         found, actions = self._log_probabilities(), np.array([self._chosen], dtype=np.int32)
@@ -263,56 +262,55 @@ class CandidatePolicy(LearnedPolicy):
         In units of `objective_unit_s`. -inf for the candidates that the policy never takes, as it never learned to
         wait. The first of those that gain most is its own choice.
         """
-        candidates = score_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
-        predicted_gains = self._logits[0, :candidates].astype(np.float64)
-        predicted_gains[first_of_largest(self._logits, candidates)] = (
-            predicted_gains.max()
-        )  # they differ by less than rounding
-        return predicted_gains if self._tells_gains else predicted_gains * TEMPERATURE
+        chosen = decide_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
+        predicted_gains = self._logits[0, : sim.state.candidates[row]].astype(np.float64)
+        predicted_gains[chosen] = predicted_gains.max()  # they differ by less than rounding
+        return predicted_gains if self._predicts_gains else predicted_gains * TEMPERATURE
 
     @property
     def stand_in(self) -> "CandidatePolicy":
-        """Who is the base of rollouts in its place."""
+        """The base of rollouts in its place."""
         return self._stand_in or self
 
     def run_on(self, sim: Simulation, row: int) -> None:
-        """Run a row from where it stands to its end."""
-        waits, decisions = int(self.waits), self._decisions_of_a_part(sim)
+        """Run a row to its end."""
+        waits, decisions = int(self.waits), self._decisions_between_checks(sim)
         while run_on_by_network(sim, row, self.weights, waits, decisions, self._observations, self._logits):
-            self._looked()
+            if self._check is not None:
+                self._check()
 
-    def watched(self, look: Look) -> Self:
-        """Return the same policy, which calls `look` every few decisions while it runs on."""
-        watched = copy(self)
-        watched._look = look
-        return watched
+    def interruptible(self, check: Check) -> Self:
+        """Return the same policy, which calls `check` every few decisions while it runs on."""
+        interruptible = copy(self)
+        interruptible._check = check
+        return interruptible
 
-    def _decisions_of_a_part(self, sim: Simulation) -> int:
-        return ALL if self._look is None else decisions_of_a_part(sim, PART_NODES)
-
-    def _looked(self) -> None:
-        if self._look is not None:
-            self._look()
+    def _decisions_between_checks(self, sim: Simulation) -> int:
+        return TO_THE_END if self._check is None else decisions_between_checks(sim, NETWORK_CHECK_NODES)
 
     @property
     def time_to_go(self) -> Objective | None:
-        """Objective of which its value tells what is still to come, None if it tells something else."""
+        """Objective whose remaining cost its value predicts, None if it predicts something else."""
         return self.schema.time_to_go
 
     def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
-        """Run a row until so many jobs are started and a decision is due, or to its end.
+        """Run a row until N jobs are started and a decision is due, or to its end.
 
-        Return whether one is due, and what the run was foreseen to come to on the way, in seconds: the mean over the
-        first decisions after each start from number `foresee_from` on, nan if there were none.
+        Return whether a decision is due, and the predicted cost of the whole run in seconds: the mean over the first
+        decisions after each start from number `foresee_from` on, nan if there were none.
         """
         jct = int(self.time_to_go == "jct")
-        way, limits = BEGINNING, (int(self.waits), starts, foresee_from, jct)
-        decisions = self._decisions_of_a_part(sim)
+        progress, limits = RUN_BEGIN, (int(self.waits), starts, foresee_from, jct)
+        decisions = self._decisions_between_checks(sim)
         while True:
-            way = run_for_by_network(sim, row, self.weights, *limits, way, decisions, self._observations, self._logits)
-            if way.stage != GOES_ON:
-                return way.stage == IS_DUE, way.foreseen_s / way.times if way.times else math.nan
-            self._looked()
+            progress = run_for_by_network(
+                sim, row, self.weights, *limits, progress, decisions, self._observations, self._logits
+            )
+            if progress.stage != IN_PROGRESS:
+                mean_s = progress.predicted_s / progress.predictions if progress.predictions else math.nan
+                return progress.stage == DECISION_DUE, mean_s
+            if self._check is not None:
+                self._check()
 
     def value(self, sim: Simulation, row: int) -> float:
         """Return the network's value of the decision that is due."""

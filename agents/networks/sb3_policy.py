@@ -1,10 +1,8 @@
-"""Our networks as policies of sb3-contrib's MaskablePPO.
+"""Our networks as policies of sb3-contrib's MaskablePPO, which pass large batches in chunks on several cores.
 
-A network's forward and backward pass over a large batch, in chunks on several cores.
-
-PyTorch's own threads split every single operation. On the narrow layers here that costs more than it gains: two threads
-are no faster than one. A chunk through the whole network on a thread of its own keeps both cores at work, fits the
-caches, and gives the same numbers whatever the number of threads.
+PyTorch's own threads split each operation. On narrow layers two of them are no faster than one. A chunk that passes
+through the whole network on a thread of its own keeps all cores busy, fits their caches, and gives the same numbers for
+any number of threads.
 """
 
 from collections.abc import Sequence
@@ -19,24 +17,24 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
-from ..learned.network import Layout, Network, find_network
+from ..learned.network import Network, ObservationLayout, find_network
 
-ROWS = 1024  # of a chunk
+FORWARD_CHUNK_ROWS = 1024  # of a chunk
 
 
 class _Chunked(torch.autograd.Function):
-    """A network as one operation: the chunks' graphs are kept in forward and taken back one by one."""
+    """A network as one operation: forward keeps the graph of each chunk, and backward goes through them one by one."""
 
     @staticmethod
     def forward(
         ctx: Any, network: Network, pool: ThreadPoolExecutor, observation: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         def part(chunk: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.enable_grad():  # autograd has it off in here, and a new thread has its own setting
+            with torch.enable_grad():  # off inside autograd functions, and set per thread
                 outputs: tuple[Tensor, Tensor] = network(chunk)
             return outputs
 
-        ctx.outputs = list(pool.map(part, torch.split(observation, ROWS)))
+        ctx.outputs = list(pool.map(part, torch.split(observation, FORWARD_CHUNK_ROWS)))
         ctx.pool, ctx.parameters = pool, parameters
         logits, values = zip(*ctx.outputs, strict=True)
         return torch.cat([chunk.detach() for chunk in logits]), torch.cat([chunk.detach() for chunk in values])
@@ -48,30 +46,30 @@ class _Chunked(torch.autograd.Function):
             gradients = torch.autograd.grad(outputs, ctx.parameters, (by_logits, by_values), allow_unused=True)
             return gradients
 
-        by_logits, by_values = gradients
-        chunks = ctx.pool.map(part, ctx.outputs, torch.split(by_logits, ROWS), torch.split(by_values, ROWS))
+        by_chunk = (torch.split(gradient, FORWARD_CHUNK_ROWS) for gradient in gradients)
+        chunks = ctx.pool.map(part, ctx.outputs, *by_chunk)
         ctx.outputs = None
         of_parameters = [None if one[0] is None else torch.stack(one).sum(0) for one in zip(*chunks, strict=True)]
         return None, None, None, *of_parameters
 
 
 def in_chunks(network: Network, pool: ThreadPoolExecutor, observation: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the network does, logits of shape (batch, actions) and values of shape (batch,), with gradients.
+    """Return the outputs of the network, logits of shape (batch, actions) and values of shape (batch,), with gradients.
 
     Args:
         network: The network; its parameters get gradients, the observation gets none.
-        pool: Threads that take a chunk each.
+        pool: Threads, one for each chunk.
         observation: Shape (batch, size).
     """
     outputs: tuple[Tensor, Tensor]
-    if observation.shape[0] <= ROWS:
+    if observation.shape[0] <= FORWARD_CHUNK_ROWS:
         outputs = network(observation)
     else:
         outputs = _Chunked.apply(network, pool, observation, *network.parameters())  # type: ignore[no-untyped-call]
     return outputs
 
 
-CLOSED = -1e8  # logit of an action that may not be taken, as in sb3-contrib
+CLOSED_LOGIT = -1e8  # of a closed action, as in sb3-contrib
 
 
 class MaskedPolicy(MaskableActorCriticPolicy):
@@ -83,9 +81,9 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         lr_schedule: Learning rate by progress.
         network: Its registered name.
         layout: How the network reads observations.
-        threads: Cores that learning takes.
-        initial: What it begins with, in place of a network of random weights.
-        kwargs: What else MaskableActorCriticPolicy takes.
+        threads: Of the learner.
+        initial: Network to begin with, by default one of random weights.
+        kwargs: Further ones of MaskableActorCriticPolicy.
     """
 
     def __init__(
@@ -95,18 +93,18 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         lr_schedule: Schedule,
         *,
         network: str,
-        layout: Layout,
+        layout: ObservationLayout,
         threads: int = 1,
         initial: Network | None = None,
         **kwargs: Any,
     ) -> None:
-        self.network_name, self.layout = network, Layout(*layout)
+        self.network_name, self.layout = network, ObservationLayout(*layout)
         self.pool = ThreadPoolExecutor(threads)
-        self.begins_with = (initial,)  # in a tuple, for PyTorch takes no module before its own beginning
+        self.initial = (initial,)  # in a tuple, as PyTorch takes no module before super().__init__
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
-        (initial,) = self.begins_with
+        (initial,) = self.initial
         self.network = find_network(self.network_name)(self.layout) if initial is None else initial
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
         self.action_dist = make_masked_proba_distribution(self.action_space)
@@ -149,12 +147,12 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         return values
 
 
-# sb3-contrib's distribution does the same with thrice the operations, which is a tenth of an update.
+# sb3-contrib's distribution needs three times the operations, a tenth of an update.
 def _masked(logits: Tensor, masks: np.ndarray | Tensor | None) -> Tensor:
     """Return log-probabilities, those of closed actions so low that their probability is 0; shape (batch, actions)."""
     if masks is not None:
         is_open = torch.as_tensor(masks, dtype=torch.bool).reshape(logits.shape)
-        logits = logits.masked_fill(~is_open, CLOSED)
+        logits = logits.masked_fill(~is_open, CLOSED_LOGIT)
     return logits.log_softmax(dim=1)
 
 

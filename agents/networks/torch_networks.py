@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..learned.network import Layout, Network
+from ..learned.network import Network, ObservationLayout
 
 if TYPE_CHECKING:
     from ..learned.schema import Schema
@@ -56,7 +56,7 @@ class MlpNetwork(Network):
 
     any_size = False
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ObservationLayout) -> None:
         super().__init__(layout)
         inputs = layout.globals + layout.items * layout.features
         actions = layout.actions + int(layout.waiting)
@@ -87,7 +87,7 @@ class SetNetwork(Network):
     from its own features, its embedding and the context. Waiting's logit and the value come from the context alone.
     """
 
-    def __init__(self, layout: Layout, width: int = 64) -> None:
+    def __init__(self, layout: ObservationLayout, width: int = 64) -> None:
         super().__init__(layout, width)
         self.item = nn.Linear(layout.features, width)
         self.context = nn.Sequential(nn.Linear(layout.globals + 2 * width, width), Tanh())
@@ -147,7 +147,11 @@ class LayersNetwork(Network):
     any_size = False
 
     def __init__(
-        self, layout: Layout, policy: tuple[int, ...] = USUAL, value: tuple[int, ...] = USUAL, activation: str = "tanh"
+        self,
+        layout: ObservationLayout,
+        policy: tuple[int, ...] = USUAL,
+        value: tuple[int, ...] = USUAL,
+        activation: str = "tanh",
     ) -> None:
         super().__init__(layout)
         inputs = layout.globals + layout.items * layout.features
@@ -155,7 +159,7 @@ class LayersNetwork(Network):
         self.value = _layers_stack((inputs, *value, 1), activation)
 
     @classmethod
-    def made_for(cls, schema: "Schema", layout: Layout, *width: int) -> Self:
+    def made_for(cls, schema: "Schema", layout: ObservationLayout, *width: int) -> Self:
         """Return an untrained network with the layers of a schema."""
         del width
         layers = schema.layers

@@ -17,7 +17,7 @@ from .signals import Terminated
 
 # The last part of each entry-point group `longshore.SEAM`, and what one of its entries is called.
 SEAMS = {
-    "policies": "policy", "heuristics": "heuristic", "networks": "network", "traces": "trace format",
+    "policies": "policy", "networks": "network", "traces": "trace format",
     "faults": "fault model", "orders": "order regime", "rewards": "reward",
     "backends": "backend", "checks": "preflight check",
 }  # fmt: skip

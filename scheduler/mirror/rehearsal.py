@@ -3,9 +3,8 @@
 import numpy as np
 
 from ...agents.heuristics import PICKS, Heuristic
-from ...agents.registry import PATIENT, find_policy
+from ...agents.registry import HEURISTIC_NAMES, PATIENT, find_policy
 from ...agents.rehearsals import decisions_by
-from ...cluster.files.plugins import registered
 from ...cluster.kernels.ahead import Rehearsal
 from ...cluster.model.problem import ORDERS
 from ...cluster.presets.drawn import hetero64
@@ -31,8 +30,8 @@ def rehearsals_of(*policies: str) -> list[str]:
 
 
 def is_known(policy: str) -> bool:
-    """Say whether it is known what a policy needs, without anything of others being loaded but their heuristics."""
-    return policy in registered("heuristics") or policy.startswith(PATIENT) or bool(decisions_by(policy))
+    """Whether what a policy needs is known without loading any plug-in."""
+    return policy in HEURISTIC_NAMES or policy.startswith(PATIENT) or bool(decisions_by(policy))
 
 
 def happenings() -> Rehearsal:

@@ -202,7 +202,7 @@ def read_edition(name: str) -> Edition:
 
 
 def _package_of(name: str) -> str:
-    point = registered("policies").get(name) or registered("heuristics").get(name)
+    point = registered("policies").get(name)
     if point is not None and point.dist is not None:
         return f"{point.dist.name} {point.dist.version}"
     return f"longshore {version('longshore')}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longshore.agents.learned.checkpoint import layout_of, load_policy, save_policy
-from longshore.agents.learned.network import Layout
+from longshore.agents.learned.network import ObservationLayout
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.candidates import CandidateNetwork, candidate_weights
 from longshore.cluster.files.errors import CheckpointError
@@ -68,7 +68,7 @@ def test_the_same_policy_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"format": 2}, "format"),
         ({"network": "transformer"}, "network"),
@@ -78,10 +78,10 @@ def test_the_same_policy_gives_the_same_bytes(tmp_path: Path) -> None:
         ({"waiting": True}, "wait"),
     ],
 )
-def test_a_schema_that_does_not_fit_is_refused_by_name(change: dict[str, object], told: str, tmp_path: Path) -> None:
+def test_a_schema_that_does_not_fit_is_refused_by_name(change: dict[str, object], message: str, tmp_path: Path) -> None:
     policy = untrained("mlp")
     save_policy(tmp_path / "p.zip", policy.schema, policy.network)
-    with pytest.raises(CheckpointError, match=told if told != "wait" else "weight policy"):
+    with pytest.raises(CheckpointError, match=message if message != "wait" else "weight policy"):
         load_policy(rewritten(tmp_path / "p.zip", **change))
 
 
@@ -173,8 +173,11 @@ def test_the_patent_network_has_the_patents_size() -> None:
 
 def test_a_checkpoint_made_before_the_latest_features_decides_as_it_did() -> None:
     torch.manual_seed(5)
-    was = Layout(30, 16, 40, 16, waiting=False)
-    old, now = CandidateNetwork(was, 24), Layout(len(CANDIDATE_GLOBALS), 16, len(CANDIDATE_FEATURES), 16, waiting=False)
+    was = ObservationLayout(30, 16, 40, 16, waiting=False)
+    old, now = (
+        CandidateNetwork(was, 24),
+        ObservationLayout(len(CANDIDATE_GLOBALS), 16, len(CANDIDATE_FEATURES), 16, waiting=False),
+    )
     arrays = {name: tensor.numpy() for name, tensor in old.state_dict().items()}
     grown = CandidateNetwork(now, 24)
     found = CandidateNetwork.with_later_features(arrays, was, now)

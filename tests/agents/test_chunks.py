@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from longshore.agents.learned.network import Layout, find_network
+from longshore.agents.learned.network import ObservationLayout, find_network
 from longshore.agents.networks.sb3_policy import ROWS, in_chunks
 from longshore.cluster.files.plugins import registered
 
-LAYOUT = Layout(globals=5, items=6, features=4, actions=6, waiting=False)
+LAYOUT = ObservationLayout(globals=5, items=6, features=4, actions=6, waiting=False)
 
 
 def passes(name: str, threads: int, rows: int) -> tuple[list[Tensor], list[Tensor]]:

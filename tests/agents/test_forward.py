@@ -20,7 +20,7 @@ from longshore.agents.networks.candidates import (
     mean_of,
     member_of,
 )
-from longshore.agents.rollouts import NEVER
+from longshore.agents.rollouts import NO_HORIZON
 from longshore.cluster.candidates.candidates import pick_candidate
 from longshore.cluster.model.outcome import Event, Objective
 from longshore.cluster.model.problem import ORDERS, Problem
@@ -29,7 +29,7 @@ from longshore.cluster.queue.order import may_wait
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import CANDIDATES, Simulation
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from tests.compiled_runs import compiled, picks, read_out, run_policy
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import decisions
@@ -133,7 +133,7 @@ def run_on_from_the_middle(case: Case, policy: CandidatePolicy) -> list[Event]:
 
 def run_in_an_environment(case: Case, policy: CandidatePolicy) -> list[Event]:
     """Take the candidate of the largest logit, as PyTorch reckons it, in a batch of one row."""
-    batch = Batch(problem_of(case), View(action="candidate"), 1)
+    batch = Batch(problem_of(case), AgentView(action="candidate"), 1)
     batch.sim = compiled(case)  # which keeps its events
     batch.reset(case.row)
     by_torch = LearnedPolicy("by torch", policy.schema, policy.network)
@@ -204,7 +204,7 @@ def test_a_run_that_is_run_in_parts_is_that_which_is_run_at_once(starts: int) ->
     problem, policy = small_problem(1, jobs=24, waiting=True, faults=4), sharp_policy(0, waits=True)
     sim, whole = compiled(case_of(problem, 0)), run_policy(case_of(problem, 0), policy)
     reset(sim, 0, 0)
-    due, foreseen_s = policy.run_for(sim, 0, starts, NEVER)
+    due, foreseen_s = policy.run_for(sim, 0, starts, NO_HORIZON)
     assert due == (starts < 1000)
     assert math.isnan(foreseen_s)
     begun = [event for event in read_out(sim)[0] if event.kind == "start"]
@@ -216,7 +216,7 @@ def test_a_run_that_is_run_in_parts_is_that_which_is_run_at_once(starts: int) ->
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("objective", get_args(Objective))
-@pytest.mark.parametrize(("starts", "first"), [(NEVER, 0), (NEVER, 6), (9, 4), (5, 5)])
+@pytest.mark.parametrize(("starts", "first"), [(NO_HORIZON, 0), (NO_HORIZON, 6), (9, 4), (5, 5)])
 def test_what_is_foreseen_is_the_mean_of_what_the_value_tells_after_each_start(
     objective: Objective, starts: int, first: int
 ) -> None:
@@ -236,7 +236,7 @@ def test_what_is_foreseen_is_the_mean_of_what_the_value_tells_after_each_start(
             wait(sim, 0)
     reset(other, 0, 0)
     due, mean_s = policy.run_for(other, 0, starts, first)
-    assert due == (starts < NEVER)
+    assert due == (starts < NO_HORIZON)
     assert read_out(other)[0] == read_out(sim)[0]
     assert mean_s == pytest.approx(np.mean(foreseen_s) if foreseen_s else math.nan, nan_ok=True)
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.rules import fewest_nodes
+from longshore.agents.heuristics import HEURISTICS, fewest_nodes
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.placing import picked_slowdown
 from tests import reference_policies

@@ -1,4 +1,4 @@
-"""Checkpoints from strangers: whatever a file asks for, it is refused in one line, at once and in little memory."""
+"""Hostile checkpoints are refused in one line, at once and in little memory, whatever sizes they claim."""
 
 import io
 import json
@@ -39,14 +39,14 @@ for line in sys.stdin:
     before = resource.getrusage(resource.RUSAGE_SELF)
     try:
         load_policy(Path(line.rstrip("\\n")))
-        told = "loaded"
+        outcome = "loaded"
     except CheckpointError as error:
-        told = "refused: " + str(error)
+        outcome = "refused: " + str(error)
     except BaseException as error:
-        told = "crashed: " + repr(error)
+        outcome = "crashed: " + repr(error)
     after = resource.getrusage(resource.RUSAGE_SELF)
     spent_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    sys.stdout.write(repr((spent_s, told)) + "\\n"); sys.stdout.flush()
+    sys.stdout.write(repr((spent_s, outcome)) + "\\n"); sys.stdout.flush()
 """
 
 Load = Callable[[Path], str]
@@ -54,7 +54,7 @@ Load = Callable[[Path], str]
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Load]:
-    """Load files in a process of little memory; return what it said."""
+    """Load files in a process of little memory; return its answer."""
     command = [sys.executable, "-W", "error", "-c", LOADER]
     with processes.start(command, cwd=ROOT, stdin=processes.PIPE, stdout=processes.PIPE, text=True) as process:
         sends, answers = process.stdin, process.stdout
@@ -67,9 +67,9 @@ def load() -> Iterator[Load]:
             sends.flush()
             answer = answers.readline()
             assert answer, f"the process died of {path.read_bytes()[:200]!r}"
-            spent_s, told = literal_eval(answer)
+            spent_s, outcome = literal_eval(answer)
             assert spent_s < CPU_S
-            return str(told)
+            return str(outcome)
 
         yield one
         sends.close()
@@ -82,7 +82,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def headed(header: str) -> bytes:
-    """Return an array whose header says what it will."""
+    """Return an array with any header."""
     text = (header + "\n").encode()
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
@@ -143,7 +143,7 @@ def claimed(content: bytes, size: int) -> bytes:
 
 
 def lied(content: bytes, on_file: int) -> bytes:
-    """Return an archive whose last entry says that it takes another size on file than it does."""
+    """Return an archive whose last entry claims another size on file than it has."""
     spoiled = bytearray(content)
     at = spoiled.rindex(b"PK\x01\x02")
     spoiled[at + 20 : at + 24] = struct.pack("<I", on_file)
@@ -151,7 +151,7 @@ def lied(content: bytes, on_file: int) -> bytes:
 
 
 def far(content: bytes, offset: int) -> bytes:
-    """Return an archive whose last entry begins at an offset that is told in 64 bits."""
+    """Return an archive whose last entry begins at a 64-bit offset."""
     spoiled = bytearray(content)
     at, extra = spoiled.rindex(b"PK\x01\x02"), struct.pack("<2HQ", 1, 8, offset)
     name_bytes = struct.unpack_from("<H", spoiled, at + 28)[0]
@@ -168,7 +168,7 @@ def many(parts: Parts) -> bytes:
 
 
 def wide(parts: Parts) -> bytes:
-    """Return an archive that counts in 64 bits and says that its list has an exabyte."""
+    """Return an archive with 64-bit counts that claims a list of an exabyte."""
     content = parts.archive()
     end = content[-22:]
     record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 2, 2, 1 << 60, 0)
@@ -216,14 +216,14 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a header of another format": lambda: Parts().with_array(FIRST, b"\x93NUMPY\x02\x00\xff\xff\xff\xff"),
     "an array without a header": lambda: Parts().with_array(FIRST, b""),
     "an array that ends early": lambda: Parts().with_array(FIRST, Parts().arrays[FIRST][:-4]),
-    "an array that goes on": lambda: Parts().with_array(FIRST, Parts().arrays[FIRST] + b"more"),
+    "an array that is too long": lambda: Parts().with_array(FIRST, Parts().arrays[FIRST] + b"more"),
     "complex numbers": lambda: Parts().with_array(FIRST, npy(np.zeros((256, 195), complex))),
     "no numbers": lambda: Parts().with_array("value.1.bias", npy(np.array([np.nan], np.float32))),
     "a network over candidates of a huge width": lambda: Parts("candidates").with_array(
         "score.weight", shaped("(1, 99999999999)")
     ),
     "a network over candidates of width 0": lambda: Parts("candidates").with_array("score.weight", shaped("(1, 0)")),
-    "a network that nobody has": lambda: with_keys({"network": "transformer\n"}).archive(),
+    "a network that is not installed": lambda: with_keys({"network": "transformer\n"}).archive(),
     "a network that is a path": lambda: with_keys({"network": "../../set"}).archive(),
     "a network for other actions": lambda: with_keys({"network": "candidates"}).archive(),
     "a schema that asks 24 GB": lambda: Parts(node_gpus=[8] * 125_000, gpus=1_000_000, items=125_000).archive(),
@@ -244,7 +244,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a schema of lists": lambda: Parts().archive(schema=b"[" + b"[]," * 1_000_000 + b"[]]"),
     "a schema that is too long": lambda: Parts().archive(schema=b" " * (1 << 24)),
     "weights that unpack to 4 GB": lambda: claimed(Parts().archive(bytes(100 << 20)), 0xFFFFFFFE),
-    "a schema that unpacks to more than it says": lambda: outer_bomb(Parts()),
+    "a schema that unpacks to more than it claims": lambda: outer_bomb(Parts()),
     "weights that are all zeros": lambda: Parts("candidates").archive(bytes(120 << 20)),
     "weights with an inner bomb": lambda: inner_bomb(Parts()),
     "weights of 65,000 entries": lambda: Parts().archive(many(Parts())),
@@ -275,10 +275,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 def test_a_hostile_checkpoint_is_refused_in_one_line(name: str, load: Load, tmp_path: Path) -> None:
     path = tmp_path / "p.zip"
     path.write_bytes(HOSTILE[name]())
-    told = load(path)
-    assert told.startswith(f"refused: {path}")
-    assert "\n" not in told
-    assert len(told) < 1100
+    outcome = load(path)
+    assert outcome.startswith(f"refused: {path}")
+    assert "\n" not in outcome
+    assert len(outcome) < 1100
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked_whatever_it_says_of_its_size(load: Load, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked_whatever_it_says_of_its_size(lo
     path.write_bytes(bomb_of_zeros)
     assert load(path).endswith("; no weights do")
     path.write_bytes(lied(bomb_of_zeros, 120 << 20))
-    assert f"weights.npz says that it has {120 << 20} bytes, and the file has " in load(path)
+    assert f"weights.npz claims {120 << 20} bytes, and the file has " in load(path)
 
 
 @pytest.mark.parametrize("network", registered("networks"))
@@ -326,8 +326,8 @@ def test_a_spoiled_file_is_loaded_or_refused(
     for at, value in changes:
         content[at] = value
     (tmp_path / "p.zip").write_bytes(content[:length])
-    told = load(tmp_path / "p.zip")
-    assert told == "loaded" or told.startswith(f"refused: {tmp_path}/p.zip")
+    outcome = load(tmp_path / "p.zip")
+    assert outcome == "loaded" or outcome.startswith(f"refused: {tmp_path}/p.zip")
 
 
 JUNK = st.recursive(
@@ -343,8 +343,8 @@ def test_a_schema_with_anything_in_a_field_is_loaded_or_refused(
     load: Load, tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     (tmp_path / "p.zip").write_bytes(SET.archive(SET_WEIGHTS, json.dumps(SET.schema | changed).encode()))
-    told = load(tmp_path / "p.zip")
-    assert told == "loaded" or told.startswith(f"refused: {tmp_path}/p.zip")
+    outcome = load(tmp_path / "p.zip")
+    assert outcome == "loaded" or outcome.startswith(f"refused: {tmp_path}/p.zip")
 
 
 def test_a_saved_policy_is_loaded_in_that_process(load: Load, tmp_path: Path) -> None:

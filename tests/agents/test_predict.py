@@ -17,7 +17,7 @@ from longshore.agents.registry import find_policy
 from longshore.cluster.model.outcome import Outcome
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
-from longshore.envs.batch import Batch, View, ideal_time_s
+from longshore.envs.batch import AgentView, Batch, ideal_time_s
 from longshore.envs.gymnasium_envs import PlacementEnv
 from longshore.envs.sb3 import PlacementVecEnv
 from tests.agents.untrained import untrained
@@ -29,8 +29,8 @@ NETWORKS = [*LEARNED, find_policy(str(SHIPPED))]
 ROWS = 4
 
 
-def view_of(policy: LearnedPolicy) -> View:
-    return View(policy.schema.action, policy.schema.observation, "dt")
+def view_of(policy: LearnedPolicy) -> AgentView:
+    return AgentView(policy.schema.action, policy.schema.observation, "dt")
 
 
 def run_of(policy: LearnedPolicy, problem: Problem) -> Outcome:
@@ -40,7 +40,7 @@ def run_of(policy: LearnedPolicy, problem: Problem) -> Outcome:
 
 
 @pytest.mark.few(8)
-@pytest.mark.parametrize("policy", NETWORKS, ids=lambda it: it.name)
+@pytest.mark.parametrize("policy", NETWORKS, ids=lambda policy: policy.name)
 @pytest.mark.parametrize(("order", "waiting"), [("fifo", False), ("fifo", True), ("easy-shortest", True)])
 def test_episodes_by_predict_are_those_that_the_policy_runs(
     policy: LearnedPolicy, order: str, *, waiting: bool
@@ -70,7 +70,7 @@ def test_episodes_by_predict_are_those_that_the_policy_runs(
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("policy", NETWORKS, ids=lambda it: it.name)
+@pytest.mark.parametrize("policy", NETWORKS, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("waiting", [False, True])
 def test_sb3_and_its_contrib_evaluate_a_policy_with_masks_and_without(policy: LearnedPolicy, *, waiting: bool) -> None:
     problem = small_problem(ROWS, jobs=16, waiting=waiting, faults=4)
@@ -90,8 +90,8 @@ def test_what_an_observation_says_of_open_actions_is_what_the_mask_says(observat
     batch.reset()
     rng = np.random.default_rng(0)
     for _ in range(40):
-        told = policy.predict(batch.observations)[0]
-        assert (told == policy.predict(batch.observations, action_masks=batch.masks)[0]).all()
+        actions = policy.predict(batch.observations)[0]
+        assert (actions == policy.predict(batch.observations, action_masks=batch.masks)[0]).all()
         batch.step(np.array([rng.choice(np.flatnonzero(mask)) for mask in batch.masks]))
         batch.reset_rows(np.flatnonzero(batch.ended))
 
@@ -121,7 +121,7 @@ def test_actions_that_are_drawn_follow_the_networks_probabilities(algorithm: str
 
 
 def test_what_no_environment_shows_is_refused() -> None:
-    policy, batch = untrained("mlp"), Batch(small_problem(1, nodes=8), View(), 1)
+    policy, batch = untrained("mlp"), Batch(small_problem(1, nodes=8), AgentView(), 1)
     batch.reset()
     observation, mask = batch.observations, batch.masks
     with pytest.raises(ValueError, match=r"observations have shape .* expected 36 numbers and 20 for each of 8 nodes"):

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics import HEURISTICS, PART_NODES
+from longshore.agents.heuristics import HEURISTIC_CHECK_NODES, HEURISTICS
 from longshore.agents.learned.checkpoint import network_of
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
-from longshore.agents.protocol import decisions_of_a_part
+from longshore.agents.protocol import decisions_between_checks
 from longshore.agents.rollouts import (
     IMAGINING,
-    Base,
     Imagining,
     Posterior,
-    Ranking,
+    RankingBase,
     Rollout,
+    RolloutBase,
     Search,
     blend,
     posterior_of,
@@ -50,11 +50,11 @@ BASES = st.sampled_from(("patient", "eft-hazard", "first-fit", "pack"))
 
 
 class Clock:
-    """A base whose every run takes a second, and a future DRAW_S, of a time that nothing else takes."""
+    """A base with a clock of its own: a run takes a second, a future DRAW_S, and nothing else takes time."""
 
     waits, about, name = True, "", "clock"
 
-    def __init__(self, base: Base) -> None:
+    def __init__(self, base: RolloutBase) -> None:
         self.base, self.now_s, self.runs = base, 0.0, 0
 
     def passed_s(self) -> float:
@@ -82,9 +82,10 @@ class RankingClock(Clock):
     def __init__(self, base: CandidatePolicy) -> None:
         super().__init__(base)
         self.predicted_gains = base.predicted_gains
+        self.time_to_go, self.run_for, self.value = base.time_to_go, base.run_for, base.value
 
     @property
-    def stand_in(self) -> Base:
+    def stand_in(self) -> RolloutBase:
         return self
 
 
@@ -140,9 +141,9 @@ def test_with_the_true_future_faults_and_all_a_rollout_never_loses_to_its_base(
         assert came_to[0] <= bound[0] * (1 + 1e-9)
 
 
-def test_what_is_believed_is_the_mean_weighted_by_variances() -> None:
-    # Told, and without faults: of variance s = 0.004 + 0.2 x 0.2 = 0.044 each. In one future that and 2.7 s as noise,
-    # as if ten futures had shown it; after two of sample variance 0.02, (10 x 2.7 x s + 0.02) / 11.
+def test_the_posterior_is_the_mean_weighted_by_variances() -> None:
+    # Predicted, and without faults: of variance s = 0.004 + 0.2 x 0.2 = 0.044 each. In one future that and 2.7 s as
+    # noise, with the weight of ten futures; after two of sample variance 0.02, (10 x 2.7 x s + 0.02) / 11.
     predicted_gains, spread = np.array([0.0, -0.2]), 0.044
     gains = np.array([[0.0, 0.1], [0.0, 0.3], [0.0, 0.1]])
     noise = (27.0 * spread + 0.02) / 11.0
@@ -173,7 +174,7 @@ def test_knowing_a_candidate_is_worth_what_chance_alone_would_make_it_gain() -> 
     assert value_of_information(posterior) == pytest.approx(expected, abs=5e-4)
 
 
-def test_what_is_settled_is_tried_no_more() -> None:
+def test_candidates_of_little_value_of_information_are_not_tried_again() -> None:
     sim, base = at_first_decision(busy_case(ring=True)), untrained_candidates(waiting=True)
     predicted_gains = base.predicted_gains(sim, 0)
     every = Rollout(base, Search(futures=6, width=3), "jct").gains(sim, 0)
@@ -220,7 +221,7 @@ def test_a_rollout_without_time_runs_as_its_base(case: Case, base: str) -> None:
 @pytest.mark.parametrize("ranks", [False, True])
 def test_a_decision_passes_its_budget_by_at_most_one_try(*, budget_s: float, ranks: bool) -> None:
     clock = RankingClock(untrained_candidates(waiting=True)) if ranks else Clock(HEURISTICS["patient"])
-    assert isinstance(clock, Ranking if ranks else Base)
+    assert isinstance(clock, RankingBase if ranks else RolloutBase)
     imagining = IMAGINING._replace(draw_future=clock.draw_future)
     search = Search(futures=8, width=4, budget_s=budget_s)
     sim = at_first_decision(busy_case(ring=True))
@@ -232,13 +233,13 @@ def test_a_decision_passes_its_budget_by_at_most_one_try(*, budget_s: float, ran
 
 
 class SlowClock(RankingClock):
-    """The same of a base that takes a second to look at a decision as well."""
+    """The same of a base that takes a second to read a decision as well."""
 
     def __init__(self, base: CandidatePolicy) -> None:
         super().__init__(base)
-        self.predicted_gains = self._look
+        self.predicted_gains = self._slow_gains
 
-    def _look(self, sim: Simulation, row: int) -> NDArray[np.float64]:
+    def _slow_gains(self, sim: Simulation, row: int) -> NDArray[np.float64]:
         self.now_s += 1.0
         ranking: Any = self.base
         gains: NDArray[np.float64] = ranking.predicted_gains(sim, row)
@@ -250,7 +251,7 @@ class SlowClock(RankingClock):
 
 
 @pytest.mark.parametrize("budget_s", [1.0, 2.0, 3.5, 7.25, 20.5])
-def test_a_decision_keeps_its_budget_where_looking_at_it_takes_time(budget_s: float) -> None:
+def test_a_decision_keeps_its_budget_where_reading_it_takes_time(budget_s: float) -> None:
     clock = SlowClock(untrained_candidates(waiting=True))
     search = Search(futures=8, width=4, budget_s=budget_s)
     sim = at_first_decision(busy_case(ring=True))
@@ -261,14 +262,14 @@ def test_a_decision_keeps_its_budget_where_looking_at_it_takes_time(budget_s: fl
 
 @pytest.mark.parametrize("name", ["patient", "untrained"])
 @pytest.mark.parametrize("order", list(ORDERS))
-def test_a_try_is_given_up_on_its_way_when_the_budget_is_spent(name: str, order: str) -> None:
+def test_a_try_is_abandoned_on_its_way_when_the_budget_is_spent(name: str, order: str) -> None:
     case = deep_case(LONG_BATCH, order)
     sim = at_first_decision(case._replace(rules=case.rules._replace(waiting=True, ageing_s=math.inf)))
-    part = decisions_of_a_part(sim, PART_NODES)
+    part = decisions_between_checks(sim, HEURISTIC_CHECK_NODES)
     base = untrained_candidates(waiting=True) if name == "untrained" else HEURISTICS[name]
 
     def passed_s() -> float:
-        """Return a second for each decision of the try that goes on."""
+        """Return a second for each decision of the current try."""
         return float(max(state.decisions[TRIAL] - state.decisions[PRESENT], 0))
 
     rollout = Rollout(base, Search(budget_s=20.0), passed_s=passed_s)
@@ -281,11 +282,11 @@ def test_a_try_is_given_up_on_its_way_when_the_budget_is_spent(name: str, order:
 @pytest.mark.parametrize("name", ["patient", "pack", "untrained"])
 @settings(max_examples=examples(10))
 @given(seed=st.integers(0, 2**32 - 1), order=st.sampled_from(list(ORDERS)))
-def test_a_run_that_is_watched_is_the_same(name: str, seed: int, order: str) -> None:
+def test_an_interruptible_run_is_the_same(name: str, seed: int, order: str) -> None:
     policy: Any = untrained_candidates(waiting=True) if name == "untrained" else HEURISTICS[name]
-    case, looks = deep_case(seed, order), [0]
+    case, checks = deep_case(seed, order), [0]
     runs = []
-    for each in (policy, policy.watched(lambda: looks.__setitem__(0, looks[0] + 1))):
+    for each in (policy, policy.interruptible(lambda: checks.__setitem__(0, checks[0] + 1))):
         sim = compiled(case)
         reset(sim, 0, case.row)
         if name == "untrained":
@@ -294,7 +295,7 @@ def test_a_run_that_is_watched_is_the_same(name: str, seed: int, order: str) -> 
         runs.append(read_out(sim)[0])
     half = len(runs) // 2
     assert str(runs[:half]) == str(runs[half:])
-    assert looks[0] >= sim.state.decisions[0] // decisions_of_a_part(sim, PART_NODES) - 1
+    assert checks[0] >= sim.state.decisions[0] // decisions_between_checks(sim, HEURISTIC_CHECK_NODES) - 1
 
 
 def test_a_budget_that_is_not_met_changes_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Rollouts whose tries are cut off: what is foreseen tells the rest."""
+"""Rollouts whose tries are cut off: the value predicts the rest."""
 
 import math
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ from tests.support.budgets import examples
 
 
 class Seer:
-    """A network whose value is the exact time to go: it runs a row to the end to tell it, and puts it back."""
+    """A network whose value is the exact time to go: it runs a row to the end for it, and restores the row."""
 
     waits, about, name = True, "", "seer"
 
@@ -40,16 +40,16 @@ class Seer:
         self.policy, self.time_to_go, self.error_s = policy, objective, error_s
         self.place, self.run, self.run_on = policy.place, policy.run, policy.run_on
         self.predicted_gains, self.stand_in = policy.predicted_gains, self
-        self.asked, self.asked_from = 0, dict[int, int]()  # by jobs that the candidate tried has started
+        self.values, self.predicted_from = 0, dict[int, int]()  # by jobs that the candidate tried has started
 
     def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
-        self.asked_from[int(sim.state.queued[PRESENT] - sim.state.queued[row])] = foresee_from
+        self.predicted_from[int(sim.state.queued[PRESENT] - sim.state.queued[row])] = foresee_from
         due, _ = self.policy.run_for(sim, row, starts, foresee_from)
-        assert not due or foresee_from > starts, "what is cut off foresees nothing but its end"
+        assert not due or foresee_from > starts, "a try that is cut off has a prediction at its end alone"
         return due, math.nan if due else spent_s(sim, row, self.time_to_go) + self.error_s
 
     def value(self, sim: Simulation, row: int) -> float:
-        self.asked += 1
+        self.values += 1
         arrays: Iterable[NDArray[Any]] = sim.state
         before = [array[row].copy() for array in arrays]
         spent, unit_s = spent_s(sim, row, self.time_to_go), objective_unit_s(sim, row, self.time_to_go)
@@ -63,7 +63,7 @@ class Seer:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("horizon", [0, 1, 4])
 def test_an_exact_value_gives_the_costs_of_the_whole_run(objective: Objective, horizon: int) -> None:
-    policy, predicted_gains = untrained_candidates(waiting=True), 0
+    policy, values = untrained_candidates(waiting=True), 0
     for ring in (False, True):
         for order in ORDERS.values():
             case = busy_case(ring=ring)
@@ -74,21 +74,19 @@ def test_an_exact_value_gives_the_costs_of_the_whole_run(objective: Objective, h
             costs_s = Rollout(seer, Search(futures=3, horizon=horizon), objective).costs_s(sim, 0)
             whole_s = Rollout(policy, Search(futures=3), objective).costs_s(sim, 0)
             assert costs_s == pytest.approx(whole_s, rel=1e-12)
-            predicted_gains += seer.asked
-    assert predicted_gains > 0
+            values += seer.values
+    assert values > 0
 
 
 @settings(max_examples=examples(15))
 @given(cases(), st.sampled_from(OBJECTIVES), st.sampled_from([0.0, 1024.0]))
-def test_what_is_foreseen_with_one_error_for_all_changes_no_candidate(
-    case: Case, objective: Objective, error_s: float
-) -> None:
-    policy = untrained_candidates(waiting=True)  # foresees nothing
-    blind, seeing = (Rollout(base, Search(3, 4), objective) for base in (policy, Seer(policy, objective, error_s)))
-    assert run_policy(case, seeing)[0] == run_policy(case, blind)[0]
+def test_one_error_of_all_predictions_changes_no_decision(case: Case, objective: Objective, error_s: float) -> None:
+    policy = untrained_candidates(waiting=True)  # without predictions
+    blind, predicting = (Rollout(base, Search(3, 4), objective) for base in (policy, Seer(policy, objective, error_s)))
+    assert run_policy(case, predicting)[0] == run_policy(case, blind)[0]
 
 
-def test_what_is_foreseen_tells_on_a_decision() -> None:
+def test_predictions_on_the_way_affect_a_decision() -> None:
     class Wrong(Seer):
         def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
             due, cost_s = super().run_for(sim, row, starts, foresee_from)
@@ -112,13 +110,13 @@ def where_waiting_is_a_candidate() -> Simulation:
     return sim
 
 
-def test_candidates_are_foreseen_from_the_same_number_of_started_jobs_on() -> None:
+def test_candidates_are_predicted_from_the_same_number_of_started_jobs_on() -> None:
     sim, seer = where_waiting_is_a_candidate(), Seer(untrained_candidates(waiting=True), "jct")
     Rollout(seer, Search(1, 15), "jct").choose(sim, 0)
-    assert seer.asked_from == {0: FORESEE_FROM, 1: FORESEE_FROM - 1}
+    assert seer.predicted_from == {0: FORESEE_FROM, 1: FORESEE_FROM - 1}
 
 
-def test_where_one_candidate_is_not_foreseen_the_ends_count_for_all() -> None:
+def test_where_one_candidate_has_no_prediction_the_ends_count_for_all() -> None:
     class Short(Seer):
         def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
             due, cost_s = super().run_for(sim, row, starts, foresee_from)
@@ -134,17 +132,17 @@ def test_where_one_candidate_is_not_foreseen_the_ends_count_for_all() -> None:
 def test_a_horizon_beyond_the_end_changes_no_end(*, ring: bool, order: int) -> None:
     case = busy_case(ring=ring)
     sim = at_first_decision(case._replace(rules=case.rules._replace(order=order)))
-    base = untrained_candidates(waiting=True, time_to_go="jct")  # what its value tells is nonsense
+    base = untrained_candidates(waiting=True, time_to_go="jct")  # its value is nonsense
     whole, cut = (Rollout(base, Search(3, 15, horizon=horizon), "jct").gains(sim, 0) for horizon in (None, 10_000))
     np.testing.assert_array_equal(whole, cut)
 
 
-@pytest.mark.parametrize("predicted_gains", OBJECTIVES)
-def test_tries_are_cut_off_only_where_the_value_tells_what_is_minimised(predicted_gains: Objective) -> None:
-    base, sim = untrained_candidates(waiting=True, time_to_go=predicted_gains), at_first_decision(busy_case(ring=True))
+@pytest.mark.parametrize("predicted", OBJECTIVES)
+def test_tries_are_cut_off_only_where_the_value_predicts_the_objective(predicted: Objective) -> None:
+    base, sim = untrained_candidates(waiting=True, time_to_go=predicted), at_first_decision(busy_case(ring=True))
     for objective in OBJECTIVES:
         whole, cut = (Rollout(base, Search(3, 4, horizon=horizon), objective).gains(sim, 0) for horizon in (None, 3))
-        assert np.array_equal(whole, cut, equal_nan=True) == (objective != predicted_gains)
+        assert np.array_equal(whole, cut, equal_nan=True) == (objective != predicted)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +168,19 @@ def test_limits_that_cannot_be_read_are_refused_in_one_line(limits: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("base", "predicted_gains"),
+    ("base", "message"),
     [
-        ("patient", "cannot be cut off: no value tells"),
-        ("any.zip", "cannot be cut off: no value tells"),
+        ("patient", "cannot be cut off: no value predicts"),
+        ("any.zip", "cannot be cut off: no value predicts"),
         pytest.param(str(CHECKPOINTS / "hetero64.zip"), "has no run_on", id="hetero64"),
     ],
 )
-def test_what_tells_no_time_to_go_cannot_be_cut_off(
-    base: str, predicted_gains: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_base_without_a_time_to_go_cannot_be_cut_off(
+    base: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blind = untrained_candidates(waiting=True)
     save_policy(tmp_path / "any.zip", blind.schema, blind.network)
-    with pytest.raises(PluginError, match=predicted_gains) as caught:
+    with pytest.raises(PluginError, match=message) as caught:
         find_policy(f"rollout:{base}@h16")
     assert "\n" not in str(caught.value)

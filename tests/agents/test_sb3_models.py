@@ -19,17 +19,17 @@ from longshore.agents.learned.checkpoint import layout_of, load_policy, save_pol
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.agents.registry import find_policy
-from longshore.agents.sb3 import Asked, SB3Policy, read_model
+from longshore.agents.sb3 import EnvironmentHints, SB3Policy, read_model
 from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.problem import Problem, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.named import preset_problem
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from longshore.envs.gymnasium_envs import PlacementEnv
 from longshore.envs.sb3 import PlacementVecEnv
-from longshore.envs.spaces import MARK
+from longshore.envs.spaces import OPTIONS_ATTRIBUTE
 from longshore.testing import check_policy
 from tests.command_line import Command
 from tests.envs.random_run import open_actions, small_problem
@@ -43,11 +43,11 @@ POOL: Problem = preset_problem("patent4", ROWS)
 RELU: dict[str, Any] = {"net_arch": {"pi": [32], "vf": [16, 8]}, "activation_fn": nn.ReLU}
 
 
-def environment(problem: Problem, view: View) -> PlacementEnv:
+def environment(problem: Problem, view: AgentView) -> PlacementEnv:
     return PlacementEnv(problem, action=view.action, observation=view.observation, reward=view.reward)
 
 
-def model_of(kind: Any, problem: Problem, view: View, **policy: Any) -> Any:
+def model_of(kind: Any, problem: Problem, view: AgentView, **policy: Any) -> Any:
     """Return a model with weights that are far from those that it begins with, and from uniform."""
     made = kind("MlpPolicy", environment(problem, view), policy_kwargs=policy or None, seed=1, device="cpu")
     with torch.no_grad():
@@ -59,17 +59,17 @@ def model_of(kind: Any, problem: Problem, view: View, **policy: Any) -> Any:
 class Case(NamedTuple):
     kind: Any
     problem: Problem
-    view: View
+    view: AgentView
     policy: dict[str, Any]
 
 
 CASES = {
-    "ppo": Case(PPO, SMALL, View(), {}),
-    "a2c": Case(A2C, POOL, View("gpu", "patent-literal", "best_of_random"), {}),
-    "trpo": Case(TRPO, SMALL, View(), RELU),
-    "maskable": Case(MaskablePPO, SMALL, View("candidate"), RELU),
-    "maskable without layers": Case(MaskablePPO, POOL, View("gpu", "patent"), {"net_arch": []}),
-    "ppo of two kinds of layers": Case(PPO, SMALL, View("gpu"), {"net_arch": [24, 12], "activation_fn": nn.SiLU}),
+    "ppo": Case(PPO, SMALL, AgentView(), {}),
+    "a2c": Case(A2C, POOL, AgentView("gpu", "patent-literal", "best_of_random"), {}),
+    "trpo": Case(TRPO, SMALL, AgentView(), RELU),
+    "maskable": Case(MaskablePPO, SMALL, AgentView("candidate"), RELU),
+    "maskable without layers": Case(MaskablePPO, POOL, AgentView("gpu", "patent"), {"net_arch": []}),
+    "ppo of two kinds of layers": Case(PPO, SMALL, AgentView("gpu"), {"net_arch": [24, 12], "activation_fn": nn.SiLU}),
 }
 
 
@@ -92,7 +92,7 @@ def test_a_saved_model_becomes_a_checkpoint_that_decides_as_it_did(name: str, tm
     case = CASES[name]
     model = model_of(case.kind, case.problem, case.view, **case.policy)
     model.save(tmp_path / "model.zip")
-    schema, network = read_model(tmp_path / "model.zip", Asked())
+    schema, network = read_model(tmp_path / "model.zip", EnvironmentHints())
     save_policy(tmp_path / "policy.zip", schema, network)
     policy, live = load_policy(tmp_path / "policy.zip"), SB3Policy(model)
     assert schema.algorithm == live.schema.algorithm == f"sb3-{ALGORITHMS[case.kind]}"
@@ -130,7 +130,7 @@ class Nodes(BaseFeaturesExtractor):
 
 
 def test_a_model_of_any_network_is_a_policy_in_python_and_is_refused_as_a_file(tmp_path: Path) -> None:
-    case = Case(MaskablePPO, SMALL, View(), {"features_extractor_class": Nodes})
+    case = Case(MaskablePPO, SMALL, AgentView(), {"features_extractor_class": Nodes})
     model = model_of(case.kind, case.problem, case.view, **case.policy)
     model.policy(torch.zeros(1, 116))  # it remembers what it drew last
     policy = SB3Policy(model, name="nodes")
@@ -149,7 +149,7 @@ def test_a_model_of_any_network_is_a_policy_in_python_and_is_refused_as_a_file(t
 
 
 def test_a_model_of_our_own_networks_is_a_policy_that_is_saved_as_others_are(tmp_path: Path) -> None:
-    view = View("node")
+    view = AgentView("node")
     env = PlacementVecEnv(SMALL, view, ROWS)
     schema = schema_of(
         algorithm="ppo", network="set", action="node", observation="full", waiting=True, node_gpus=(8,) * 4
@@ -163,14 +163,14 @@ def test_a_model_of_our_own_networks_is_a_policy_that_is_saved_as_others_are(tmp
     assert decisions(load_policy(tmp_path / "policy.zip"), case) == decisions(policy, case)
 
 
-def refused(model: BaseAlgorithm | Path, words: str, **asked: Any) -> None:
+def refused(model: BaseAlgorithm | Path, words: str, **hints: Any) -> None:
     with pytest.raises(CheckpointError, match=words) as raised:
-        SB3Policy(model, **asked)
+        SB3Policy(model, **hints)
     assert "\n" not in str(raised.value)
 
 
 def test_models_that_are_no_policies_of_ours_are_refused_in_one_line(tmp_path: Path) -> None:
-    env = environment(SMALL, View())
+    env = environment(SMALL, AgentView())
     for kind in (DQN, QRDQN):
         kind("MlpPolicy", env, buffer_size=10, device="cpu").save(tmp_path / "values.zip")
         refused(tmp_path / "values.zip", "values.zip.* nothing that learns values of actions")
@@ -180,55 +180,55 @@ def test_models_that_are_no_policies_of_ours_are_refused_in_one_line(tmp_path: P
     refused(tmp_path / "pole.zip", "no environment of Longshore")
     refused(pole, "no environment of Longshore")
     refused(A2C("MlpPolicy", gymnasium.make("Pendulum-v1"), device="cpu"), "expected Discrete")
-    normalised = VecNormalize(DummyVecEnv([lambda: environment(SMALL, View())]))
+    normalised = VecNormalize(DummyVecEnv([lambda: environment(SMALL, AgentView())]))
     refused(PPO("MlpPolicy", normalised, device="cpu"), "VecNormalize")
     refused(tmp_path / "nothing.zip", "no such file")
 
 
-def unmarked(folder: Path, problem: Problem, view: View) -> Path:
-    """Return the file of a model whose spaces do not say what they are of."""
+def unmarked(folder: Path, problem: Problem, view: AgentView) -> Path:
+    """Return the file of a model whose spaces have no options."""
     model = model_of(PPO, problem, view)
-    model.observation_space.__dict__.pop(MARK)
+    model.observation_space.__dict__.pop(OPTIONS_ATTRIBUTE)
     model.save(folder / "model.zip")
     return folder / "model.zip"
 
 
 def test_what_the_spaces_do_not_say_is_found_by_their_sizes_or_asked_for(tmp_path: Path) -> None:
     hetero64 = preset_problem("hetero64", 1, waiting=True)
-    found = SB3Policy(unmarked(tmp_path, hetero64, View())).schema
+    found = SB3Policy(unmarked(tmp_path, hetero64, AgentView())).schema
     assert (found.action, found.observation, found.waiting, found.node_gpus) == ("node", "full", True, (8,) * 8)
-    path = unmarked(tmp_path, POOL, View("gpu", "patent"))
+    path = unmarked(tmp_path, POOL, AgentView("gpu", "patent"))
     refused(path, "give --observation patent or patent-literal")
     schema = SB3Policy(path, observation="patent-literal").schema
     assert (schema.observation, schema.gpus, schema.waiting) == ("patent-literal", 4, False)
-    path = unmarked(tmp_path, SMALL, View())
+    path = unmarked(tmp_path, SMALL, AgentView())
     refused(path, "give --cluster")
     assert SB3Policy(path, node_gpus=(8,) * 4).schema.node_gpus == (8,) * 4
     refused(path, "no environment", node_gpus=(8,) * 5)
 
 
 def test_what_the_spaces_say_is_not_to_be_said_otherwise(tmp_path: Path) -> None:
-    model = model_of(PPO, POOL, View("gpu", "patent"))
+    model = model_of(PPO, POOL, AgentView("gpu", "patent"))
     refused(model, "another observation", observation="patent-literal")
     refused(model, "another cluster", node_gpus=(2, 2))
     marks: list[Any] = [{"action": "rack"}, {"action": "gpu"}, [], {"node_gpus": [1] * 5}]
     for mark in marks:
-        spoiled = getattr(model.observation_space, MARK) | mark if mark else mark
-        model.observation_space.__dict__[MARK] = spoiled
+        spoiled = getattr(model.observation_space, OPTIONS_ATTRIBUTE) | mark if mark else mark
+        model.observation_space.__dict__[OPTIONS_ATTRIBUTE] = spoiled
         model.save(tmp_path / "model.zip")
         if mark == {"action": "gpu"}:
             assert SB3Policy(tmp_path / "model.zip").schema.action == "gpu"
         else:
             refused(tmp_path / "model.zip", "model")
-        model.observation_space.__dict__[MARK] = PlacementEnv(
+        model.observation_space.__dict__[OPTIONS_ATTRIBUTE] = PlacementEnv(
             POOL, action="gpu", observation="patent"
-        ).observation_space.__dict__[MARK]
+        ).observation_space.__dict__[OPTIONS_ATTRIBUTE]
 
 
 def test_the_command_makes_a_checkpoint_that_is_evaluated_and_says_what_it_is(
     longshore: Command, tmp_path: Path
 ) -> None:
-    model = model_of(PPO, preset_problem("hetero64", 1), View())
+    model = model_of(PPO, preset_problem("hetero64", 1), AgentView())
     model.save(tmp_path / "model.zip")
     with pytest.raises(CheckpointError, match="longshore policy import"):
         find_policy(str(tmp_path / "model.zip"))
@@ -241,9 +241,9 @@ def test_the_command_makes_a_checkpoint_that_is_evaluated_and_says_what_it_is(
     assert (again.status, policy.read_bytes()) == (2, kept)
     assert again.err.splitlines()[-1].startswith("longshore: --out: ")
     for wrong in (("--out", tmp_path / "policy.txt"), ("--observation", "all"), ("--cluster", tmp_path / "none.yaml")):
-        told = longshore("policy", "import", tmp_path / "model.zip", "--out", tmp_path / "other.zip", *wrong)
-        assert told.status == 2
-        assert [line.startswith("longshore: ") for line in told.err.splitlines()] == [False, True]
+        done = longshore("policy", "import", tmp_path / "model.zip", "--out", tmp_path / "other.zip", *wrong)
+        assert done.status == 2
+        assert [line.startswith("longshore: ") for line in done.err.splitlines()] == [False, True]
     done = longshore(
         "evaluate", "--policy", policy, "--workloads", "2", "--order", "fifo", "--no-heuristics", "--oracle"
     )
@@ -256,7 +256,7 @@ def test_the_command_makes_a_checkpoint_that_is_evaluated_and_says_what_it_is(
 def test_a_policy_of_the_patents_kind_hangs_on_the_number_of_gpus_alone(
     sizes: tuple[int, ...], observation: str
 ) -> None:
-    policy = SB3Policy(model_of(PPO, POOL, View("gpu", observation)))
+    policy = SB3Policy(model_of(PPO, POOL, AgentView("gpu", observation)))
     problem = clustered(sizes)
     sim = simulation_of(problem, rows=1)
     policy.run(sim, np.arange(1))

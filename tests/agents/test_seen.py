@@ -1,4 +1,4 @@
-"""What a network tells of its last decision is what it decided by."""
+"""The record of a network's last decision has what it decided by."""
 
 import copy
 from typing import TypeVar
@@ -23,7 +23,7 @@ LEARNED_CANDIDATES = [untrained_candidates(waiting=True, time_to_go=objective) f
 Wild = TypeVar("Wild", bound=LearnedPolicy)
 
 
-@pytest.mark.parametrize("policy", LEARNED, ids=lambda it: it.name)
+@pytest.mark.parametrize("policy", LEARNED, ids=lambda policy: policy.name)
 def test_a_network_gives_the_same_log_probabilities_to_what_it_says_that_it_saw(policy: Observing) -> None:
     case = busy_case(ring=True)
     sim = compiled(case)
@@ -59,7 +59,7 @@ def decide_ten_times(policy: Policy, sim: Simulation) -> None:
             wait(sim, 0)
 
 
-@pytest.mark.parametrize("policy", LEARNED, ids=lambda it: it.name)
+@pytest.mark.parametrize("policy", LEARNED, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("weight", [3e38, -3e38, 1e20])
 def test_a_network_whose_weights_overflow_places_jobs_nevertheless(policy: LearnedPolicy, weight: float) -> None:
     case = busy_case(ring=True)
@@ -69,7 +69,7 @@ def test_a_network_whose_weights_overflow_places_jobs_nevertheless(policy: Learn
     decide_ten_times(broken, sim)
 
 
-@pytest.mark.parametrize("base", LEARNED_CANDIDATES, ids=lambda it: it.name)
+@pytest.mark.parametrize("base", LEARNED_CANDIDATES, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("weight", [3e38, -3e38, 1e20])
 @pytest.mark.parametrize("horizon", [None, 2])
 def test_rollouts_of_a_network_whose_weights_overflow_place_jobs_nevertheless(

@@ -1,4 +1,4 @@
-"""What a policy was trained under is kept with it, and told where its use differs."""
+"""The training conditions of a policy are kept with it, and reported where its use differs."""
 
 import json
 import zipfile
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy, network_of, policy_of, save_policy, schema_of
-from longshore.agents.learned.schema import Trained, Use, remark_on, trained_of, use_of
+from longshore.agents.learned.schema import Trained, UsedUnder, remark_on, trained_of, use_of
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.problem import ORDERS, Rules
@@ -24,7 +24,7 @@ TRAINED = st.builds(
     Trained, orders=st.lists(ORDER, min_size=1, max_size=3, unique=True).map(tuple), ageing_h=AGEING_H,
     waiting=st.booleans(), estimates=ESTIMATES, oracle=st.booleans(),
 )  # fmt: skip
-USE = st.builds(Use, ORDER.map(lambda order: (order,)), AGEING_H, st.booleans(), ESTIMATES, st.booleans())
+USE = st.builds(UsedUnder, ORDER.map(lambda order: (order,)), AGEING_H, st.booleans(), ESTIMATES, st.booleans())
 
 
 def trained_under(trained: Trained | None) -> LearnedPolicy:
@@ -39,12 +39,12 @@ def trained_under(trained: Trained | None) -> LearnedPolicy:
 def test_nothing_is_said_where_a_policy_is_used_as_it_was_trained(trained: Trained) -> None:
     policy = trained_under(trained)
     for order in trained.orders:
-        use = Use((order,), trained.ageing_h, trained.waiting, trained.estimates, trained.oracle)
+        use = UsedUnder((order,), trained.ageing_h, trained.waiting, trained.estimates, trained.oracle)
         assert remark_on(policy, use) == ""
 
 
 @given(TRAINED, USE)
-def test_each_thing_that_differs_is_said_in_one_line(trained: Trained, use: Use) -> None:
+def test_each_thing_that_differs_is_said_in_one_line(trained: Trained, use: UsedUnder) -> None:
     remark = remark_on(trained_under(trained), use)
     differing = {
         "order": use.orders[0] not in trained.orders,
@@ -106,4 +106,4 @@ def test_rules_say_what_policies_are_used_under(
         estimated_hazards=not oracle,
     )  # fmt: skip
     use = use_of(rules, "exact")
-    assert use == Use((order,), None if ageing_s is None else ageing_s / 3600.0, waiting, "exact", oracle)
+    assert use == UsedUnder((order,), None if ageing_s is None else ageing_s / 3600.0, waiting, "exact", oracle)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.integrate import quad
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.rollouts import Base, Rollout, Search
+from longshore.agents.rollouts import Rollout, RolloutBase, Search
 from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
 from longshore.cluster.model.problem import fault_sources
 from longshore.cluster.model.topology import grid_cluster
@@ -61,7 +61,7 @@ def everything(sim: Simulation) -> dict[str, bytes]:
 @settings(max_examples=examples(25))
 @given(case=cases() | planned_cases() | backed_cases(), decisions=st.integers(0, 15))
 def test_trying_candidates_out_leaves_the_real_simulation_untouched_to_the_byte(
-    case: Case, decisions: int, base: Base, horizon: int | None
+    case: Case, decisions: int, base: RolloutBase, horizon: int | None
 ) -> None:
     sim = at_decision(case, decisions)
     if sim is None:

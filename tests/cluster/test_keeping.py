@@ -15,7 +15,7 @@ from longshore.cluster.queue.order import keeps_reservation
 from longshore.cluster.queue.reservation import has_reservation
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.state.state import Simulation
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from longshore.envs.stepping import GPU_ACTION, NODE_ACTION, write_mask
 from tests.compiled_runs import compiled
 from tests.strategies import Case, cases, needy_cases, planned_cases
@@ -127,7 +127,9 @@ def test_to_a_job_with_a_plan_no_placement_is_closed_that_would_do(case: Case, o
 @pytest.mark.parametrize("action", ["node", "gpu"])
 def test_no_decision_of_a_random_agent_is_refused(action: str, order: str) -> None:
     cluster, scenarios, process, rules = hetero64(ROWS, 3, load=1.2)
-    batch = Batch(Problem(cluster, scenarios, process, rules._replace(order=ORDERS[order])), View(action=action), ROWS)
+    batch = Batch(
+        Problem(cluster, scenarios, process, rules._replace(order=ORDERS[order])), AgentView(action=action), ROWS
+    )
     rng, rows, state = np.random.default_rng(0), np.arange(ROWS), batch.sim.state
     batch.reset()
     decided = refused = 0

@@ -17,7 +17,7 @@ from longshore.cluster.placing import take_gpu, take_node, undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from tests.cases_by_hand import Jobs, hand_case
 from tests.compiled_runs import at_first_decision, compiled, run_heuristic, run_policy
 from tests.deep_cases import deep_case
@@ -54,7 +54,7 @@ def test_no_policy_runs_a_job_on_a_node_that_does_not_suit_it(case: Case, name: 
 @settings(max_examples=examples(60))
 @given(needy_cases(), st.sampled_from(("node", "gpu", "candidate")), SEEDS)
 def test_no_open_action_runs_a_job_on_a_node_that_does_not_suit_it(case: Case, action: str, seed: int) -> None:
-    batch, rng = Batch(problem_of(case), View(action=action), 1), np.random.default_rng(seed)
+    batch, rng = Batch(problem_of(case), AgentView(action=action), 1), np.random.default_rng(seed)
     state, suits = batch.sim.state, case.cluster.suits
     batch.reset(case.row)
     while batch.masks[0].any():

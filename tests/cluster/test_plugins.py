@@ -47,9 +47,9 @@ def test_the_same_registration_twice_is_one(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_ours_keep_their_names_whatever_else_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = load("heuristics", "pack")
-    install(tmp_path / "theirs", monkeypatch, "heuristics", {"pack": "theirs_module:THING"}, theirs_module="THING = 1")
-    assert load("heuristics", "pack") is before
+    before = load("networks", "set")
+    install(tmp_path / "theirs", monkeypatch, "networks", {"set": "theirs_module:THING"}, theirs_module="THING = 1")
+    assert load("networks", "set") is before
 
 
 def test_a_module_that_ends_the_process_is_an_error_like_any_other(

@@ -27,7 +27,7 @@ from longshore.cluster.simulator.engine import advance, begin_moment, reset, sta
 from longshore.cluster.simulator.jobs import stop
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 CLUSTER = """
@@ -197,7 +197,7 @@ def test_ctrl_c_stops_a_step_of_an_environment() -> None:
     cluster, _, process, rules = hetero64(1, 0)
     for sim in (failing(8, rate_per_s=0.0), failing(8, **ENDLESS)):
         problem = Problem(cluster, sim.scenarios, process._replace(transient_probability=1.0), rules)
-        batch = Batch(problem, View("node", "full", "dt"), 1)
+        batch = Batch(problem, AgentView("node", "full", "dt"), 1)
         batch.reset()
         first = batch.masks.argmax(axis=1)
         if not sim.scenarios.source_rate_per_s.any():

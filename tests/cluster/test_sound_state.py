@@ -13,7 +13,7 @@ from longshore.cluster.files.errors import EndlessError
 from longshore.cluster.simulator.event_log import MOST_QUIET, MOST_STOPS
 from longshore.cluster.simulator.state_border import BOUNDED, LINES, sound_state
 from longshore.cluster.state.state import ANY, RANGES, State, declared
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from tests.cluster.agreement import check_every_state, put
 from tests.envs.copied_run import problem
 from tests.envs.random_run import open_actions
@@ -22,11 +22,11 @@ from tests.support.budgets import examples
 
 FIELDS = State.__annotations__
 WHOLE = [field.name for field in declared(State) if field.dtype is not None and field.dtype.kind == "i"]
-VIEWS = (View("node", "full", "dt"), View("gpu", "patent", "dt"), View("candidate", "full", "dt"))
+VIEWS = (AgentView("node", "full", "dt"), AgentView("gpu", "patent", "dt"), AgentView("candidate", "full", "dt"))
 
 
 def run(
-    view: View = VIEWS[0], order: str = "easy", steps: int = 9, *, learns: bool = False, late_s: float = 0.0
+    view: AgentView = VIEWS[0], order: str = "easy", steps: int = 9, *, learns: bool = False, late_s: float = 0.0
 ) -> Batch:
     """Return three environments in which jobs wait, run and have picks, and faults are seen after so many seconds."""
     what = problem(order=order)
@@ -197,7 +197,7 @@ def test_what_is_not_refused_can_be_run(data: st.DataObject) -> None:
     except ValueError:
         return
     put(batch.sim, found)
-    batch.show_again()
+    batch.observe_again()
     rng = np.random.default_rng(0)
     try:
         for _ in range(60):

@@ -20,7 +20,7 @@ from longshore.cluster.queue.order import list_others, may_wait, turn_to
 from longshore.cluster.queue.order_table import is_by_key
 from longshore.cluster.simulator.engine import advance, start, wait
 from longshore.cluster.state.state import LOOKED_AT, OTHERS, Simulation
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision
 from tests.envs.plain_features import Decision
@@ -187,7 +187,7 @@ def check_start(seen: Decision, job: int, given: dict[int, int], *, refused: boo
 @given(turning_cases(), SEEDS)
 def test_random_candidates_keep_reservations_overtake_no_aged_job_and_end_every_job(case: Case, seed: int) -> None:
     rng, problem = np.random.default_rng(seed), problem_of(case)
-    batch = Batch(problem, View(action="candidate"), 1)
+    batch = Batch(problem, AgentView(action="candidate"), 1)
     batch.reset(case.row)
     while batch.masks[0].any():
         sim, candidates = batch.sim, listed(batch.sim, 0)

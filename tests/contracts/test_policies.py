@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.registry import HEURISTIC_NAMES
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.placing import take_gpu
 from longshore.cluster.presets.drawn import hetero64
@@ -26,6 +27,7 @@ def problem_of(case: Case) -> Problem:
 
 
 def test_every_heuristic_is_registered() -> None:
+    assert tuple(HEURISTICS) == HEURISTIC_NAMES
     assert {name: policy for name, policy in POLICIES.items() if policy in HEURISTICS.values()} == HEURISTICS
 
 

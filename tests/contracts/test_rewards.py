@@ -2,7 +2,7 @@
 
 import pytest
 
-from longshore.envs.reward_table import REWARDS
+from longshore.envs.stepping import REWARDS
 from longshore.testing import check_reward
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from longshore.cluster.model.problem import ORDERS, Problem
 from longshore.cluster.presets.drawn import hetero64
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from longshore.envs.gymnasium_envs import PlacementEnv, PlacementVectorEnv
 from longshore.envs.sb3 import PlacementVecEnv
 
@@ -25,31 +25,31 @@ def problem(seed: int = 0, *, order: str = "easy", waiting: bool = True) -> Prob
     return Problem(cluster, scenarios, process, rules._replace(order=ORDERS[order], waiting=waiting))
 
 
-def batch(run: Problem, view: View) -> Batch:
+def batch(run: Problem, view: AgentView) -> Batch:
     made = Batch(run, view, ROWS)
     made.reset()
     return made
 
 
-def placement(run: Problem, view: View) -> PlacementEnv:
+def placement(run: Problem, view: AgentView) -> PlacementEnv:
     made = PlacementEnv(run, action=view.action, observation=view.observation, reward=view.reward)
     made.reset(seed=1)
     return made
 
 
-def vector(run: Problem, view: View) -> PlacementVectorEnv:
+def vector(run: Problem, view: AgentView) -> PlacementVectorEnv:
     made = PlacementVectorEnv(ROWS, run, action=view.action, observation=view.observation, reward=view.reward)
     made.reset(seed=1)
     return made
 
 
-def sb3(run: Problem, view: View) -> PlacementVecEnv:
+def sb3(run: Problem, view: AgentView) -> PlacementVecEnv:
     made = PlacementVecEnv(run, view, ROWS, first=1)
     made.reset()
     return made
 
 
-MAKERS: dict[str, Callable[[Problem, View], Any]] = {
+MAKERS: dict[str, Callable[[Problem, AgentView], Any]] = {
     "Batch": batch, "PlacementEnv": placement, "PlacementVectorEnv": vector, "PlacementVecEnv": sb3,
 }  # fmt: skip
 
@@ -66,13 +66,13 @@ def trace(env: Any, steps: int, seed: int) -> str:
 
 
 def step(env: Any, chosen: np.ndarray) -> tuple[Any, ...]:
-    """Step any environment, and begin anew what ends; return what it tells."""
+    """Step any environment, restart rows that end, and return its arrays."""
     if isinstance(env, Batch):
         env.step(chosen)
-        told = env.observations.copy(), env.rewards.copy(), env.ended.copy()
+        last = env.observations.copy(), env.rewards.copy(), env.ended.copy()
         if env.ended.any():
             env.reset_rows(np.flatnonzero(env.ended))
-        return *told, env.masks, env.returns(np.arange(ROWS))
+        return *last, env.masks, env.returns(np.arange(ROWS))
     if isinstance(env, PlacementEnv):
         seen: Any
         *seen, info = env.step(chosen[0])

@@ -1,4 +1,4 @@
-"""The observation with `candidate` actions once more, from what envs/layout.py says of each feature."""
+"""The observation with `candidate` actions once more, from the description of each feature in envs/layout.py."""
 
 import math
 
@@ -180,7 +180,7 @@ def _candidate(seen: Decision, candidate: Candidate) -> dict[str, float]:
 def _consequences(seen: Decision, candidate: Candidate, last_s: float) -> dict[str, float]:
     left, ahead = look_ahead(seen, candidate)
     cluster_gpus, size, high = len(seen.gpu_node), max(seen.size.values()), max(seen.speed)
-    ends_s = [it.end_s - seen.now_s for it in ahead if it.end_s < math.inf]
+    ends_s = [job.end_s - seen.now_s for job in ahead if job.end_s < math.inf]
     values = {
         "left_fastest": sum(gpus for node, gpus in left.items() if seen.speed[node] == high) / cluster_gpus,
         "left_others": sum(gpus for node, gpus in left.items() if seen.speed[node] < high) / cluster_gpus,
@@ -188,7 +188,7 @@ def _consequences(seen: Decision, candidate: Candidate, last_s: float) -> dict[s
         "left_empty": sum(gpus == seen.size[node] for node, gpus in left.items()) / len(left),
         "ahead_sum": sum(ends_s) / seen.unit_s / AHEAD,
         "ahead_last": max(*ends_s, last_s) / seen.unit_s,
-        "ahead_now": sum(it.start_s <= seen.now_s for it in ahead[1:]) / 8,
+        "ahead_now": sum(job.start_s <= seen.now_s for job in ahead[1:]) / 8,
         "sum_s": sum(ends_s),
     }
     for place in range(1, SHOWN):

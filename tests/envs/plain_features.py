@@ -1,4 +1,4 @@
-"""The `full` observation once more: slow and plain, from what envs/layout.py says of each feature."""
+"""The `full` observation once more: slow and plain, from the description of each feature in envs/layout.py."""
 
 import math
 from collections import Counter
@@ -87,11 +87,11 @@ class Decision:
             self.estimates_s[job] *= 2
 
     def reference(self) -> ReferenceState:
-        """The same cluster and jobs in the reference simulation, which knows plans."""
+        """The same cluster and jobs in the reference simulation, which supports plans."""
         return first_state(self.cluster, self.scenarios, self.scenario, self.process, self.rules)
 
     def slowdown(self, given: dict[int, int]) -> float:
-        """Slowdown of the job on so many GPUs of each node (docs/simulator.md)."""
+        """Slowdown of the job on some GPUs of each node (docs/simulator.md)."""
         slowest, gpus = min(self.speed[node] for node in given), self.gpus[self.job]
         if not self.rules.ring:
             return float((1 + self.rules.node_penalty * (len(given) - 1)) / slowest)

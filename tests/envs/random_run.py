@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from longshore.cluster.model.problem import ORDERS, Problem
 from longshore.cluster.presets.drawn import hetero64
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from tests.strategies import Case
 
 SEEN = (
@@ -25,7 +25,7 @@ SEEN = (
 def small_problem(
     scenarios: int = 8, *, nodes: int = 4, jobs: int = 12, order: str = "fifo", waiting: bool = False, faults: float = 1
 ) -> Problem:
-    """Return a shrunken `hetero64` with so many times the faults."""
+    """Return a smaller `hetero64` with `faults` times the fault rates."""
     cluster, drawn, process, rules = hetero64(scenarios, 5, nodes=nodes, jobs=jobs)
     drawn = drawn._replace(source_rate_per_s=drawn.source_rate_per_s * faults)
     return Problem(cluster, drawn, process, rules._replace(order=ORDERS[order], waiting=waiting))
@@ -56,7 +56,9 @@ def episode_digest(action: str) -> str:
     for order, ring in (("fifo", True), ("shortest", False)):
         problem = small_problem(2, jobs=6, order=order, waiting=True, faults=4)
         rules = problem.rules._replace(ring=ring)
-        batch = Batch(type(problem)(problem.cluster, problem.scenarios, problem.process, rules), View(action=action), 1)
+        batch = Batch(
+            type(problem)(problem.cluster, problem.scenarios, problem.process, rules), AgentView(action=action), 1
+        )
         for _ in steps_of_episode(batch, 1, np.random.default_rng(1)):
             for array in (batch.observations, batch.rewards, batch.masks, batch.ended, batch.sim.state.now_s):
                 digest.update(array.tobytes())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from tests.envs.random_run import open_actions, small_problem
 
 
@@ -21,19 +21,19 @@ def steps(batch: Batch, count: int, draws: int) -> list[bytes]:
 @pytest.mark.parametrize("reward", ["dt", "potential", "jct"])
 @pytest.mark.parametrize("action", ["node", "gpu", "candidate"])
 def test_a_batch_whose_arrays_are_kept_goes_on_where_it_was(action: str, reward: str) -> None:
-    problem, view = small_problem(jobs=6, waiting=True), View(action=action, reward=reward)
+    problem, view = small_problem(jobs=6, waiting=True), AgentView(action=action, reward=reward)
     batch, fresh = Batch(problem, view, 4), Batch(problem, view, 4)
     batch.reset()
     steps(batch, 20, 1)
     kept = {**batch.sim.state._asdict(), **batch.arrays()}
     for name, array in {**fresh.sim.state._asdict(), **fresh.arrays()}.items():
         array[...] = kept[name]
-    fresh.show_again()
+    fresh.observe_again()
     assert steps(batch, 40, 2) == steps(fresh, 40, 2)
 
 
 def test_a_refused_step_changes_nothing() -> None:
-    batch = Batch(small_problem(waiting=True), View(), 2)
+    batch = Batch(small_problem(waiting=True), AgentView(), 2)
     batch.reset()
     shown = {"observations": batch.observations, "masks": batch.masks}
     arrays = {**batch.sim.state._asdict(), **batch.arrays(), **shown}
@@ -44,7 +44,7 @@ def test_a_refused_step_changes_nothing() -> None:
 
 
 def test_the_next_open_action_above_a_closed_one_is_taken_in_circular_order() -> None:
-    batch = Batch(small_problem(), View(), 4)
+    batch = Batch(small_problem(), AgentView(), 4)
     batch.masks[:] = [0, 1, 0, 1]
     assert batch.nearest_open(np.array([0, 1, 2, 3])).tolist() == [1, 1, 3, 3]
     batch.masks[:] = [0, 1, 0, 0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.state.state import CANDIDATES
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, CLIP
 from tests.deep_cases import wide_case
 from tests.envs.plain_candidate_features import plain_candidate_features
@@ -49,7 +49,7 @@ def test_an_observation_of_candidates_is_what_its_description_says_on_many_nodes
 @pytest.mark.parametrize("order", ["fifo", "easy", "shortest"])
 def test_an_observation_of_candidates_is_what_its_description_says_on_a_busy_cluster(order: str) -> None:
     problem = small_problem(nodes=5, jobs=24, faults=2, order=order, waiting=True)
-    batch = Batch(problem, View(action="candidate"), 8)
+    batch = Batch(problem, AgentView(action="candidate"), 8)
     rng = np.random.default_rng(2)
     batch.reset()
     for _ in range(30):
@@ -75,7 +75,7 @@ def test_observations_of_candidates_are_finite_and_within_their_bounds_and_all_a
 
 def test_the_patents_observation_of_candidates_is_refused() -> None:
     with pytest.raises(ValueError, match="'patent' describes no candidates"):
-        View(action="candidate", observation="patent")
+        AgentView(action="candidate", observation="patent")
 
 
 def test_extreme_numbers_stay_within_the_bounds() -> None:

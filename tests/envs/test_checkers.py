@@ -9,7 +9,7 @@ from stable_baselines3.common.env_checker import check_env as check_with_sb3
 
 import longshore.envs
 from longshore.envs.gymnasium_envs import PlacementEnv
-from longshore.envs.reward_table import REWARDS
+from longshore.envs.stepping import REWARDS
 from tests.envs.random_run import SEEN, small_problem
 
 NAME = "longshore/Placement-v0"

@@ -21,13 +21,17 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
-from longshore.envs.batch import View
+from longshore.envs.batch import AgentView
 from tests.envs.copied_run import MAKERS, problem, trace
 from tests.support import processes
 from tests.support.budgets import examples
 
 ROOT = Path(__file__).parents[2]
-VIEWS = (View("node", "full", "potential"), View("gpu", "patent", "best_of_random"), View("candidate", "full", "jct"))
+VIEWS = (
+    AgentView("node", "full", "potential"),
+    AgentView("gpu", "patent", "best_of_random"),
+    AgentView("candidate", "full", "jct"),
+)
 
 
 def through_pickle(thing: Any) -> Any:
@@ -43,7 +47,7 @@ COPIES: tuple[Callable[[Any], Any], ...] = (copy.deepcopy, through_pickle)
     st.sampled_from(VIEWS), st.sampled_from(COPIES), st.integers(0, 40), st.integers(1, 40), st.integers(0, 2**32 - 1)
 )
 def test_a_copy_runs_on_as_the_original_would_and_leaves_it_alone(
-    kind: str, view: View, copied: Callable[[Any], Any], before: int, after: int, seed: int
+    kind: str, view: AgentView, copied: Callable[[Any], Any], before: int, after: int, seed: int
 ) -> None:
     env, control = MAKERS[kind](problem(), view), MAKERS[kind](problem(), view)
     assert trace(env, before, seed) == trace(control, before, seed)

@@ -1,4 +1,4 @@
-"""docs/environments.md does what it says."""
+"""The examples of docs/environments.md work as described."""
 
 import re
 import runpy
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.state.state import CANDIDATES
-from longshore.envs.batch import Batch, View, episode_summaries
+from longshore.envs.batch import AgentView, Batch, episode_summaries
 from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, GLOBALS, GPU_FEATURES, NODE_FEATURES
-from longshore.envs.reward_table import REWARDS
+from longshore.envs.stepping import REWARDS
 from tests.envs.random_run import small_problem, trace_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
@@ -25,7 +25,7 @@ def test_an_example_of_the_page_runs(example: str, tmp_path: Path) -> None:
 
 
 def test_the_page_counts_features_and_names_rewards_and_metrics() -> None:
-    batch = Batch(small_problem(), View(), 1)
+    batch = Batch(small_problem(), AgentView(), 1)
     batch.reset()
     page = PAGE.read_text()
     assert f"{len(GLOBALS)} numbers" in page

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.problem import Problem
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from longshore.envs.gymnasium_envs import PlacementEnv, PlacementVectorEnv
 from longshore.envs.sb3 import PlacementVecEnv
 from tests.envs.random_run import small_problem
@@ -20,9 +20,9 @@ from tests.envs.random_run import small_problem
 SCENARIOS, ROWS = 8, 2
 PROBLEM: Problem = small_problem(SCENARIOS, jobs=4)
 SINGLE, BATCHED = PlacementEnv(PROBLEM), PlacementVectorEnv(ROWS, PROBLEM)
-SB3, BATCH = PlacementVecEnv(PROBLEM, View(), ROWS), Batch(PROBLEM, View(), ROWS)
+SB3, BATCH = PlacementVecEnv(PROBLEM, AgentView(), ROWS), Batch(PROBLEM, AgentView(), ROWS)
 
-fractions = st.floats(width=32).filter(lambda it: not it.is_integer())  # nan and infinity among them
+fractions = st.floats(width=32).filter(lambda number: not number.is_integer())  # nan and infinity among them
 no_numbers = (
     fractions | fractions.map(np.float32) | st.booleans() | st.booleans().map(np.bool_) | st.text(max_size=3)
     | st.binary(max_size=3) | st.just(1j) | st.just(Fraction(1, 2)) | st.just(object()) | st.just({}) | st.just([])
@@ -32,30 +32,30 @@ no_numbers = (
 Entry = Callable[[Any], object]
 ACTIONS: dict[str, Entry] = {
     "step": SINGLE.step,
-    "step of all": lambda it: BATCHED.step([0, it]),  # type: ignore[arg-type]
-    "step of Stable-Baselines3": lambda it: SB3.step([0, it]),  # type: ignore[arg-type]
-    "step of the batch": lambda it: BATCH.step([0, it]),
-    "nearest open": lambda it: BATCH.nearest_open([0, it]),
+    "step of all": lambda value: BATCHED.step([0, value]),  # type: ignore[arg-type]
+    "step of Stable-Baselines3": lambda value: SB3.step([0, value]),  # type: ignore[arg-type]
+    "step of the batch": lambda value: BATCH.step([0, value]),
+    "nearest open": lambda value: BATCH.nearest_open([0, value]),
 }
 SEEDS: dict[str, Entry] = {
-    "seed": lambda it: SINGLE.reset(seed=it),
-    "seed of all": lambda it: BATCHED.reset(seed=[0, it]),
+    "seed": lambda value: SINGLE.reset(seed=value),
+    "seed of all": lambda value: BATCHED.reset(seed=[0, value]),
     "seed of Stable-Baselines3": SB3.seed,
 }
 NUMBERS: dict[str, Entry] = {
-    "scenario": lambda it: SINGLE.reset(options={"scenario": it}),
-    "scenario of all": lambda it: BATCHED.reset(options={"scenario": it}),
-    "scenario of Stable-Baselines3": lambda it: SB3.set_options({"scenario": it}),
-    "scenario of a row": lambda it: SB3.set_options([{}, {"scenario": it}]),
+    "scenario": lambda value: SINGLE.reset(options={"scenario": value}),
+    "scenario of all": lambda value: BATCHED.reset(options={"scenario": value}),
+    "scenario of Stable-Baselines3": lambda value: SB3.set_options({"scenario": value}),
+    "scenario of a row": lambda value: SB3.set_options([{}, {"scenario": value}]),
     "scenario of the batch": BATCH.reset,
-    "first": lambda it: PlacementVecEnv(PROBLEM, View(), ROWS, first=it),
-    "row": lambda it: SB3.get_attr("first", [it]),
-    "rows": lambda it: Batch(PROBLEM, View(), it),
-    "environments": lambda it: PlacementVectorEnv(it, PROBLEM),
+    "first": lambda value: PlacementVecEnv(PROBLEM, AgentView(), ROWS, first=value),
+    "row": lambda value: SB3.get_attr("first", [value]),
+    "rows": lambda value: Batch(PROBLEM, AgentView(), value),
+    "environments": lambda value: PlacementVectorEnv(value, PROBLEM),
 }
 OPTIONS: dict[str, Entry] = {
-    "options": lambda it: SINGLE.reset(options=it),
-    "options of all": lambda it: BATCHED.reset(options=it),
+    "options": lambda value: SINGLE.reset(options=value),
+    "options of all": lambda value: BATCHED.reset(options=value),
     "options of Stable-Baselines3": SB3.set_options,
 }
 
@@ -72,7 +72,9 @@ def begun() -> None:
 def standing() -> list[bytes]:
     """Return all that environments hold which a step or a reset changes."""
     batches = [SINGLE.batch, BATCHED.batch, SB3.batch, BATCH]
-    state = [np.asarray(values).tobytes() for it in batches for values in (*it.sim.state, *it.arrays().values())]
+    state = [
+        np.asarray(values).tobytes() for batch in batches for values in (*batch.sim.state, *batch.arrays().values())
+    ]
     return [*state, repr((SB3._seeds, SB3._options)).encode()]
 
 
@@ -93,12 +95,12 @@ def test_what_is_no_whole_number_is_refused_and_changes_nothing(value: object) -
     all_refuse(ACTIONS | SEEDS | NUMBERS, value)
 
 
-@given(value=st.integers().filter(lambda it: not 0 <= it < BATCH.actions))
+@given(value=st.integers().filter(lambda value: not 0 <= value < BATCH.actions))
 def test_a_number_that_is_no_action_is_refused_however_large(value: int) -> None:
     all_refuse(ACTIONS, value)
 
 
-@given(value=st.none() | st.integers().filter(lambda it: not 0 <= it < SCENARIOS))
+@given(value=st.none() | st.integers().filter(lambda value: not 0 <= value < SCENARIOS))
 def test_a_scenario_that_is_not_there_is_refused(value: int | None) -> None:
     named = ("scenario", "scenario of all", "scenario of Stable-Baselines3", "scenario of a row")
     all_refuse({name: NUMBERS[name] for name in named}, value)
@@ -123,7 +125,7 @@ def test_options_of_rows_are_for_each_of_them(value: list[Any]) -> None:
 
 @pytest.mark.parametrize("value", [[], [1], [1, 2, 3], (4, 5, 6)])
 def test_seeds_are_one_or_one_for_each_environment(value: list[int]) -> None:
-    all_refuse({"seeds": lambda it: BATCHED.reset(seed=it)}, value)
+    all_refuse({"seeds": lambda value: BATCHED.reset(seed=value)}, value)
 
 
 @pytest.mark.parametrize("two", [2, 2.0, np.int8(2), np.uint64(2), np.float32(2.0), np.array(2), torch.tensor(2)])

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from longshore.cluster.queue.reservation import has_reservation
 from longshore.cluster.state.state import Simulation
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from tests.envs.random_run import open_actions, small_problem
 
 ROWS, STEPS = 500, 105  # times twenty combinations: a million steps
@@ -27,7 +27,7 @@ def test_exactly_what_can_be_taken_is_open_and_no_gpu_serves_two_jobs(
 ) -> None:
     problem = small_problem(64, order=order, waiting=waiting, faults=2)
     problem = problem._replace(rules=problem.rules._replace(ageing_s=ageing_s))
-    batch = Batch(problem, View(action=action, observation="patent"), ROWS)
+    batch = Batch(problem, AgentView(action=action, observation="patent"), ROWS)
     rng, waits, stops, aged = np.random.default_rng(6), 0, 0, 0
     batch.reset()
     for _ in range(STEPS):
@@ -55,7 +55,7 @@ def check_masks(batch: Batch) -> None:
     usable = usable_gpus(batch.sim)
     of_node = np.logical_or.reduceat(usable, batch.problem.cluster.first_gpu[:-1], axis=1)
     items = of_node if batch.view.action == "node" else usable
-    # Under a reservation some are closed: which, tests/cluster/test_keeping.py says.
+    # Under a reservation some are closed; tests/cluster/test_keeping.py tests which.
     bound = np.array([is_going and has_reservation(batch.sim, row) for row, is_going in enumerate(going)])
     seen = batch.masks[:, : items.shape[1]]
     assert (seen[going & ~bound] == items[going & ~bound]).all()

@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 from longshore.cluster.model.problem import ORDERS, Problem
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.state.state import Simulation
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from tests.envs.random_run import SEEN, open_actions, small_problem
 
 LAST_SUBMIT_S = 200_000.0
 
 
 def batch(action: str, observation: str, *, last_job: float, fault_seed: int) -> Batch:
-    """Return a problem whose last job comes late, and is of another size and length as asked."""
+    """Return a problem whose last job arrives late, with a given size and length."""
     cluster, scenarios, process, rules = hetero64(1, 3, jobs=24)
     submit = np.append(np.linspace(0, 90_000, 23), LAST_SUBMIT_S)[None]
     scale = np.append(np.ones(23), last_job)
@@ -24,7 +24,7 @@ def batch(action: str, observation: str, *, last_job: float, fault_seed: int) ->
         submit_s=submit, work_s=scenarios.work_s * scale, estimate_s=scenarios.work_s * scale, gpus=gpus,
         fault_seed=np.array([fault_seed]),
     )  # fmt: skip
-    made = Batch(Problem(cluster, changed, process, rules), View(action, observation), 1)
+    made = Batch(Problem(cluster, changed, process, rules), AgentView(action, observation), 1)
     made.reset()
     return made
 
@@ -89,7 +89,7 @@ def first_difference_s(one: Simulation, other: Simulation) -> NDArray[np.float64
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("action", "observation"), SEEN)
 def test_how_long_jobs_will_truly_run_changes_no_observation(action: str, observation: str, order: str) -> None:
-    one, other = (Batch(problem, View(action, observation), 4) for problem in longer_and_shorter(order))
+    one, other = (Batch(problem, AgentView(action, observation), 4) for problem in longer_and_shorter(order))
     rng, seen = np.random.default_rng(1), 0
     one.reset()
     other.reset()

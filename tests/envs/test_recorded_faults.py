@@ -48,7 +48,7 @@ def test_nobody_else_is_told_anything_of_recorded_faults(hazard: str, told_per_s
 
 
 def recorded(folder: Path, hazard: str, regime: Regime) -> Problem:
-    """Return a cluster whose file says a hazard, under two recorded outages."""
+    """Return a cluster with a hazard in its file, under two recorded outages."""
     (folder / "c.yaml").write_text(FILE.replace("HAZARD", hazard))
     one = workload_of(("a",), np.array([1]), np.array([100.0]), np.array([0.0]))
     times_s = np.array([1.0, 5.0]) * DAY_S

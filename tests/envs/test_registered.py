@@ -1,4 +1,4 @@
-"""Environments that Gymnasium knows by name, and problems of users' own traces and clusters in one call."""
+"""Environments that Gymnasium has by name, and problems of users' own traces and clusters in one call."""
 
 import sys
 from dataclasses import replace
@@ -16,7 +16,7 @@ from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.named import NAMES, preset_problem, problem_of
 from longshore.cluster.presets.problems import WINDOW_JOBS
-from longshore.envs.batch import View
+from longshore.envs.batch import AgentView
 from longshore.training.presets import PRESETS
 from tests.envs.random_run import trace_in
 from tests.support import processes
@@ -30,12 +30,10 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def test_import_longshore_is_enough_before_gymnasium_and_after_and_imports_nothing_heavy() -> None:
     before = "import sys, longshore; early = set(sys.modules); import importlib.util"
-    before += "; importlib.util.find_spec('gymnasium'); import gymnasium"  # as those do who look whether it is there
+    before += "; importlib.util.find_spec('gymnasium'); import gymnasium"  # as libraries check whether it is there
     after = "import longshore, gymnasium.envs.registration as known; print(*early & {'numpy', 'gymnasium', 'torch'})"
-    told = (
-        "print(*sorted(it for it in known.registry if it.startswith('longshore/'))); print(gymnasium.__spec__.loader)"
-    )
-    code = "; ".join((before, after, told))
+    names = "print(*sorted(one for one in known.registry if one.startswith('longshore/')))"
+    code = "; ".join((before, after, names, "print(gymnasium.__spec__.loader)"))
     done = processes.run([sys.executable, "-W", "error", "-c", code], capture_output=True, check=True)
     early, names, loader = done.stdout.splitlines()
     assert early == ""
@@ -69,7 +67,7 @@ def test_an_environment_is_made_by_name_alone_and_by_many_and_again_from_its_spe
 def test_the_patents_are_the_patent_to_the_letter() -> None:
     for gpus in (4, 64):
         env: Any = gymnasium.make(f"longshore/Patent{gpus}-v0", scenarios=2).unwrapped
-        assert env.batch.view == View("gpu", "patent-literal", "best_of_random")
+        assert env.batch.view == AgentView("gpu", "patent-literal", "best_of_random")
         assert env.action_space.n == gpus
         best_of_9: Any = gymnasium.make(f"longshore/Patent{gpus}-v0", scenarios=2, random_runs=9).unwrapped
         several: Any = gymnasium.make_vec(f"longshore/Patent{gpus}-v0", num_envs=2, scenarios=2, random_runs=9)

@@ -1,4 +1,4 @@
-"""docs/environments.md, For researchers, does what it says."""
+"""The examples of docs/environments.md for researchers work as described."""
 
 import re
 from pathlib import Path

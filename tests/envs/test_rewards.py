@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.rules import pick_at_random
+from longshore.agents.heuristics import pick_at_random
 from longshore.cluster.candidates.offers import DRAWS
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
-from longshore.envs.batch import Batch, View, episode_summaries
+from longshore.envs.batch import AgentView, Batch, episode_summaries
 from tests.envs.random_run import problem_of, steps_of_episode
 from tests.strategies import Case, cases
 from tests.support.budgets import examples
@@ -38,7 +38,7 @@ def ideal_s(case: Case) -> float:
 def test_time_and_potential_sum_to_the_makespan_over_the_ideal_time(
     case: Case, action: str, reward: str, seed: int
 ) -> None:
-    batch = Batch(problem_of(case), View(action=action, observation="patent", reward=reward), 1)
+    batch = Batch(problem_of(case), AgentView(action=action, observation="patent", reward=reward), 1)
     rewards = rewards_of(batch, case, seed)
     expected = -float(batch.sim.state.now_s[0]) / ideal_s(case)
     assert batch.sim.state.finished[0] == case.scenarios.jobs[case.row]
@@ -48,7 +48,7 @@ def test_time_and_potential_sum_to_the_makespan_over_the_ideal_time(
 @settings(max_examples=examples(40))
 @given(case=cases(), **PLAYS)
 def test_jct_sums_to_the_mean_completion_time_over_the_ideal_time(case: Case, action: str, seed: int) -> None:
-    batch = Batch(problem_of(case), View(action=action, observation="patent", reward="jct"), 1)
+    batch = Batch(problem_of(case), AgentView(action=action, observation="patent", reward="jct"), 1)
     rewards = rewards_of(batch, case, seed)
     scenarios, row = case.scenarios, slice(case.row, case.row + 1)
     figures = metrics(
@@ -67,7 +67,7 @@ def test_jct_sums_to_the_mean_completion_time_over_the_ideal_time(case: Case, ac
 def test_the_summary_tells_the_sum_of_rewards_and_the_number_of_steps(
     case: Case, action: str, reward: str, seed: int
 ) -> None:
-    batch = Batch(problem_of(case), View(action=action, observation="patent", reward=reward), 1)
+    batch = Batch(problem_of(case), AgentView(action=action, observation="patent", reward=reward), 1)
     rewards = rewards_of(batch, case, seed)
     summary = episode_summaries(batch, np.array([0]))[0]
     assert summary["r"] == pytest.approx(sum(rewards), abs=1e-5 * float(np.abs(rewards).sum()))
@@ -92,7 +92,7 @@ def random_makespan_s(case: Case, run: int) -> float:
 def test_best_of_random_pays_at_the_end_by_how_much_the_random_runs_are_beaten(
     case: Case, runs: int, action: str, seed: int
 ) -> None:
-    batch = Batch(problem_of(case), View(action, "patent", "best_of_random", runs), 1)
+    batch = Batch(problem_of(case), AgentView(action, "patent", "best_of_random", runs), 1)
     *before, last = rewards_of(batch, case, seed)
     random_s = min(random_makespan_s(case, run) for run in range(runs))
     assert not any(before)
@@ -103,4 +103,4 @@ def test_best_of_random_pays_at_the_end_by_how_much_the_random_runs_are_beaten(
 @pytest.mark.parametrize(("reward", "runs"), [("best_of_random", 0), ("best_of_random", 1001), ("dt", 8)])
 def test_random_runs_that_no_reward_compares_with_are_refused(reward: str, runs: int) -> None:
     with pytest.raises(ValueError, match="random runs"):
-        View(reward=reward, random_runs=runs)
+        AgentView(reward=reward, random_runs=runs)

@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.drawn import hetero64
-from longshore.envs.batch import View
+from longshore.envs.batch import AgentView
 from longshore.envs.gymnasium_envs import PlacementEnv, PlacementVectorEnv
 from longshore.envs.sb3 import PlacementVecEnv
 
@@ -28,7 +28,7 @@ def begun(env: PlacementEnv | PlacementVectorEnv | PlacementVecEnv) -> list[int]
 
 def test_neighbouring_seeds_of_vector_environments_share_few_scenarios(problem: Problem) -> None:
     rows = 16
-    env, sb3 = PlacementVectorEnv(rows, problem), PlacementVecEnv(problem, View(), rows)
+    env, sb3 = PlacementVectorEnv(rows, problem), PlacementVecEnv(problem, AgentView(), rows)
     met = []
     for seed in range(12):
         env.reset(seed=seed)
@@ -48,7 +48,7 @@ def test_the_same_seed_begins_with_the_same_scenario_in_every_class(problem: Pro
     plain.seed(5)
     plain.reset()
     batched.reset(seed=[5, 6, 7])
-    assert begun(batched) == [begun(it)[0] for it in plain.envs]  # type: ignore[arg-type]
+    assert begun(batched) == [begun(env)[0] for env in plain.envs]  # type: ignore[arg-type]
     env.reset(seed=5)
     assert begun(env) == begun(batched)[:1]
     batched.reset(seed=5)
@@ -61,7 +61,7 @@ def test_resets_without_a_seed_differ(problem: Problem) -> None:
         for env in (PlacementEnv(problem), PlacementVectorEnv(2, problem)):
             env.reset()
             first.add(begun(env)[0])
-        sb3 = PlacementVecEnv(problem, View(), 2)
+        sb3 = PlacementVecEnv(problem, AgentView(), 2)
         sb3.reset()
         first.add(begun(sb3)[0])
     assert len(first) > 9  # of 18
@@ -87,12 +87,12 @@ def test_after_a_seed_or_an_option_the_next_scenarios_follow(problem: Problem) -
 
 
 def test_options_are_those_of_the_next_reset_as_with_sb3s_own_vector_of_environments(problem: Problem) -> None:
-    ours, theirs = PlacementVecEnv(problem, View(), 3, first=4), DummyVecEnv([lambda: PlacementEnv(problem)] * 3)
+    ours, theirs = PlacementVecEnv(problem, AgentView(), 3, first=4), DummyVecEnv([lambda: PlacementEnv(problem)] * 3)
     for options in ({"scenario": 7}, [{"scenario": 9}, {"scenario": 0}, {"scenario": 2}]):
         ours.set_options(options)
         theirs.set_options(options)
         assert np.array_equal(ours.reset(), np.asarray(theirs.reset()))
-        assert begun(ours) == [begun(it)[0] for it in theirs.envs]  # type: ignore[arg-type]
+        assert begun(ours) == [begun(env)[0] for env in theirs.envs]  # type: ignore[arg-type]
     ours.set_options([{}, {"scenario": 9}, {}])
     ours.reset()
     assert begun(ours) == [4, 9, 6]

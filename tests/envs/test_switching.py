@@ -10,7 +10,7 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.simulator.state_border import sound_state
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from tests.envs.random_run import open_actions, small_problem
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
@@ -24,10 +24,10 @@ def switching(problem: Problem, *, learns: bool = False) -> Problem:
 
 
 @pytest.mark.parametrize(
-    "view", [View("node", "full", "dt"), View("gpu", "patent", "dt"), View("candidate", "full", "dt")]
+    "view", [AgentView("node", "full", "dt"), AgentView("gpu", "patent", "dt"), AgentView("candidate", "full", "dt")]
 )
 @pytest.mark.parametrize("learns", [False, True])
-def test_observations_keep_their_shape_and_every_state_is_sound(view: View, *, learns: bool) -> None:
+def test_observations_keep_their_shape_and_every_state_is_sound(view: AgentView, *, learns: bool) -> None:
     plain = small_problem(nodes=6, waiting=True, order="easy", faults=20)
     usual, batch = Batch(plain, view, 3), Batch(switching(plain, learns=learns), view, 3)
     assert batch.observations.shape == usual.observations.shape

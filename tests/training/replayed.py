@@ -10,7 +10,7 @@ from stable_baselines3.common.logger import Logger
 
 from longshore.agents.learned.checkpoint import layout_of, schema_of
 from longshore.agents.networks.sb3_policy import MaskedPolicy
-from longshore.envs.batch import View
+from longshore.envs.batch import AgentView
 from longshore.envs.sb3 import PlacementVecEnv
 from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C, VtraceA2C
 from longshore.training.actor_critic.ppo import NO_SB3_LOG, GePPO
@@ -34,7 +34,9 @@ def model_of(kind: type[MaskablePPO], kept: int, **changes: Any) -> tuple[Maskab
         "ent_coef": 0.01, "seed": 5, "device": "cpu",
         "policy_kwargs": policy | (RMSPROP if issubclass(kind, MaskableA2C) else {}),
     }  # fmt: skip
-    model = kind(MaskedPolicy, PlacementVecEnv(problem, View("gpu", "patent", "potential"), ROWS), **options | changes)
+    model = kind(
+        MaskedPolicy, PlacementVecEnv(problem, AgentView("gpu", "patent", "potential"), ROWS), **options | changes
+    )
     model.set_logger(Logger(folder=None, output_formats=[]))
     kept_rollouts = Replay(kept, dynamic=kind in (MaskablePPO, MaskableA2C))
     if isinstance(model, GePPO | VtraceA2C):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.agents.networks.candidate_run import Record
+from longshore.agents.networks.candidate_run import SampledRuns
 from longshore.cluster.model.outcome import Metrics, bounded_s, weighting_of
 from longshore.training.candidates.credit import (
     CreditBaseline,
@@ -121,11 +121,11 @@ def test_gains_over_their_spread() -> None:
     assert not over_spread(np.zeros(3)).any()
 
 
-def record_of(row: list[int], now_s: list[float], observations: np.ndarray) -> Record:
+def record_of(row: list[int], now_s: list[float], observations: np.ndarray) -> SampledRuns:
     """Return a record of which only who decided when, and what was seen, is of use."""
     count = len(row)
     whole = np.zeros(count)
-    return Record(
+    return SampledRuns(
         observations=observations.astype(np.float32), logits=np.zeros((count, 1), np.float32),
         candidates=np.ones(count, np.int32), chosen=np.zeros(count, np.int64),
         log_probability=whole.astype(np.float32), row=np.array(row, np.int32), now_s=np.array(now_s), unit_s=whole,

@@ -17,7 +17,7 @@ from longshore.agents.learned.checkpoint import load_policy, network_of, save_po
 from longshore.agents.learned.decisions import objective_unit_s, spent_s
 from longshore.agents.learned.schema import Schema
 from longshore.agents.networks.candidates import TEMPERATURE, CandidateNetwork, CandidatePolicy
-from longshore.agents.rollouts import NEVER, Rollout, Search
+from longshore.agents.rollouts import NO_HORIZON, Rollout, Search
 from longshore.cluster.candidates.candidates import list_candidates
 from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
 from longshore.cluster.files.errors import CheckpointError, InputError
@@ -147,9 +147,9 @@ def test_what_is_still_to_come_is_that_of_the_bases_own_choice_from_the_decision
     problem, base = small_problem(waiting=True, faults=4.0), untrained_candidates(waiting=True)
     sim = simulation_of(problem)
     reset(sim, 0, 2)
-    assert base.run_for(sim, 0, 5, NEVER)[0]
+    assert base.run_for(sim, 0, 5, NO_HORIZON)[0]
     while list_candidates(sim, 0) == 1:
-        assert base.run_for(sim, 0, 1, NEVER)[0]
+        assert base.run_for(sim, 0, 1, NO_HORIZON)[0]
     rollout = Rollout(base, Search(futures=3), objective)
     imagined = imagination_of(sim)
     recall(imagined, sim, 0)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from longshore.agents.learned.checkpoint import load_policy
-from longshore.agents.networks.candidate_run import Record
+from longshore.agents.networks.candidate_run import SampledRuns
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy
 from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.outcome import Objective, objective_of
@@ -72,7 +72,7 @@ def test_advantages_have_mean_nothing_and_depend_on_no_unit(costs: np.ndarray, s
         assert advantages(costs * scale + shift) == pytest.approx(got, abs=1e-4)
 
 
-def log_probabilities(network: CandidateNetwork, record: Record, at: int) -> torch.Tensor:
+def log_probabilities(network: CandidateNetwork, record: SampledRuns, at: int) -> torch.Tensor:
     """Return those of the candidates of one decision, without any room for others."""
     candidates = int(record.candidates[at])
     observations = torch.from_numpy(
@@ -82,12 +82,12 @@ def log_probabilities(network: CandidateNetwork, record: Record, at: int) -> tor
     return logits.log_softmax(0)
 
 
-def collected(learner: GroupLearner) -> Record:
+def collected(learner: GroupLearner) -> SampledRuns:
     runs = learner.parameters.groups * learner.parameters.runs
     return learner.collector.collect(learner.network, np.arange(runs) // learner.parameters.runs, 11).record
 
 
-def first(record: Record) -> Decisions:
+def first(record: SampledRuns) -> Decisions:
     """Return the first 16 decisions, without advantages."""
     decisions = decisions_of(record, np.zeros(record.row.size))
     return Decisions(*(tensor[:16] for tensor in decisions))

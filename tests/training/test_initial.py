@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
-from longshore.agents.learned.schema import Layers, Schema
+from longshore.agents.learned.schema import HiddenLayers, Schema
 from longshore.agents.networks.candidates import TEMPERATURE, CandidateNetwork
 from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.config import TrainingConfig, config_of
@@ -68,7 +68,7 @@ def test_a_run_of_another_kind_is_refused_with_what_to_give(
 
 
 def test_a_network_of_layers_goes_on_with_its_own(tmp_path: Path) -> None:
-    layers = Layers(policy=(12,), value=(), activation="relu")
+    layers = HiddenLayers(policy=(12,), value=(), activation="relu")
     path, schema = saved(tmp_path, network="layers", layers=layers)
     asked = config(path)
     plain = schema.model_copy(update={"layers": None})

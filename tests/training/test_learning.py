@@ -14,7 +14,7 @@ from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.agents.networks.torch_networks import SetNetwork
 from longshore.cluster.model.problem import Problem
-from longshore.envs.batch import View
+from longshore.envs.batch import AgentView
 from longshore.envs.sb3 import PlacementVecEnv
 from tests.bounds import optimal_makespan_s
 from tests.training.known_optimum import makespans_s, problem
@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
 def trained(run: Problem, schema: Schema, steps: int) -> LearnedPolicy:
     model = MaskablePPO(
         MaskedPolicy,
-        PlacementVecEnv(run, View(schema.action, schema.observation), 48),
+        PlacementVecEnv(run, AgentView(schema.action, schema.observation), 48),
         learning_rate=lambda left: 3e-3 * left,
         n_steps=16,
         batch_size=384,

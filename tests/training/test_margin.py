@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import load_policy, save_policy
-from longshore.agents.learned.schema import MOST_MARGIN
+from longshore.agents.learned.schema import MAX_MARGIN
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.cluster.files.errors import CheckpointError
 from longshore.training import run
@@ -40,7 +40,7 @@ def test_a_margin_raises_the_first_candidates_logit_alone(case: Case, margin: fl
 
 def test_under_the_largest_margin_the_base_heuristic_decides_alone() -> None:
     problem = small_problem(1, waiting=True)
-    policy = with_margin(untrained_candidates(waiting=True), MOST_MARGIN)
+    policy = with_margin(untrained_candidates(waiting=True), MAX_MARGIN)
     for batch in decisions(problem, 0, 3):
         policy.place(batch.sim, 0)
         assert policy.last_decision().actions[0] == 0
@@ -54,7 +54,7 @@ def test_a_checkpoint_keeps_its_margin_and_one_that_is_no_margin_is_refused(tmp_
     assert isinstance(kept, CandidatePolicy)
     assert kept.schema == policy.schema
     assert kept.weights.margin == 0.5
-    for wrong in (-0.5, float("nan"), float("inf"), 2.0 * MOST_MARGIN):
+    for wrong in (-0.5, float("nan"), float("inf"), 2.0 * MAX_MARGIN):
         save_policy(path, policy.schema.model_copy(update={"margin": wrong}), policy.network)
         with pytest.raises(CheckpointError, match="margin"):
             load_policy(path)

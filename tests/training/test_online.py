@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
-from longshore.agents.learned.schema import MOST_MARGIN
+from longshore.agents.learned.schema import MAX_MARGIN
 from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.history import read_history
@@ -140,7 +140,7 @@ def test_a_policy_that_cannot_be_beaten_goes_on(tmp_path: Path) -> None:
     # Each job runs alone on GPUs that are all alike, and the policy starts it at once.
     past = lived_through(easy_case(jobs=80), tmp_path)
     served, policy = tmp_path / "policy.zip", untrained_candidates(waiting=True)
-    save_policy(served, policy.schema.model_copy(update={"margin": MOST_MARGIN}), policy.network)
+    save_policy(served, policy.schema.model_copy(update={"margin": MAX_MARGIN}), policy.network)
     before, said = served.read_bytes(), list[str]()
     (found,) = learned(tmp_path, past.file, served, said.append)
     assert not found.published

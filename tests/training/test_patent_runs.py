@@ -12,7 +12,7 @@ from sb3_contrib import MaskablePPO
 from longshore.agents.learned.checkpoint import layout_of, load_policy, schema_of
 from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.cluster.files.errors import InputError
-from longshore.envs.batch import View
+from longshore.envs.batch import AgentView
 from longshore.envs.sb3 import PlacementVecEnv
 from longshore.training import run
 from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C
@@ -180,7 +180,7 @@ def test_without_replay_a_run_is_plain_ppo_or_a2c(algorithm: str, tmp_path: Path
     )
     policy = {"network": "mlp", "layout": layout_of(schema)} | (RMSPROP if algorithm == "a2c" else {})
     kind = MaskableA2C if algorithm == "a2c" else MaskablePPO
-    env = PlacementVecEnv(problem, View("gpu", "patent-literal", "best_of_random"), SMALL.rows)
+    env = PlacementVecEnv(problem, AgentView("gpu", "patent-literal", "best_of_random"), SMALL.rows)
     plain = kind(
         MaskedPolicy, env,
         learning_rate=lambda left: SMALL.learning_rate * left, n_steps=SMALL.steps, batch_size=SMALL.minibatch,

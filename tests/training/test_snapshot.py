@@ -22,7 +22,7 @@ from torch.optim import Adam, RMSprop
 
 from longshore.cluster.files.errors import CheckpointError, EndlessError
 from longshore.cluster.state.state import State
-from longshore.envs.batch import Batch, View
+from longshore.envs.batch import AgentView, Batch
 from longshore.training.snapshot import (
     YOUNGER,
     Arrays,
@@ -42,7 +42,7 @@ BELIEFS = (
 )  # fmt: skip
 
 
-def played(view: View, steps: int = 9, *, learns: bool = False) -> Batch:
+def played(view: AgentView, steps: int = 9, *, learns: bool = False) -> Batch:
     run = problem(order="easy")
     batch = Batch(run._replace(rules=run.rules._replace(estimated_hazards=learns)), view, 3)
     rng = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def kept(batch: Batch) -> Arrays:
 @pytest.mark.parametrize("action", ["node", "gpu", "candidate"])
 def test_environments_go_on_where_they_were_kept(action: str, *, learns: bool) -> None:
     long = 300 if action == "gpu" else 99  # steps until a fault has come
-    batch, twin = (played(View(action, reward="dt"), steps, learns=learns) for steps in (long, 0))
+    batch, twin = (played(AgentView(action, reward="dt"), steps, learns=learns) for steps in (long, 0))
     assert bool(batch.sim.state.observed_faults.any()) is learns
     restore_batch(kept(batch), twin)
     for each in (batch, twin):
@@ -78,7 +78,7 @@ def test_environments_go_on_where_they_were_kept(action: str, *, learns: bool) -
 
 
 def test_environments_go_on_whose_state_was_kept_under_older_names() -> None:
-    batch, twin = (played(View("candidate", reward="dt"), steps) for steps in (60, 0))
+    batch, twin = (played(AgentView("candidate", reward="dt"), steps) for steps in (60, 0))
     older = {
         name.replace("candidates", "moves").replace("candidate_", "move_"): each for name, each in kept(batch).items()
     }
@@ -89,7 +89,7 @@ def test_environments_go_on_whose_state_was_kept_under_older_names() -> None:
 
 
 def test_environments_go_on_whose_state_did_not_say_what_policies_know_of_fault_rates() -> None:
-    batch, twin = (played(View("node", reward="dt"), steps) for steps in (60, 0))
+    batch, twin = (played(AgentView("node", reward="dt"), steps) for steps in (60, 0))
     older = {name: each for name, each in kept(batch).items() if name.removeprefix("state/") not in BELIEFS}
     assert len(older) + 7 == len(kept(batch))
     restore_batch(older, twin)
@@ -98,19 +98,19 @@ def test_environments_go_on_whose_state_did_not_say_what_policies_know_of_fault_
 
 
 def test_half_a_placement_is_refused_where_moves_are_whole_ones() -> None:
-    batch = played(View("node", reward="dt"))
+    batch = played(AgentView("node", reward="dt"))
     assert batch.sim.state.picked_nodes.any()
-    restore_batch(kept(batch), played(View("node", reward="dt"), 0))
+    restore_batch(kept(batch), played(AgentView("node", reward="dt"), 0))
     with pytest.raises(ValueError, match=r"state\.picked_nodes\[.*\] is .*, expected none before a whole placement"):
-        restore_batch(kept(batch), played(View("candidate", reward="dt"), 0))
+        restore_batch(kept(batch), played(AgentView("candidate", reward="dt"), 0))
 
 
 def test_environments_are_left_as_they_were_where_something_is_refused() -> None:
-    batch = played(View("node"))
+    batch = played(AgentView("node"))
     before = kept(batch)
     for name, array in before.items():
         with pytest.raises(ValueError, match=name):
-            restore_batch(kept(played(View("node"), 20)) | {name: array[:1]}, batch)
+            restore_batch(kept(played(AgentView("node"), 20)) | {name: array[:1]}, batch)
     after = kept(batch)
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
@@ -349,7 +349,7 @@ def test_runs_that_began_before_a_field_was_there_go_on() -> None:
 
 @cache
 def played_arrays() -> Arrays:
-    return kept(played(View("node", reward="dt")))
+    return kept(played(AgentView("node", reward="dt")))
 
 
 @settings(max_examples=examples(200))
@@ -361,7 +361,7 @@ def test_environments_of_which_any_bit_is_another_are_played_or_refused(data: st
     flat = array.reshape(-1).view(np.uint8)
     if flat.size:
         flat[at % flat.size] ^= 1 << bit
-    batch = played(View("node", reward="dt"), 0)
+    batch = played(AgentView("node", reward="dt"), 0)
     try:
         restore_batch(arrays | {name: array}, batch)
     except ValueError:

@@ -28,7 +28,7 @@ from ...agents.learned.network import Network
 from ...agents.networks.sb3_policy import MaskedPolicy
 from ...cluster.files.errors import InputError
 from ...cluster.model.problem import Problem
-from ...envs.batch import View
+from ...envs.batch import AgentView
 from ...envs.sb3 import PlacementVecEnv
 from ..initial import actor_critic_of
 from ..run_folder import RunFolder
@@ -78,7 +78,7 @@ def learn_by_ppo(problem: Problem, run_folder: RunFolder) -> int:
     # Checks of every tensor cost a sixth of the time; masks and shapes are asserted where they arise.
     Distribution.set_default_validate_args(value=False)
     config, snapshot = run_folder.config, run_folder.path / SNAPSHOT
-    view = View(config.action, config.observation, config.reward, config.random_runs)
+    view = AgentView(config.action, config.observation, config.reward, config.random_runs)
     env = PlacementVecEnv(problem, view, config.hyperparameters.rows)
     _check_rollout(run_folder, env)
     model = _model(run_folder, env)

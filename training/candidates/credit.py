@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...agents.networks.candidate_run import Record
+from ...agents.networks.candidate_run import SampledRuns
 from ...cluster.kernels.compiled import kernel
 from ...cluster.model.outcome import Outcome
 
@@ -112,7 +112,7 @@ def joined_job_times(parts: Sequence[JobTimes]) -> JobTimes:
 
 
 def credits_of(
-    record: Record, times: JobTimes, runs: int, mean_s: Times, horizon: float, weight: Times | None = None
+    record: SampledRuns, times: JobTimes, runs: int, mean_s: Times, horizon: float, weight: Times | None = None
 ) -> Times:
     """Return the credit of each decision, in mean JCTs of its group over the number of its jobs.
 
@@ -216,7 +216,7 @@ class CreditBaseline:
         return weights
 
 
-def gaps_of(record: Record, runs: int, features: int) -> Times:
+def gaps_of(record: SampledRuns, runs: int, features: int) -> Times:
     """Return how much the first features of each decision differ from the latest ones of the group's other runs.
 
     Args:

@@ -26,7 +26,7 @@ from ...agents.heuristics import HEURISTICS
 from ...agents.learned.checkpoint import layout_of
 from ...agents.learned.decisions import objective_unit_s, spent_s
 from ...agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
-from ...agents.rollouts import Base, Ranking, Rollout, Search
+from ...agents.rollouts import RankingBase, Rollout, RolloutBase, Search
 from ...cluster.files.errors import CheckpointError, InputError
 from ...cluster.kernels.structures import uniform
 from ...cluster.model.outcome import Objective, Weighting, metrics, objective_of
@@ -108,7 +108,7 @@ def label(rollout: Rollout, sim: Simulation, row: int) -> Label:
     costs_s = rollout.costs_s(sim, row)
     gains = (costs_s[:, :1] - costs_s) / unit_s
     # The first candidate is the choice of the heuristics that teach.
-    own = int(base.predicted_gains(sim, row)[: gains.shape[1]].argmax()) if isinstance(base, Ranking) else 0
+    own = int(base.predicted_gains(sim, row)[: gains.shape[1]].argmax()) if isinstance(base, RankingBase) else 0
     to_go = (float(costs_s[:, own].mean()) - spent_s(sim, row, objective)) / unit_s
     # Of all candidates but the first, which gains nothing over itself.
     return Label(gains.mean(axis=0), float(gains[:, 1:].var(axis=0, ddof=1).mean()) / len(gains), to_go)
@@ -129,7 +129,7 @@ class LabelTask:
     share: float
 
 
-def label_run(rollout: Rollout, actor: Base, sim: Simulation, lesson: LabelTask) -> Labels:
+def label_run(rollout: Rollout, actor: RolloutBase, sim: Simulation, lesson: LabelTask) -> Labels:
     """Run a scenario in row 0 by one policy and label decisions on its way by the rollouts of another."""
     kept: list[tuple[NDArray[np.float32], int, Label]] = []
     observations = np.zeros((1, SIZE), dtype=np.float32)
@@ -170,11 +170,11 @@ class LabelWorker(NamedTuple):
 
     sim: Simulation
     teacher: Rollout  # whose base is the learner's network, once it has one
-    others: Base  # runs where the teacher's base does not
+    others: RolloutBase  # runs where the teacher's base does not
 
 
 def workers_of(
-    problem: Problem, objective: Objective, search: Search, bases: Iterable[Base], others: Base
+    problem: Problem, objective: Objective, search: Search, bases: Iterable[RolloutBase], others: RolloutBase
 ) -> list[LabelWorker]:
     """Return a worker for each of some bases of rollouts, which may not be shared between threads."""
     return [LabelWorker(simulation_of(problem), Rollout(base, search, objective), others) for base in bases]
@@ -388,7 +388,7 @@ class DistilLearner:
         """Return a worker for each thread: the heuristic teaches first, then the network itself."""
         heuristic = HEURISTICS["patient" if self.problem.rules.waiting else "eft-hazard"]
         threads = self.run_folder.config.threads
-        bases: list[Base] = [heuristic] * threads
+        bases: list[RolloutBase] = [heuristic] * threads
         search = Search(self.parameters.futures, self.parameters.width)
         if self.fits or self.run_folder.config.init:
             network = copy.deepcopy(self.network)

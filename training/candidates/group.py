@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...agents.learned.checkpoint import layout_of
-from ...agents.networks.candidate_run import Record, sample_runs
+from ...agents.networks.candidate_run import SampledRuns, sample_runs
 from ...agents.networks.candidates import CandidateNetwork, candidate_weights
 from ...cluster.model.outcome import Metrics, Weighting, alone, bounded_s, metrics, objective_of
 from ...cluster.model.problem import Problem
@@ -66,7 +66,7 @@ STATE_FEATURES = CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT  # features of
 class Collected(NamedTuple):
     """What the runs of an update were like."""
 
-    record: Record  # all decisions
+    record: SampledRuns  # all decisions
     figures: Metrics  # of shape (runs,)
     times: JobTimes  # of their jobs
 
@@ -358,7 +358,7 @@ class RunCollector:
     def collect(self, network: CandidateNetwork, scenarios: NDArray[np.int64], seed: int) -> Collected:
         """Run a scenario in each row by sampled candidates; return all decisions, the runs' figures and their times."""
 
-        def collect_shard(index: int) -> tuple[Record, Metrics, JobTimes]:
+        def collect_shard(index: int) -> tuple[SampledRuns, Metrics, JobTimes]:
             shard, record = self.shards[index], self._records[index]
             run = scenarios[shard.scenarios]
             record.size[0] = 0
@@ -380,8 +380,8 @@ def _figures(shard: Shard, run: NDArray[np.int64]) -> tuple[Metrics, JobTimes]:
     return figures, job_times(outcome, jobs, submit_s, work_s)
 
 
-def _empty_record(decisions: int) -> Record:
-    return Record(
+def _empty_record(decisions: int) -> SampledRuns:
+    return SampledRuns(
         observations=np.zeros((decisions, OBSERVATION_SIZE), np.float32),
         logits=np.zeros((decisions, CANDIDATES), np.float32),
         candidates=np.zeros(decisions, np.int32),
@@ -396,16 +396,16 @@ def _empty_record(decisions: int) -> Record:
     )
 
 
-def _joined(records: tuple[Record, ...]) -> Record:
+def _joined(records: tuple[SampledRuns, ...]) -> SampledRuns:
     """Return the decisions of several records in one."""
     fields = {
         name: np.concatenate([getattr(record, name)[: record.size[0]] for record in records])
-        for name in Record._fields[:-1]
+        for name in SampledRuns._fields[:-1]
     }
-    return Record(**fields, size=np.array([fields["row"].size]))
+    return SampledRuns(**fields, size=np.array([fields["row"].size]))
 
 
-def decisions_of(record: Record, gain: NDArray[np.float64]) -> Decisions:
+def decisions_of(record: SampledRuns, gain: NDArray[np.float64]) -> Decisions:
     """Return recorded decisions with these advantages, shape (decisions,)."""
     arrays = (
         record.observations, record.candidates, record.chosen, record.log_probability, gain.astype(np.float32),

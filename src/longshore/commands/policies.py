@@ -97,7 +97,7 @@ def import_model(
     """
     with progress("reading the model"):
         from ..agents.learned.checkpoint import save_policy
-        from ..agents.sb3 import Asked, read_model
+        from ..agents.sb3 import EnvironmentHints, read_model
         from ..cluster.files.output_file import check_outputs
 
         _check_observation(observation)
@@ -107,8 +107,8 @@ def import_model(
         if target.exists():
             raise InputError(f"{target} exists already", "give another --out, or remove it", field="--out")
         check_outputs({"--out": target}, {"MODEL": model})
-        asked = Asked(observation, None if cluster is None else _node_gpus(cluster), waiting)
-        schema, network = read_model(model, asked)
+        hints = EnvironmentHints(observation, None if cluster is None else _node_gpus(cluster), waiting)
+        schema, network = read_model(model, hints)
         save_policy(target, schema, network)
     waits = "with waiting" if schema.waiting else "no waiting"
     where = f"{schema.gpus} GPUs" if schema.counts_gpus else f"{schema.gpus} GPUs on {len(schema.node_gpus)} nodes"

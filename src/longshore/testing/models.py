@@ -18,8 +18,8 @@ from ..cluster.model.workload import Workload
 from ..cluster.presets.drawn import hetero64
 from ..cluster.state.border import sound_process
 from ..cluster.traces.read import TraceFormat
-from ..envs.batch import Batch, View, ideal_time_s
-from ..envs.reward_table import REWARDS, cost_so_far_s, reward_of
+from ..envs.batch import AgentView, Batch, ideal_time_s
+from ..envs.stepping import REWARDS, cost_so_far_s, reward_of
 
 CLUSTERS = (grid_cluster(1, 1), grid_cluster(6, 4, nodes_per_rack=4))  # one GPU; two racks, of 4 and of 2 nodes
 SEEDS = (0, 5, 2**31 - 1)
@@ -196,7 +196,7 @@ def check_reward(name: str) -> None:
     reward, problem = reward_of(name), hetero64(EPISODES, 0, nodes=NODES, jobs=JOBS, load=2.0)
     assert reward.about, "it says nothing about itself"
     assert "\n" not in reward.about, "`about` has more than one line"
-    batch, rng = Batch(problem, View(reward=name), 1), np.random.default_rng(0)
+    batch, rng = Batch(problem, AgentView(reward=name), 1), np.random.default_rng(0)
     against_s = np.zeros(EPISODES) if reward.against_s is None else batch.unit_s
     unit_s = ideal_time_s(problem) if reward.against_s is None else against_s
     assert (unit_s > 0.0).all(), "what its cost is compared with, which is its unit, is not above 0"

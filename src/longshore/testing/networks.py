@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..agents.learned.checkpoint import layout_of, load_policy, network_of, policy_of, save_policy, schema_of
-from ..agents.learned.network import Layout, Network, find_network
+from ..agents.learned.network import Network, ObservationLayout, find_network
 from ..agents.learned.schema import Schema
 from ..agents.protocol import Policy
 from ..cluster.model.problem import Problem
 from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.simulation import outcome_of, simulation_of
-from ..envs.batch import ACTIONS, Batch, View
+from ..envs.batch import ACTIONS, AgentView, Batch
 from .policies import check_decisions, check_knowledge, check_patience, check_words
 
 NODES, JOBS, ROWS = 5, 12, 6
@@ -60,12 +60,12 @@ def _problem(*, waiting: bool) -> Problem:
 
 def _observations(schema: Schema) -> Tensor:
     """Return what is seen at the first decision of each scenario, shape (rows, size)."""
-    batch = Batch(_problem(waiting=schema.waiting), View(schema.action, schema.observation), ROWS)
+    batch = Batch(_problem(waiting=schema.waiting), AgentView(schema.action, schema.observation), ROWS)
     batch.reset()
     return torch.from_numpy(batch.observations)
 
 
-def _check_weights(network: Network, layout: Layout, *, is_list: bool) -> None:
+def _check_weights(network: Network, layout: ObservationLayout, *, is_list: bool) -> None:
     kind, weights = type(network), network.state_dict()
     assert weights, "it has no weights"
     for name, tensor in weights.items():
@@ -83,12 +83,12 @@ def _check_weights(network: Network, layout: Layout, *, is_list: bool) -> None:
         assert shapes.keys() == weights.keys(), "its weights have other names where its width is another"
 
 
-def _shapes(kind: type[Network], layout: Layout, *width: int) -> dict[str, tuple[int, ...]]:
+def _shapes(kind: type[Network], layout: ObservationLayout, *width: int) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in kind(layout, *width).state_dict().items()}
 
 
-def _check_passes(network: Network, observations: Tensor, layout: Layout) -> None:
+def _check_passes(network: Network, observations: Tensor, layout: ObservationLayout) -> None:
     network.eval()
     logits, values = network(observations)
     expected = (ROWS, layout.actions + int(layout.waiting))
