@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..agents.heuristics import HEURISTICS, PACK, rivals
-from ..agents.learned.schema import Use, remark_on, use_of
+from ..agents.learned.schema import UsedUnder, remark_on, use_of
 from ..agents.protocol import Policy
 from ..agents.registry import checkpoint_in, find_policy
 from ..agents.rehearsals import rehearsals_of
@@ -267,7 +267,7 @@ def _introduction(what: str, problem: Problem, policies: list[Policy], *, every_
     return f"{what}: {count} scenarios of {jobs} jobs, {len(policies)} policies{under}, the same faults for each"
 
 
-def _warn(console: "Console", problem: Problem, policies: list[Policy], use: Use) -> None:
+def _warn(console: "Console", problem: Problem, policies: list[Policy], use: UsedUnder) -> None:
     """Log which policies were trained under something else, or cannot do here what they are made for."""
     for policy in policies:
         if remark := remark_on(policy, use):
@@ -283,7 +283,7 @@ def _warn(console: "Console", problem: Problem, policies: list[Policy], use: Use
         log.warning("%s would wait for better GPUs, but may not; allow it with --waiting", ", ".join(bound))
 
 
-def _use(request: EvaluationRequest, problem: Problem) -> Use:
+def _use(request: EvaluationRequest, problem: Problem) -> UsedUnder:
     """Return what policies are used under."""
     use = use_of(problem.rules, request.estimates or ("exact" if request.trace is None else "trace"))
     return use._replace(orders=()) if request.every_order else use

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from ...agents.learned.schema import USERS, Use, remark_on
+from ...agents.learned.schema import USERS, UsedUnder, remark_on
 from ...agents.registry import find_policy
 from ...cluster.files.errors import InputError, LongshoreError, ManyProblemsError
 from ...cluster.files.input_problems import Place
@@ -70,10 +70,10 @@ def check(path: Path | None) -> Checked:
     return Checked(problems, settings, cluster, tuple(remarks))
 
 
-def _use_of(settings: Settings) -> Use:
+def _use_of(settings: Settings) -> UsedUnder:
     """Return what policies are used under."""
     ageing_h = None if isinf(settings.ageing_s) else settings.ageing_s / 3600.0
-    return Use((settings.order,), ageing_h, settings.waiting, USERS, oracle=False)
+    return UsedUnder((settings.order,), ageing_h, settings.waiting, USERS, oracle=False)
 
 
 def summary(checked: Checked) -> Iterator[str]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longshore.agents.learned.network import ObservationLayout, find_network
-from longshore.agents.networks.sb3_policy import ROWS, in_chunks
+from longshore.agents.networks.sb3_policy import FORWARD_CHUNK_ROWS, in_chunks
 from longshore.cluster.files.plugins import registered
 
 LAYOUT = ObservationLayout(globals=5, items=6, features=4, actions=6, waiting=False)
@@ -27,7 +27,7 @@ def passes(name: str, threads: int, rows: int) -> tuple[list[Tensor], list[Tenso
 
 
 @pytest.mark.parametrize("name", registered("networks"))
-@pytest.mark.parametrize("rows", [ROWS, ROWS + 1, 3 * ROWS - 7])
+@pytest.mark.parametrize("rows", [FORWARD_CHUNK_ROWS, FORWARD_CHUNK_ROWS + 1, 3 * FORWARD_CHUNK_ROWS - 7])
 def test_chunks_give_the_outputs_and_gradients_of_one_pass(name: str, rows: int) -> None:
     whole, parts = passes(name, 0, rows), passes(name, 2, rows)
     assert len(whole[1]) == len(parts[1]) > 0
@@ -37,5 +37,5 @@ def test_chunks_give_the_outputs_and_gradients_of_one_pass(name: str, rows: int)
 
 @pytest.mark.parametrize("name", registered("networks"))
 def test_the_number_of_threads_changes_no_bit(name: str) -> None:
-    one, three = passes(name, 1, 5 * ROWS), passes(name, 3, 5 * ROWS)
+    one, three = passes(name, 1, 5 * FORWARD_CHUNK_ROWS), passes(name, 3, 5 * FORWARD_CHUNK_ROWS)
     assert all(torch.equal(a, b) for a, b in zip(one[0] + one[1], three[0] + three[1], strict=True))

@@ -199,10 +199,10 @@ def test_what_is_pickled_beside_the_weights_is_never_unpickled(
 def test_weights_of_other_floating_numbers_are_read(sound: bytes, tmp_path: Path) -> None:
     weights = torch.load(io.BytesIO(entries_of(sound)["policy.pth"]), weights_only=True)
     for kind in (torch.float64, torch.float16):
-        other = {name: it.to(kind) for name, it in weights.items()}
+        other = {name: tensor.to(kind) for name, tensor in weights.items()}
         assert reads(zipped(entries_of(sound) | {"policy.pth": saved(other)}), tmp_path) == ""
     path = tmp_path / "model.zip"
-    found = read_model(path, EnvironmentHints()).network.state_dict()["policy.0.weight"].numpy()
+    found = read_model(path, EnvironmentHints())[1].state_dict()["policy.0.weight"].numpy()
     expected = weights["mlp_extractor.policy_net.0.weight"].to(torch.float16).float().numpy()
     assert np.array_equal(found, expected)
 

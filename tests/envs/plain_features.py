@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.envs.batch import Batch
-from longshore.envs.layout import CLIP, GLOBALS, GPU_FEATURES, LOOK_AHEAD, NODE_FEATURES
+from longshore.envs.layout import FEATURE_CLIP, GLOBALS, GPU_FEATURES, LOOK_AHEAD, NODE_FEATURES
 from tests.plain_turns import LEADING, in_turns, lined_up, queue_of
 from tests.reference import first_state
 from tests.reference_state import ReferenceState, slowdown
@@ -151,7 +151,7 @@ class Decision:
 
 
 def clipped(value: float) -> float:
-    return min(max(value, -CLIP), CLIP)
+    return min(max(value, -FEATURE_CLIP), FEATURE_CLIP)
 
 
 def plain_features(batch: Batch, row: int) -> NDArray[np.float32]:
@@ -231,7 +231,7 @@ def _node(seen: Decision, node: int, completion: Completion | None, best_s: floa
         "taken": seen.taken(node) / size,
         "down": sum(seen.gpu_down[gpu] for gpu in here) / size,
         "busy": sum(seen.gpu_job[gpu] in seen.started for gpu in here) / size,
-        "first_end": min(ends, default=CLIP),
+        "first_end": min(ends, default=FEATURE_CLIP),
         "last_end": max(ends, default=0.0),
         "share_of_job": gives / need,
     }

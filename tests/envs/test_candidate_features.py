@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.batch import AgentView, Batch
-from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, CLIP
+from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, FEATURE_CLIP
 from tests.deep_cases import wide_case
 from tests.envs.plain_candidate_features import plain_candidate_features
 from tests.envs.random_run import open_actions, problem_of, small_problem
@@ -66,7 +66,7 @@ def test_observations_of_candidates_are_finite_and_within_their_bounds_and_all_a
 ) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         assert np.isfinite(batch.observations).all()
-        assert (np.abs(batch.observations) <= CLIP).all()
+        assert (np.abs(batch.observations) <= FEATURE_CLIP).all()
         table = batch.observations[0, len(CANDIDATE_GLOBALS) :].reshape(CANDIDATES, len(CANDIDATE_FEATURES))
         assert (batch.masks[0] == (table[:, CANDIDATE_FEATURES.index("exists")] == 1.0)).all()
         assert (table[~batch.masks[0]] == 0.0).all()
@@ -87,7 +87,7 @@ def test_extreme_numbers_stay_within_the_bounds() -> None:
     )
     seen = [batch.observations.copy() for batch in decisions(odd, 0, 4)]
     assert len(seen) > 5
-    assert (np.abs(seen) <= CLIP).all()
+    assert (np.abs(seen) <= FEATURE_CLIP).all()
 
 
 def test_what_is_seen_depends_on_no_unit_of_time() -> None:

@@ -16,7 +16,7 @@ from longshore.envs.gymnasium_envs import (
     DOWN_COLOUR,
     FREE_COLOUR,
     GAP,
-    JOB_COLOURS,
+    JOB_COLOURS_RGB,
     PICKED_COLOUR,
     PIXELS,
     PlacementEnv,
@@ -200,7 +200,7 @@ def test_an_image_has_a_square_for_each_gpu() -> None:
     squares = picture[GAP :: PIXELS + GAP, GAP :: PIXELS + GAP]
     assert squares.tolist() == [
         [list(PICKED_COLOUR), list(FREE_COLOUR)],
-        [JOB_COLOURS[0].tolist(), list(DOWN_COLOUR)],
+        [JOB_COLOURS_RGB[0].tolist(), list(DOWN_COLOUR)],
     ]
 
 
