@@ -137,7 +137,7 @@ def rollouts(kind: str) -> Rehearsal:
         found, kernels = [Rollout(PATIENT, search)], [run_on]
     else:  # a base predicts on the way only by the objective of the run
         bases = [_untrained(CANDIDATES, "candidate", objective) for objective in get_args(Objective)]
-        found = [Rollout(base, it) for base in bases for it in (search, replace(search, horizon=1))]
+        found = [Rollout(base, each) for base in bases for each in (search, replace(search, horizon=1))]
         kernels = [candidate_run.run_on_by_network, candidate_run.run_for_by_network, candidate_run.value_by_network]
         samples = [sim, bases[0].weights]
 

@@ -21,7 +21,7 @@ from .archive import open_archive, read_entry, read_file
 
 Word = Annotated[str, Field(max_length=100)]
 USERS = "users"  # estimates as users give them, or learned from ended jobs
-MIXED_ESTIMATES = "mixed"  # several kinds of estimates: a policy trained on them fits each
+ANY_ESTIMATES = "mixed"  # several kinds of estimates: a policy trained on them fits each
 
 
 class Trained(BaseModel):
@@ -75,7 +75,7 @@ def remark_on(policy: Policy, use: UsedUnder) -> str:
         (
             f"estimates {trained.estimates}",
             f"estimates {use.estimates}",
-            trained.estimates in (MIXED_ESTIMATES, use.estimates),
+            trained.estimates in (ANY_ESTIMATES, use.estimates),
         ),
         (_rates(true=trained.oracle), _rates(true=use.oracle), trained.oracle == use.oracle),
     )

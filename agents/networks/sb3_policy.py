@@ -69,7 +69,7 @@ def in_chunks(network: Network, pool: ThreadPoolExecutor, observation: Tensor) -
     return outputs
 
 
-CLOSED_LOGIT = -1e8  # of a closed action, as in sb3-contrib
+CLOSED_ACTION_LOGIT = -1e8  # of a closed action, as in sb3-contrib
 
 
 class MaskedPolicy(MaskableActorCriticPolicy):
@@ -152,7 +152,7 @@ def _masked(logits: Tensor, masks: np.ndarray | Tensor | None) -> Tensor:
     """Return log-probabilities, those of closed actions so low that their probability is 0; shape (batch, actions)."""
     if masks is not None:
         is_open = torch.as_tensor(masks, dtype=torch.bool).reshape(logits.shape)
-        logits = logits.masked_fill(~is_open, CLOSED_LOGIT)
+        logits = logits.masked_fill(~is_open, CLOSED_ACTION_LOGIT)
     return logits.log_softmax(dim=1)
 
 
