@@ -77,17 +77,6 @@ def test_environments_go_on_where_they_were_kept(action: str, *, learns: bool) -
     assert np.array_equal(mine["state/now_s"], theirs["state/now_s"])
 
 
-def test_environments_go_on_whose_state_was_kept_under_older_names() -> None:
-    batch, twin = (played(AgentView("candidate", reward="dt"), steps) for steps in (60, 0))
-    older = {
-        name.replace("candidates", "moves").replace("candidate_", "move_"): each for name, each in kept(batch).items()
-    }
-    assert older.keys() != kept(batch).keys()
-    restore_batch(older, twin)
-    assert np.array_equal(batch.sim.state.candidate_job, twin.sim.state.candidate_job)
-    assert np.array_equal(batch.observations, twin.observations)
-
-
 def test_environments_go_on_whose_state_did_not_say_what_policies_know_of_fault_rates() -> None:
     batch, twin = (played(AgentView("node", reward="dt"), steps) for steps in (60, 0))
     older = {name: each for name, each in kept(batch).items() if name.removeprefix("state/") not in BELIEFS}
