@@ -1,1 +1,1 @@
-"""Benchmarks with bars: `python -m benchmarks` runs them all; docs/developers/benchmarks.md says what each measures."""
+"""Benchmarks with bars: `python -m benchmarks` runs them all; docs/developers/benchmarks.md explains each."""

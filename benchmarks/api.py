@@ -148,12 +148,12 @@ def _measured(served: Served) -> Iterator[Row]:
 
 
 def _kept(client: Client, filler: str, answered: list[Answered], follower: Follower) -> Iterator[Row]:
-    """Compare what was answered with what the scheduler has, and what was followed with what happened."""
+    """Compare answers with the scheduler's jobs, and followed events with all events."""
     there = [job["id"] for job in client.jobs({}) if job["id"] != filler]
-    told = {answer.job for answer in answered}
+    reported = {answer.job for answer in answered}
     yield Row("submissions in all", len(answered), "jobs")
-    yield Row("lost, or told to two clients", len(answered) - len(told & set(there)), "jobs", most=0)
-    yield Row("doubled", len(there) - len(told), "jobs", most=0)
+    yield Row("lost, or reported to two clients", len(answered) - len(reported & set(there)), "jobs", most=0)
+    yield Row("doubled", len(there) - len(reported), "jobs", most=0)
     happened = _seqs(client)
     give_up = time.monotonic() + 30.0
     while len(follower.seen) < len(happened) and time.monotonic() < give_up:

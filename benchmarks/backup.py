@@ -1,7 +1,7 @@
 """A member of a ring that is slow for a while: how long steps take without and with a backup, and what that changes.
 
-The ring is one of four real processes, on gloo. One of them computes at a quarter of its speed. A desk, as a scheduler
-has it, starts one process more when the coordinator asks for it. See docs/failover.md.
+The ring is one of four real processes, on gloo. One of them computes at a quarter of its speed. A client, as a
+scheduler has it, starts one process more when the coordinator requests it. See docs/failover.md.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ Steps = list[tuple[float, int, int]]  # when each ended, its number, and the gen
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of one ring."""
+    """The outcome of one ring."""
 
     steps: Steps  # of the whole ring: the first member that ended each
     losses: dict[tuple[int, int], float]  # by step and shard
     digests: frozenset[str]
-    asked_s: float  # when its coordinator asked for a backup
+    asked_s: float  # when its coordinator requested a backup
 
 
 class Trial:
@@ -46,8 +46,8 @@ class Trial:
     Args:
         folder: Of its own.
         warm: Where members are forked from.
-        spares: Members that it is started with beside.
-        backups: Slow members in whose place others may compute.
+        spares: Members beside the seats at the start.
+        backups: Slow members that may have backups.
     """
 
     def __init__(self, folder: Path, warm: Path, *, spares: int = 0, backups: int = 0) -> None:
@@ -74,17 +74,17 @@ class Trial:
         return self._read()
 
     async def _back_up(self, launcher: RingLauncher, steps: int) -> None:
-        """Start a member when the coordinator asks for a backup, and let the ring go on with it for a while."""
-        desk = RingClient(self._folder, lambda: None, self._folder / "none")
+        """Start a member when the coordinator asks for a backup, and let the ring run with it for a while."""
+        scheduler = RingClient(self._folder, lambda: None, self._folder / "none")
         try:
-            await self._until(lambda: desk.want is not None and desk.want.slow)
+            await self._until(lambda: scheduler.want is not None and scheduler.want.slow)
             self._asked_s = time.time()
-            desk.send(MemberOffer(SEATS))
+            scheduler.send(MemberOffer(SEATS))
             launcher.start(self._start(SEATS, steps))
             await self._until(lambda: (report := ask_report(self._folder)) is not None and report.relieved == [SLOW])
             await asyncio.sleep(40 * COMPUTE_S)
         finally:
-            desk.close()
+            scheduler.close()
 
     async def _until(self, is_so: Callable[[], object]) -> None:
         while not is_so():
@@ -147,7 +147,7 @@ def measure_steps(warm: Path) -> Iterator[Row]:
         found.append(run(warm, backups=1, is_slow=True, recovers=True))
     slow_s = statistics.median(after - before for (before, *_), (after, *_) in pairwise(slow.steps[-30:]))
     usual_s = statistics.median(took_s(whole.steps, 1))
-    yield Row("step, nobody slow, median", usual_s, "s")
+    yield Row("step, no member slow, median", usual_s, "s")
     yield Row("step, a member at a quarter, no backup, median", slow_s, "s")
     with_s = [statistics.median(took_s(it.steps, 2)) for it in found]
     yield Row("step, with a backup, the worst median of all runs", max(with_s), "s")
@@ -155,36 +155,36 @@ def measure_steps(warm: Path) -> Iterator[Row]:
     joins_s, ends_s = ([join_s(it.steps, generation) for it in found] for generation in (2, 3))
     yield Row("the step in which the backup joins, the worst", max(joins_s), "s")
     yield Row("that beside a step, in steps before it", max(joins_s) / slow_s - 1.0, "steps", most=1.0, timed=True)
-    yield Row("the step in which it goes, the worst", max(ends_s), "s")
+    yield Row("the step in which it leaves, the worst", max(ends_s), "s")
     asked_s = [it.asked_s - next(at_s for at_s, step, _ in it.steps if step == SLOW_FROM) for it in found]
-    yield Row("from the first slow step to the wish for a backup", max(asked_s), "s")
+    yield Row("from the first slow step to the request for a backup", max(asked_s), "s")
     yield from _same(whole, found)
 
 
 def _same(whole: Ran, found: list[Ran]) -> Iterator[Row]:
-    """Yield whether rings with a slow member came to the same as one that had five members from the start."""
+    """Yield whether rings with a slow member gave the results of one that had five members from the start."""
 
     def count(name: str, are: Iterable[bool]) -> Row:
         return Row(name, sum(are), f"of {RUNS}", least=RUNS)
 
     yield count("no step lost", ([it[1] for it in one.steps] == list(range(STEPS)) for one in found))
-    yield count("each loss told but in the last step of a generation", (_is_told(whole, it) for it in found))
+    yield count("each loss reported but in the last step of a generation", (_has_losses(whole, it) for it in found))
     apart = max(abs(value - whole.losses[key]) for it in found for key, value in it.losses.items())
     yield Row("losses apart from a ring of five members, at most", apart, "", most=1e-5)
     yield count("parameters and Adam's state bit-equal", (it.digests == whole.digests for it in found))
 
 
-def _is_told(whole: Ran, one: Ran) -> bool:
-    """Return whether members wrote each loss, but of the last step before the ring was formed anew.
+def _has_losses(whole: Ran, one: Ran) -> bool:
+    """Return whether members wrote each loss, but of the last step before the ring was formed again.
 
-    A member that is stopped before it applies this step takes it over from another one, and has no loss to write.
+    A member that is stopped before it applies this step copies it from another one, and has no loss to write.
     """
     last = {before[1] for before, after in pairwise(one.steps) if before[2] != after[2]}
     return all(step in last for step, _ in whole.losses.keys() ^ one.losses.keys())
 
 
 def measure() -> Iterator[Row]:
-    """Relieve slow members, then kill whoever takes part while a ring gives GPUs back."""
+    """Relieve slow members, then kill processes while a ring gives GPUs back."""
     with warm_process() as warm:
         yield from measure_steps(warm)
     yield from measure_reclaims()

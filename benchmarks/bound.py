@@ -19,9 +19,9 @@ from longshore.cluster.state.state import Simulation
 
 from .harness import Row
 
-SEED, SHARE = 2028, 0.1  # of the decisions that are looked at
+SEED, SHARE = 2028, 0.1  # of the decisions that are checked
 FUTURES, NEAR = 24, 0.5  # units that a candidate may lie behind
-NAME = "beyond what one pass tells"
+NAME = "beyond one pass"
 
 
 class Seen(NamedTuple):
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 
 
 def seen_by(policy: CandidatePolicy, problem: Problem, scenarios: int) -> Seen:
-    """Run scenarios and look at what candidates gain at some of their decisions."""
+    """Run scenarios and measure what candidates gain at some of their decisions."""
     sim = simulation_of(problem, rows=1)
     rollout = Rollout(policy, Search(FUTURES, width=3), "makespan", SEED)
     parts = [np.zeros((len(Seen._fields), 0))]
@@ -80,7 +80,7 @@ def _look(rollout: Rollout, base: CandidatePolicy, sim: Simulation) -> NDArray[n
 
 
 def rows(policy: Policy, problem: Problem, scenarios: int) -> Iterator[Row]:
-    """Yield how far candidates' true gains lie from what is told, and how much of that one playout explains."""
+    """Yield how far candidates' true gains lie from the predicted ones, and how much of that one playout explains."""
     assert isinstance(policy, CandidatePolicy)
     yield from rows_of(seen_by(policy, problem, scenarios))
 
@@ -92,7 +92,7 @@ def rows_of(observations: Seen) -> Iterator[Row]:
     variance = max(float((beyond**2 - observations.noise).mean()), 0.0)
     explained = float((beyond * more).mean() ** 2 / (more**2).mean())
     yield Row(f"{NAME}: candidates", observations.predicted_gains.size, "candidates")
-    yield Row(f"{NAME}: gap that is told, mean", gap, "units")
+    yield Row(f"{NAME}: predicted gap, mean", gap, "units")
     yield Row(f"{NAME}: standard deviation of the true gain", float(np.sqrt(variance)), "units")
     yield Row(f"{NAME}: its variance over the gap", variance / gap, "units")
     yield Row(f"{NAME}: explained by one playout without faults", 100.0 * explained / variance, "%")

@@ -89,7 +89,7 @@ def card(name: str, command: Sequence[str], training: Training, held_out: HeldOu
         command: Arguments of `longshore` that train it.
         training: Its training run.
         held_out: Its held-out figures.
-        machine: Where and when, as `machine_text` says it.
+        machine: Where and when, by `machine_text`.
     """
     return TEXT.format(name=name, command=" ".join(command), training=training, held_out=held_out, machine=machine)
 
@@ -102,7 +102,7 @@ def candidates_card(name: str, command: str, training: Training, held_out: HeldO
         command: Arguments of `longshore` that train it.
         training: All of its training.
         held_out: Its held-out figures, against `patient`.
-        machine: Where and when, as `machine_text` says it.
+        machine: Where and when, by `machine_text`.
     """
     return CANDIDATES_TEXT.format(
         name=name, command=command, training=training, core_minutes=training.core_s / 60.0, held_out=held_out,
@@ -111,7 +111,7 @@ def candidates_card(name: str, command: str, training: Training, held_out: HeldO
 
 
 def core_minutes(text: str) -> float:
-    """Return the time that a card of `candidates_card` tells."""
+    """Return the time that a card of `candidates_card` has."""
     found = re.search(r"([\d.]+) core-minutes", text)
     return float(found[1]) if found else math.nan
 

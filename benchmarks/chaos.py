@@ -1,6 +1,6 @@
 """Short jobs on the local back end while the scheduler and the jobs' processes are killed at random moments.
 
-Each job looks from inside whether it is alone on its GPUs: it holds a lock on a file for each, and leaves a mark if
+Each job checks from inside whether it is alone on its GPUs: it holds a lock on a file for each, and leaves a mark if
 another job holds it. What is counted at the end are these marks, what the jobs did, the log of events, and processes.
 """
 
@@ -232,7 +232,7 @@ def wait_for_all(url: str) -> None:
 def judged(url: str, wanted: dict[str, JobState], home: Path, victims: set[str]) -> tuple[int, int, int]:
     """Return how many jobs ended wrongly and how many twice, and on how many GPUs two met.
 
-    An attempt that was killed between its last mark and its end is rightly tried again: nobody knows that it was done.
+    An attempt that was killed between its last mark and its end is rightly tried again: there is no record of its end.
     """
     store = open_store(url)
     with store.read() as tx:
@@ -241,7 +241,7 @@ def judged(url: str, wanted: dict[str, JobState], home: Path, victims: set[str])
     store.close()
     amiss = [job for job in wanted.keys() | jobs.keys() if job not in jobs or jobs[job].state is not wanted.get(job)]
     for job in amiss:
-        progress(f"{job} was to end as {wanted.get(job, 'nothing: nobody submitted it')}")
+        progress(f"{job} was to end as {wanted.get(job, 'nothing: it was not submitted')}")
         for it in events:
             if it.job_id == job:
                 progress(f"  {it.at_s:.3f} {it.kind} {it.number} {it.was} {it.now} {it.cause} {it.data or ''}")

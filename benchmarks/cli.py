@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .harness import ROOT, Row, main, medians, progress, seconds
 
 HELP_RUNS = 5
-SIMULATION_STARTED = "(1 of "  # in what `longshore evaluate` says as it runs the first pair of order and policy
+SIMULATION_STARTED = "(1 of "  # in the output of `longshore evaluate` as it runs the first pair of order and policy
 FIRST_USE_LIMIT_S, DEMO_LIMIT_S = 600.0, 900.0
 
 
@@ -34,7 +34,7 @@ def first_use() -> FirstUse:
     """Evaluate where nothing is compiled yet; what follows the start of the simulation is cut off.
 
     Raises:
-        RuntimeError: If it ends without having said that it starts.
+        RuntimeError: If it ends without reporting that it starts.
     """
     line = [sys.executable, "-m", "longshore", "evaluate", "--cluster", "examples/hetero64.yaml", "--workloads", "1"]
     begin_s = last_s = time.perf_counter()
@@ -60,14 +60,14 @@ def first_use() -> FirstUse:
                 late.cancel()
                 with suppress(ProcessLookupError):
                     os.killpg(running.pid, signal.SIGKILL)
-    raise RuntimeError(f"longshore evaluate never said {SIMULATION_STARTED!r}; its last lines:\n{''.join(lines[-5:])}")
+    raise RuntimeError(f"longshore evaluate printed no {SIMULATION_STARTED!r}; its last lines:\n{''.join(lines[-5:])}")
 
 
 def demo_start_s() -> float:
     """Return how long `make demo` takes until its simulation starts; what follows is cut off.
 
     Raises:
-        RuntimeError: If it ends without having said so.
+        RuntimeError: If it ends without reporting that.
     """
     begin_s = time.perf_counter()
     lines = []
@@ -81,7 +81,7 @@ def demo_start_s() -> float:
                 taken_s = time.perf_counter() - begin_s
                 os.killpg(demo.pid, signal.SIGTERM)
                 return taken_s
-    raise RuntimeError(f"make demo never said {SIMULATION_STARTED!r}; its last lines:\n{''.join(lines[-5:])}")
+    raise RuntimeError(f"make demo printed no {SIMULATION_STARTED!r}; its last lines:\n{''.join(lines[-5:])}")
 
 
 def measure() -> Iterator[Row]:

@@ -28,7 +28,7 @@ class Fault(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What tells it from all others."""
+        """A name that no other fault has."""
         return f"{self.path}:{self.line}:{self.begin}:{self.replacement.strip()}"
 
     def applied(self, text: str) -> str:

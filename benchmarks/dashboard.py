@@ -37,7 +37,7 @@ racks:
 
 
 def full_service(folder: Path) -> Service:
-    """Return a service that does not run, whose store tells that each of its GPUs has a running job."""
+    """Return a service that does not run, in whose store each of its GPUs has a running job."""
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
     service = Service(Chosen(Settings(folder=folder, open=True)))
     fence = service.store.write(lambda tx: acquire(tx, SCHEDULER, "benchmark", now_s=time.time(), ttl_s=3600.0))
@@ -87,8 +87,8 @@ def measure() -> Iterator[Row]:
         for path in ("/", "/jobs", "/policy", "/events"):
             yield Row(f"page {path} with 1,024 GPUs", _median_ms(pages[path]), "ms", most=MOST_MS)
         seen = pages["/parts/cluster"]
-        told = pages["/"]().body.decode().split("seen=")[1].split('"')[0]
-        yield Row("asking whether anything is new", _median_ms(partial(seen, told)), "ms", most=MOST_MS)
+        version = pages["/"]().body.decode().split("seen=")[1].split('"')[0]
+        yield Row("request whether anything is new", _median_ms(partial(seen, version)), "ms", most=MOST_MS)
         yield Row("page / in bytes", len(pages["/"]().body), "bytes")
         yield Row("metrics", _median_ms(service.metrics.scrape), "ms", most=MOST_MS)
         service.close()

@@ -83,7 +83,7 @@ def free_gpus(nodes: int, rng: np.random.Generator) -> NDArray[np.int64]:
 
 
 def parts(busy: int, rng: np.random.Generator) -> Iterator[int]:
-    """Yield the GPUs of jobs that are to take so many together."""
+    """Yield the GPUs of jobs that take this number together."""
     while busy > 0:
         gpus = min(busy, int(rng.choice(SIZES)))
         yield gpus
@@ -150,7 +150,7 @@ def took_ms(
     sim = simulation(case)
     took: dict[str, list[float]] = {name: [] for name in policies}
     for decision in range(1 + decisions):
-        for name, policy in policies.items():  # of the same cluster, arranged anew for each
+        for name, policy in policies.items():  # of the same cluster, arranged again for each
             arrange(sim, case, np.random.default_rng((case.nodes, case.queued, decision)))
             if not is_first:
                 sort_expected_ends(sim, 0)

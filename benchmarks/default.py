@@ -1,4 +1,4 @@
-"""What `longshore serve` runs if nothing is said, against what people run today: FIFO and EASY with `pack`.
+"""The default of `longshore serve`, against what people run today: FIFO and EASY with `pack`.
 
 The windows are those of benchmarks/real_windows.py.
 """

@@ -111,8 +111,8 @@ def measure() -> Iterator[Row]:
                     p99_ms = statistics.quantiles(taken_ms, n=100)[98]
                     yield Row(f"{title}: 99th percentile", p99_ms, "ms", most=MOST_P99_MS[nodes, whole])
                     yield Row(f"{title}: one after the other", 1000.0 / statistics.mean(taken_ms), "answers/s")
-                told = client.get("/metrics").text
-                if policy and 'outcome="policy",verb="prioritize"' not in told:
+                metrics = client.get("/metrics").text
+                if policy and 'outcome="policy",verb="prioritize"' not in metrics:
                     raise RuntimeError("the policy did not rank")
 
 

@@ -27,7 +27,7 @@ from .harness import Row, main
 
 SECONDS = 300
 LOGS = "/v1/jobs/{job}/logs"
-# Streams have no end; nobody leads, so readyz is right to say 503.
+# Streams have no end; no scheduler leads, so readyz is right to answer 503.
 NOT_ASKED = ("/v1/events", "/readyz")
 # A description cannot say that a job is too large for a cluster, or that a cursor was never given; and a cancelled job
 # stays to be read.
@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
     cases: int
     failures: int
-    told: str
+    reported: str
 
 
 def schemathesis() -> str | None:

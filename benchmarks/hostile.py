@@ -2,7 +2,7 @@
 
 Job files, cluster files, traces, checkpoints and answers of policies are fed to what reads them, in processes that are
 watched; requests go to a real scheduler on which other jobs run. `INPUTS` (1, a share of the full number) makes it
-shorter, `SEED` (0) makes other inputs. A fault is told with the seed that brings it back:
+shorter, `SEED` (0) makes other inputs. A fault is shown with the seed that repeats it:
 `python -m benchmarks.hostile 'job files' 1234` feeds that input alone.
 """
 
@@ -56,7 +56,7 @@ class Worker:
 
     def __init__(self, name: str, first: int, count: int, folder: Path) -> None:
         self.name, self.next, self.end = name, first, first + count
-        self.notes, self.told = folder / f"{first}.notes", folder / f"{first}.told"
+        self.notes, self.log = folder / f"{first}.notes", folder / f"{first}.log"
         self.tally = Tally()
         self.process: subprocess.Popen[bytes] | None = None
         self._began_s = 0.0
@@ -69,17 +69,17 @@ class Worker:
         self.notes.write_bytes(NOTE.pack(self.next, 0, 0, 0.0))
         line = [sys.executable, "-m", "benchmarks.hostile_worker", self.name, str(self.next),
                 str(self.end - self.next), str(self.notes)]  # fmt: skip
-        with self.told.open("ab") as told:
-            self.process = subprocess.Popen(line, stdout=told, stderr=told)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(line, stdout=log, stderr=log)
         self._began_s = time.monotonic()
 
-    def look(self) -> bool:
-        """Say whether it goes on; tell of faults, and pass over an input that hangs or kills."""
+    def check(self) -> bool:
+        """Return whether it continues; show faults, and skip an input that hangs or kills."""
         from .hostile_worker import read_note
 
         assert self.process is not None
         seed, used, faults, at_s = read_note(self.notes)
-        self._tell()
+        self._show_faults()
         if self.process.poll() is None:
             starts = at_s == 0.0 and time.monotonic() - self._began_s < START_S
             if starts or time.monotonic() - at_s < MOST_S:
@@ -102,9 +102,9 @@ class Worker:
         self._start()
         return True
 
-    def _tell(self) -> None:
-        """Show the faults that it has written since the last look."""
-        text = self.told.read_text(encoding="utf-8", errors="replace")
+    def _show_faults(self) -> None:
+        """Show the faults that it has written since the last check."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
         whole = text[: text.rfind("\n") + 1]
         for line in whole[self._read :].splitlines():
             if line.startswith('{"seed"'):
@@ -116,7 +116,7 @@ class Worker:
 
 
 def is_slow_alone(name: str, seed: int) -> bool:
-    """Feed one input in a process of its own; say whether it takes too long there too."""
+    """Feed one input in a process of its own; return whether it takes too long there too."""
     from .hostile_worker import NOTE, read_note
 
     with TemporaryDirectory() as folder:
@@ -144,7 +144,7 @@ def fed(name: str, first: int, count: int) -> Tally:
             going = list(workers)
             while going:
                 time.sleep(POLL_S)
-                going = [worker for worker in going if worker.look()]
+                going = [worker for worker in going if worker.check()]
         finally:
             for worker in workers:
                 if worker.process is not None:

@@ -1,4 +1,4 @@
-"""Made-up requests to a real scheduler, while other jobs run on it that nobody may disturb."""
+"""Made-up requests to a real scheduler, while other jobs run on it that must not be disturbed."""
 
 import http.client
 import json
@@ -69,7 +69,7 @@ class Asked:
 
 
 class Client:
-    """One connection to the scheduler, made anew when it breaks."""
+    """One connection to the scheduler, opened again when it breaks."""
 
     def __init__(self, port: int, asked: Asked) -> None:
         self._asked, self._headers = asked, dict[str, str]()
@@ -95,14 +95,14 @@ class Client:
         return status, content
 
     def log_in(self) -> None:
-        """Have a token from now on: an open scheduler asks for one once anybody has made one, as requests here do."""
+        """Have a token from now on: an open scheduler requires one once there is any, as requests here make them."""
         status, content = self.send("POST", "/v1/users/me/tokens", as_json({"name": "own", "role": "operator"}), _JSON)
         assert status == http.HTTPStatus.CREATED, content
         self._headers["Authorization"] = f"Bearer {json.loads(content)['token']}"
 
 
 def ask(count: int, seed: int) -> Asked:
-    """Send so many requests, and look after the other jobs."""
+    """Send a number of requests, and check the other jobs."""
     asked = Asked()
     with TemporaryDirectory() as folder:
         served = Served(Path(folder))

@@ -1,4 +1,4 @@
-"""Inputs that somebody clumsy or hostile might send: what is right, with a few things wrong.
+"""Inputs that a clumsy or hostile user might send: valid ones with a few faults.
 
 Every input is a function of a random generator, so that a seed brings it back.
 """

@@ -95,7 +95,7 @@ def _job_of(data: bytes) -> JobFile:
     try:
         spec = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError("no JSON", "as the API says before anything is read") from error
+        raise InputError("no JSON", "as the API answers before anything is read") from error
     try:
         return JobFile.model_validate(spec)
     except ValidationError as error:
@@ -227,7 +227,7 @@ def make_answer(rng: Random) -> bytes:
 
 
 def feed_answer(data: bytes, _: Path) -> bool:
-    """Take in an answer, and do what it says if that can be done."""
+    """Take in an answer, and apply it if that is possible."""
     if len(data) > MOST_BYTES:
         return False  # of such a message the channel reads the length alone
     message = read_message(data)

@@ -22,7 +22,7 @@ from .hostile_targets import TARGETS, Target
 
 NOTE = struct.Struct("qqqd")  # seed, inputs of use, faults, and when it began (monotonic); 0.0 between two inputs
 MOST_MEMORY_BYTES = 8 << 30
-MOST_FAULTS = 20  # of one worker that are told in full
+MOST_FAULTS = 20  # of one worker that are shown in full
 WARM_UPS = 200  # inputs before the first counted one: they compile what is compiled
 
 
@@ -42,7 +42,7 @@ MOST_WORDS = 4000
 
 
 def read_note(path: Path) -> tuple[int, int, int, float]:
-    """Return what a worker noted last, by two looks that agree: one alone may fall into the midst of a note."""
+    """Return what a worker noted last, by two reads that agree: a single one may meet a half-written note."""
     seen = path.read_bytes()
     while (again := path.read_bytes()) != seen:
         seen = again

@@ -1,7 +1,7 @@
 """Eight processes that write one store while they are killed and frozen at random moments.
 
 Each wants the scheduler's lease, and while it has it takes jobs through their states; without it, it submits jobs. What
-the store has said to be committed they write down outside it, so that at the end one can see whether anything of it is
+the store has reported as committed they note outside it, so that at the end it can be checked whether anything of it is
 lost, doubled, or was written by a holder that another one had overtaken.
 """
 
@@ -45,13 +45,13 @@ NEXT = dict(
 
 
 class Seen(NamedTuple):
-    """What was done, and what came of it."""
+    """What was done, and the outcome."""
 
     kills: int
     freezes: int
     takeovers: int
     refused: int  # writes of a holder that had been overtaken
-    changes: int  # that were told to be committed
+    changes: int  # that were reported as committed
     lost: int  # of them, those that are not in the store
     doubled: int  # versions of a job without exactly one event
     backwards: int  # events of a token that is older than that of an event before
@@ -62,22 +62,22 @@ class Writer:
 
     Args:
         url: Of the store.
-        folder: Where it writes down what it was told.
+        folder: For its notes of what was committed.
         number: Its own.
     """
 
     def __init__(self, url: str, folder: Path, number: int) -> None:
         self.store: Store = open_store(url)
-        self.told = os.open(folder / f"told-{os.getpid()}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        self.notes = os.open(folder / f"notes-{os.getpid()}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         self.name, self.submitted = f"{os.getpid()}-{os.urandom(4).hex()}", 0
         self.leads, self.number = folder / "leads", number
 
-    def tell(self, *words: object) -> None:
+    def note(self, *words: object) -> None:
         """Write a line, whole or not at all."""
-        os.write(self.told, (" ".join(map(str, words)) + "\n").encode())
+        os.write(self.notes, (" ".join(map(str, words)) + "\n").encode())
 
     def run(self) -> None:
-        """Write until somebody ends this process."""
+        """Write until this process is killed."""
         while True:
             fence = self.store.write(lambda tx: acquire(tx, SCHEDULER, self.name, clock(tx), LEASE_S))
             if fence is None:
@@ -88,14 +88,14 @@ class Writer:
             try:
                 self.lead(fence)
             except (FencedError, StaleWriteError):
-                self.tell("refused")
+                self.note("refused")
 
     def submit(self) -> None:
         """Submit a job."""
         self.submitted += 1
         new = NewJob(f"{self.name}-{self.submitted}", "a", "b", {}, 0, 1, 1.0, 1.0)
         row = self.store.write(lambda tx: insert_job(tx, new, writer="w"))
-        self.tell("change", row.id, row.version)
+        self.note("change", row.id, row.version)
 
     def lead(self, fence: int) -> None:
         """Take jobs through their states for as long as the lease is held."""
@@ -116,7 +116,7 @@ class Writer:
         """Take a job into its next state."""
         changes = Changes(jobs=[JobChange(row.id, row.state, NEXT[row.state], "c", {})])
         self.store.write(lambda tx: write_changes(tx, fence, changes, at_s=1.0, writer="w"))
-        self.tell("change", row.id, row.version + 1)
+        self.note("change", row.id, row.version + 1)
 
 
 def fork(url: str, folder: Path, number: int) -> int:
@@ -131,7 +131,7 @@ def fork(url: str, folder: Path, number: int) -> int:
 
 
 def write_for_ever(url: str, folder: Path, number: int) -> NoReturn:
-    """Write until this process is killed, and open the store anew when it does not answer."""
+    """Write until this process is killed, and open the store again when it does not answer."""
     while True:
         with suppress(LongshoreError):
             Writer(url, folder, number).run()
@@ -139,11 +139,11 @@ def write_for_ever(url: str, folder: Path, number: int) -> NoReturn:
 
 
 def endure(url: str, folder: Path, seconds: float, seed: int, *, now_s: Callable[[], float] = time.monotonic) -> Seen:
-    """Let writers be killed and frozen for a while, and look at what they have left.
+    """Let writers be killed and frozen for a while, and check what they have left.
 
     Args:
         url: Of the store, which is made.
-        folder: For what they were told.
+        folder: For their notes.
         seconds: For how long.
         seed: Of chance.
         now_s: The present.
@@ -187,7 +187,7 @@ def kill(pid: int) -> None:
 
 
 def judged(url: str, folder: Path, kills: int, freezes: int) -> Seen:
-    """Compare what the store holds with what the writers were told."""
+    """Compare the store with the notes of the writers."""
     store = open_store(url)
     with store.read() as tx:
         jobs = {row.id: row.version for row in list_jobs(tx, limit=1 << 40)}
@@ -195,7 +195,7 @@ def judged(url: str, folder: Path, kills: int, freezes: int) -> Seen:
         if tx.dialect.name == "sqlite":
             assert tx.exec_driver_sql("PRAGMA quick_check").scalar() == "ok"
     store.close()
-    lines = [line.split() for path in folder.glob("told-*") for line in path.read_text().splitlines()]
+    lines = [line.split() for path in folder.glob("notes-*") for line in path.read_text().splitlines()]
     changes = [(line[1], int(line[2])) for line in lines if line[0] == "change"]
     versions: dict[str, list[int]] = {}
     for event in events:
@@ -215,7 +215,7 @@ def rows(name: str, seen: Seen) -> Iterator[Row]:
     yield Row(f"{name}: writers frozen", seen.freezes, "freezes", least=100)
     yield Row(f"{name}: leases taken over", seen.takeovers, "takeovers")
     yield Row(f"{name}: late writes refused", seen.refused, "writes", least=1)
-    yield Row(f"{name}: changes told to be committed", seen.changes, "changes")
+    yield Row(f"{name}: changes reported as committed", seen.changes, "changes")
     yield Row(f"{name}: of them lost", seen.lost, "changes", most=0)
     yield Row(f"{name}: jobs with a version twice or never", seen.doubled, "jobs", most=0)
     yield Row(f"{name}: older tokens after newer ones", seen.backwards, "events", most=0)

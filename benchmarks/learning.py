@@ -1,7 +1,7 @@
 """Ways to learn, side by side with one budget, and how much rollouts gain for their time; writes docs/results.md.
 
 It shows what benchmarks/learning.json holds. `RETRAIN=1` first does what is missing there, two runs at a time, each of
-which is stored as soon as it is finished: the same command goes on after a stop. To begin anew, delete the file.
+which is stored as soon as it is finished: the same command continues after a stop. To begin again, delete the file.
 `SEEDS` (5) and `STEPS` (1, a share of the full number) make it shorter.
 """
 
@@ -91,7 +91,7 @@ def problem_of(preset: str, scenarios: int, seed: int, *, waiting: bool) -> Prob
 
 
 def rivals_on(preset: str) -> list[Heuristic]:
-    """Return the heuristics that are run on a preset; on the patent's nobody waits."""
+    """Return the heuristics that are run on a preset; on the patent's no job waits."""
     return [policy for policy in HEURISTICS.values() if preset == "hetero64" or not policy.waits]
 
 
@@ -222,7 +222,7 @@ def done(work: Callable[[], Runs]) -> Runs:
 
 
 def complete(pool: Executor, path: Path, runs: Runs, todo: Sequence[Job]) -> None:
-    """Do what is missing and store each run that is finished; one that fails is told and does not stop the others."""
+    """Do missing runs and store each that is finished; one that fails is reported and does not stop the others."""
     missing, began = [job for job in todo if not set(job.keys) <= runs.keys()], time.monotonic()
     progress(f"{len(todo) - len(missing)} of {len(todo)} runs are stored")
     waiting = {pool.submit(done, job.work): job.name for job in missing}

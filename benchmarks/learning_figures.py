@@ -20,7 +20,7 @@ COLOURS = (*CHALLENGER_COLOURS, "#56B4E9", "#000000")  # of Okabe and Ito, but f
 MARKERS = "osD^vP"
 SIZE_INCHES = (6.4, 4.4)  # narrow, so that the letters can be read on a phone
 LABEL_GAP = 0.065  # between two labels, as a share of the height
-MOST_PERCENT = 20.0  # worse ways end above the picture, else the others could not be told apart
+MOST_PERCENT = 20.0  # worse ways end above the picture, else the others could not be distinguished
 ROOM_ABOVE = 0.6  # over the worst end of a curve, as a share of what lies between the ends and the best
 
 

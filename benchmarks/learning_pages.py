@@ -149,7 +149,7 @@ def section_lines(runs: Runs, section: Section, found: Sequence[Standing], share
 
 
 def about_of(runs: Runs, section: Section) -> str:
-    """Return what is said of a section, with the figure of `patient` where that is asked for."""
+    """Return the text of a section, with the figure of `patient` if requested."""
     if "{patient}" not in section.about:
         return section.about
     patient = difference_of_means(rival_seconds(runs, PATIENT.name), rival_seconds(runs, COMMON))

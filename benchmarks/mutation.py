@@ -4,7 +4,7 @@ Each fault is run against the tests that reach its line, the quickest first, unt
 if it passes without the fault. Tests of a lane that would take longer than a bound are cut there, as `-x` leaves little
 behind it for a fault that is found at all. What is done is kept: a run that was stopped goes on.
 
-A fault in a kernel is tried with the kernels as plain Python first, for the quickest tests, and then compiled anew,
+A fault in a kernel is tried with the kernels as plain Python first, for the quickest tests, and then compiled again,
 which takes minutes. Plain Python also raises errors where machine code computes on: a row counts the faults that were
 found by it alone. A fault elsewhere leaves the machine code of the kernels as it is.
 """
@@ -41,7 +41,7 @@ WHERE_KERNELS = "from longshore.cluster.kernels import kept; print(kept.folder()
 
 
 class Verdict(NamedTuple):
-    """What a lane's tests said of a fault: found, missed, or no test reaches it."""
+    """A lane's verdict on a fault: found, missed, or no test reaches it."""
 
     word: str
     test: str = ""
@@ -91,7 +91,7 @@ class Copy:
         shutil.copytree(sound.kernels_folder(), self.kernels_folder(), dirs_exist_ok=True)
 
     def compile(self) -> None:
-        """Compile all kernels anew; those that cannot be are found by the tests that need them."""
+        """Compile all kernels again; those that cannot be are found by the tests that need them."""
         self._python("-m", "longshore", "compile")
 
     def _python(self, *arguments: str) -> str:
@@ -160,7 +160,7 @@ class Trial(NamedTuple):
     pair: Pair
 
     def judge(self, quick_lane: frozenset[str]) -> dict[str, Verdict]:
-        """Say what the tests of both lanes say of it."""
+        """Return the verdicts of both lanes on it."""
         if not self.tests:
             return dict.fromkeys(LANES, Verdict("unreached"))
         quickest = [it for it in self.tests if it in quick_lane]
@@ -181,7 +181,7 @@ class Trial(NamedTuple):
         }
 
     def _run(self, tests: Sequence[str], lane: str, most_s: float, *, plain: bool = False) -> Verdict:
-        """Say what tests say of it."""
+        """Return the verdict of tests on it."""
         if not tests:
             return Verdict("unreached")
         unfit, limit_s = self.pair.unfit, MOST_PLAIN_S if plain else 4 * most_s

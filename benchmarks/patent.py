@@ -34,7 +34,7 @@ def learn(problem: Problem, algorithm: str, replay: str, folder: Path) -> float:
     """Train for some updates; return the steps a second of the median one, collecting and learning."""
     marks: list[tuple[int, float]] = []
 
-    def tell(state: Progress) -> None:
+    def show(state: Progress) -> None:
         marks.append((state.steps, time.perf_counter()))
 
     config = TrainingConfig.model_validate({
@@ -45,7 +45,7 @@ def learn(problem: Problem, algorithm: str, replay: str, folder: Path) -> float:
         algorithm=config.algorithm, network="set", action="node", observation="full", waiting=False, node_gpus=(8,) * 8
     )
     validation = Validation(hetero64_problem(8, SEED, Regime(oracle=True)))
-    learn_by_ppo(problem, RunFolder(folder, schema, validation, config, tell))
+    learn_by_ppo(problem, RunFolder(folder, schema, validation, config, show))
     later = marks[SIZE.kept :]  # when the replay is full
     return statistics.median((b[0] - a[0]) / (b[1] - a[1]) for a, b in itertools.pairwise(later))
 
@@ -57,7 +57,7 @@ def kept_bytes(folder: Path) -> int:
 
 
 def measure() -> Iterator[Row]:
-    """Yield steps a second with replay over those without, and kept bytes over those that are told."""
+    """Yield steps a second with replay over those without, and kept bytes over those that are documented."""
     problem = hetero64_problem(512, 1_000_000, Regime(oracle=True))
     kept: dict[str, int] = {}
 
@@ -74,11 +74,15 @@ def measure() -> Iterator[Row]:
         for replay in replays[1:]:
             ratio = found[replay] / found["off"]
             yield Row(f"{algorithm}: the same with replay {replay}, over that", ratio, "", least=LEAST_RATIO)
-    told = SIZE.kept * SIZE.rows * SIZE.steps * sample_bytes(observation_size("full", "node", 64, 8), 8)
+    documented = SIZE.kept * SIZE.rows * SIZE.steps * sample_bytes(observation_size("full", "node", 64, 8), 8)
     for replay, size in kept.items():
         yield Row(f"memory that replay {replay} keeps", size / 2**20, "MiB")
         yield Row(
-            f"memory that replay {replay} keeps, over what is documented", size / told, "", least=1.0, most=MOST_OVER
+            f"memory that replay {replay} keeps, over what is documented",
+            size / documented,
+            "",
+            least=1.0,
+            most=MOST_OVER,
         )
 
 

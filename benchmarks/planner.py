@@ -30,7 +30,7 @@ PUBLISHED = Path(__file__).absolute().parent / "planner_published.csv"
 MODEL = ROOT / "examples" / "plan" / "llama7b.py"
 SHORT, DRAWS = 20, 10  # runs of a calibration, and how many are drawn
 ON = Measured()
-# What Calculon, which is not calibrated, says of all runs that vTrain published, of which ours are a half: error,
+# Predictions of Calculon, which is not calibrated, for all runs that vTrain published, of which ours are a half: error,
 # regret and tau, with its commit of February 2024. It rejected 6 of the 109 multi-node runs.
 CALCULON = {"multi": (0.129, 0.013, 0.59), "single": (0.389, 0.102, 0.55)}
 MT_NLG = 3  # of the published runs, the last
@@ -110,8 +110,8 @@ def _published(constants: Constants) -> Iterator[Row]:
 def _times() -> Iterator[Row]:
     progress("profiling a model of 7 billion parameters")
     code = f"from benchmarks.planner import profile_here; profile_here({str(MODEL)!r})"
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    first_s, taken_s, most_bytes = map(float, said.split())
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    first_s, taken_s, most_bytes = map(float, printed.split())
     yield Row("profile of 7 billion parameters, PyTorch loaded", taken_s, "s", most=2.0)
     yield Row("the first, with parts of PyTorch that it loads", first_s, "s")
     yield Row("its process at its peak, PyTorch and all", most_bytes / 2**30, "GiB", most=1.0)

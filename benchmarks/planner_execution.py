@@ -54,7 +54,7 @@ def measure() -> Iterator[Row]:
 
 
 def _plan(asked: Question, data: int, pipeline: int) -> PlanFile:
-    """Return the fastest plan of so many replicas and stages."""
+    """Return the fastest plan of a number of replicas and stages."""
     of_degrees = replace(asked, degrees=(data, pipeline, 1))
     plan = choose(of_degrees).plan
     assert plan is not None  # the model is small

@@ -39,14 +39,14 @@ SHARE = 0.9  # of what is put away, by which the peak falls
 def measure() -> Iterator[Row]:
     """Measure memory, then time."""
     plan = _plan(2, 2048, 4096)
-    told: dict[str, list[dict[str, Any]]] = {it: [] for it in ARMS}
+    results: dict[str, list[dict[str, Any]]] = {it: [] for it in ARMS}
     for number in range(PAIRS):
         progress(f"memory, without and with offload: {number + 1} of {PAIRS}")
         for how in ARMS:
-            told[how] += _told("memory", plan, how)
-    yield from _memory(**told)
+            results[how] += _results("memory", plan, how)
+    yield from _memory(**results)
     progress("time")
-    yield from _time(_told("time", _plan(1, 256, 512), "auto")[0])
+    yield from _time(_results("time", _plan(1, 256, 512), "auto")[0])
     progress("two replicas on one core")
     yield from _shared()
 
@@ -94,8 +94,8 @@ def _shared() -> Iterator[Row]:
         inside = shlex.join([sys.executable, "-m", "benchmarks.planner_offload", "inside", folder])
         line = ["unshare", "-rn", "sh", "-c", f"ip link set lo up && {NETWORK} && exec {inside}"]
         subprocess.run(line, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, cwd=ROOT, check=True)
-        told = json.loads((Path(folder) / "0.json").read_text())
-    serial_s, turns_s = (median(told[it]) for it in ("serial", "turns"))
+        results = json.loads((Path(folder) / "0.json").read_text())
+    serial_s, turns_s = (median(results[it]) for it in ("serial", "turns"))
     yield Row("two replicas on a core: step, sums after all passes", 1e3 * serial_s, "ms")
     yield Row("two replicas on a core: step, sums while the other computes", 1e3 * turns_s, "ms")
     yield Row("the same, of the serial step", 100 * turns_s / serial_s, "%", most=95)
@@ -106,8 +106,8 @@ def _plan(ranks: int, micro_batch: int, batch: int) -> PlanFile:
     return PlanFile(data=ranks, pipeline=1, micro_batch=micro_batch, batch=batch, stages=(stage,))
 
 
-def _told(kind: str, plan: PlanFile, how: str) -> list[dict[str, Any]]:
-    """Return what each rank of a training tells."""
+def _results(kind: str, plan: PlanFile, how: str) -> list[dict[str, Any]]:
+    """Return the results of each rank of a training."""
     with tempfile.TemporaryDirectory() as folder:
         write_plan(Path(folder) / "plan.json", plan)
         launch(plan.ranks, [kind, folder, how], module="benchmarks.planner_offload")
@@ -120,8 +120,8 @@ def be_rank(kind: str, folder: Path, how: str) -> None:
 
     dist.init_process_group("gloo")
     measured = {"memory": _rank_memory, "time": _rank_time, "shared": _rank_shared}[kind]
-    told = measured(read_plan(folder / "plan.json"), folder, how)
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(told))
+    results = measured(read_plan(folder / "plan.json"), folder, how)
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

@@ -39,7 +39,7 @@ def score(runs: Runs, ratio: Array, predicted: Array) -> Score:
         picked = measured[predicted[rows] <= predicted[rows].min() * (1.0 + 1e-9)]
         regrets.append(float(picked.mean() / measured.min() - 1.0))
         tau = float(kendalltau(predicted[rows], measured).statistic)
-        taus.append(0.0 if np.isnan(tau) else tau)  # a formula that tells no layout from another orders none
+        taus.append(0.0 if np.isnan(tau) else tau)  # a formula that scores all layouts alike orders none
     return Score(
         float(wrong.mean()), float(np.median(wrong)), float(np.quantile(wrong, 0.9)),
         float(np.mean(regrets)), float(np.max(regrets)), float(np.mean(taus)), len(regrets),

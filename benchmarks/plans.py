@@ -1,7 +1,7 @@
 """What plans save over one fixed layout: jobs of real traces, with models that we attach.
 
 Windows of 96 jobs that share none, at a load of 0.85, on examples/small.yaml: 64 GPUs of two types in two racks, with
-its faults. Traces do not tell of models. Each job gets one of examples/plan/models.yaml, and takes as long as its trace
+its faults. Traces do not name models. Each job gets one of examples/plan/models.yaml, and takes as long as its trace
 says when it is trained data parallel on the GPUs that it asks for (`longshore trace plan`). With the best plan it has
 the fewest GPUs that end as soon and cost no more GPU-time; with offload that may be a plan that puts state away. All
 meet the same arrivals and faults, under EASY with `pack` and exact estimates. Intervals are by a bootstrap of windows.

@@ -27,7 +27,9 @@ class Poison(NamedTuple):
 
     ends: JobState  # how it has to end
     spec: Mapping[str, object]  # in place of what it has otherwise
-    row: Mapping[str, object] | None = None  # columns as somebody left them in the store; None if the API takes it
+    row: Mapping[str, object] | None = (
+        None  # columns as an earlier program left them in the store; None if the API takes it
+    )
 
 
 WELL, FAILS, HELD = JobState.SUCCEEDED, JobState.FAILED, JobState.HELD

@@ -71,8 +71,8 @@ def measure_rounds(folder: Path) -> Iterator[Row]:
         nodes = nodes_of(folder, FAULTS)
         report = round_on(nodes)
         close(nodes)
-        told = [it for it in report.bad if it.got and it.wanted and it.action]
-        named.append({it.node for it in told} == set(FAULTS) == report.bad_nodes)
+        complete = [it for it in report.bad if it.got and it.wanted and it.action]
+        named.append({it.node for it in complete} == set(FAULTS) == report.bad_nodes)
         beyond.append(report.seconds - limit_s)
         killed += [it.seconds - limit_s for it in report.bad if it.node == "n1"]
     yield Row("one hung, one slow, one wrong, one dead: all named", sum(named), "rounds", least=ROUNDS)

@@ -34,7 +34,7 @@ OURS = ("mutation.py", "reach.py", "code_faults.py")
 
 
 class Reach(NamedTuple):
-    """What a recording says.
+    """The content of a recording.
 
     Args:
         lines: The tests that run each line, by the path of its file from the root.
@@ -160,7 +160,7 @@ def leaves_kernels(root: Path, path: str, line: int) -> bool:
     if compiles or not around or any(it.is_kernel or it.is_table for it in around):
         return False
     seen, due = {it.name for it in around}, [it.name for it in around]
-    while due:  # who calls it, and who calls those
+    while due:  # its callers, and theirs
         name = due.pop()
         if name in graph.at_import:
             return False
@@ -172,7 +172,7 @@ def leaves_kernels(root: Path, path: str, line: int) -> bool:
 
 
 def state_of(root: Path) -> str:
-    """Return what tells apart states of the sources, their tests and what seeds faults."""
+    """Return a digest of the sources, their tests and what seeds faults."""
     digest = hashlib.sha256()
     paths = [path for room in SOURCES for path in (root / room).rglob("*.py")]
     for path in sorted((*paths, *(root / "benchmarks" / name for name in OURS))):

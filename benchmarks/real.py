@@ -187,7 +187,7 @@ def measure() -> Iterator[Row]:
 
 
 def card_line(name: str, found: Summary) -> str:
-    """Return the row of the card that tells of an order regime."""
+    """Return the card's row of an order regime."""
     mean = found.mean
     return (
         f"| {name} | {mean.percent:+.1f} % [{mean.low:+.1f}, {mean.high:+.1f}] | {found.p99.percent:+.1f} % "

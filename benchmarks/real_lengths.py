@@ -1,4 +1,4 @@
-"""Who gains by the shipped policy for real traces, and who waits longer: short jobs and long ones, against `patient`.
+"""Which jobs gain by the shipped policy for real traces, and which wait longer: short and long ones, against `patient`.
 
 The windows, the order regimes and the rival are those of `make bench-real`, at a load of 0.85. In each window jobs are
 ranked by their fault-free run time. The JCT of a group of them is that of all its jobs together.

@@ -2,7 +2,7 @@
 
 The windows are those of `make bench-real` at a load of 0.85, with one draw of speeds and faults each. Rollouts try out
 the alternatives of each decision in imagined futures for 20 ms, with no more knowledge than the policy has. What they
-gain is no bound, but it tells what more thought about each decision is worth.
+gain is no bound, but it shows what more thought about each decision is worth.
 """
 
 from collections.abc import Iterator

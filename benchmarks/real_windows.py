@@ -92,7 +92,7 @@ def problem_of(
     path: Path, regime: Regime, load: float, part: tuple[float, float], seed: int,
     estimates: EstimateKind = "log-normal", draws: int = DRAWS,
 ) -> Problem:  # fmt: skip
-    """Return windows of a part of a trace, so many draws of each."""
+    """Return windows of a part of a trace, a number of draws of each."""
     problem = window_problem(
         workload_of(path), regime, windows=WINDOWS, runs=draws, part=part, seed=seed, load=load, disjoint=True
     )
@@ -104,7 +104,7 @@ def problem_of(
 def check_later(workload: Workload, scenarios: Scenarios) -> None:
     """Refuse windows of a trace that hold a job which policies were trained or validated on.
 
-    Each window is looked for in the trace by the work of its jobs, which no load changes.
+    Each window is found in the trace by the work of its jobs, which no load changes.
 
     Args:
         workload: The whole trace.
@@ -131,7 +131,7 @@ def _first_job(workload: Workload, work_s: NDArray[np.float64]) -> int:
 
 
 def figures_of(problem: Problem, policy: Policy, draws: int = DRAWS) -> Figures:
-    """Return how a policy does on the windows of a problem with so many draws of each, to a tenth of a second."""
+    """Return how a policy does on the windows of a problem with a number of draws of each, to a tenth of a second."""
     outcome, scenarios = run_all(problem, [policy])[policy.name], problem.scenarios
     found = metrics(
         outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size, scenarios.work_s
@@ -167,7 +167,7 @@ def differences(mine: Everywhere, rival: Everywhere, time: Time) -> dict[str, ND
 
 
 def pooled(logs: list[NDArray[np.float64]]) -> Difference:
-    """Return the geometric mean over traces, less 1, of what each window's logarithms say, in per cent."""
+    """Return the geometric mean over traces, less 1, by each window's logarithms, in per cent."""
     rng = np.random.default_rng(SEED)
     means = np.zeros(RESAMPLES)
     for values in logs:

@@ -1,6 +1,6 @@
-"""GPUs that rings give back while everybody who takes part in it is killed (SIGKILL), at each of its steps.
+"""GPUs that rings give back while each process that takes part is killed (SIGKILL), at each step.
 
-A ring gets a backup for a slow member, gives it back once that is well, and ends. Twice somebody is killed on the way:
+A ring gets a backup for a slow member, gives it back once the member is fast again, and ends. Two processes are killed:
 the scheduler, the ring's supervisor, the process that starts its members, its coordinator, or a member. Nothing may be
 held for ever then, and nothing may be free while a process of it lives. Source: SPEC P3, P5.
 """
@@ -66,7 +66,7 @@ class World:
         self.store: Store = open_store(f"sqlite:///{home / 'state' / 'longshore.db'}")
         self.free_but_used: set[tuple[Gpu, int]] = set()
         self.rng = random.Random(1)
-        self.kills: Counter[str] = Counter()  # that hit somebody
+        self.kills: Counter[str] = Counter()  # that hit a process
         self.reviving = asyncio.Lock()
 
     def submit(self, number: int) -> str:
@@ -121,13 +121,13 @@ class World:
         return None
 
     def is_over(self, job: str) -> bool:
-        """Say whether a job has ended, by the store."""
+        """Return whether a job has ended, by the store."""
         with self.store.read() as tx:
             row = get_job(tx, job)
         return row is not None and row.state in FINAL
 
     async def watch(self) -> None:
-        """Look for GPUs that are free while a process lives there, until this is cancelled."""
+        """Check for GPUs that are free while a process lives there, until this is cancelled."""
         while True:
             before, held, after = self.used(), self.held(), self.used()
             free = {(gpu, pid) for gpu, pid in before.items() if after.get(gpu) == pid and gpu not in held}
@@ -135,7 +135,7 @@ class World:
             await asyncio.sleep(0.1)
 
     async def kill(self, victim: str, job: str) -> None:
-        """Kill somebody who has to do with a ring, if he is there."""
+        """Kill a process that has to do with a ring, if it lives."""
         if victim == "scheduler":
             async with self.reviving:  # or rings that live at the same time would never see one
                 self.served.kill()
@@ -186,7 +186,7 @@ def _processes(victim: str, attempt: Path) -> list[int | None]:
 
 
 async def until(is_so: Callable[[], object], pause_s: float = 0.02) -> bool:
-    """Wait until something has come true, and say whether it has."""
+    """Wait until a condition holds, and return whether it does."""
     give_up = time.monotonic() + PATIENCE_S
     while not is_so():
         if time.monotonic() > give_up:
@@ -196,29 +196,29 @@ async def until(is_so: Callable[[], object], pause_s: float = 0.02) -> bool:
 
 
 async def relive(world: World, number: int, turn: int) -> tuple[bool, bool]:
-    """Let a ring get a backup, give it back, and end; return whether all went well of both.
+    """Let a ring get a backup, give it back, and end; return whether both went well.
 
     Args:
         world: Everything.
         number: Of the ring.
-        turn: Decides who is killed, and when.
+        turn: Decides which process is killed, and when.
     """
     job = world.submit(number)
     slow = world.home / f"slow-{job}-1"
-    if not await until(lambda: _is_settled(world, job), 0.2):
-        return _tell(world, job, "it never ran"), False
+    if not await until(lambda: _is_at_rest(world, job), 0.2):
+        return _show(world, job, "it never ran"), False
     slow.touch()
     has_backup = await until(lambda: _has_backup(world, job), 0.1)
     slow.unlink()
     if not has_backup:
-        return _tell(world, job, "it got no backup"), False
+        return _show(world, job, "it got no backup"), False
     victim, sign = VICTIMS[turn % len(VICTIMS)], SIGNS[turn // len(VICTIMS) % len(SIGNS)]
     if sign == "any time":
         await asyncio.sleep(world.rng.uniform(0.0, 14.0))
     else:
-        await until(lambda: _has_come(world, job, sign), 0.005)
+        await until(lambda: _has_reached(world, job, sign), 0.005)
     await world.kill(victim, job)
-    gives_back = await until(lambda: _is_settled(world, job), 0.2) or _tell(world, job, f"{victim} killed at {sign}")
+    gives_back = await until(lambda: _is_at_rest(world, job), 0.2) or _show(world, job, f"{victim} killed at {sign}")
     if turn % 2:
         world.served.call(lambda client: client.cancel(job))
     else:
@@ -227,10 +227,10 @@ async def relive(world: World, number: int, turn: int) -> tuple[bool, bool]:
     victim = VICTIMS[turn // 2 % len(VICTIMS)]
     await world.kill(victim, job)
     ends = await until(lambda: world.is_over(job) and not world.held_by(job) and not world.used_by(job), 0.2)
-    return gives_back, ends or _tell(world, job, f"{victim} killed at its end")
+    return gives_back, ends or _show(world, job, f"{victim} killed at its end")
 
 
-def _tell(world: World, job: str, what: str) -> bool:
+def _show(world: World, job: str, what: str) -> bool:
     progress(f"{job}: {what}; holds {world.held_by(job)}, uses {world.used_by(job)}, {ask_report(world.ring(job))}")
     return False
 
@@ -240,8 +240,8 @@ def _has_backup(world: World, job: str) -> bool:
     return report is not None and report.relieved == [1]
 
 
-def _has_come(world: World, job: str, sign: str) -> bool:
-    """Say whether a backup has been given back so far."""
+def _has_reached(world: World, job: str, sign: str) -> bool:
+    """Return whether the return of a backup has reached a step."""
     state, places = world.read(job, "state.json"), world.read(job, "places.json")
     if state is None or places is None:
         return False
@@ -252,8 +252,8 @@ def _has_come(world: World, job: str, sign: str) -> bool:
     return any(not used if sign == "unused" else left for _, _, used, left, *_ in places)
 
 
-def _is_settled(world: World, job: str) -> bool:
-    """Say whether a ring runs with all its members on just the GPUs that are reserved for it."""
+def _is_at_rest(world: World, job: str) -> bool:
+    """Return whether a ring runs with all its members on just the GPUs that are reserved for it."""
     report = ask_report(world.ring(job))
     if report is None or report.phase != "running" or -1 in report.order or report.relieved or report.spares:
         return False
@@ -281,7 +281,7 @@ async def relive_all(world: World) -> list[tuple[bool, bool]]:
 
 
 def measure_reclaims() -> Iterator[Row]:
-    """Kill whoever takes part while rings give GPUs back, and yield how often all was well."""
+    """Kill processes while rings give GPUs back, and yield how often all was well."""
     with TemporaryDirectory(prefix="reclaim-", ignore_cleanup_errors=True) as folder:
         world = World(Path(folder))
         try:
@@ -292,10 +292,10 @@ def measure_reclaims() -> Iterator[Row]:
         free = len(world.free_but_used)
     backups, rings = len(found), len(found)
     yield Row(
-        "backups given back, somebody killed meanwhile", sum(it for it, _ in found), f"of {backups}", least=backups
+        "backups given back, a process killed meanwhile", sum(it for it, _ in found), f"of {backups}", least=backups
     )
-    yield Row("rings that ended, somebody killed meanwhile", sum(it for _, it in found), f"of {rings}", least=rings)
-    yield Row("kills that hit somebody", sum(world.kills.values()), "kills")
+    yield Row("rings that ended, a process killed meanwhile", sum(it for _, it in found), f"of {rings}", least=rings)
+    yield Row("kills that hit a process", sum(world.kills.values()), "kills")
     for victim in VICTIMS:
         yield Row(f"of them {victim}", world.kills[victim], "kills")
     yield Row("GPUs that were free while a process lived there", free, "GPUs", most=0)

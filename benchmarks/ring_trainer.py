@@ -25,7 +25,7 @@ def batch(shard: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def width_of(state_bytes: int) -> int:
-    """Return the width at which weights and Adam's two moments of them have so many bytes, or a little more."""
+    """Return the width at which weights and Adam's two moments of them have a number of bytes, or a little more."""
     weights, width = state_bytes / 12, WIDTH  # 4 bytes for each of the three
     while width * (width + 67) + 1 < weights:
         width += 1
@@ -42,10 +42,10 @@ def make_model() -> torch.nn.Sequential:
 
 def tell_stops() -> None:
     """Write when this member has stopped, which its connection alone knows."""
-    say = MemberClient._send
+    send = MemberClient._send
 
     def saying(control: MemberClient, message: wire.Message) -> None:
-        say(control, message)
+        send(control, message)
         if isinstance(message, wire.Stopped):
             os.write(1, f"stopped {time.time():.6f} {message.generation}\n".encode())
 

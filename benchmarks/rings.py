@@ -37,7 +37,7 @@ TORCHFT_S = {"defaults": 5.05, "join timeout 1 s": 1.14}
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What came of one ring."""
+    """The outcome of one ring."""
 
     outage_s: float  # from the fault to the first step that was finished after it
     stopped_s: float  # from the fault until the last of the other members has stopped
@@ -129,7 +129,7 @@ class Trial:
         at_s = time.time()
         os.kill(pid, number)
         if number is signal.SIGSTOP:
-            del self._launcher._running[member]  # as if it were on another machine, where nobody can kill it
+            del self._launcher._running[member]  # as if it were on another machine, where it cannot be killed
             while not any(generation > 1 for _, _, generation in self._steps(0)):
                 await asyncio.sleep(0.05)
             os.kill(pid, signal.SIGCONT)
@@ -176,7 +176,7 @@ class Trial:
         )
 
     def _recovery(self) -> wire.Recovery:
-        """Return the seconds of each phase, as the coordinator wrote them down."""
+        """Return the seconds of each phase, as the coordinator recorded them."""
         found = json.loads((self._folder / "recoveries.json").read_bytes())
         recovery: wire.Recovery = from_json(found[-1], wire.Recovery)
         return recovery
@@ -185,7 +185,7 @@ class Trial:
 def run_all(
     warm: Path, spare: str, number: signal.Signals | None, runs: int, at_once: int, seats: int = SEATS
 ) -> list[Recovered]:  # fmt: skip
-    """Run rings of one kind, some at once, and return what came of each."""
+    """Run rings of one kind, some at once, and return the outcome of each."""
 
     async def one() -> Recovered:
         with tempfile.TemporaryDirectory(prefix="ring-") as folder:

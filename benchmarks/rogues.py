@@ -114,7 +114,7 @@ def _blur(sim: Simulation) -> None:
 
 
 class Mixed(Rogue):
-    """Misbehaves in the way that the number of GPUs asked for says, from 2 to 6."""
+    """Misbehaves in a way that depends on the number of requested GPUs, from 2 to 6."""
 
     WAYS = (_blur, _raise_error, _take_too_few, _chat, _eat)
 
@@ -131,7 +131,7 @@ class Mixed(Rogue):
         self.WAYS[min(self.gpus - 2, len(self.WAYS) - 1)](sim)
 
     def last_decision(self) -> DecisionRecord:
-        """Tell what nobody can have seen where that is the way."""
+        """Return an impossible observation, or a plain one."""
         ones = np.ones((1, 2), dtype=np.float32)
         seen = ones * np.float32(np.nan) if self.gpus == 2 else ones
         return DecisionRecord(seen, ones > 0, np.log(ones / 2), np.zeros(1, dtype=np.int32))
@@ -144,7 +144,7 @@ NAMES = ("hang", "fork", "die", "raise", "busy", "forge", "babble", "mixed")
 
 
 def install(folder: Path) -> None:
-    """Write into a folder what registers the policies, as `rogue-NAME`, for whoever has it on the path."""
+    """Write a folder that registers the policies, as `rogue-NAME`, for processes that have it on the path."""
     information = folder / "longshore_rogues-1.2.dist-info"
     information.mkdir()
     name, version = VERSION.split()

@@ -1,6 +1,6 @@
 """How fast the live scheduler is: its whole loop with the store, on simulated clusters that are full.
 
-Time passes in steps in which so many jobs end as end in one tick of a scheduler that keeps up.
+Time passes in steps in which as many jobs end as in one tick of a scheduler that keeps up.
 """
 
 import math
@@ -55,14 +55,14 @@ class Figures(NamedTuple):
 
 
 def setup_of(folder: Path, racks: int) -> ClusterSetup:
-    """Return a cluster of so many racks of 64 GPUs."""
+    """Return a cluster of a number of racks of 64 GPUs."""
     path = folder / "cluster.yaml"
     path.write_text(CLUSTER.format(racks=racks), encoding="utf-8")
     return read_cluster(path)
 
 
 def twin_of(setup: ClusterSetup, folder: Path, jobs: int, policy: str | None, seed: int) -> Twin:
-    """Return a scheduler with so many jobs, all submitted at once."""
+    """Return a scheduler with a number of jobs, all submitted at once."""
     rng = np.random.default_rng(seed)
     gpus = rng.choice([1, 1, 1, 2, 4, 8], jobs)
     work_s = rng.lognormal(8.0, 1.0, jobs)
@@ -107,7 +107,7 @@ def cycle_s(twin: Twin) -> float:
 
 
 def measured(racks: int, jobs: int, policy: str | None, placements: int) -> Figures:
-    """Return the figures of a cluster of so many racks."""
+    """Return the figures of a cluster of a number of racks."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         twin = twin_of(setup_of(folder, racks), folder, jobs, policy, seed=1)
@@ -118,7 +118,7 @@ def measured(racks: int, jobs: int, policy: str | None, placements: int) -> Figu
 
 
 def in_process(racks: int, jobs: int, policy: str | None, placements: int) -> Figures:
-    """Return the same, measured in a process of its own: its memory is nobody else's."""
+    """Return the same, measured in a process of its own: its memory is its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(measured, racks, jobs, policy, placements).result()
 

@@ -1,7 +1,7 @@
-"""Who takes an empty seat: the live scheduler's choice beside the simulator's, in the same states.
+"""Which GPU takes an empty seat: the live scheduler's choice beside the simulator's, in the same states.
 
-At each replacement of a simulation the live scheduler is told what it would be told by a real ring: what the
-coordinator says, and what is recorded of the job. Both sides run as plain Python, where the simulator can be watched.
+At each replacement of a simulation the live scheduler gets the input that a real ring would give it: the
+coordinator's request, and the job's records. Both sides run as plain Python, where the simulator can be watched.
 """
 
 import json
@@ -126,7 +126,7 @@ def _seats(sim: Simulation, job: int, place: int) -> int:
 
 
 def _want_of(sim: Simulation, job: int, place: int, before_s: float) -> SeatRequest:
-    """Return what the coordinator of a ring would say; a member's number is that of its GPU."""
+    """Return the seat request of a ring's coordinator; a member's number is that of its GPU."""
     mine = np.flatnonzero(sim.state.gpu_job[0] == job)
     living = [int(gpu) for gpu in mine if sim.state.gpu_down[0, gpu] == 0]
     before = max((gpu for gpu in living if gpu < place), default=living[-1])
@@ -148,8 +148,8 @@ def _records_of(sim: Simulation, job: int, types: int) -> list[ComputeRecord]:
 
 
 def watch(cases: int) -> dict[str, int]:
-    """Run simulations until so many replacements were compared, half of them by each formula; return the counts."""
-    told = {"compared": 0, "equal": 0, "filled": 0}
+    """Run simulations until a number of replacements were compared, half of them by each formula; return the counts."""
+    counts = {"compared": 0, "equal": 0, "filled": 0}
     for formula in FORMULAS.values():
         watcher, seed = Watcher(cases // len(FORMULAS)), 0
         with watcher:
@@ -159,8 +159,8 @@ def watch(cases: int) -> dict[str, int]:
                     find_policy("pack").run(_simulation(formula, seed), np.zeros(1, dtype=np.int64))
                 except _Enough:
                     break
-        told = {name: value + getattr(watcher, name) for name, value in told.items()}
-    return told
+        counts = {name: value + getattr(watcher, name) for name, value in counts.items()}
+    return counts
 
 
 def _simulation(formula: int, seed: int) -> Simulation:

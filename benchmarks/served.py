@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-# Open, as it is measured without a look at tokens; as root only where everything is.
+# Open, as it is measured without tokens; as root only where everything is.
 from longshore.cluster.files.processes import free_port
 
 SERVE = ["serve", "--open", *(["--as-root"] if os.geteuid() == 0 else [])]

@@ -26,7 +26,7 @@ ARRIVALS, AT_ONCE, EASY = (f"1,024 GPUs, 100,000 jobs {how}" for how in ("over t
 
 
 def preset(scenarios: int, nodes: int, jobs: int) -> Simulation:
-    """Return a simulation with a row for each of so many scenarios of the preset, or of a larger one like it."""
+    """Return a simulation of a number of scenarios of the preset, or of a larger one like it."""
     return simulation_of(hetero64(scenarios, SEED, nodes=nodes, jobs=jobs), rows=scenarios)
 
 
@@ -52,7 +52,7 @@ def long_run(arrivals: Arrivals, order: str) -> Simulation:
 
 
 def queue(jobs: int, order: str, *, alike: bool, nodes: int = 128) -> Simulation:
-    """Return a simulation of one batch with the preset's mix of jobs and faults on 128 nodes, or so many.
+    """Return a simulation of one batch with the preset's mix of jobs and faults on 128 nodes, or another number.
 
     Where nodes are `alike`, nearly every job that is offered also starts. Else half of the nodes are 2.5 times as fast
     as the others, and a job is offered by what it would take on those: many placements are refused.
@@ -101,7 +101,7 @@ def measure_orders() -> Iterator[Row]:
             name = f"1,024 GPUs that are alike, {jobs:,} jobs at once, {order}"
             yield Row(name, taken_s[order] / taken_s["fifo"], "x FIFO", most=MOST_OVER_FIFO)
     for gpus, nodes in ((64, 8), (1024, 128)):
-        # Without bars: how many placements are refused, each a decision, is for the policy and the order to say.
+        # Without bars: how many placements are refused, each a decision, depends on the policy and the order.
         sims = {order: queue(QUEUES[0], order, alike=False, nodes=nodes) for order in ORDERS}
         taken_s = medians({order: partial(seconds, partial(run, sim)) for order, sim in sims.items()}, MIXED_ROUNDS)
         for order, sim in sims.items():

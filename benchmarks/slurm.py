@@ -1,6 +1,6 @@
 """A real Slurm of 4 nodes of 4 GPUs under the live scheduler, with 60 jobs of 1 to 8 GPUs placed at random.
 
-Meanwhile the daemon of one node is killed and started again later, and the controller is restarted. Each rank says from
+Meanwhile the daemon of one node is killed and later restarted, and the controller is restarted. Each rank reports from
 inside which GPU it got.
 """
 
@@ -110,16 +110,16 @@ def stays_of(backend: SlurmBackend, row: JobRow, number: int, placement: Placeme
     ended_s = {end.rank: end.ended_s for end in status.ends}
     exact, stays = status.run is Run.EXITED, []
     for rank, gpu in enumerate(chosen):
-        lines = said(backend, name, rank)
+        lines = reported(backend, name, rank)
         if lines[1:] != [gpu]:
             exact = False
-            progress(f"{name}: rank {rank} says {lines}, not {gpu}; {status}")
+            progress(f"{name}: rank {rank} reports {lines}, not {gpu}; {status}")
         if lines:
             stays.append(Stay(gpu, float(lines[0]), ended_s.get(rank, float(lines[0]))))
     return exact, stays
 
 
-def said(backend: SlurmBackend, name: str, rank: int) -> list[str]:
+def reported(backend: SlurmBackend, name: str, rank: int) -> list[str]:
     """Return what a rank printed; nothing of one that never started."""
     try:
         return backend.logs(name, rank, 0, 1000)[0].decode().splitlines()

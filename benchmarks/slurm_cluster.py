@@ -162,7 +162,7 @@ class SlurmCluster:
     def lose_node(self, node: str, reason: str = "does not answer") -> None:
         """Kill a node's daemon unless it is dead, and let the controller take note at once.
 
-        An answer that the daemon gave before could still put the node back into service: `ReturnToService` says so.
+        An answer that the daemon gave before could still put the node back into service, by `ReturnToService`.
         """
         if is_alive(self._pids[f"slurmd.{node}"], boot_id()):
             self.kill(f"slurmd.{node}")

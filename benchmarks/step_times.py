@@ -34,7 +34,7 @@ def step_times(
         noise: How much they differ.
         rng: Randomness.
         slow_from: From this step on a node is slow, and each step takes 1.3 times as long; none if left out.
-        labelled: Leave checkpoints and evaluations out, as the job tells them as such.
+        labelled: Omit checkpoints and evaluations, which the job reports as such.
 
     Returns:
         Seconds, shape (steps,).

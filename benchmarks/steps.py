@@ -59,18 +59,18 @@ def figures_of(make: Callable[[], Detector], noise: Noise, runs: int = RUNS) -> 
 
 
 def _alarms(detector: Detector, took_s: list[float]) -> int:
-    told = [False, *(detector.update(step_s) for step_s in took_s)]
-    return sum(now and not was for was, now in pairwise(told))
+    slow = [False, *(detector.update(step_s) for step_s in took_s)]
+    return sum(now and not was for was, now in pairwise(slow))
 
 
 def _delay(detector: Detector, took_s: list[float], slow_from: int) -> list[int]:
-    """Return how many slow steps it took, nothing if all that there are did not do."""
-    told = [detector.update(step_s) for step_s in took_s]
-    return [at + 1 for at, slow in enumerate(told[slow_from:]) if slow][:1]
+    """Return how many slow steps it took, nothing if a detector missed them all."""
+    slow = [detector.update(step_s) for step_s in took_s]
+    return [at + 1 for at, is_slow in enumerate(slow[slow_from:]) if is_slow][:1]
 
 
 def false_hangs(step_s: float, seed: int) -> int:
-    """Return how often a day of steps, with its checkpoints and evaluations told as such, is taken for a hang."""
+    """Return how often a day of steps, with its checkpoints and evaluations reported as such, is taken for a hang."""
     rng = np.random.default_rng(seed)
     steps = int(DAY_S / step_s)
     took_s = (step_s * step_times(steps, Noise(0.15), rng, labelled=True)).tolist()
@@ -89,7 +89,7 @@ def false_hangs(step_s: float, seed: int) -> int:
 
 
 def hang_delay_s(step_s: float) -> float:
-    """Return how long after its begin a step that never ends is taken for a hang, with a look each 4 s."""
+    """Return how long after its begin a step that never ends is taken for a hang, with a check each 4 s."""
     watch, now_s = StepWatch(1, None, None, 0.0), 0.0
     for step in range(500):
         watch.take([[Begun(StepKind.TRAIN, step, now_s, None)]], now_s)
@@ -101,7 +101,7 @@ def hang_delay_s(step_s: float) -> float:
     return now_s - began_s
 
 
-def cost(folder: Path, *, telling: bool) -> float:
+def cost(folder: Path, *, reports: bool) -> float:
     """Return the share of a core that it takes to follow 500 jobs of 8 ranks which end a step each second."""
     backend = LocalBackend(folder, {"n": JOBS * RANKS})
     monitor = StepMonitor(backend, {})
@@ -111,8 +111,8 @@ def cost(folder: Path, *, telling: bool) -> float:
     names, spent_s, now_s = {it.name for it in running}, 0.0, 1e9
     for look in range(LOOKS):
         for second in range(int(LOOK_S)):
-            if telling:
-                _tell(folder, running, look * int(LOOK_S) + second, now_s)
+            if reports:
+                _write_steps(folder, running, look * int(LOOK_S) + second, now_s)
             began = time.process_time()
             monitor.look(running, names, lambda _: Watching(), now_s, lambda _: nullcontext())
             spent_s += time.process_time() - began
@@ -121,11 +121,11 @@ def cost(folder: Path, *, telling: bool) -> float:
     return spent_s / (LOOKS * LOOK_S)
 
 
-def _tell(folder: Path, running: list[Running], step: int, now_s: float) -> None:
+def _write_steps(folder: Path, running: list[Running], step: int, now_s: float) -> None:
     for it in running:
         for rank in range(RANKS):
-            with (folder / "attempts" / it.name / steps_name(rank)).open("a") as told:
-                told.write(f"train {step} {now_s:.6f} 0.812345\n")
+            with (folder / "attempts" / it.name / steps_name(rank)).open("a") as log:
+                log.write(f"train {step} {now_s:.6f} 0.812345\n")
 
 
 def measure() -> Iterator[Row]:
@@ -144,11 +144,11 @@ def measure() -> Iterator[Row]:
         yield Row(f"false hangs in a day, steps of {step_s} s", false_hangs(step_s, 7), "hangs", most=0)
         latest_s = max(60.0, 10.0 * step_s) + 5.0
         yield Row(f"hang noticed, steps of {step_s} s", hang_delay_s(step_s), "s", most=latest_s, timed=False)
-    for telling, name in ((True, "a step a second"), (False, "nothing")):
+    for reports, name in ((True, "a step a second"), (False, "nothing")):
         with TemporaryDirectory() as folder:
-            share = cost(Path(folder), telling=telling)
-        percent = 5.0 if telling else 0.5
-        yield Row(f"500 jobs of 8 ranks that tell {name}", 100.0 * share, "% of a core", most=percent, timed=True)
+            share = cost(Path(folder), reports=reports)
+        percent = 5.0 if reports else 0.5
+        yield Row(f"500 jobs of 8 ranks that report {name}", 100.0 * share, "% of a core", most=percent, timed=True)
 
 
 if __name__ == "__main__":

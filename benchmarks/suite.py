@@ -19,7 +19,7 @@ from .harness import ROOT, Row, main, progress
 
 PARTS = os.environ.get("PARTS", "times,stress,faults").split(",")
 LANES = {"test": 9.0, "test-full": 25.0}  # minutes on two idle cores
-# Five whole runs of `make test`; tests/support/anywhere.py says what each way is.
+# Five whole runs of `make test`; tests/support/anywhere.py explains each way.
 STRESSED = (
     ("background", "closed-umask", "no-language"),
     ("nohup", "no-home", "no-terminal"),

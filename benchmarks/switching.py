@@ -2,7 +2,7 @@
 
 Windows of 96 jobs of philly_vc_2869ce, which share no job, at a load of 0.85; on examples/switching.yaml:
 80 GPUs in nodes of two, of which 5 % are spares. InfiniteHBD's faults are replayed, and each takes a whole node. Each
-draw is another piece of their trace, on nodes drawn anew. Intervals are by a bootstrap of windows, over all draws. The
+draw is another piece of their trace, on nodes drawn again. Intervals are by a bootstrap of windows, over all draws. The
 same jobs without spares, and on nodes of eight GPUs, are shown for information: there a fault takes most jobs whole.
 """
 
@@ -90,7 +90,7 @@ def rows(name: str, found: HandlingComparison, *, most: float | None) -> Iterato
     for handling, held in found.held.items():
         yield Row(f"{name}, {handling}: lost", float(held.lost_gpu_s.mean()) / HOUR_S, "GPU-h/window")
         yield Row(f"{name}, {handling}: stops", float(held.stops.mean()), "/window")
-    yield Row(f"{name}, switch: rings formed anew", float(found.held[SWITCH].switches.mean()), "/window")
+    yield Row(f"{name}, switch: rings formed again", float(found.held[SWITCH].switches.mean()), "/window")
     value, low, high = (float(end[0]) for end in found.lost)
     yield Row(f"{name}: lost with switching over lost with restarts", value, "x")
     yield Row(f"{name}: the same, low end of the interval", low, "x")

@@ -1,6 +1,6 @@
 """Whole runs with faults and switching, through the simulator and through the live scheduler: the same replacements.
 
-The scheduler has its store, its loop, and a desk for each ring; only the clock, the jobs and their rings are simulated.
+The scheduler has its store, its loop, and a connection to each ring. The clock, the jobs and their rings are simulated.
 """
 
 import logging
@@ -59,13 +59,13 @@ class Compared(NamedTuple):
 
     simulated: list[Replacement]
     scheduled: list[Replacement]
-    stored: list[tuple[float, int, int]]  # time, job and GPU of each that the store says was given
+    stored: list[tuple[float, int, int]]  # time, job and GPU of each that was given, by the store
     other_events: int  # of jobs and of GPUs: those of either that the other has not
     bounded: int  # seats that stayed empty as a ring had been given enough GPUs
 
 
 def uneven_cluster(seed: int) -> Cluster:
-    """Return a cluster of three racks and three types of nodes, whose peaks do not tell their speeds."""
+    """Return a cluster of three racks and three types of nodes, whose peaks are not in the ratio of their speeds."""
     rng = np.random.default_rng(seed)
     cluster = grid_cluster(NODES, NODE_GPUS, nodes_per_rack=NODES_PER_RACK)
     kinds = rng.permutation(np.arange(NODES) % 3)
@@ -141,7 +141,7 @@ def compared(seed: int, formula: int, jobs: int = JOBS, *, transient: bool = Fal
         store = open_store(f"sqlite:///{Path(folder) / 'longshore.db'}")
         twin = Twin(SimulatedBackend(real, layout), site, store, Placer(HEURISTICS["pack"]))
         twin.run()
-        stored, bounded = _told_by(store, layout)
+        stored, bounded = _seats_given(store, layout)
         twin.scheduler.close()
         store.close()
     theirs, ours = Counter(_events(simulated)), Counter(_events(real))
@@ -155,16 +155,16 @@ def _events(sim: Simulation) -> list[Event]:
     return events_of(sim.log)
 
 
-def _told_by(store: Store, layout: Layout) -> tuple[list[tuple[float, int, int]], int]:
-    """Return which GPUs the store says were given to rings, and how many seats stayed empty by the bound of an hour."""
+def _seats_given(store: Store, layout: Layout) -> tuple[list[tuple[float, int, int]], int]:
+    """Return which GPUs rings got by the store, and how many seats stayed empty by the bound of an hour."""
     with store.read() as tx:
-        told = [it for it in events_after(tx, 0, EVERY_EVENT) if it.kind == SEAT]
+        events = [it for it in events_after(tx, 0, EVERY_EVENT) if it.kind == SEAT]
     given = [
         (it.at_s, job_of(it.job_id or ""), layout.number(str(it.data["node"]), int(str(it.data["gpu"]))))
-        for it in told
+        for it in events
         if it.now == TAKEN and it.data is not None
     ]
-    return sorted(given), sum(BOUND in it.cause for it in told)
+    return sorted(given), sum(BOUND in it.cause for it in events)
 
 
 def equal(simulated: Sequence[Replacement], scheduled: Sequence[Replacement]) -> int:
@@ -181,8 +181,8 @@ def measure() -> Iterator[Row]:
             began_s = time.perf_counter()
             it = compared(seed, formula, transient=transient)
             same = equal(it.simulated, it.scheduled)
-            told = f"{name}, {'some' if transient else 'no'} faults transient, seed {seed}"
-            progress(f"{told}: {same} of {len(it.simulated)} in {time.perf_counter() - began_s:.0f} s")
+            run = f"{name}, {'some' if transient else 'no'} faults transient, seed {seed}"
+            progress(f"{run}: {same} of {len(it.simulated)} in {time.perf_counter() - began_s:.0f} s")
             given, stored = (
                 Counter((one.time_s, one.job, one.came) for one in it.scheduled if one.came >= 0),
                 Counter(it.stored),
@@ -198,7 +198,7 @@ def measure() -> Iterator[Row]:
     yield Row("of all: the seat of a GPU that failed is filled", kinds["filled"], "seats", least=100)
     yield Row("of all: it stays empty", kinds["empty"], "seats", least=100)
     yield Row("of all: a seat is won back later", kinds["grown"], "seats", least=100)
-    yield Row("replacements of which the store says otherwise", totals["stored"], "seats", most=0)
+    yield Row("replacements that differ in the store", totals["stored"], "seats", most=0)
     yield Row("starts, stops, ends, faults and switches of one side alone", totals["events"], "events", most=0)
     yield Row("seats that stay empty by the bound of an hour", totals["bounded"], "seats", most=0)
 

@@ -81,8 +81,8 @@ def _wait_for(folder: Path, is_it: Callable[[int, int], bool], after_s: float) -
         if found:
             return min(found)
         time.sleep(0.005)
-    told = [path.read_text()[-1000:] for path in folder.glob("log-*")]
-    raise TimeoutError("torchft made no such step: " + "\n".join(told))
+    logs = [path.read_text()[-1000:] for path in folder.glob("log-*")]
+    raise TimeoutError("torchft made no such step: " + "\n".join(logs))
 
 
 def measure() -> Iterator[Row]:

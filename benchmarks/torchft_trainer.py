@@ -40,7 +40,7 @@ def main(replica: int, steps: int, pause_s: float) -> None:
     ring, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, inner)
     while manager.current_step() < steps:
         x, y = batch(replica, manager.current_step())
-        optimizer.zero_grad()  # asks who takes part in the step
+        optimizer.zero_grad()  # determines which members take part in the step
         torch.nn.functional.mse_loss(ring(x), y).backward()  # type: ignore[no-untyped-call]
         time.sleep(pause_s)
         before = manager.current_step()

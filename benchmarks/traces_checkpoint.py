@@ -39,20 +39,20 @@ def config_of(seed: int, paths: Iterable[Path]) -> TrainingConfig:
 
 
 def network_of(policy: CandidatePolicy) -> CandidateNetwork:
-    """Return the network of a policy that a run came to."""
+    """Return the network of a run's policy."""
     network = policy.network
     assert isinstance(network, CandidateNetwork)
     return network
 
 
 def trained(folder: Path, paths: Iterable[Path], seed: int) -> Path:
-    """Train by one seed, or go on with that, and return the checkpoint of the best validation."""
+    """Train by one seed, or continue that training, and return the checkpoint of the best validation."""
     sizes = replace(DEFAULT_SIZES, validations=VALIDATIONS)
-    tell = partial(_tell, f"{folder.name}, seed {seed}")
-    return train(config_of(seed, paths), folder, tell, sizes=sizes, compares=False).best
+    show = partial(_show, f"{folder.name}, seed {seed}")
+    return train(config_of(seed, paths), folder, show, sizes=sizes, compares=False).best
 
 
-def _tell(run: str, made: Progress) -> None:
+def _show(run: str, made: Progress) -> None:
     score = "" if made.score is None else f", validated {made.score.text}"
     progress(f"{run}: {made.steps:,} of {STEPS:,} steps{score}")
 

@@ -20,7 +20,7 @@ LEAST_PER_S = 20_000
 
 
 def run(updates: int) -> list[tuple[int, float]]:
-    """Train for so many updates; return steps so far and the time, in seconds, after each and at the end."""
+    """Train for a number of updates; return steps so far and the time, in seconds, after each and at the end."""
     from longshore.training.config import TrainingConfig
     from longshore.training.presets import Hyperparameters
     from longshore.training.run import train
@@ -28,7 +28,7 @@ def run(updates: int) -> list[tuple[int, float]]:
     size = Hyperparameters()
     marks: list[tuple[int, float]] = []
 
-    def tell(state: "Progress") -> None:
+    def show(state: "Progress") -> None:
         marks.append((state.steps, time.perf_counter()))
         progress(f"update {len(marks)} of {updates}: {state.steps_per_s:.0f} steps/s since the start")
 
@@ -36,7 +36,7 @@ def run(updates: int) -> list[tuple[int, float]]:
         preset="hetero64", steps=updates * size.rows * size.steps, seed=SEED, reward="potential", threads=THREADS
     )
     with tempfile.TemporaryDirectory() as folder:
-        train(config, Path(folder), tell)
+        train(config, Path(folder), show)
     return marks
 
 

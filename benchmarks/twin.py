@@ -47,7 +47,7 @@ def simulated(policy: str, jobs: int, seed: int) -> list[Start]:
 
 
 def scheduled(policy: str, jobs: int, seed: int) -> tuple[list[Start], int]:
-    """Return all starts of the scheduler, and how often its policy was not heard."""
+    """Return all starts of the scheduler, and how often its policy gave no valid answer."""
     sim = simulation(jobs, seed)
     cluster = sim.cluster._replace(speed=sim.scenarios.speed[0])
     site = Site(cluster, sim.rules, sim.process, sim.scenarios.hazard_per_s[0])

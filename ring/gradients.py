@@ -22,13 +22,8 @@ from ..cluster.files.errors import InputError
 class GradientExchange(Protocol):
     """Processes that sum tensors."""
 
-    @property
-    def rank(self) -> int:
-        """Of this process among them."""
-
-    @property
-    def size(self) -> int:
-        """Their number."""
+    rank: int  # of this process among them
+    size: int
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes, each of which has the same bits then."""

@@ -67,13 +67,9 @@ class LinkError(Exception):
 class RingGroup(Protocol):
     """Members that exchange tensors."""
 
-    @property
-    def rank(self) -> int:
-        """Of this member in the group."""
-
-    @property
-    def size(self) -> int:
-        """Members of the group."""
+    rank: int  # of this member in the group
+    size: int
+    ends: list[str]  # HOST:PORT of this member's ends of the group's sockets
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all members, each of which has the same bits then."""
@@ -83,10 +79,6 @@ class RingGroup(Protocol):
 
     def begin_broadcast(self, tensor: Tensor, root: int) -> Callable[[], None]:
         """Begin a broadcast, and return a function that waits for its end; several may be under way."""
-
-    @property
-    def ends(self) -> list[str]:
-        """HOST:PORT of this member's ends of the group's sockets."""
 
     def close(self) -> None:
         """Release what can be released; nothing more is exchanged."""

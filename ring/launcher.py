@@ -53,7 +53,7 @@ from .wire import (
     greet,
 )
 
-PACKAGE_PARENT = Path(__file__).absolute().parents[2]
+IMPORT_FOLDER = Path(__file__).absolute().parents[2]
 # Without the folder that the program runs in, which Python puts first: a job's folder must not hide what is imported.
 RUN_MODULE = (
     "import sys; sys.path = [path for path in sys.path if path]; sys.path.append(sys.argv.pop(1)); "
@@ -78,7 +78,7 @@ async def start_tool(
         subprocess.SubprocessError: The same.
     """
     return await asyncio.create_subprocess_exec(
-        sys.executable, *flags, "-c", RUN_MODULE, str(PACKAGE_PARENT), module, *arguments,
+        sys.executable, *flags, "-c", RUN_MODULE, str(IMPORT_FOLDER), module, *arguments,
         stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
         preexec_fn=None if outlives else ending_with(os.getpid()),
     )  # fmt: skip
@@ -88,7 +88,7 @@ COORDINATOR = "longshore.ring.coordinator_server"
 RESTART_S, MAX_RESTART_S = 0.2, 1.0  # before a coordinator that ended at once is restarted: more each time
 LIVED_S = 5.0  # after which it did not end at once
 MAX_RESTARTS = 20  # of one that ends at once
-PROBE_S = 2.5  # between two probes whether it answers, and until an answer counts as missing
+COORDINATOR_PROBE_S = 2.5  # between two probes whether it answers, and until an answer counts as missing
 MAX_UNANSWERED_S = 30.0  # after which it is killed
 KILL_TIMEOUT_S = 30.0  # for it to end then
 
@@ -154,12 +154,12 @@ class CoordinatorProcess:
         silent_s, probed_s = 0.0, _now_s()
         while process.returncode is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), PROBE_S)
+                await asyncio.wait_for(process.wait(), COORDINATOR_PROBE_S)
                 break
             answers = await self._answers()
             now_s = _now_s()
             # If this process stood still, it could not receive an answer: that does not count.
-            silent_s, probed_s = 0.0 if answers else silent_s + min(now_s - probed_s, 2 * PROBE_S), now_s
+            silent_s, probed_s = 0.0 if answers else silent_s + min(now_s - probed_s, 2 * COORDINATOR_PROBE_S), now_s
             if silent_s >= MAX_UNANSWERED_S:
                 _log(f"the coordinator has not answered for {silent_s:.0f} s and is killed")
                 with contextlib.suppress(ProcessLookupError):
@@ -171,7 +171,7 @@ class CoordinatorProcess:
     async def _answers(self) -> bool:
         """Return whether it answers."""
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with asyncio.timeout(COORDINATOR_PROBE_S):
                 port = int(json.loads((self._folder / STATE).read_bytes())["port"])
                 reader, writer = await asyncio.open_connection(self._settings.host, port)
                 try:
@@ -202,7 +202,7 @@ def _log(line: str) -> None:
     sys.stderr.write(f"longshore.ring: {line}\n")
 
 
-POLL_S = 0.05  # between two checks of members, and two attempts to connect
+MEMBER_POLL_S = 0.05  # between two checks of members, and two attempts to connect
 FAILED_STATUS = 127  # of a member that could not be started
 GREETING_S = 5.0  # for a coordinator to prove the secret
 EVICTION_S = 0.5  # for a member that was declared gone to receive that and end
@@ -378,7 +378,7 @@ class RingLauncher:
         while self._starting:
             if end.outcome != "done" and _now_s() > until_s:
                 self.signal(signal.SIGKILL)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(MEMBER_POLL_S)
         return end
 
     def end(self, number: int) -> None:
@@ -394,7 +394,7 @@ class RingLauncher:
 
     async def _end_when_empty(self) -> None:
         while self._starting:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(MEMBER_POLL_S)
         if not self._end.done():
             self._end.set_result(RingEnd("lost", "it was asked to end"))
 
@@ -446,7 +446,7 @@ class RingLauncher:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 await self._listen(ready)
             self._writer = None
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(MEMBER_POLL_S)
         ready.set()
 
     async def _listen(self, ready: asyncio.Event) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
@@ -39,11 +39,6 @@ from .state import (
     write_state,
 )
 from .wire import ADDRESS, GONE_STATUS, MEMBER, SECRET, MemberReady, RingLayout
-
-if TYPE_CHECKING:
-    import torch
-
-    from .state import HasState
 
 REPORT_S = 0.1  # between two steps that are reported (docs/steps.md)
 MAX_REPORT_STEPS = 1024
@@ -84,8 +79,8 @@ class Ring:
 
     def __init__(
         self,
-        model: "torch.nn.Module",
-        optimizer: "torch.optim.Optimizer",
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
         *,
         checkpoints: Path | str | None = None,
         collectives: Literal["gloo", "nccl"] = "gloo",
@@ -158,7 +153,7 @@ class Ring:
         except FinishedError:
             return
 
-    def step(self, before: Callable[[], object] | None = None, *, loss: "torch.Tensor | float | None" = None) -> bool:
+    def step(self, before: Callable[[], object] | None = None, *, loss: torch.Tensor | float | None = None) -> bool:
         """Apply the mean of all members' gradients.
 
         Args:
@@ -197,7 +192,7 @@ class Ring:
             self._end_step()
             return True
 
-    def keep(self, name: str, part: "HasState") -> None:
+    def keep(self, name: str, part: HasState) -> None:
         """Copy and save the state of another object with the model's, such as a learning-rate schedule.
 
         Args:

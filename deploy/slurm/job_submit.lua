@@ -1,5 +1,5 @@
 -- Lets Longshore choose the GPUs of jobs that users submit by sbatch: each is held, stamped, and found by Longshore.
--- Goes beside slurm.conf, which needs JobSubmitPlugins=lua. docs/slurm.md says the rest.
+-- Goes beside slurm.conf, which needs JobSubmitPlugins=lua. docs/slurm.md has the rest.
 --
 -- Nobody waits for Longshore here. If it does not answer, the job is held all the same, and taken up when it is back.
 
@@ -8,10 +8,10 @@ local SOCKET     = "/run/longshore/sbatch.sock"        -- as sbatch_socket in Lo
 local TRUSTED    = { [0] = true }                      -- user ids of Longshore and of administrators
 
 local WAIT_S     = 0.1                                 -- for each of connecting, sending and receiving
-local REST_S     = 10                                  -- after a missed answer, in which nobody is asked
+local REST_S     = 10                                  -- after a missed answer, without further requests
 local NO_VAL, NO_VAL16 = slurm.NO_VAL or 4294967294, 65534
 
-local has_socket, unix = pcall(require, "socket.unix") -- Debian: lua-socket; without it nobody is asked
+local has_socket, unix = pcall(require, "socket.unix") -- Debian: lua-socket; without it no request is sent
 local rest_until = 0
 
 local function is_given(value)
@@ -46,7 +46,7 @@ local function plain_gpus(tres)
   return tonumber(string.match(tres, "^gres:gpu:(%d+)$") or string.match(tres, "^gpu:(%d+)$"))
 end
 
--- Returns nodes and GPUs on each, or nil and why that cannot be told.
+-- Returns nodes and GPUs on each, or nil and why that is unknown.
 local function shape(job)
   local nodes = is_given(job.min_nodes) and job.min_nodes > 0 and job.min_nodes or 1
   if is_given(job.tres_per_task) or is_given(job.tres_per_socket) then
@@ -97,7 +97,7 @@ local function ask(line)
   return answer, err
 end
 
--- Returns why a job is refused, nil if it is not, or nobody says so.
+-- Returns why a job is refused, nil if it is not, or if the scheduler does not answer.
 local function refusal(nodes, gpus)
   if not has_socket or os.time() < rest_until then return nil end
   local fine, answer, err = pcall(ask, string.format("%d\t%d\n", nodes, gpus))
@@ -131,7 +131,7 @@ function slurm_job_submit(job, part_list, submit_uid)
   local name = string.sub(string.gsub(job.name or "job", "[^%w]", "-"), 1, 40)
   job.admin_comment = string.format("longshore:%d:%s:%dx%d:%s", os.time(), chance(), nodes, gpus, name)
   job.priority = 0 -- held
-  -- srun would ask for so many again, which Slurm 22.05 refuses where each GPU has a type; without it a step has all.
+  -- srun would request that number again, which Slurm 22.05 refuses where each GPU has a type; without it a step has all.
   if is_given(job.environment["SLURM_GPUS_PER_NODE"]) then job.environment["SLURM_GPUS_PER_NODE"] = "" end
   return slurm.SUCCESS
 end

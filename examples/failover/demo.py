@@ -1,4 +1,4 @@
-"""`make demo-failover`: a job of four processes loses one to `kill -9` and another to a broken GPU, and goes on.
+"""`make demo-failover`: a job of four processes loses one to `kill -9` and another to a broken GPU, and continues.
 
 It starts a scheduler in a folder of its own, runs the job undisturbed, runs it again with two faults, and compares.
 Everything on the screen was measured in this run.
@@ -128,9 +128,9 @@ def _curve(losses: dict[int, str]) -> str:
 
 
 def _members(scheduler: Scheduler, job: str) -> dict[int, tuple[int, str]]:
-    """Return process and node of each member that has said who it is."""
-    told = [words for words in scheduler.lines(job) if words[0] == "member"]
-    return {int(words[1]): (int(words[3]), words[5]) for words in told}
+    """Return process and node of each member in the log."""
+    lines = [line for line in scheduler.lines(job) if line[0] == "member"]
+    return {int(line[1]): (int(line[3]), line[5]) for line in lines}
 
 
 def _disturb(scheduler: Scheduler, job: str) -> float:

@@ -12,7 +12,7 @@ SEED, STEPS = 7, int(os.environ.get("STEPS", "600"))
 
 
 def batch(shard: int, shards: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return one shard of the batch of a step: the same whoever asks for it, and whenever."""
+    """Return one shard of the batch of a step: the same in every process and at any time."""
     generator = torch.Generator().manual_seed((SEED * STEPS + step) * shards + shard)
     x = torch.randn(64, 16, generator=generator)
     return x, (x.sum(1, keepdim=True) / 4).tanh()

@@ -27,8 +27,8 @@ def call(*arguments: object, silent: bool = False) -> None:
 def fastest_of_four(options: list[object]) -> str:
     """Return the degrees of the fastest plan that takes all ranks."""
     line = [*LONGSHORE, "plan", "find", *map(str, options), "--table", "--json"]
-    said = json.loads(subprocess.run(line, check=True, stdout=subprocess.PIPE).stdout)
-    rows = [row for row in said["table"] if row["gpus"] == RANKS and "step_s" in row]
+    answer = json.loads(subprocess.run(line, check=True, stdout=subprocess.PIPE).stdout)
+    rows = [row for row in answer["table"] if row["gpus"] == RANKS and "step_s" in row]
     best = min(rows, key=lambda row: row["step_s"])
     return f"{best['data']}x{best['pipeline']}x1"
 

@@ -52,7 +52,7 @@ def loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def data(first: int, samples: int) -> tuple[Tensor, Tensor]:
-    """Return samples of the training by their numbers: the same whoever asks for them, and whenever."""
+    """Return samples of the training by their numbers: the same in every process and at any time."""
     numbers = torch.arange(first, first + samples)
     start, pace = numbers * 7919 % WORDS, 1 + numbers * 104_729 % 5
     counted = (start[:, None] + pace[:, None] * torch.arange(SEQUENCE + 1)) % WORDS

@@ -2,7 +2,7 @@
 
     unshare --net --mount --pid --fork --mount-proc --kill-child python -m tests.ring.apart CASE FOLDER
 
-What came of it is written to FOLDER/outcome.pickle.
+The outcome is written to FOLDER/outcome.pickle.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from longshore.ring.coordinator_state import RingLimits
 from .trial import Outcome, Trial, run_ring, warm_process
 
 SEATS, STEPS, LOST = 4, 400, 2
-EVERYBODY = tuple(range(SEATS + 1))
+ALL_NODES = tuple(range(SEATS + 1))
 
 
 def network_of(trial: Trial) -> Network:
@@ -26,19 +26,19 @@ def network_of(trial: Trial) -> Network:
 
 
 async def start(trial: Trial) -> None:
-    """Wait until all is well, with the spare there."""
+    """Wait until the ring runs and the spare has connected."""
     await trial.reached(10)
     await trial.spare_joined(SEATS)
 
 
 async def unplugged(trial: Trial) -> None:
-    """A node is cut off from everybody; nobody can kill what runs there."""
+    """A node is cut off from all others; its processes cannot be killed."""
     await start(trial)
     network_of(trial).unplug(LOST)
 
 
 async def cut_off_from_manager(trial: Trial) -> None:
-    """A node is cut off from the manager alone; the ring could go on with it."""
+    """A node is cut off from the manager alone; the ring could continue with it."""
     await start(trial)
     network_of(trial).cut(LOST)
 
@@ -50,14 +50,14 @@ async def cut_pair(trial: Trial) -> None:
 
 
 def manager_cut_for(seconds: float) -> Callable[[Trial], Awaitable[None]]:
-    """The manager is cut off from everybody for some time."""
+    """The manager is cut off from all nodes for some time."""
 
     async def play(trial: Trial) -> None:
         await start(trial)
-        for node in EVERYBODY:
+        for node in ALL_NODES:
             network_of(trial).cut(node)
         await asyncio.sleep(seconds)
-        for node in EVERYBODY:
+        for node in ALL_NODES:
             network_of(trial).mend(node)
 
     return play
@@ -72,15 +72,15 @@ CASES: dict[str, Callable[[Trial], Awaitable[None]]] = {
 }
 
 
-# Of these the launcher hears nothing.
-AWAY = {"unplugged": [LOST], "cut off from the manager": [LOST], "manager cut for 30 s": EVERYBODY}
+# The launcher cannot reach these.
+AWAY = {"unplugged": [LOST], "cut off from the manager": [LOST], "manager cut for 30 s": ALL_NODES}
 LIMITS = RingLimits(stall_s=8.0, frozen_s=40.0)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Play a case."""
     case, folder = arguments[0], Path(arguments[1])
-    network = Network(len(EVERYBODY))
+    network = Network(len(ALL_NODES))
     with warm_process() as warm:
         found: Outcome = run_ring(
             folder, warm, seats=SEATS, spares=1, steps=STEPS, pause_s=0.05, during=CASES[case], network=network,

@@ -20,65 +20,65 @@ from .trial import LIMIT_S
 
 
 class Peer:
-    """A connection to a coordinator that does what a member does, or only says what it is told to say."""
+    """A connection to a coordinator that behaves as a member, or only sends what a test sends."""
 
     def __init__(self, ring: "Process", role: str, member: int = -1, generation: int = 0) -> None:
         self.member, self.beats = member, 0
         self.socket = socket.create_connection(("127.0.0.1", ring.port), LIMIT_S)
         ring.peers.append(self)
-        self.said: list[wire.Message] = []
+        self.received: list[wire.Message] = []
         hello = wire.Hello(role, member, f"t{member}", generation, fresh=generation == 0)
         until_s = time.monotonic() + LIMIT_S
-        self.lines, self.heard = greet_blocking(self.socket, ring.settings.secret, hello, until_s)
+        self.lines, self.pending = greet_blocking(self.socket, ring.settings.secret, hello, until_s)
         self.socket.settimeout(LIMIT_S)
 
-    def say(self, message: wire.Message) -> None:
+    def send(self, message: wire.Message) -> None:
         self.socket.sendall(wire.encode(message))
 
-    def hear(self, kind: type[wire.Message]) -> wire.Message:
-        """Do what the coordinator says until it has said something of a kind."""
+    def receive(self, kind: type[wire.Message]) -> wire.Message:
+        """Obey the coordinator's messages up to one of a kind."""
         while True:
-            while self.heard:
-                message = self.heard.pop(0)
+            while self.pending:
+                message = self.pending.pop(0)
                 self.obey(message)
                 if isinstance(message, kind):
                     return message
             data = self.socket.recv(1 << 16)
             assert data, "the connection ended"
-            self.heard += self.lines.feed(data)
+            self.pending += self.lines.feed(data)
 
-    def obey_all(self, *, says_done: bool = False) -> None:
-        """Do what was said so far; once it may run, it has no more steps to take."""
-        while self.heard:
-            self.obey(self.heard.pop(0))
-        if says_done and wire.Resume(2) in self.said:
-            self.say(wire.MemberDone(self.member, 2, 1))
+    def obey_all(self, *, is_done: bool = False) -> None:
+        """Obey the messages so far; once the ring runs, it has no more steps to take."""
+        while self.pending:
+            self.obey(self.pending.pop(0))
+        if is_done and wire.Resume(2) in self.received:
+            self.send(wire.MemberDone(self.member, 2, 1))
 
     def obey(self, message: wire.Message) -> None:
-        self.said.append(message)
+        self.received.append(message)
         if isinstance(message, wire.Abort):
-            self.say(wire.Stopped(self.member, message.generation, 0, awaits_layout=True))
+            self.send(wire.Stopped(self.member, message.generation, 0, awaits_layout=True))
         elif isinstance(message, wire.RingLayout):
-            self.say(wire.MemberReady(self.member, message.generation, 0))
+            self.send(wire.MemberReady(self.member, message.generation, 0))
         elif isinstance(message, wire.Resume):
-            self.say(wire.FirstStep(self.member, message.generation, 1))
+            self.send(wire.FirstStep(self.member, message.generation, 1))
 
     def beat(self) -> list[wire.Message]:
-        """Beat, and return what was said before the answer."""
+        """Send a heartbeat, and return the messages before its answer."""
         self.beats += 1
-        self.say(wire.Heartbeat(self.member, 1, self.beats, 0))
+        self.send(wire.Heartbeat(self.member, 1, self.beats, 0))
         before: list[wire.Message] = []
         while wire.LeaseRenewal(self.beats) not in before:
             data = self.socket.recv(1 << 16)
             assert data, "the connection ended"
             before += self.lines.feed(data)
-        self.heard += before
+        self.pending += before
         return [it for it in before if not isinstance(it, wire.LeaseRenewal)]
 
 
 @dataclass
 class Process:
-    """A coordinator that runs by itself."""
+    """A coordinator in its own process."""
 
     folder: Path
     settings: RingSettings
@@ -105,25 +105,25 @@ class Process:
         return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
     def run_ring(self) -> None:
-        """Let the members of the ring come."""
+        """Connect the members of the ring."""
         self.members = [Peer(self, "member", number) for number in range(self.settings.seats)]
         for member in self.members:
-            member.say(wire.AwaitsLayout(member.member, 1, 0))
-        self.all_hear(wire.Resume(1))
+            member.send(wire.AwaitsLayout(member.member, 1, 0))
+        self.all_receive(wire.Resume(1))
 
-    def all_hear(self, last: wire.Message, without: Sequence[int] = ()) -> None:
-        """Let members do what they are told until each has heard something."""
+    def all_receive(self, last: wire.Message, without: Sequence[int] = ()) -> None:
+        """Let members obey until each has received a message."""
         waiting = [it for it in self.members if it.member not in without]
-        while any(last not in it.said for it in waiting):
+        while any(last not in it.received for it in waiting):
             for it in waiting:
                 it.beat()
                 it.obey_all()
             time.sleep(0.01)
 
     def lose(self, number: int) -> Peer:
-        """Let the process of a member end; return who launched it."""
+        """Report the end of a member's process; return its launcher."""
         launcher = Peer(self, "launcher")
-        launcher.say(wire.MemberExited(number, -9))
+        launcher.send(wire.MemberExited(number, -9))
         return launcher
 
 

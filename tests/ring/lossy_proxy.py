@@ -1,4 +1,4 @@
-"""A way between a ring's coordinator and all others that loses words: a connection ends with the word that is lost."""
+"""A proxy before a ring's coordinator that loses messages: a connection ends with the message that is lost."""
 
 import asyncio
 import json
@@ -6,22 +6,22 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-Loses = Callable[[str, int], bool]  # a kind of word, and how many of that kind there were before: whether it is lost
+Loses = Callable[[str, int], bool]  # kind of a message, and the number of that kind before it: whether it is lost
 
 
 class LossyProxy:
-    """Goes between. Words are those of ring/wire.py.
+    """The proxy. Messages are those of ring/wire.py.
 
     Args:
         address: Of the coordinator, HOST:PORT; it may change.
-        loses: Which words are lost, once it is `on`.
+        loses: Which messages are lost, once it is `on`.
     """
 
     def __init__(self, address: Callable[[], str], loses: Loses) -> None:
         self.address, self._loses = address, loses
         self.on = False
         self.lost: Counter[str] = Counter()
-        self._said: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
@@ -52,9 +52,9 @@ class LossyProxy:
             writer.close()
             return
         self._writers.append(theirs[1])
-        ways = [self._pass_on(reader, theirs[1], writer), self._pass_on(theirs[0], writer, theirs[1])]
-        for way in ways:
-            task = asyncio.create_task(way)
+        directions = [self._pass_on(reader, theirs[1], writer), self._pass_on(theirs[0], writer, theirs[1])]
+        for direction in directions:
+            task = asyncio.create_task(direction)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -74,8 +74,8 @@ class LossyProxy:
         if not self.on:
             return False
         kind = str(json.loads(line)["kind"])
-        before = self._said[kind]
-        self._said[kind] += 1
+        before = self._counts[kind]
+        self._counts[kind] += 1
         if self._loses(kind, before):
             self.lost[kind] += 1
             return True

@@ -1,4 +1,4 @@
-"""A desk of a ring that brings members from a pool, or says that there are none, as a scheduler does."""
+"""Offers members from a pool to a ring, or reports that there are none, as a scheduler does."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,32 +9,32 @@ from longshore.ring.wire import MemberOffer, NoMemberOffer, SeatRequest
 from .trial import Trial
 
 
-async def bring(trial: Trial, most: int, may_start: Callable[[], bool] = lambda: True) -> None:
-    """Fill the empty seats of a ring from a pool of so many GPUs, until the ring is over.
+async def offer_members(trial: Trial, most: int, may_start: Callable[[], bool] = lambda: True) -> None:
+    """Fill the empty seats of a ring from a pool of at most `most` GPUs, until the ring is over.
 
-    A GPU that was promised stays promised, whoever coordinates: so a member is started once for each.
+    A GPU that was offered stays offered after a restart of the coordinator: a member is started once for each.
     """
-    desk = RingClient(trial.folder, lambda: None, trial.folder / "nothing")
+    scheduler = RingClient(trial.folder, lambda: None, trial.folder / "nothing")
     answered: SeatRequest | None = None
-    promised = started = 0
+    offered = started = 0
     while not trial.launcher.is_over:
-        want = desk.want
+        want = scheduler.want
         if want is not None and want.empty and want is not answered:
-            missing = len(want.empty) - len(on_their_way(trial, want)) - (promised - started)
-            if promised and missing < len(want.empty):  # a coordinator that has been started again does not know
-                desk.send(MemberOffer(-1, "pool", promised - 1))
-            for _ in range(min(missing, most - promised)):
-                desk.send(MemberOffer(-1, "pool", promised))
-                promised += 1
+            missing = len(want.empty) - len(on_their_way(trial, want)) - (offered - started)
+            if offered and missing < len(want.empty):  # a restarted coordinator does not know
+                scheduler.send(MemberOffer(-1, "pool", offered - 1))
+            for _ in range(min(missing, most - offered)):
+                scheduler.send(MemberOffer(-1, "pool", offered))
+                offered += 1
                 missing -= 1
             if missing > 0:
-                desk.send(NoMemberOffer("no GPU is free"))
+                scheduler.send(NoMemberOffer("no GPU is free"))
             answered = want
-        while started < promised and may_start():
+        while started < offered and may_start():
             trial.start()
             started += 1
         await asyncio.sleep(0.02)
-    desk.close()
+    scheduler.close()
 
 
 def on_their_way(trial: Trial, want: SeatRequest) -> set[int]:

@@ -6,12 +6,12 @@ from longshore.ring.coordinator_state import RingLimits
 
 
 class Ring:
-    """Rounds whose members do at once what they are told."""
+    """A coordinator whose members obey each message at once."""
 
     def __init__(self, seats: int, spares: int = 0, limits: RingLimits | None = None) -> None:
         self.now_s = 0.0
         self.coordinator = Coordinator(seats, limits or RingLimits(), 0.0)
-        self.told: list[tuple[int, wire.Message]] = []
+        self.sent: list[tuple[int, wire.Message]] = []
         self.quiet: set[int] = set()
         self.idle: set[int] = set()  # members whose script never ends a step
         self.groups = 0
@@ -26,23 +26,23 @@ class Ring:
     def answer(self) -> None:
         while self.coordinator.outbox:
             to, message = self.coordinator.outbox.pop(0)
-            self.told.append((to, message))
+            self.sent.append((to, message))
             if to >= 0 and to not in self.quiet:
                 self.obey(to, message)
 
     def obey(self, number: int, message: wire.Message) -> None:
         step = self.steps.get(number, 0)
         if isinstance(message, wire.Abort):
-            self.say(wire.Stopped(number, message.generation, step, awaits_layout=True))
+            self.send(wire.Stopped(number, message.generation, step, awaits_layout=True))
         elif isinstance(message, wire.RingLayout):
             step = self.steps[number] = self.steps.get(message.source, 0)
             ends = [f"host:{number}"]
-            self.say(wire.MemberReady(number, message.generation, step, groups=self.groups, ends=ends))
+            self.send(wire.MemberReady(number, message.generation, step, groups=self.groups, ends=ends))
         elif isinstance(message, wire.Resume) and number not in self.idle:
             self.steps[number] = step + 1
-            self.say(wire.FirstStep(number, message.generation, step + 1))
+            self.send(wire.FirstStep(number, message.generation, step + 1))
 
-    def say(self, message: wire.Message) -> None:
+    def send(self, message: wire.Message) -> None:
         self.coordinator.member_message(getattr(message, "member", -1), message, self.now_s)
 
     def launch(self, number: int) -> None:
@@ -57,12 +57,12 @@ class Ring:
         for _ in range(round(seconds / 0.5)):
             self.now_s += 0.5
             for number in self.coordinator.members.keys() - self.quiet:
-                self.say(wire.Heartbeat(number, self.coordinator.state.generation, 0, self.steps.get(number, 0)))
+                self.send(wire.Heartbeat(number, self.coordinator.state.generation, 0, self.steps.get(number, 0)))
             self.coordinator.tick(self.now_s)
             self.answer()
 
-    def wants(self) -> list[wire.SeatRequest]:
-        return [it for to, it in self.told if to == SCHEDULERS and isinstance(it, wire.SeatRequest)]
+    def seat_requests(self) -> list[wire.SeatRequest]:
+        return [it for to, it in self.sent if to == SCHEDULERS and isinstance(it, wire.SeatRequest)]
 
     def order(self) -> list[int]:
         return self.coordinator.state.holders

@@ -1,4 +1,4 @@
-"""A ring without processes: the coordinator's rounds, and members that follow the protocol, message by message."""
+"""A ring without processes: the coordinator, and members that follow the protocol, message by message."""
 
 import random
 from collections import deque
@@ -13,8 +13,8 @@ from longshore.ring.member_health import Backups, SlowMember
 STEPS = 10_000
 
 
-class Whim(Backups):
-    """Finds that members are slow, or well again, without a reason; nobody knows when.
+class RandomBackups(Backups):
+    """Declares members slow, or fast again, at random.
 
     Args:
         random: Decides.
@@ -36,7 +36,7 @@ class Whim(Backups):
 
 @dataclass
 class Simulated:
-    """A member's process, as the control thread and the main thread of a real one behave."""
+    """A member's process, as the client thread and the main thread of a real one behave."""
 
     number: int
     token: str
@@ -44,9 +44,9 @@ class Simulated:
     fresh: bool = True
     generation: int = 0
     at: int = 0
-    form: wire.RingLayout | None = None
+    layout: wire.RingLayout | None = None
     main: str = "waits"  # waits | ready | runs | finished
-    went: int = 0  # the newest generation that it was let go in
+    went: int = 0  # the newest generation that it trains in
     alive: bool = True
     stopped: bool = False  # SIGSTOP
     connected: bool = False
@@ -54,22 +54,22 @@ class Simulated:
     outbox: deque[wire.Message] = field(default_factory=deque)
     beats: int = 0
 
-    def say(self, message: wire.Message) -> None:
+    def send(self, message: wire.Message) -> None:
         if self.connected:
             self.outbox.append(message)
 
-    def hear(self, message: wire.Message) -> bool:
-        """Take a message in; return whether the process lives on."""
+    def receive(self, message: wire.Message) -> bool:
+        """Receive a message; return whether the process lives on."""
         if isinstance(message, wire.Evicted):
             self.alive = False
         elif isinstance(message, wire.Abort) and message.generation >= self.generation:
             if message.generation > self.generation:
-                self.generation, self.form = message.generation, None
-            self.say(wire.Stopped(self.number, self.generation, self.step, awaits_layout=self.main == "waits"))
+                self.generation, self.layout = message.generation, None
+            self.send(wire.Stopped(self.number, self.generation, self.step, awaits_layout=self.main == "waits"))
         elif isinstance(message, wire.RingLayout) and message.generation >= self.generation:
-            self.generation, self.form = message.generation, message
+            self.generation, self.layout = message.generation, message
         elif isinstance(message, wire.Relieved) and message.generation >= self.generation:
-            self.generation, self.form, self.fresh = message.generation, None, True
+            self.generation, self.layout, self.fresh = message.generation, None, True
         elif isinstance(message, wire.Resume):
             self.went = max(self.went, message.generation)
         elif isinstance(message, wire.Finish):
@@ -78,21 +78,21 @@ class Simulated:
 
     def beat(self) -> None:
         self.beats += 1
-        self.say(wire.Heartbeat(self.number, self.at, self.beats, self.step))
+        self.send(wire.Heartbeat(self.number, self.at, self.beats, self.step))
 
 
 class World:
-    """Everything there is; a seed decides what happens next where several things may."""
+    """The ring, its processes and their messages; a seed decides on the order of events."""
 
     def __init__(self, seats: int, spares: int, seed: int) -> None:
         self.random = random.Random(seed)
         self.now_s, self.seats = 0.0, seats
         self.limits = RingLimits(gather_s=100.0, frozen_s=30.0, arrive_s=100.0)
-        self.whim = Whim(self.random)
-        self.coordinator = Coordinator(seats, self.limits, 0.0, backups=self.whim)
+        self.backups = RandomBackups(self.random)
+        self.coordinator = Coordinator(seats, self.limits, 0.0, backups=self.backups)
         self.disk: CoordinatorState | None = None
         self.members: dict[int, Simulated] = {}
-        self.launched: deque[wire.Message] = deque()  # what the launcher says
+        self.launched: deque[wire.Message] = deque()  # messages of the launcher
         self.exits: list[wire.MemberExited] = []
         self.generation = 1
         self.act()
@@ -125,10 +125,10 @@ class World:
             self.act()
 
     def restart(self) -> None:
-        """The coordinator is killed, and started again from its file; what was under way is lost."""
+        """The coordinator is killed, and restarted from its file; messages under way are lost."""
         assert self.disk is not None
         before = self.disk.generation
-        self.coordinator = Coordinator(self.seats, self.limits, self.now_s, copied(self.disk), self.whim)
+        self.coordinator = Coordinator(self.seats, self.limits, self.now_s, copied(self.disk), self.backups)
         assert self.coordinator.state.generation <= before + 1
         for member in self.members.values():
             member.connected = False
@@ -142,10 +142,10 @@ class World:
     def fault(self, number: int) -> None:
         member = self.members[number]
         if member.alive and not member.stopped and member.at:
-            member.say(wire.ExchangeFailed(number, member.at, "", "made up"))
+            member.send(wire.ExchangeFailed(number, member.at, "", "made up"))
 
     def stale(self, number: int) -> None:
-        """A member says again what it said in an earlier generation, as a process that was left behind does."""
+        """A member repeats messages of an earlier generation, as a process that has lost its seat does."""
         generation = self.random.randrange(self.coordinator.state.generation)
         kind = self.random.choice([wire.MemberReady, wire.MemberDone, wire.FirstStep])
         self.coordinator.member_message(number, kind(number, generation, self.random.randrange(50)), self.now_s)
@@ -187,17 +187,17 @@ class World:
 
     def check(self) -> None:
         state = self.coordinator.state
-        assert self.coordinator.report().gone == state.gone, "people are told, whatever happened"
+        assert self.coordinator.report().gone == state.gone, "the report has all members that are gone"
         assert state.generation >= self.generation
         self.generation = state.generation
         seated = [it for it in state.holders if it != NO_MEMBER]
         assert len(seated) == len(set(seated)), "one member, one seat"
-        assert not state.relieved.keys() & set(map(str, seated)), "who is relieved has no seat"
-        assert state.tokens.keys() == {*map(str, seated), *state.relieved}, "nobody else passes for a member"
-        assert not any(str(it) in state.gone for it in seated), "nobody who is gone has a seat"
+        assert not state.relieved.keys() & set(map(str, seated)), "a relieved member has no seat"
+        assert state.tokens.keys() == {*map(str, seated), *state.relieved}, "no other process passes for a member"
+        assert not any(str(it) in state.gone for it in seated), "a member that is gone has no seat"
 
     def check_source(self, form: wire.RingLayout) -> None:
-        """No step is lost: nobody with the ring's state is ahead of who gives it."""
+        """No step is lost: no member with the ring's state is ahead of the source."""
         seated = [self.members[it.member] for it in form.assignments]
         assert self.members[form.source].step == max((it.step for it in seated if not it.fresh), default=0)
 
@@ -208,7 +208,7 @@ class World:
             self.act()
 
     def move(self, number: int) -> None:
-        """One thing that a member may do next."""
+        """Let a member do one thing."""
         member = self.members[number]
         if not member.alive or member.stopped:
             return
@@ -217,7 +217,7 @@ class World:
         elif member.outbox and self.random.random() < 0.5:
             self.deliver_to_coordinator(number)
         elif member.inbox:
-            if not member.hear(member.inbox.popleft()):
+            if not member.receive(member.inbox.popleft()):
                 self.exits.append(wire.MemberExited(number, 76))
                 self.launched.append(self.exits[-1])
                 self.cut(number)
@@ -236,63 +236,63 @@ class World:
         self.act()
 
     def main(self, member: Simulated) -> None:
-        """The main thread goes on."""
-        form = member.form
+        """The main thread continues."""
+        form = member.layout
         if member.main == "waits":
             if form is not None and form.generation >= max(member.generation, member.at + 1):
                 self.take(member, form)
             elif member.generation > member.at:
-                member.say(wire.AwaitsLayout(member.number, member.generation, member.step))
+                member.send(wire.AwaitsLayout(member.number, member.generation, member.step))
         elif member.generation != member.at:
             member.main = "waits"
         elif member.main == "ready":
             if member.went >= member.at:
                 member.main = "runs"
             else:
-                member.say(wire.MemberReady(member.number, member.at, member.step))
+                member.send(wire.MemberReady(member.number, member.at, member.step))
         elif member.main == "runs":
             self.take_step(member)
 
     def take(self, member: Simulated, form: wire.RingLayout) -> None:
         """Take part in forming: the copy waits for the source, which may be dead or stopped."""
         source = self.members[form.source]
-        if member.number in form.receivers and source.alive and not source.stopped and source.form is form:
+        if member.number in form.receivers and source.alive and not source.stopped and source.layout is form:
             member.step, member.fresh = source.step, False
         elif member.number in form.receivers:
             return
         member.at, member.main, member.fresh = form.generation, "ready", False
-        member.say(wire.MemberReady(member.number, form.generation, member.step))
+        member.send(wire.MemberReady(member.number, form.generation, member.step))
 
     def take_step(self, member: Simulated) -> None:
-        """Nobody ends the exchange of a step before all have entered it."""
-        assert member.form is not None
-        others = [self.members[it.member] for it in member.form.assignments]
+        """No member ends the exchange of a step before all have entered it."""
+        assert member.layout is not None
+        others = [self.members[it.member] for it in member.layout.assignments]
         if all(it.step >= member.step and it.at >= member.at for it in others) and member.step < STEPS:
             member.step += 1
-            member.say(wire.FirstStep(member.number, member.at, member.step))
+            member.send(wire.FirstStep(member.number, member.at, member.step))
 
     def launcher_moves(self) -> None:
         if self.launched:
             self.coordinator.launcher_message(self.launched.popleft(), self.now_s)
             self.act()
 
-    def settle(self) -> bool:
-        """No more faults: all who can move do, and time passes. Return whether the ring runs or is lost in the end."""
+    def run_to_rest(self) -> bool:
+        """Let all processes move and time pass, without faults. Return whether the ring runs or is lost in the end."""
         for member in self.members.values():
             member.stopped = False
         before = max((it.step for it in self.members.values() if it.alive), default=0)
         for turn in range(400):
-            self.whim.is_over = turn > 20  # until then somebody may be slow, or well again, though nothing fails
+            self.backups.is_over = turn > 20  # until then members may become slow, or fast again, without a fault
             for _ in range(12):
                 self.launcher_moves()
                 for number in self.members:
                     self.move(number)
-            if self.whim.is_over and self.is_settled(before):
+            if self.backups.is_over and self.is_at_rest(before):
                 return True
             self.pass_time(0.5)
         return False
 
-    def is_settled(self, before: int) -> bool:
+    def is_at_rest(self, before: int) -> bool:
         """The ring made steps with as many members as it can have; or it is lost, as all its state is."""
         state = self.coordinator.state
         if state.phase is Phase.LOST:

@@ -1,4 +1,4 @@
-"""Rings of real processes, one of which is slow for a while: another one computes in its place."""
+"""Rings of real processes, one of which is slow for a while: a backup computes in its place."""
 
 import asyncio
 import signal
@@ -18,16 +18,16 @@ STEPS, PAUSE_S = 300, 0.04
 
 @pytest.fixture(scope="module")
 def alone(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A ring in which nobody is slow."""
+    """A ring in which no member is slow."""
     return run_ring(tmp_path_factory.mktemp("alone"), warm, seats=3, steps=STEPS, pause_s=0.0)
 
 
 def assert_same(found: Outcome, alone: Outcome, members: int) -> None:
-    """Each step was taken once, and those that are seated have the bits of a ring in which nobody was slow."""
+    """Each step was taken once, and those that are seated have the bits of a ring in which no member was slow."""
     assert found.end.outcome == "done", found
     assert found.steps() == list(range(STEPS))
-    ends = [[line["it"][0], line["it"][3], line["it"][4]] for line in found.of("end")]
-    assert all(it == [line["it"][i] for i in (0, 3, 4)] for it in ends for line in alone.of("end")[:1])
+    ends = [[line["content"][0], line["content"][3], line["content"][4]] for line in found.of("end")]
+    assert all(it == [line["content"][i] for i in (0, 3, 4)] for it in ends for line in alone.of("end")[:1])
     assert len(ends) == members
 
 

@@ -1,4 +1,4 @@
-"""What is left in the folder of checkpoints by members that were killed, or could not write."""
+"""Files that members leave in the folder of checkpoints when they are killed, or cannot write."""
 
 import errno
 import math
@@ -25,7 +25,7 @@ from tests.states import same, trees
 
 @dataclass
 class SavePermission:
-    """What a checkpoint asks of its member's connection."""
+    """The part of a member's client that checkpoints use."""
 
     step: int
     is_relieved: bool = False
@@ -162,26 +162,26 @@ def test_what_to_do_about_a_checkpoint_that_cannot_be_read_loses_nothing(
 
 
 @pytest.mark.parametrize("has_seat", [True, False])
-def test_a_ring_that_is_just_formed_anew_refuses_no_member_that_has_a_seat(
+def test_a_ring_that_is_just_formed_again_refuses_no_member_that_has_a_seat(
     monkeypatch: pytest.MonkeyPatch, *, has_seat: bool
 ) -> None:
-    """The word that the ring is formed anew is under way when the member asks, and comes before the answer."""
+    """The abort is under way when the member asks, and arrives before the answer."""
     control = MemberClient("127.0.0.1:9", "secret", 0, "node", "", 5)
     control.generation = 1
     asked = []
 
-    def hear(*words: wire.Message) -> None:
-        for it in words:
-            control._receive(it)
+    def receive(*messages: wire.Message) -> None:
+        for message in messages:
+            control._receive(message)
 
     def answer(message: object) -> None:
         if not isinstance(message, wire.SaveRequest):
             return
         asked.append(message.generation)
-        said = [wire.Abort(2)] if has_seat and message.generation == 1 else []
+        aborts = [wire.Abort(2)] if has_seat and message.generation == 1 else []
         granted = has_seat and message.generation == 2
-        words = (*said, wire.SaveReply(message.generation, message.step, granted))
-        threading.Thread(target=hear, args=words).start()  # who asks has the lock
+        replies = (*aborts, wire.SaveReply(message.generation, message.step, granted))
+        threading.Thread(target=receive, args=replies).start()  # the caller has the lock
 
     monkeypatch.setattr(control, "_send", answer)
     assert control.may_save() is has_seat

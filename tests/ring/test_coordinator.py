@@ -1,4 +1,4 @@
-"""What the coordinator decides, case by case."""
+"""The coordinator's decisions, case by case."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from longshore.ring.member_health import UNLIKE_ENDS_S, unlike_ends
 from tests.ring.obedient_ring import Ring
 
 
-def test_each_member_has_the_seat_of_its_number_whoever_comes_first() -> None:
+def test_each_member_has_the_seat_of_its_number_in_any_order_of_connections() -> None:
     ring = Ring(0)
     ring.coordinator = Coordinator(3, RingLimits(), 0.0)
     for number in (3, 2, 0):
@@ -22,7 +22,7 @@ def test_each_member_has_the_seat_of_its_number_whoever_comes_first() -> None:
     assert ring.coordinator.state.phase is Phase.RUNNING
 
 
-def test_a_member_that_cannot_come_at_the_start_is_replaced_by_a_spare() -> None:
+def test_a_member_that_exits_at_the_start_is_replaced_by_a_spare() -> None:
     ring = Ring(0)
     ring.coordinator = Coordinator(2, RingLimits(), 0.0)
     ring.join(0)
@@ -31,25 +31,25 @@ def test_a_member_that_cannot_come_at_the_start_is_replaced_by_a_spare() -> None
     assert ring.order() == [0, 2]
 
 
-def test_a_spare_is_taken_before_anybody_is_asked() -> None:
+def test_a_spare_takes_a_seat_before_the_scheduler_gets_a_request() -> None:
     ring = Ring(3, spares=1)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
     assert ring.order() == [0, 3, 2]
     assert ring.coordinator.state.generation == 2
-    assert not any(want.empty for want in ring.wants())
+    assert not any(request.empty for request in ring.seat_requests())
 
 
-def test_the_desk_is_told_which_seat_is_empty_and_between_whom() -> None:
+def test_the_scheduler_gets_the_empty_seat_and_its_neighbours() -> None:
     ring = Ring(4)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(3)
-    (want,) = ring.wants()
-    assert want.empty == [wire.EmptySeat(seat=3, before=2, after=0)]
-    assert want.order == [0, 1, 2]
+    (request,) = ring.seat_requests()
+    assert request.empty == [wire.EmptySeat(seat=3, before=2, after=0)]
+    assert request.order == [0, 1, 2]
 
 
-def test_who_comes_from_the_desk_is_waited_for_and_has_the_seat() -> None:
+def test_the_ring_waits_for_an_offered_member_and_gives_it_the_seat() -> None:
     ring = Ring(4)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
@@ -60,7 +60,7 @@ def test_who_comes_from_the_desk_is_waited_for_and_has_the_seat() -> None:
     assert (ring.order(), ring.coordinator.state.generation) == ([0, 7, 2, 3], 2)
 
 
-def test_who_is_promised_without_a_number_is_waited_for_until_the_launcher_says_who_it_is() -> None:
+def test_the_ring_waits_for_a_member_offered_without_a_number_until_the_launcher_gives_it_one() -> None:
     ring = Ring(4)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
@@ -73,10 +73,10 @@ def test_who_is_promised_without_a_number_is_waited_for_until_the_launcher_says_
     assert (ring.order(), ring.coordinator.state.phase) == ([0, -1, 2, 3], Phase.RUNNING)
 
 
-@pytest.mark.parametrize("answer", ["none", "nothing", "nobody there", "one that never comes", "one that dies"])
-def test_without_anybody_the_ring_shrinks(answer: str) -> None:
+@pytest.mark.parametrize("answer", ["none", "nothing", "no scheduler", "one that never connects", "one that dies"])
+def test_without_a_new_member_the_ring_shrinks(answer: str) -> None:
     ring = Ring(4, limits=RingLimits(coming_s=5.0))
-    if answer != "nobody there":
+    if answer != "no scheduler":
         ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
     if answer == "none":
@@ -86,15 +86,15 @@ def test_without_anybody_the_ring_shrinks(answer: str) -> None:
         ring.coordinator.scheduler_message(wire.MemberOffer(9), ring.now_s)
         if answer == "one that dies":
             ring.exit(9)
-    if answer not in ("none", "nobody there"):
+    if answer not in ("none", "no scheduler"):
         assert ring.coordinator.state.phase is Phase.STOPPING
         ring.wait(6.0)
     assert (ring.order(), ring.coordinator.state.phase) == ([0, -1, 2, 3], Phase.RUNNING)
-    forms = [it for _, it in ring.told if isinstance(it, wire.RingLayout)]
-    assert [place.shards for place in forms[-1].assignments] == [[0, 1], [2], [3]]
+    layouts = [it for _, it in ring.sent if isinstance(it, wire.RingLayout)]
+    assert [assignment.shards for assignment in layouts[-1].assignments] == [[0, 1], [2], [3]]
 
 
-def test_a_member_that_comes_later_makes_the_ring_whole_once_it_has_made_a_step() -> None:
+def test_a_member_that_connects_later_makes_the_ring_whole_once_it_has_made_a_step() -> None:
     ring = Ring(3)
     ring.exit(0)
     assert ring.order() == [-1, 1, 2]
@@ -112,7 +112,7 @@ def test_a_silent_member_is_declared_gone_after_ten_seconds_and_not_before() -> 
     assert ring.order() == [0, 1, 4, 3]
 
 
-def test_where_most_are_silent_nobody_is_declared_gone_until_they_have_ended_themselves() -> None:
+def test_if_most_are_silent_none_is_declared_gone_until_they_have_ended_themselves() -> None:
     ring = Ring(5)
     ring.quiet |= {1, 2, 3}
     ring.wait(50.0)
@@ -132,7 +132,7 @@ def test_sixty_of_a_hundred_that_are_silent_at_once_are_one_alarm() -> None:
     assert ring.order() == list(range(100))
 
 
-def test_most_that_fall_silent_one_after_the_other_within_a_beat_are_no_fault_of_the_first() -> None:
+def test_most_that_fall_silent_one_after_the_other_within_a_heartbeat_are_no_fault_of_the_first() -> None:
     ring = Ring(4)
     for number in range(4):
         ring.quiet.add(number)
@@ -141,14 +141,14 @@ def test_most_that_fall_silent_one_after_the_other_within_a_beat_are_no_fault_of
     assert ring.order() == [0, 1, 2, 3]
 
 
-def test_a_coordinator_that_stood_still_declares_nobody_gone() -> None:
+def test_a_coordinator_that_stood_still_declares_no_member_gone() -> None:
     ring = Ring(4)
     ring.now_s += 100.0
     ring.coordinator.tick(ring.now_s)
     assert ring.order() == [0, 1, 2, 3]
 
 
-def test_a_member_that_hears_and_does_not_stop_is_declared_gone() -> None:
+def test_a_member_that_is_aborted_and_does_not_stop_is_declared_gone() -> None:
     ring = Ring(3, spares=2)
     ring.quiet.add(2)
     ring.exit(1)
@@ -159,7 +159,7 @@ def test_a_member_that_hears_and_does_not_stop_is_declared_gone() -> None:
 
 
 def fault(ring: Ring, member: int, peer: int) -> None:
-    ring.say(wire.ExchangeFailed(member, ring.coordinator.state.generation, f"host:{peer}", "closed"))
+    ring.send(wire.ExchangeFailed(member, ring.coordinator.state.generation, f"host:{peer}", "closed"))
     ring.answer()
 
 
@@ -188,7 +188,7 @@ def test_faults_of_long_ago_do_not_count() -> None:
     assert ring.order() == [0, 1, 2, 3]
 
 
-def test_a_worn_process_is_started_anew_and_waited_for() -> None:
+def test_a_worn_out_process_is_restarted_and_waited_for() -> None:
     ring = Ring(3)
     ring.groups = 20
     ring.coordinator.member_message(0, wire.ExchangeFailed(0, 1, "", "made up"), ring.now_s)
@@ -196,14 +196,14 @@ def test_a_worn_process_is_started_anew_and_waited_for() -> None:
     ring.answer()
     ring.wait(6.0)
     assert [reason for reason in ring.coordinator.state.gone.values() if reason == WORN_OUT]
-    gone = [it for _, it in ring.told if isinstance(it, wire.Evicted) and it.restart]
+    gone = [it for _, it in ring.sent if isinstance(it, wire.Evicted) and it.restart]
     assert gone
 
 
-def test_nobody_may_save_who_has_no_seat_or_is_of_another_generation() -> None:
+def test_a_member_without_a_seat_or_of_another_generation_may_not_save() -> None:
     ring = Ring(2, spares=1)
     for member, generation in ((0, 1), (0, 0), (2, 1)):
-        ring.say(wire.SaveRequest(member, generation, 5))
+        ring.send(wire.SaveRequest(member, generation, 5))
     granted = [it.granted for _, it in ring.coordinator.outbox if isinstance(it, wire.SaveReply)]
     assert granted == [True, False, False]
 
@@ -221,28 +221,28 @@ def test_a_process_that_was_declared_gone_or_has_a_members_number_is_refused() -
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_member_that_is_retired_leaves_and_its_seat_is_filled(number: int) -> None:
     ring = Ring(2, spares=1)
-    for _ in range(2):  # asked again, nothing more happens
+    for _ in range(2):  # a second time nothing changes
         ring.coordinator.scheduler_message(wire.Retire(number, "its GPU is broken"), ring.now_s)
         ring.answer()
     assert ring.coordinator.state.gone == {str(number): "its GPU is broken"}
-    assert (-2, wire.MemberGone(number, "its GPU is broken")) in ring.told
+    assert (-2, wire.MemberGone(number, "its GPU is broken")) in ring.sent
     assert ring.coordinator.state.phase is Phase.RUNNING
     assert sorted(ring.coordinator.state.holders) == sorted({0, 1, 2} - {number})
 
 
 def started(ring: Ring, number: int, how: str) -> None:
-    """A member is started; its launcher says so once, or again and again, or its seat was promised before."""
-    if how == "promised":
+    """A member is started; its launcher reports that once or repeatedly, or it was offered before."""
+    if how == "offered":
         ring.coordinator.scheduler_connected(ring.now_s)
         ring.coordinator.scheduler_message(wire.MemberOffer(-1, "node", 0), ring.now_s)
-    for _ in range(3 if how == "told again" else 1):
+    for _ in range(3 if how == "repeated" else 1):
         ring.launch(number)
         ring.wait(5.0)
 
 
-@pytest.mark.parametrize("how", ["told once", "told again", "promised"])
+@pytest.mark.parametrize("how", ["once", "repeated", "offered"])
 @pytest.mark.parametrize("seats", [2, 3], ids=["for a seat", "as a spare"])
-def test_a_member_that_never_says_a_word_is_declared_gone_and_people_are_told(how: str, seats: int) -> None:
+def test_a_member_that_never_connects_is_declared_gone_and_logged(how: str, seats: int) -> None:
     ring = Ring(0)
     ring.coordinator = Coordinator(2, RingLimits(), 0.0)
     for number in range(seats):
@@ -254,7 +254,7 @@ def test_a_member_that_never_says_a_word_is_declared_gone_and_people_are_told(ho
     assert (ring.coordinator.state.phase, "9" in ring.coordinator.state.gone) == (Phase.RUNNING, False)
     ring.wait(20.0)
     assert set(ring.coordinator.state.gone) == {"0", "9"}
-    assert [to for to, it in ring.told if isinstance(it, wire.MemberGone) and it.member == 9] == [LAUNCHERS]
+    assert [to for to, it in ring.sent if isinstance(it, wire.MemberGone) and it.member == 9] == [LAUNCHERS]
     assert any(line.startswith("member 9 is gone") for line in ring.coordinator.log_lines)
     assert not ring.coordinator.member_connected(wire.Hello("member", 9, "t9"), ring.now_s)
 
@@ -273,7 +273,7 @@ def test_at_the_start_members_have_as_long_as_the_ring_waits_and_no_longer() -> 
     assert ring.coordinator.state.phase is Phase.RUNNING
 
 
-def test_where_scripts_take_long_before_their_first_word_those_that_come_later_may_too() -> None:
+def test_if_scripts_take_long_to_connect_later_ones_may_too() -> None:
     ring = Ring(0)
     ring.coordinator = Coordinator(2, RingLimits(), 0.0)
     for number in range(3):
@@ -287,7 +287,7 @@ def test_where_scripts_take_long_before_their_first_word_those_that_come_later_m
     assert ring.coordinator.report().spares == [2]
 
 
-def test_a_coordinator_that_stood_still_waits_on_for_those_that_were_started() -> None:
+def test_a_coordinator_that_stood_still_keeps_waiting_for_members_that_were_started() -> None:
     ring = Ring(2)
     ring.launch(2)
     ring.now_s += 1000.0
@@ -296,13 +296,13 @@ def test_a_coordinator_that_stood_still_waits_on_for_those_that_were_started() -
     assert (ring.coordinator.report().spares, ring.coordinator.state.gone) == ([2], {})
 
 
-def test_members_that_have_not_heard_of_the_end_yet_are_not_left_without_an_answer() -> None:
+def test_members_that_have_not_received_the_end_get_answers() -> None:
     ring = Ring(2)
     for number in range(2):
-        ring.say(wire.MemberDone(number, 1, 1))
+        ring.send(wire.MemberDone(number, 1, 1))
     assert ring.coordinator.state.phase is Phase.DONE
     ring.coordinator.outbox.clear()
-    ring.say(wire.Heartbeat(1, 1, 7, 1))
+    ring.send(wire.Heartbeat(1, 1, 7, 1))
     assert ring.coordinator.outbox == [(1, wire.LeaseRenewal(7))]
 
 
@@ -320,15 +320,15 @@ def test_of_very_many_members_that_are_gone_all_are_refused_and_few_reasons_are_
     st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=6),
     st.sampled_from([0.0, UNLIKE_ENDS_S, UNLIKE_ENDS_S + 0.1]),
 )
-def test_ends_are_unlike_only_if_somebody_waits_in_a_step_that_another_does_not_take(
-    told: list[tuple[bool, bool, int]], quiet_s: float
+def test_ends_are_unlike_only_if_a_member_waits_in_a_step_that_another_does_not_take(
+    steps: list[tuple[bool, bool, int]], quiet_s: float
 ) -> None:
     members = [
         MemberState(number, "", 0.0, done=done, waiting=waiting, step=step)
-        for number, (done, waiting, step) in enumerate(told)
+        for number, (done, waiting, step) in enumerate(steps)
     ]
-    last = max((step for done, _, step in told if done), default=4)
-    ahead = [number for number, (done, waits, step) in enumerate(told) if not done and waits and step >= last]
+    last = max((step for done, _, step in steps if done), default=4)
+    ahead = [number for number, (done, waits, step) in enumerate(steps) if not done and waits and step >= last]
     found = unlike_ends(members, quiet_s)
     assert bool(found) == (bool(ahead) and quiet_s > UNLIKE_ENDS_S)
     assert not found or f"member {ahead[0]} " in found

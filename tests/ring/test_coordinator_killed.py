@@ -13,7 +13,7 @@ from longshore.ring.coordinator import NOT_NEEDED
 from longshore.ring.coordinator_state import RECOVERIES
 from tests.support.processes import ROOT
 
-from .member_pool import bring
+from .member_pool import offer_members
 from .trial import Outcome, Trial, assert_as_undisturbed, nothing, run_ring
 
 pytestmark = pytest.mark.long
@@ -80,7 +80,7 @@ def test_a_ring_continues_whichever_process_is_killed_after_a_message_of_a_recov
     killing.setenv("KILLS", kills)
     asks = any(it in kills for it in WITH_SCHEDULER)
     # A member that started before its offer was received could take its seat before that.
-    scheduler = partial(bring, most=2, may_start=(tmp_path / "received-MemberOffer").exists)
+    scheduler = partial(offer_members, most=2, may_start=(tmp_path / "received-MemberOffer").exists)
     # Steps so long that each member sends heartbeats during the recovery.
     found = run_ring(
         tmp_path, warm, spares=0 if asks else 2, faults=faults_before(kills), pause_s=0.1,
@@ -104,7 +104,7 @@ def test_a_ring_shrinks_though_its_coordinator_is_killed_once_no_member_is_offer
     warm: Path, undisturbed: Outcome, tmp_path: Path, killing: pytest.MonkeyPatch
 ) -> None:
     killing.setenv("KILLS", "received NoMemberOffer=coordinator")
-    found = run_ring(tmp_path, warm, faults=faults_before(""), pause_s=0.1, during=partial(bring, most=0))
+    found = run_ring(tmp_path, warm, faults=faults_before(""), pause_s=0.1, during=partial(offer_members, most=0))
     assert found.end.outcome == "done"
     assert found.steps() == undisturbed.steps()
     assert (tmp_path / "killed-0").exists()
@@ -117,7 +117,9 @@ def test_a_coordinator_may_be_killed_while_the_state_is_copied(
     warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
     async def kill(trial: Trial) -> None:
-        await trial.until(lambda: any(it["it"]["at"] == "copying" for it in trial.lines() if it["kind"] == "fault"))
+        await trial.until(
+            lambda: any(it["content"]["at"] == "copying" for it in trial.lines() if it["kind"] == "fault")
+        )
         trial.kill_coordinator()
         (tmp_path / "go").touch()
 
@@ -128,7 +130,7 @@ def test_a_coordinator_may_be_killed_while_the_state_is_copied(
 
 
 @pytest.mark.full
-def test_a_ring_runs_on_while_its_coordinator_is_away(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+def test_a_ring_runs_on_while_its_coordinator_is_down(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     async def kill(trial: Trial) -> None:
         await trial.reached(10)
         trial.kill_coordinator()

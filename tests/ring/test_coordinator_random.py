@@ -39,4 +39,4 @@ def test_a_ring_runs_or_is_lost_with_all_its_state_whatever_happened(
 ) -> None:
     world = World(seats, spares, seed)
     run(world, script)
-    assert world.settle(), world.coordinator.state
+    assert world.run_to_rest(), world.coordinator.state

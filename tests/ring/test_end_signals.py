@@ -1,4 +1,4 @@
-"""`python -m longshore.ring` that is asked to end, by Ctrl-C or by a signal: all end at any moment, with one line."""
+"""`python -m longshore.ring` that gets Ctrl-C or a signal: all processes end at any moment, with one line."""
 
 import os
 import random
@@ -14,12 +14,12 @@ from tests.support.processes import PYTHON_PATH
 
 from .tiny import tiny
 
-PATIENCE_S = 25.0  # less than members that do not heed a signal are left
+PATIENCE_S = 25.0  # less than the grace of members that ignore a signal
 SLOW = tiny("torch.manual_seed(0)", until="10**9")
-DEAF = """
+IGNORES_SIGTERM = """
 import pathlib, signal, time
 signal.signal(signal.SIGTERM, lambda *_: None)
-pathlib.Path(f"deaf-{time.time_ns()}").touch()
+pathlib.Path(f"ignores-{time.time_ns()}").touch()
 time.sleep(1000)
 """
 
@@ -69,11 +69,11 @@ def alive(folder: Path) -> list[str]:
 
 
 def check(run: processes.Process[str], folder: Path, number: int) -> None:
-    """All have ended, and people read one line of it."""
-    _, told = run.communicate(timeout=PATIENCE_S)
+    """All processes have ended, and the log has one line."""
+    _, log = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 128 + number
     name = signal.Signals(number).name
-    other = [line for line in told.splitlines() if not line.startswith("longshore.ring: generation 1")]
+    other = [line for line in log.splitlines() if not line.startswith("longshore.ring: generation 1")]
     assert other == [f"longshore.ring: {name}: all members are ended"]
     assert alive(folder) == []
 
@@ -105,8 +105,8 @@ def test_a_ring_ends_at_any_moment(tmp_path: Path, number: int, options: tuple[s
 def test_members_that_take_their_time_to_end_are_killed_by_the_second_signal(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    run = begun(tmp_path, DEAF, *options)
-    while len(list(tmp_path.glob("deaf-*"))) < 4:
+    run = begun(tmp_path, IGNORES_SIGTERM, *options)
+    while len(list(tmp_path.glob("ignores-*"))) < 4:
         assert run.poll() is None
         time.sleep(0.05)
     run.send_signal(signal.SIGINT)

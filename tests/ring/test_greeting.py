@@ -1,4 +1,4 @@
-"""Whoever listens on a ring's connection, takes its port or says again what was said before, gets in nowhere."""
+"""A process that listens to a ring's connection, takes its port or replays messages gets no access."""
 
 import contextlib
 import os
@@ -34,36 +34,36 @@ hellos = st.builds(wire.Hello, role=texts, member=st.integers(-1, 9), token=text
 @given(hellos, texts)
 def test_both_ends_prove_the_secret_to_each_other(hello: wire.Hello, nonce: str) -> None:
     asked = wire.Challenge(nonce)
-    said = wire.decode(wire.encode(answer(SECRET, asked, hello)))
-    assert isinstance(said, wire.Hello)
-    assert replace(said, nonce="", proof="") == hello
-    assert proves_secret(SECRET, asked, said)
-    check_welcome(SECRET, asked, said, welcome(SECRET, asked, said))
+    proven = wire.decode(wire.encode(answer(SECRET, asked, hello)))
+    assert isinstance(proven, wire.Hello)
+    assert replace(proven, nonce="", proof="") == hello
+    assert proves_secret(SECRET, asked, proven)
+    check_welcome(SECRET, asked, proven, welcome(SECRET, asked, proven))
 
 
 @given(hellos, hellos, texts, texts, texts)
 def test_a_proof_is_of_one_challenge_one_secret_and_one_hello(
     hello: wire.Hello, other: wire.Hello, nonce: str, later: str, secret: str
 ) -> None:
-    asked, said = wire.Challenge(nonce), answer(SECRET, wire.Challenge(nonce), hello)
+    asked, proven = wire.Challenge(nonce), answer(SECRET, wire.Challenge(nonce), hello)
     assume(nonce != later and hello != other and secret != SECRET)
-    assert not proves_secret(SECRET, wire.Challenge(later), said)
-    assert not proves_secret(secret, asked, said)
-    assert not proves_secret(SECRET, asked, replace(other, nonce=said.nonce, proof=said.proof))
-    assert not proves_secret(SECRET, asked, replace(said, nonce=later))
+    assert not proves_secret(SECRET, wire.Challenge(later), proven)
+    assert not proves_secret(secret, asked, proven)
+    assert not proves_secret(SECRET, asked, replace(other, nonce=proven.nonce, proof=proven.proof))
+    assert not proves_secret(SECRET, asked, replace(proven, nonce=later))
 
 
 @given(hellos, st.text(max_size=80), st.sampled_from(["proof", "nonce", "secret", "hello's"]))
 def test_a_welcome_is_of_one_hello_and_one_secret(hello: wire.Hello, text: str, what: str) -> None:
     asked = new_challenge()
-    said, right = answer(SECRET, asked, hello), welcome(SECRET, asked, answer(SECRET, asked, hello))
+    proven, right = answer(SECRET, asked, hello), welcome(SECRET, asked, answer(SECRET, asked, hello))
     wrong = {
-        "proof": wire.Welcome(text), "nonce": welcome(SECRET, new_challenge(), said),
-        "secret": welcome(text, asked, said), "hello's": wire.Welcome(said.proof),
+        "proof": wire.Welcome(text), "nonce": welcome(SECRET, new_challenge(), proven),
+        "secret": welcome(text, asked, proven), "hello's": wire.Welcome(proven.proof),
     }[what]  # fmt: skip
     for it in (wrong, right, wire.Evicted("x"), asked):  # The right one is that of another hello: it has another nonce.
         with pytest.raises(wire.WireError):
-            check_welcome(SECRET, asked, said, it)
+            check_welcome(SECRET, asked, proven, it)
 
 
 # Against a coordinator
@@ -71,13 +71,13 @@ def test_a_welcome_is_of_one_hello_and_one_secret(hello: wire.Hello, text: str, 
 
 @contextlib.contextmanager
 def tapped(port: int) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
-    """A port that leads to another one, and what was said over it: by who connects, and by who is there."""
+    """A port that forwards to another one, and the bytes in each direction: of the client, and of the server."""
     asked, answered = list[bytes](), list[bytes]()
 
-    def carry(one: socket.socket, other: socket.socket, said: list[bytes]) -> None:
+    def carry(one: socket.socket, other: socket.socket, sent: list[bytes]) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(1 << 16):
-                said.append(data)
+                sent.append(data)
                 other.sendall(data)
         with contextlib.suppress(OSError):
             other.shutdown(socket.SHUT_WR)
@@ -105,8 +105,8 @@ def tapped(port: int) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
                 thread.join()
 
 
-def overheard(process: Process, role: str) -> tuple[bytes, bytes]:
-    """Return what a whole greeting and what follows say, from both sides."""
+def recorded(process: Process, role: str) -> tuple[bytes, bytes]:
+    """Return the bytes of a whole greeting and what follows, of both sides."""
     with tapped(process.port) as (port, asked, answered):
         with socket.create_connection(("127.0.0.1", port)) as connection:
             until_s = time.monotonic() + LIMIT_S
@@ -120,20 +120,20 @@ def overheard(process: Process, role: str) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("role", ["member", "launcher", "scheduler", "status"])
-def test_who_listens_learns_no_secret_and_what_was_said_is_of_no_use_again(role: str, ring: Process) -> None:
-    asked, answered = overheard(ring, role)
+def test_a_listener_learns_no_secret_and_recorded_messages_are_of_no_use(role: str, ring: Process) -> None:
+    asked, answered = recorded(ring, role)
     assert ring.settings.secret.encode() not in asked + answered
     assert asked.count(b"proof") == 1
     with socket.create_connection(("127.0.0.1", ring.port), LIMIT_S) as again:
         again.sendall(asked)
-        said = b"".join(iter(lambda: again.recv(1 << 16), b""))
-    assert [type(wire.decode(line)) for line in said.splitlines()] == [wire.Challenge]
+        received = b"".join(iter(lambda: again.recv(1 << 16), b""))
+    assert [type(wire.decode(line)) for line in received.splitlines()] == [wire.Challenge]
 
 
 Hostile = Callable[[socket.socket, wire.Challenge, Process], object]
 
 
-def says(of: Callable[[wire.Challenge, Process], bytes]) -> Hostile:
+def sends(of: Callable[[wire.Challenge, Process], bytes]) -> Hostile:
     return lambda connection, asked, process: connection.sendall(of(asked, process))
 
 
@@ -146,7 +146,7 @@ def with_proof(hello: wire.Hello, change: Callable[[str], str]) -> wire.Hello:
 
 
 def drips(connection: socket.socket, asked: wire.Challenge, process: Process) -> None:
-    """Say the right thing, but so slowly that it does not come to an end in time."""
+    """Send the right hello, but too slowly."""
     line = wire.encode(right(asked, process))
     for at in range(len(line) - 1):
         connection.sendall(line[at : at + 1])
@@ -154,34 +154,34 @@ def drips(connection: socket.socket, asked: wire.Challenge, process: Process) ->
 
 
 HOSTILE: dict[str, Hostile] = {
-    "wrong": says(lambda asked, process: wire.encode(answer("guessed", asked, wire.Hello("status")))),
-    "empty": says(lambda asked, process: wire.encode(wire.Hello("status"))),
-    "the empty secret": says(lambda asked, process: wire.encode(answer("", asked, wire.Hello("status")))),
-    "long": says(lambda asked, process: wire.encode(replace(right(asked, process), proof="0" * 1_000_000))),
-    "one character more": says(
+    "wrong": sends(lambda asked, process: wire.encode(answer("guessed", asked, wire.Hello("status")))),
+    "empty": sends(lambda asked, process: wire.encode(wire.Hello("status"))),
+    "the empty secret": sends(lambda asked, process: wire.encode(answer("", asked, wire.Hello("status")))),
+    "long": sends(lambda asked, process: wire.encode(replace(right(asked, process), proof="0" * 1_000_000))),
+    "one character more": sends(
         lambda asked, process: wire.encode(with_proof(right(asked, process), lambda it: it + "0"))
     ),
-    "one character less": says(
+    "one character less": sends(
         lambda asked, process: wire.encode(with_proof(right(asked, process), lambda it: it[:-1]))
     ),
-    "of other signs": says(
+    "of other signs": sends(
         lambda asked, process: wire.encode(with_proof(right(asked, process), lambda it: "\u0664" * 64))
     ),
-    "half a character": says(
+    "half a character": sends(
         lambda asked, process: wire.encode(right(asked, process)).replace(b'"proof": "', b'"proof": "\\ud800')
     ),
-    "replayed": says(lambda asked, process: overheard(process, "status")[0]),
-    "of another nonce": says(lambda asked, process: wire.encode(right(new_challenge(), process))),
-    "of another role": says(lambda asked, process: wire.encode(replace(right(asked, process), role="launcher"))),
-    "of another member": says(
+    "replayed": sends(lambda asked, process: recorded(process, "status")[0]),
+    "of another nonce": sends(lambda asked, process: wire.encode(right(new_challenge(), process))),
+    "of another role": sends(lambda asked, process: wire.encode(replace(right(asked, process), role="launcher"))),
+    "of another member": sends(
         lambda asked, process: wire.encode(replace(right(asked, process, "member"), member=1, token="t1"))
     ),
-    "the challenge said back": says(lambda asked, process: wire.encode(asked)),
-    "a welcome": says(
+    "the challenge sent back": sends(lambda asked, process: wire.encode(asked)),
+    "a welcome": sends(
         lambda asked, process: wire.encode(welcome(process.settings.secret, asked, right(asked, process)))
     ),
-    "truncated": says(lambda asked, process: wire.encode(right(asked, process))[:-20]),
-    "the secret itself": says(
+    "truncated": sends(lambda asked, process: wire.encode(right(asked, process))[:-20]),
+    "the secret itself": sends(
         lambda asked, process: b'{"kind": "Hello", "role": "status", "secret": "%s"}\n'
         % process.settings.secret.encode()
     ),
@@ -192,12 +192,14 @@ HOSTILE: dict[str, Hostile] = {
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_whoever_does_not_prove_the_secret_hears_nothing_and_the_ring_goes_on(kind: str, ring: Process) -> None:
+def test_a_process_that_does_not_prove_the_secret_receives_nothing_and_the_ring_continues(
+    kind: str, ring: Process
+) -> None:
     with socket.create_connection(("127.0.0.1", ring.port), LIMIT_S) as connection:
         file = connection.makefile("rb")
         asked = wire.decode(file.readline())
         assert isinstance(asked, wire.Challenge)
-        with contextlib.suppress(OSError):  # The coordinator may end it while more is said.
+        with contextlib.suppress(OSError):  # The coordinator may end it while more is sent.
             HOSTILE[kind](connection, asked, ring)
             if kind == "truncated":
                 connection.shutdown(socket.SHUT_WR)
@@ -218,15 +220,15 @@ def test_each_connection_has_a_challenge_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_hello_counts_once_on_a_connection(ring: Process) -> None:
-    """Said again behind the greeting it is only a message that nobody expects there."""
-    desk = Peer(ring, "scheduler")
-    desk.say(answer(ring.settings.secret, new_challenge(), wire.Hello("launcher")))
-    desk.say(wire.Retire(2, "made up"))
+    """Repeated after the greeting it is only an unexpected message."""
+    scheduler = Peer(ring, "scheduler")
+    scheduler.send(answer(ring.settings.secret, new_challenge(), wire.Hello("launcher")))
+    scheduler.send(wire.Retire(2, "made up"))
     launcher = Peer(ring, "launcher")
-    assert launcher.hear(wire.MemberGone) == wire.MemberGone(2, "made up")
+    assert launcher.receive(wire.MemberGone) == wire.MemberGone(2, "made up")
 
 
-# Against a member: somebody else listens at the port while the coordinator is down
+# Against a member: another process listens at the port while the coordinator is down
 
 MEMBER = """
 import sys, time
@@ -269,8 +271,8 @@ THIEVES: dict[str, Callable[[socket.socket], object]] = {
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", THIEVES)
-def test_a_member_obeys_nobody_who_does_not_prove_the_secret_and_comes_back_to_who_does(kind: str) -> None:
-    heard = b""
+def test_a_member_obeys_only_a_coordinator_that_proves_the_secret(kind: str) -> None:
+    received = b""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
@@ -282,7 +284,7 @@ def test_a_member_obeys_nobody_who_does_not_prove_the_secret_and_comes_back_to_w
             thief.settimeout(LIMIT_S)
             THIEVES[kind](thief)
             if kind != "its end":
-                heard = b"".join(iter(lambda: thief.recv(1 << 16), b""))  # until the member has gone away
+                received = b"".join(iter(lambda: thief.recv(1 << 16), b""))  # until the member has disconnected
         with listening.accept()[0] as connection:
             asked = new_challenge()
             connection.sendall(wire.encode(asked))
@@ -292,7 +294,7 @@ def test_a_member_obeys_nobody_who_does_not_prove_the_secret_and_comes_back_to_w
             assert proves_secret(SECRET, asked, hello)
             connection.sendall(wire.encode(welcome(SECRET, asked, hello)) + wire.encode(wire.Evicted("true")))
             assert member.wait(LIMIT_S) == wire.GONE_STATUS
-    assert SECRET.encode() not in heard
+    assert SECRET.encode() not in received
     assert member.stderr is not None
-    with member.stderr as told:
-        assert "this process ends: true" in told.read()
+    with member.stderr as log:
+        assert "this process ends: true" in log.read()

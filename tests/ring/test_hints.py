@@ -10,7 +10,7 @@ from .obedient_ring import Ring
 
 
 def hints(ring: Ring) -> list[str]:
-    return [message.text for to, message in ring.told if isinstance(message, wire.ScriptHint) and to == SCHEDULERS]
+    return [message.text for to, message in ring.sent if isinstance(message, wire.ScriptHint) and to == SCHEDULERS]
 
 
 @pytest.mark.parametrize("idle", [{0}, {0, 1, 2}], ids=str)
@@ -27,7 +27,7 @@ def test_a_ring_whose_script_ends_no_step_causes_one_hint(idle: set[int]) -> Non
     assert ", ".join(map(str, sorted(idle))) in hint
     assert ring.coordinator.report().hints == [hint]
     for number in idle:
-        ring.say(wire.FirstStep(number, 1, 1))
+        ring.send(wire.FirstStep(number, 1, 1))
     ring.wait(1.0)
     assert ring.coordinator.report().hints == []
 
@@ -52,5 +52,5 @@ def test_the_reason_of_a_lost_ring_names_its_last_member() -> None:
     for number in range(2):
         ring.coordinator.launcher_message(wire.MemberExited(number, 1, "ImportError: no such thing"), 0.0)
         ring.answer()
-    (end,) = [message for to, message in ring.told if isinstance(message, wire.RingEnd) and to == LAUNCHERS]
+    (end,) = [message for to, message in ring.sent if isinstance(message, wire.RingEnd) and to == LAUNCHERS]
     assert end.reason.endswith("; the last: member 1: its process ended with status 1: ImportError: no such thing")

@@ -18,7 +18,7 @@ from .trial import LIMIT_S
 
 def finished(ring: Ring) -> None:
     for number in ring.order():
-        ring.say(wire.MemberDone(number, ring.coordinator.state.generation, 9))
+        ring.send(wire.MemberDone(number, ring.coordinator.state.generation, 9))
     ring.answer()
     assert ring.coordinator.state.phase is Phase.DONE
 
@@ -33,10 +33,10 @@ def test_a_member_that_is_still_being_started_when_the_ring_is_done_is_declared_
     if reported == "after it":
         ring.launch(3)
     assert list(ring.coordinator.state.gone) == ["3"]
-    declared = [it for to, it in ring.told if to == LAUNCHERS and isinstance(it, wire.MemberGone)]
+    declared = [it for to, it in ring.sent if to == LAUNCHERS and isinstance(it, wire.MemberGone)]
     assert [it.member for it in declared] == [3]
     ring.join(3)
-    assert isinstance(ring.told[-1][1], wire.Evicted)
+    assert isinstance(ring.sent[-1][1], wire.Evicted)
 
 
 def test_a_coordinator_that_restarts_after_the_end_declares_only_those_gone_that_had_no_seat() -> None:
@@ -51,7 +51,7 @@ def test_a_coordinator_that_restarts_after_the_end_declares_only_those_gone_that
 
 def reconnect(ring: Process, number: int) -> Peer:
     member = Peer(ring, "member", number, generation=1)
-    assert member.hear(wire.Finish) == wire.Finish(1)
+    assert member.receive(wire.Finish) == wire.Finish(1)
     assert [it for it in member.beat() if not isinstance(it, wire.Finish)] == []  # its heartbeat is answered
     return member
 
@@ -63,8 +63,8 @@ def test_processes_that_reconnect_to_a_coordinator_that_was_killed_at_the_end_re
     with started(tmp_path, linger_s=LIMIT_S) as ring:
         ring.run_ring()
         for member in ring.members:
-            member.say(wire.MemberDone(member.member, 1, 7))
-        ring.all_hear(wire.Finish(1))
+            member.send(wire.MemberDone(member.member, 1, 7))
+        ring.all_receive(wire.Finish(1))
         before = ask_report(tmp_path)
         assert before is not None
         assert (before.phase, before.step) == ("done", 7)
@@ -75,9 +75,9 @@ def test_processes_that_reconnect_to_a_coordinator_that_was_killed_at_the_end_re
             reconnect(ring, 0)
         launcher = Peer(ring, "launcher")
         for number in range(4):
-            launcher.say(wire.MemberStarting(number))
-        assert launcher.hear(wire.MemberGone) == wire.MemberGone(3, "the ring was done before it connected")
+            launcher.send(wire.MemberStarting(number))
+        assert launcher.receive(wire.MemberGone) == wire.MemberGone(3, "the ring was done before it connected")
         for number in range(3):
             reconnect(ring, number)
-        assert Peer(ring, "member", 3).hear(wire.Evicted) == wire.Evicted("the ring was done before it connected")
+        assert Peer(ring, "member", 3).receive(wire.Evicted) == wire.Evicted("the ring was done before it connected")
         assert ask_report(tmp_path) == before

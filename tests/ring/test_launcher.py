@@ -1,4 +1,4 @@
-"""Who starts a ring's processes, when words that he hears or processes that he starts are not as they should be."""
+"""A ring's launcher, when messages that it receives or processes that it starts are not as they should be."""
 
 import asyncio
 import json
@@ -24,8 +24,8 @@ from .tiny import tiny
 BAD = [b"\n", b"nothing\n", b"[" * 9999 + b"\n", b'{"kind": "MemberGone", "member": "x"}\n', b"x" * (3 << 20) + b"\n"]
 
 
-@pytest.mark.parametrize("bad", BAD, ids=["empty", "words", "deep", "types", "long"])
-def test_a_launcher_hears_what_comes_after_a_line_that_is_no_message(tmp_path: Path, bad: bytes) -> None:
+@pytest.mark.parametrize("bad", BAD, ids=["empty", "text", "deep", "types", "long"])
+def test_a_launcher_receives_messages_after_a_line_that_is_no_message(tmp_path: Path, bad: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = new_challenge()
         writer.write(wire.encode(asked))
@@ -85,7 +85,7 @@ def test_a_user_of_a_launcher_that_fails_does_not_stop_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("status", "gone", "holders", "wants"),
+    ("status", "gone", "holders", "restarts"),
     [
         (77, {}, [-1], False),
         (77, {}, [4], True),
@@ -95,18 +95,18 @@ def test_a_user_of_a_launcher_that_fails_does_not_stop_it(tmp_path: Path) -> Non
         (1, {}, [4], False),
     ],
 )
-def test_the_coordinator_decides_whether_a_member_starts_anew(
-    tmp_path: Path, status: int, gone: dict[str, str], holders: list[int], wants: object
+def test_the_coordinator_decides_whether_a_member_restarts(
+    tmp_path: Path, status: int, gone: dict[str, str], holders: list[int], restarts: object
 ) -> None:
     async def run() -> bool:
         make_ring(tmp_path, 1)
         (tmp_path / STATE).write_text(json.dumps({"port": 1, "gone": gone, "holders": holders}))
         return RingLauncher(tmp_path).needs_restart(4, status)
 
-    assert asyncio.run(run()) is wants
+    assert asyncio.run(run()) is restarts
 
 
-def test_a_warm_process_that_cannot_fork_serves_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_process_that_cannot_fork_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "socket"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -117,7 +117,7 @@ def test_a_warm_process_that_cannot_fork_serves_on(tmp_path: Path, monkeypatch: 
         raise BlockingIOError("made up")
 
     monkeypatch.setattr(os, "fork", fail)
-    for outputs in ([1], []):  # there is no output for the second one
+    for outputs in ([1], []):  # the second one has no output
         with socket.socket(socket.AF_UNIX) as member:
             member.connect(str(path))
             socket.send_fds(member, [b"{}\n"], outputs)

@@ -47,13 +47,13 @@ def test_a_member_that_wakes_up_after_it_was_declared_gone_changes_nothing(warm:
     assert "sent nothing" in found.declared[0]
 
 
-# Where it is stopped: its draft is written and it is about to ask; a word is about to be sent; others have the step.
-STOPPED = {"telling SaveRequest": 20, "telling FirstStep": 1, "reduced": 10}
+# Where it is stopped: its draft is written and it is about to ask; a message is about to be sent; others have the step.
+STOPPED = {"sending SaveRequest": 20, "sending FirstStep": 1, "reduced": 10}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("at", STOPPED)
-def test_what_a_member_says_and_saves_once_it_wakes_up_is_refused(
+def test_messages_and_checkpoints_of_a_member_that_wakes_up_are_refused(
     at: str, warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
     """It wakes up before it would end itself by its own clock, so that nothing but the refusal holds it."""
@@ -79,7 +79,7 @@ def test_what_a_member_says_and_saves_once_it_wakes_up_is_refused(
     assert (found.exits[0], found.generation(), set(found.declared)) == (wire.GONE_STATUS, 2, {0})
     before, after = ((it.generation, it.order, it.gone, it.phase) for it in seen)
     assert before == after
-    assert max((line["it"][0] for line in found.of("step") if line["member"] == 0), default=0) <= STOPPED[at]
+    assert max((line["content"][0] for line in found.of("step") if line["member"] == 0), default=0) <= STOPPED[at]
     saved = {it.name for it in checkpoints.glob("step-*")}
     before_it = {"step-000000010-g1-m0.pt"} if STOPPED[at] >= 10 else set()
     assert {it for it in saved if it.endswith("-m0.pt")} == before_it
@@ -87,7 +87,7 @@ def test_what_a_member_says_and_saves_once_it_wakes_up_is_refused(
 
 
 @pytest.mark.full
-def test_a_member_that_says_nothing_is_replaced(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+def test_a_silent_member_is_replaced(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     """The same in short: the coordinator waits 2 s; the launcher kills what was declared gone."""
     faults = [{"member": 2, "step": 10, "at": "computing", "do": "STOP"}]
     found = run_ring(tmp_path, warm, spares=1, faults=faults, limits=RingLimits(silence_s=2.0))
@@ -107,7 +107,7 @@ def test_a_link_that_fails_again_and_again_costs_one_of_its_members_the_seat(
 
 
 @pytest.mark.full
-def test_a_link_that_fails_once_costs_nobody_the_seat(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+def test_a_link_that_fails_once_costs_no_member_the_seat(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     faults = [{"member": 1, "step": 5, "at": "computing", "do": "break 2"}]
     found = run_ring(tmp_path, warm, spares=1, faults=faults)
     assert_as_undisturbed(found, undisturbed)

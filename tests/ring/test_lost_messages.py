@@ -1,4 +1,4 @@
-"""Whatever word is lost while a slow member is relieved and comes back: no step is lost, and nobody waits for ever."""
+"""Whichever message is lost in a recovery, or around a slow member: no step is lost, and no process waits for ever."""
 
 import itertools
 import signal
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 LIMITS = RingLimits(slow_steps=2, well_steps=2, hold_steps=5)
 STEPS, PAUSE_S = 300, 0.04
-OFTEN = ("Heartbeat", "LeaseRenewal", "TrialStep")  # said once a second, whatever happens
+OFTEN = ("Heartbeat", "LeaseRenewal", "TrialStep")  # sent once a second, whatever happens
 
 
 @pytest.fixture(scope="module")
@@ -26,33 +26,33 @@ def alone(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 def first_and_third(kind: str, before: int) -> bool:
-    """Lose the first of each kind, and the third: of most there is one for each member."""
+    """Lose the first and the third of each kind: of most there is one for each member."""
     return before in (0, 2)
 
 
 def by_chance(seed: int) -> Loses:
-    """Lose some words, and one for certain: there may be few, as a course has it."""
-    rng, words = np.random.default_rng(seed), itertools.count()
-    return lambda kind, before: next(words) == seed or bool(rng.random() < (0.02 if kind in OFTEN else 0.15))
+    """Lose some messages at random, and one for certain: a run may have few."""
+    rng, messages = np.random.default_rng(seed), itertools.count()
+    return lambda kind, before: next(messages) == seed or bool(rng.random() < (0.02 if kind in OFTEN else 0.15))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("loses", [first_and_third, *(by_chance(seed) for seed in range(4))])
-def test_a_lost_word_costs_no_step(
+def test_a_lost_message_costs_no_step(
     loses: Callable[[str, int], bool], warm: Path, alone: Outcome, tmp_path: Path
 ) -> None:
     lost: list[str] = []
 
     async def be_slow(trial: Trial) -> None:
-        assert trial.cutter is not None
+        assert trial.proxy is not None
         await trial.reached(5)
-        trial.cutter.on = True
+        trial.proxy.on = True
         trial.slow(1, is_slow=True)
         await trial.is_relieved([1])
         trial.slow(1, is_slow=False)
         await trial.is_relieved([])
-        trial.cutter.on = False
-        lost.extend(trial.cutter.lost)
+        trial.proxy.on = False
+        lost.extend(trial.proxy.lost)
 
     found = run_ring(
         tmp_path, warm, seats=3, spares=1, steps=STEPS, pause_s=PAUSE_S, limits=LIMITS, during=be_slow, backups=1,
@@ -70,21 +70,21 @@ def test_a_lost_word_costs_no_step(
 
 @pytest.mark.full
 @pytest.mark.parametrize("loses", [first_and_third, *(by_chance(seed) for seed in range(4, 8))])
-def test_a_lost_word_at_a_fault_costs_no_step(
+def test_a_lost_message_at_a_fault_costs_no_step(
     loses: Callable[[str, int], bool], warm: Path, alone: Outcome, tmp_path: Path
 ) -> None:
     lost: list[str] = []
 
     async def lose_one(trial: Trial) -> None:
-        assert trial.cutter is not None
+        assert trial.proxy is not None
         await trial.reached(5)
         await trial.spare_joined(3)
-        trial.cutter.on = True
+        trial.proxy.on = True
         trial.send(1, signal.SIGKILL)
         await trial.seated(2)
         await trial.reached(STEPS - 1)
         await trial.until(lambda: trial.launcher.is_over)
-        lost.extend(trial.cutter.lost)
+        lost.extend(trial.proxy.lost)
 
     found = run_ring(
         tmp_path, warm, seats=3, spares=1, steps=STEPS, during=lose_one, loses=loses, checkpoints=tmp_path / "saved"

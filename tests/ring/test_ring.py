@@ -1,4 +1,4 @@
-"""Rings of real processes, on gloo: what goes wrong is real, and so is who finds out."""
+"""Rings of real processes, on gloo, with real faults and real detection."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def test_members_of_several_generations_end_well(
 def test_two_members_killed_in_one_moment_are_one_round(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     async def kill(trial: Trial) -> None:
         await trial.reached(10)
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: neither says a word about the other's end
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: neither reports the other's end
             for member in (1, 3):
                 trial.send(member, number)
         (tmp_path / "go").touch()
@@ -85,12 +85,12 @@ def test_the_source_killed_in_the_middle_of_the_copy_leaves_another_one(
     assert (found.exits[0], found.exits[2]) == (-9, -9)
     assert source_and_receivers(found) == {2: (0, {4}), 3: (1, {4, 5})}
     # What was copied so far was not taken over: the newcomer has a seat from the second round on.
-    assert [line["it"][1] for line in found.of("seated") if line["member"] == 4] == [3]
+    assert [line["content"][1] for line in found.of("seated") if line["member"] == 4] == [3]
 
 
 def source_and_receivers(found: Outcome) -> dict[int, tuple[int, set[int]]]:
-    """Return who gave the state to whom, by generation."""
-    forms = {line["it"][0]: (line["it"][1], set(line["it"][2])) for line in found.of("form")}
+    """Return source and receivers of the state, by generation."""
+    forms = {line["content"][0]: (line["content"][1], set(line["content"][2])) for line in found.of("layout")}
     return {generation: form for generation, form in forms.items() if generation > 1}
 
 
@@ -111,12 +111,12 @@ def test_a_newcomer_killed_once_it_is_ready_is_replaced_by_the_next(
 def test_of_members_a_step_apart_the_one_ahead_gives_its_state(
     warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    """All exchange the gradients of a step; one applies it, the others are held until the ring is formed anew."""
+    """All exchange the gradients of a step; one applies it, the others are held until the ring is formed again."""
     faults = [{"member": it, "step": 10, "at": "reduced", "do": 0.5} for it in (1, 2)]
     faults.append({"member": 3, "step": 10, "at": "reduced", "do": "KILL"})
     found = run_ring(tmp_path, warm, spares=1, faults=faults)
     assert_as_undisturbed(found, undisturbed)
-    assert [line["member"] for line in found.of("step") if line["it"][0] == 10] == [0]
+    assert [line["member"] for line in found.of("step") if line["content"][0] == 10] == [0]
 
 
 @pytest.mark.full
@@ -134,7 +134,9 @@ def test_a_stop_of_two_seconds_is_no_fault(warm: Path, undisturbed: Outcome, tmp
 
 def losses(found: Outcome) -> list[float]:
     """Return the loss of the global batch at each step."""
-    last = {(line["it"][0], shard): line["it"][4] for line in found.of("step") for shard in line["it"][3][:1]}
+    last = {
+        (line["content"][0], shard): line["content"][4] for line in found.of("step") for shard in line["content"][3][:1]
+    }
     return [sum(loss for (at, _), loss in last.items() if at == step) for step in found.steps()]
 
 
@@ -146,7 +148,7 @@ def test_without_a_spare_the_ring_shrinks_and_the_loss_stays_nearly_the_same(war
     found = run_ring(tmp_path / "shrunk", warm, faults=[fault], DROPOUT="0")
     assert found.end.outcome == "done"
     assert len(found.digests()) == 1
-    shards = {line["member"]: line["it"][3] for line in found.of("step") if line["it"][0] == 20}
+    shards = {line["member"]: line["content"][3] for line in found.of("step") if line["content"][0] == 20}
     assert shards == {0: [0, 2], 1: [1], 3: [3]}
     assert found.steps() == whole.steps()
     assert json.loads((tmp_path / "shrunk" / "recoveries.json").read_text())[-1]["members"] == 3
@@ -195,10 +197,10 @@ def test_of_eight_members_all_stop_when_one_is_killed_though_gloo_would_wait(war
     assert found.generation() == 2
     (recovery,) = json.loads((tmp_path / "recoveries.json").read_text())[1:]
     assert ends_of_links(recovery["reason"]) or "member 5 is gone" in recovery["reason"]
-    formed = {line["member"] for line in found.of("form") if line["it"][0] == 2}
+    formed = {line["member"] for line in found.of("layout") if line["content"][0] == 2}
     assert formed == {0, 1, 2, 3, 4, 6, 7, 8}
-    # None of the others took the step with the old group: it came again, with the new one.
-    assert {line["it"][1] for line in found.of("step") if line["it"][0] == 10} == {2}
+    # None of the others took the step with the old group: it was repeated, with the new one.
+    assert {line["content"][1] for line in found.of("step") if line["content"][0] == 10} == {2}
 
 
 def ends_of_links(reason: str) -> bool:
@@ -219,5 +221,5 @@ def test_a_member_that_joins_later_makes_the_ring_whole(warm: Path, undisturbed:
     assert found.generation() == 3
     assert len(found.of("end")) == 4
     assert len(found.digests()) == 1
-    last = {line["member"]: line["it"][3] for line in found.of("step") if line["it"][0] == 59}
+    last = {line["member"]: line["content"][3] for line in found.of("step") if line["content"][0] == 59}
     assert last == {0: [0], 1: [1], 4: [2], 3: [3]}

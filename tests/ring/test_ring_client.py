@@ -1,4 +1,4 @@
-"""A job may put anything into its ring's folder, and answer in its coordinator's place: nobody waits for it."""
+"""A job may put anything into its ring's folder, and answer in its coordinator's place: no caller waits for it."""
 
 import contextlib
 import json
@@ -86,12 +86,12 @@ def test_whatever_lies_in_the_place_of_a_file_nobody_waits_for_it(
     HOSTILE[kind](ring / name)
     assert in_time(lambda: ask_report(ring)) is None
     assert isinstance(in_time(lambda: retire(ring, {0: "a test"})), TimeoutError)
-    desk = RingClient(ring, lambda: None, ring / "places.json")
-    assert in_time(desk.close) is None
+    scheduler = RingClient(ring, lambda: None, ring / "places.json")
+    assert in_time(scheduler.close) is None
 
 
 def answering(listening: socket.socket, answer: Callable[[socket.socket], object]) -> None:
-    """Answer each who connects, in threads."""
+    """Answer each connection, in threads."""
 
     def to(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
@@ -152,8 +152,8 @@ def test_whoever_answers_nobody_waits_for_long(tmp_path: Path, listening: socket
     ring = ring_at(tmp_path, listening)
     assert in_time(lambda: ask_report(ring)) is None
     assert isinstance(in_time(lambda: retire(ring, {0: "a test"})), TimeoutError)
-    desk = RingClient(ring, lambda: None, ring / "places.json")
-    assert in_time(desk.close) is None
+    scheduler = RingClient(ring, lambda: None, ring / "places.json")
+    assert in_time(scheduler.close) is None
 
 
 def test_nobody_else_than_this_machine_is_asked(tmp_path: Path, listening: socket.socket) -> None:

@@ -19,7 +19,7 @@ from tests.support import processes
 from .trial import Outcome, Trial, assert_as_undisturbed, run_ring, warm_process
 
 HOUR_S = 3600
-SILENCE_S = 3.0  # until a member that says nothing is declared gone
+SILENCE_S = 3.0  # until a silent member is declared gone
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def warm_and_set(clock: SetClock) -> Iterator[Path]:
 
 def test_the_clock_that_is_set_is_that_of_other_processes(clock: SetClock) -> None:
     clock.set(HOUR_S)
-    told = processes.run([sys.executable, "-c", "import time; print(time.time(), time.monotonic())"],
+    clocks = processes.run([sys.executable, "-c", "import time; print(time.time(), time.monotonic())"],
                           env=dict(os.environ), capture_output=True, check=True)  # fmt: skip
-    wall_s, passed_s = map(float, told.stdout.split())
+    wall_s, passed_s = map(float, clocks.stdout.split())
     assert HOUR_S - 60.0 < wall_s - time.time() < HOUR_S + 60.0
     assert abs(passed_s - time.monotonic()) < 60.0
 
@@ -58,7 +58,7 @@ def test_a_wall_clock_that_is_set_is_no_fault_and_hides_none(
     async def set_it(trial: Trial) -> None:
         await trial.reached(5)
         clock.set(set_s)
-        monkeypatch.setattr(time, "time", lambda: real() + set_s)  # who launches the members is this process
+        monkeypatch.setattr(time, "time", lambda: real() + set_s)  # this process launches the members
         until_s = time.monotonic() + 2 * SILENCE_S
         while time.monotonic() < until_s:
             await asyncio.sleep(0.1)
@@ -69,7 +69,7 @@ def test_a_wall_clock_that_is_set_is_no_fault_and_hides_none(
         tmp_path, warm_and_set, spares=1, steps=30, pause_s=0.4, during=set_it, limits=RingLimits(silence_s=SILENCE_S)
     )
     assert_as_undisturbed(found, undisturbed)
-    assert getattr(seen["before"], "generation", 0) == 1  # for twice as long as anybody may be silent
+    assert getattr(seen["before"], "generation", 0) == 1  # for twice as long as a member may be silent
     assert (list(found.declared), found.generation()) == ([1], 2)
     told_s = [line["at"] for line in found.of("step")]
     assert max(told_s) - min(told_s) > HOUR_S / 2  # the members saw another clock

@@ -1,4 +1,4 @@
-"""How a ring looks: who computes how many shards."""
+"""The layout of a ring: how many shards each member computes."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def rings(draw: st.DrawFn) -> CoordinatorState:
 
 
 @given(rings())
-def test_each_shard_is_computed_once_and_by_nobody_more_of_them_than_by_a_faster_one(state: CoordinatorState) -> None:
+def test_each_shard_is_computed_once_and_no_member_has_more_of_them_than_a_faster_one(state: CoordinatorState) -> None:
     shards = shards_of(state)
     assert sorted(it for mine in shards.values() for it in mine) == list(range(len(state.holders)))
     assert shards.keys() == {seat for seat, holder in enumerate(state.holders) if holder != NO_MEMBER}
@@ -52,7 +52,7 @@ def test_each_shard_is_computed_once_and_by_nobody_more_of_them_than_by_a_faster
 
 @given(rings())
 def test_all_shards_are_done_as_soon_as_they_can_be(state: CoordinatorState) -> None:
-    """Nobody could take one of another's shards and be done with it before that one is."""
+    """No member could take a shard of another one and be done with it before that one is."""
     shards = shards_of(state)
     times = {seat: state.slow.get(str(state.holders[seat]), 1.0) for seat in shards}
     for last in (seat for seat in shards if len(shards[seat]) > 1):
@@ -61,8 +61,8 @@ def test_all_shards_are_done_as_soon_as_they_can_be(state: CoordinatorState) -> 
 
 
 @given(rings())
-def test_all_members_are_told_the_same_shards(state: CoordinatorState) -> None:
-    """The coordinator deals them out: a form, which goes to all, holds what it reckons with."""
+def test_all_members_receive_the_same_shards(state: CoordinatorState) -> None:
+    """The layout, which goes to all members, has the shards that the coordinator counts with."""
     members = {it: MemberState(it, "", 0.0, fresh=False) for it in state.holders if it != NO_MEMBER}
     places = layout_of(state, members).assignments
     assert {it.seat: it.shards for it in places} == shards_of(state)

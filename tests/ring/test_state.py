@@ -18,7 +18,7 @@ from tests.states import same, trees
 
 
 class Sender:
-    """Notes what is broadcast."""
+    """Records what is broadcast."""
 
     ends: list[str] = []  # noqa: RUF012
     rank, size = 0, 2
@@ -41,7 +41,7 @@ class Sender:
 
 
 class Receiver(Sender):
-    """Gives what was broadcast, in order."""
+    """Returns what was broadcast, in order."""
 
     def __init__(self, sent: deque[Tensor]) -> None:
         self.sent = sent

@@ -32,7 +32,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("looks_s", "first_s", "is_too_long"),
+    ("checks_s", "first_s", "is_too_long"),
     [
         ([1.0] * 10, 10.0, False),
         ([1.0] * 11, 10.0, True),
@@ -43,31 +43,31 @@ class Clock:
         ([1.0] * 8 + [3600.0], 10.0, False),
         ([1.0] * 9 + [3600.0], 10.0, True),
         ([3600.0] + [1.0] * 9, 10.0, True),
-        ([2.0] * 6, 10.0, True),  # it has little of the machine, and may listen all the same
+        ([2.0] * 6, 10.0, True),  # a busy machine, on which it could listen all the same
     ],
 )
-def test_silence_counts_while_something_could_have_been_heard(
-    monkeypatch: pytest.MonkeyPatch, looks_s: Sequence[float], first_s: float, *, is_too_long: bool
+def test_silence_counts_while_a_message_could_have_been_received(
+    monkeypatch: pytest.MonkeyPatch, checks_s: Sequence[float], first_s: float, *, is_too_long: bool
 ) -> None:
     clock = Clock(monkeypatch)
     quiet = Silence(first_s)
-    for look_s in looks_s:
-        clock.now_s += look_s
+    for check_s in checks_s:
+        clock.now_s += check_s
         quiet.check()
     assert quiet.is_too_long is is_too_long
-    assert quiet.check() == pytest.approx(sum(min(it, MAX_CHECK_S) for it in looks_s))
+    assert quiet.check() == pytest.approx(sum(min(it, MAX_CHECK_S) for it in checks_s))
     quiet.end()
     assert (quiet.is_too_long, quiet.check()) == (False, 0.0)
 
 
-@pytest.mark.parametrize("said", [wire.LeaseRenewal(1), wire.Abort(2)], ids=lambda it: type(it).__name__)
-def test_a_member_changes_nothing_without_a_lease(monkeypatch: pytest.MonkeyPatch, said: wire.Message) -> None:
-    """It waits for what the coordinator says, however long it stood still."""
+@pytest.mark.parametrize("message", [wire.LeaseRenewal(1), wire.Abort(2)], ids=lambda it: type(it).__name__)
+def test_a_member_changes_nothing_without_a_lease(monkeypatch: pytest.MonkeyPatch, message: wire.Message) -> None:
+    """It waits for the coordinator's message, however long it stood still."""
     clock = Clock(monkeypatch)
     member = MemberClient("127.0.0.1:9", "secret", 0, "node", "", 5)
     member.generation = member._group_generation = 1
     clock.now_s += 3600.0
-    member._beat()  # as it goes on
+    member._beat()  # as it continues
     ended = []
 
     def apply() -> None:
@@ -82,9 +82,9 @@ def test_a_member_changes_nothing_without_a_lease(monkeypatch: pytest.MonkeyPatc
     thread.start()
     thread.join(0.2)
     assert not ended
-    member._receive(said)
+    member._receive(message)
     thread.join(10.0)
-    assert ended == ["applies" if isinstance(said, wire.LeaseRenewal) else "aborted"]
+    assert ended == ["applies" if isinstance(message, wire.LeaseRenewal) else "aborted"]
 
 
 def stopped(pid: int) -> bool:
@@ -93,11 +93,11 @@ def stopped(pid: int) -> bool:
 
 @pytest.mark.full
 @pytest.mark.parametrize("first", ["members", "coordinator"])
-@pytest.mark.parametrize("at", ["computing", "reducing", "reduced", "telling MemberDone"])
-def test_a_ring_on_a_machine_that_stands_still_goes_on(
+@pytest.mark.parametrize("at", ["computing", "reducing", "reduced", "sending MemberDone"])
+def test_a_ring_on_a_machine_that_stands_still_continues(
     at: str, first: str, warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    """Whoever wakes up first, and wherever they were."""
+    """In any order of waking up, and at any point."""
 
     async def stand_still(trial: Trial) -> None:
         members = trial.launcher.running
@@ -105,16 +105,16 @@ def test_a_ring_on_a_machine_that_stands_still_goes_on(
         await trial.until(lambda: stopped(members[2]))
         coordinator = trial.launcher.coordinator_pid
         assert coordinator is not None
-        everybody = [*members.values(), coordinator]
-        for pid in everybody:
+        processes = [*members.values(), coordinator]
+        for pid in processes:
             os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(STILL_S)
-        for pid in everybody if first == "members" else everybody[::-1]:
-            if pid == everybody[-1 if first == "members" else -2]:
+        for pid in processes if first == "members" else processes[::-1]:
+            if pid == processes[-1 if first == "members" else -2]:
                 await asyncio.sleep(0.5)
             os.kill(pid, signal.SIGCONT)
 
-    faults = [{"member": 2, "step": 30 if at == "telling MemberDone" else 10, "at": at, "do": "STOP"}]
+    faults = [{"member": 2, "step": 30 if at == "sending MemberDone" else 10, "at": at, "do": "STOP"}]
     found = run_ring(tmp_path, warm, faults=faults, during=stand_still)
     assert_as_undisturbed(found, undisturbed)
     assert (found.declared, found.exits) == ({}, {0: 0, 1: 0, 2: 0, 3: 0})

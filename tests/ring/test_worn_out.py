@@ -1,4 +1,4 @@
-"""What processes of a ring hold on to over many generations, looked at while they live."""
+"""Descriptors and threads of a ring's processes over many generations."""
 
 import asyncio
 import json
@@ -14,19 +14,19 @@ from longshore.ring import wire
 from .trial import Trial, run_ring
 
 GENERATIONS, STEPS = 25, 1000  # far more steps than that takes
-# Descriptors and threads that gloo keeps of each group, with PyTorch 2.13. Who finds more here has found a leak, or a
+# Descriptors and threads that gloo keeps of each group, with PyTorch 2.13. More is a leak, or a
 # newer PyTorch.
 OF_RING, OF_COPY, THREADS = 7, 9, 3
 SPARE, SPARE_THREADS = 8, 3  # for what is under way; a leak of one a generation is more by the end of each member
-# A pool of threads writes the coordinator's files: it makes one after the other, up to so many (`asyncio.to_thread`).
+# A pool of threads writes the coordinator's files: it starts them one by one, up to this number (`asyncio.to_thread`).
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
-LOOKS, LOOK_S = 100, 0.05
+MEASUREMENTS, PAUSE_S = 100, 0.05
 
 
 class Held(NamedTuple):
     """What a process holds, and the most that it may."""
 
-    who: str
+    process: str
     generation: int
     descriptors: int
     threads: int
@@ -47,12 +47,12 @@ def count(pid: int) -> tuple[int, int]:
 def groups(trial: Trial, member: int) -> tuple[int, int]:
     """Return how many rings a member was in, and how many copies of the state between a few of them."""
     lines = (trial.folder / f"member-{member}.log").read_text().splitlines()
-    forms = [json.loads(it)["it"] for it in lines if it.startswith('{"kind": "form"')]
+    forms = [json.loads(it)["content"] for it in lines if it.startswith('{"kind": "layout"')]
     copies = [it for it in forms if it[0] > 1 and member in (it[1], *it[2]) and it[2]]
     return len(forms), len(copies)
 
 
-def look(trial: Trial, report: wire.RingReport, first: dict[str, tuple[int, int]]) -> list[Held]:
+def measure(trial: Trial, report: wire.RingReport, first: dict[str, tuple[int, int]]) -> list[Held]:
     """Return what all living members and the coordinator hold."""
     found = []
     for member in (*report.order, *report.spares):
@@ -77,7 +77,7 @@ def look(trial: Trial, report: wire.RingReport, first: dict[str, tuple[int, int]
 
 
 @pytest.mark.full
-def test_after_twenty_generations_processes_are_started_anew_and_until_then_they_hold_what_their_groups_take(
+def test_processes_restart_after_twenty_generations_and_hold_no_more_than_their_groups_until_then(
     warm: Path, tmp_path: Path
 ) -> None:
     """The youngest member is killed again and again, so that the others form one group after the other."""
@@ -88,11 +88,11 @@ def test_after_twenty_generations_processes_are_started_anew_and_until_then_they
         await trial.spare_joined(4)
         first = {"member": count(trial.launcher.running[4])}
         while (report := await trial.report()).generation < GENERATIONS:
-            for _ in range(LOOKS):  # what is under way is soon over; what is leaked stays
-                found = look(trial, report, first)
+            for _ in range(MEASUREMENTS):  # what is under way is soon over; what is leaked stays
+                found = measure(trial, report, first)
                 if all(it.is_bounded for it in found):
                     break
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(PAUSE_S)
                 report = await trial.report()
             seen.extend(found)
             if not all(it.is_bounded for it in found):
@@ -112,5 +112,5 @@ def test_after_twenty_generations_processes_are_started_anew_and_until_then_they
     assert len(found.digests()) == 1
     worn = [number for number, status in found.exits.items() if status == wire.RESTART_STATUS]
     assert set(worn) >= {0, 1, 2}
-    assert len({it.generation for it in seen if it.who == "coordinator"}) >= 15
-    assert len({it.generation for it in seen if it.who == "member 1"}) >= 10
+    assert len({it.generation for it in seen if it.process == "coordinator"}) >= 15
+    assert len({it.generation for it in seen if it.process == "member 1"}) >= 10

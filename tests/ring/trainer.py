@@ -1,7 +1,7 @@
 """A training script for tests: a small network and Adam on made-up data that hang on step and shard alone.
 
-Its log has a line for each step, and at the end the SHA-256 of parameters and Adam's state. FAULTS says what goes wrong
-where: a list of {"member", "step", "at", "do"}, each happening once. To "wait" is to wait for a file "go".
+Its log has a line for each step, and at the end the SHA-256 of parameters and Adam's state. FAULTS is
+a list of {"member", "step", "at", "do"}, each of which happens once. To "wait" is to wait for a file "go".
 """
 
 import fcntl
@@ -38,11 +38,11 @@ FAULTS: list[dict[str, Any]] = [it for it in json.loads(os.environ.get("FAULTS",
 
 
 def happen(at: str, step: int) -> None:
-    """Let happen what is to go wrong here."""
+    """Cause the faults of this place."""
     for fault in list(FAULTS):
         if fault["at"] == at and fault["step"] == step:
             FAULTS.remove(fault)
-            say("fault", fault)
+            log("fault", fault)
             if fault["do"] in ("KILL", "STOP"):
                 os.kill(os.getpid(), getattr(signal, f"SIG{fault['do']}"))
             elif fault["do"] == "raise":
@@ -56,15 +56,20 @@ def happen(at: str, step: int) -> None:
                 time.sleep(float(fault["do"]))
 
 
-def say(kind: str, content: object) -> None:
+def log(kind: str, content: object) -> None:
     """Add a line to the log, in one piece."""
-    os.write(1, (json.dumps({"kind": kind, "member": MEMBER, "at": time.time(), "it": content}) + "\n").encode())
+    os.write(1, (json.dumps({"kind": kind, "member": MEMBER, "at": time.time(), "content": content}) + "\n").encode())
 
 
 def instrument(ring_step: list[int]) -> None:
-    """Make the places known at which something may go wrong."""
+    """Add the places at which faults may happen."""
     instrument_exchanges(ring_step)
-    form, ran, ready, tell = MemberClient.layout, MemberClient.first_step, MemberClient.ready, MemberClient._send
+    layout, first_step, ready, send = (
+        MemberClient.layout,
+        MemberClient.first_step,
+        MemberClient.ready,
+        MemberClient._send,
+    )
 
     def getting_ready(control: MemberClient, message: wire.MemberReady) -> None:
         Path(f"ends-{MEMBER}.json").write_text(json.dumps(message.ends))
@@ -73,29 +78,29 @@ def instrument(ring_step: list[int]) -> None:
         happen("ready", message.step)
         ready(control, message)
 
-    def telling(control: MemberClient, message: wire.Message) -> None:
-        happen(f"telling {type(message).__name__}", control.step)
-        tell(control, message)
+    def sending(control: MemberClient, message: wire.Message) -> None:
+        happen(f"sending {type(message).__name__}", control.step)
+        send(control, message)
 
     def forming(control: MemberClient) -> wire.RingLayout:
         if control.generation:
             happen("stopped", control.step)
-        found = form(control)
-        say("form", [found.generation, found.source, found.receivers])
+        found = layout(control)
+        log("layout", [found.generation, found.source, found.receivers])
         happen("formed" if found.generation > 1 else "", control.step)
         return found
 
     def running(control: MemberClient) -> None:
         happen("going" if control.generation > 1 else "", control.step - 1)
-        ran(control)
+        first_step(control)
         happen("running" if control.generation > 1 else "", control.step - 1)
 
     MemberClient.layout, MemberClient.first_step = forming, running  # type: ignore[method-assign, assignment]
-    MemberClient.ready, MemberClient._send = getting_ready, telling  # type: ignore[method-assign, assignment]
+    MemberClient.ready, MemberClient._send = getting_ready, sending  # type: ignore[method-assign, assignment]
 
 
 def instrument_exchanges(ring_step: list[int]) -> None:
-    """Make the places known in exchanges of gradients and in the copy of the state."""
+    """Add those in exchanges of gradients and in the copy of the state."""
     pieces = Counter[int]()  # by generation
     finish, averaged, broadcast = GlooGroup._finish, Gradients.averaged, GlooGroup.begin_broadcast
 
@@ -132,8 +137,8 @@ def break_links(other: int) -> None:
             continue
 
 
-def looks_again() -> bool:
-    """Say whether a thread waits for what has come already, and would hear of it again and again."""
+def polls_again() -> bool:
+    """Return whether a thread polls data that has arrived, and would be woken again and again."""
     for name in os.listdir("/proc/self/fdinfo"):  # noqa: PTH208
         with suppress(OSError):
             description = Path(f"/proc/self/fdinfo/{name}").read_text()
@@ -145,10 +150,10 @@ def looks_again() -> bool:
     return False
 
 
-def goes_on_looking() -> bool:
-    """Say whether that stays so."""
+def keeps_polling() -> bool:
+    """Return whether that stays so."""
     for _ in range(50):
-        if not looks_again():
+        if not polls_again():
             return False
         time.sleep(0.02)
     return True
@@ -188,7 +193,7 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
     instrument(now)
     with Ring(model, optimizer, checkpoints=folder) as ring:
         ring.keep("schedule", schedule)
-        say("seated", [ring.seat, ring.generation])
+        log("seated", [ring.seat, ring.generation])
         for step in ring.steps(until):
             now[0] = step
             loss = 0.0
@@ -201,13 +206,13 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
             time.sleep(pause_s * (8.0 if Path(f"slow-{MEMBER}").exists() else 1.0))
             if ring.step():
                 schedule.step()
-                say("step", [step, ring.generation, ring.seat, ring.shards, loss])
+                log("step", [step, ring.generation, ring.seat, ring.shards, loss])
                 if folder is not None and step % 10 == 9:
                     ring.save()
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
-    say("end", [digest(model, optimizer), ring.seat, ring.generation, drawn, schedule.state_dict()["last_epoch"]])
-    say("looks", goes_on_looking())
-    say("descriptors", [len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))])
+    log("end", [digest(model, optimizer), ring.seat, ring.generation, drawn, schedule.state_dict()["last_epoch"]])
+    log("polls", keeps_polling())
+    log("descriptors", [len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))])
 
 
 if __name__ == "__main__":

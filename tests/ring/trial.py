@@ -1,4 +1,4 @@
-"""Runs a ring of real processes in a folder of its own, lets things go wrong, and reads what its members wrote."""
+"""Runs a ring of real processes in a folder of its own, causes faults, and reads the logs of its members."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def warm_process() -> Iterator[Path]:
 
 @dataclass
 class Outcome:
-    """What came of a ring."""
+    """The outcome of a ring."""
 
     end: wire.RingEnd
     exits: dict[int, int]
@@ -54,11 +54,11 @@ class Outcome:
         return [line for line in self.lines if line["kind"] == kind]
 
     def digests(self) -> set[str]:
-        return {line["it"][0] for line in self.of("end")}
+        return {line["content"][0] for line in self.of("end")}
 
     def steps(self) -> list[int]:
-        """Return each step that somebody applied, once."""
-        return sorted({line["it"][0] for line in self.of("step")})
+        """Return each step that any member applied, once."""
+        return sorted({line["content"][0] for line in self.of("step")})
 
     def generation(self) -> int:
         return int(self.report["generation"])
@@ -70,13 +70,13 @@ class Trial:
 
     folder: Path
     launcher: RingLauncher
-    elsewhere: RingLauncher  # hears of nothing and tells of nothing, as on a machine that cannot be reached
+    elsewhere: RingLauncher  # not connected, as on a machine that cannot be reached
     away: frozenset[int]  # members that are started there
     command: tuple[str, ...]
     environment: dict[str, str]
     again: int = 0  # members that are started for those that die
     network: Network | None = None  # each member runs on the node of its number
-    cutter: LossyProxy | None = None  # between the coordinator and all others
+    proxy: LossyProxy | None = None  # between the coordinator and all others
     next: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -108,7 +108,7 @@ class Trial:
     async def reached(self, step: int, member: int | None = None) -> None:
         def is_there() -> bool:
             lines = [it for it in self.lines() if it["kind"] == "step" and member in (None, it["member"])]
-            return any(line["it"][0] >= step for line in lines)
+            return any(line["content"][0] >= step for line in lines)
 
         await self.until(is_there)
 
@@ -123,7 +123,7 @@ class Trial:
 
     async def seated(self, generation: int) -> None:
         def is_there() -> bool:
-            return bool([it for it in self.lines() if it["kind"] == "step" and it["it"][1] >= generation])
+            return bool([it for it in self.lines() if it["kind"] == "step" and it["content"][1] >= generation])
 
         await self.until(is_there)
 
@@ -132,11 +132,11 @@ class Trial:
             await asyncio.sleep(0.02)
 
     async def report(self) -> wire.RingReport:
-        address = self.launcher.address() if self.cutter is None else self.cutter.address()
+        address = self.launcher.address() if self.proxy is None else self.proxy.address()
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(LIMIT_S):
             while True:
-                with suppress(OSError):  # nobody is there while a coordinator is started again
+                with suppress(OSError):  # no process listens while a coordinator restarts
                     reader, writer = await asyncio.open_connection(host, int(port), limit=wire.MAX_LINE_BYTES)
                     break
                 await asyncio.sleep(0.02)
@@ -198,8 +198,8 @@ def run_ring(
             launcher.on_exit = trial.exited
             await launcher.start_coordinator()
             if loses is not None:
-                trial.cutter = LossyProxy(launcher.address, loses)
-                between = await trial.cutter.start()
+                trial.proxy = LossyProxy(launcher.address, loses)
+                between = await trial.proxy.start()
                 setattr(launcher, "address", lambda: between)  # noqa: B010  # of what the launcher itself has no need
             await launcher.connect()
             for _ in range(seats + spares):
@@ -207,8 +207,8 @@ def run_ring(
             await during(trial)
             end = await launcher.ended()
             await trial.until(lambda: not elsewhere.running)
-            if trial.cutter is not None:
-                await trial.cutter.close()
+            if trial.proxy is not None:
+                await trial.proxy.close()
             report = json.loads((folder / "state.json").read_text())
             return Outcome(end, launcher.exits | elsewhere.exits, launcher.declared, trial.lines(), report)
 
@@ -219,8 +219,10 @@ def assert_as_undisturbed(found: Outcome, undisturbed: Outcome, members: int = 4
     """Every step was taken, and all members that are left have the bits of a ring in which nothing went wrong."""
     assert found.end.outcome == "done", found
     assert found.steps() == undisturbed.steps()
-    ends = {tuple(map(str, (line["it"][0], line["it"][3], line["it"][4]))) for line in found.of("end")}
-    assert ends == {tuple(map(str, (it["it"][0], it["it"][3], it["it"][4]))) for it in undisturbed.of("end")}
+    ends = {tuple(map(str, (line["content"][0], line["content"][3], line["content"][4]))) for line in found.of("end")}
+    assert ends == {
+        tuple(map(str, (it["content"][0], it["content"][3], it["content"][4]))) for it in undisturbed.of("end")
+    }
     assert len(found.of("end")) == members
-    # A thread of a group that was given up must not look without a pause at what is never read.
-    assert [line["member"] for line in found.of("looks") if line["it"]] == []
+    # A thread of an abandoned group must not poll data that is never read without a pause.
+    assert [line["member"] for line in found.of("polls") if line["content"]] == []

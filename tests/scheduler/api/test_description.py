@@ -22,7 +22,7 @@ def command() -> str:
 def test_no_made_up_request_about_jobs_gets_an_answer_that_is_not_described(command: str) -> None:
     found = jobs(command, *FEW)
 
-    assert found.failures == 0, found.told
+    assert found.failures == 0, found.reported
     assert found.cases > 0
 
 
@@ -30,7 +30,7 @@ def test_no_made_up_request_about_jobs_gets_an_answer_that_is_not_described(comm
 def test_no_made_up_request_about_logs_gets_an_answer_that_is_not_described(command: str) -> None:
     found = logs(command, *FEW)
 
-    assert found.failures == 0, found.told
+    assert found.failures == 0, found.reported
     assert found.cases > 0
 
 
