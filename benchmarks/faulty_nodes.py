@@ -48,15 +48,15 @@ def slow(connection: Connection, place: NodeSetup) -> None:
     """Take longer for a sample of training than all others."""
 
     def spoil() -> None:
-        from longshore.preflight import checks
+        from longshore.preflight import compute_checks
 
-        trained = checks._trained
+        trained = compute_checks._trained
 
         def slowly(where: str, dtype: str) -> float:
             time.sleep(SLOW_S)
             return trained(where, dtype)
 
-        checks._trained = slowly
+        compute_checks._trained = slowly
 
     _serve(connection, place, spoil)
 
@@ -91,16 +91,16 @@ def adds_one(connection: Connection, place: NodeSetup) -> None:
     """Send a wrong value in one element of each reduction."""
 
     def spoil() -> None:
-        from longshore.preflight import checks
+        from longshore.preflight import compute_checks
 
-        own_sum = checks._own_sum
+        own_sum = compute_checks._own_sum
 
         def one_more(context: Context, group: Any) -> Any:
             total = own_sum(context, group)
             total[1000] += 1
             return total
 
-        checks._own_sum = one_more
+        compute_checks._own_sum = one_more
 
     _serve(connection, place, spoil)
 
@@ -109,9 +109,9 @@ def hangs_in_reduction(connection: Connection, place: NodeSetup) -> None:
     """Never come to a reduction."""
 
     def spoil() -> None:
-        from longshore.preflight import checks
+        from longshore.preflight import compute_checks
 
-        checks._own_sum = lambda context, group: time.sleep(HANG_S)  # type: ignore[assignment,return-value]
+        compute_checks._own_sum = lambda context, group: time.sleep(HANG_S)  # type: ignore[assignment,return-value]
 
     _serve(connection, place, spoil)
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from longshore.cluster.model.placement import Share
 from longshore.preflight.arithmetic import SIZE, Maker, Products, furthest_off, opened
-from longshore.preflight.check import Report, find_check
-from longshore.preflight.checked_job import CheckedJob
+from longshore.preflight.check import CheckedJob, RoundReport, find_check
 from longshore.preflight.context import NodeSetup
-from longshore.preflight.round import preflight
-from longshore.preflight.warm import LocalNode, Node
+from longshore.preflight.rounds import run_round
+from longshore.preflight.warm import LocalNode
 from longshore.preflight.warm_worker import Target, serve_node
 
 from . import faulty_nodes
@@ -32,7 +31,7 @@ FIRST_BIT = 10
 QUICK = Path("/dev/shm")  # references are written durably, 20,000 times here
 
 
-def nodes_of(folder: Path, faults: Mapping[str, Target]) -> dict[str, Node]:
+def nodes_of(folder: Path, faults: Mapping[str, Target]) -> dict[str, LocalNode]:
     """Return nodes of this machine that are warm, some of them with a fault."""
     names = [f"n{at}" for at in range(NODES)]
     found = {name: LocalNode(NodeSetup(name, folder, slots=True), faults.get(name, serve_node)) for name in names}
@@ -43,12 +42,12 @@ def nodes_of(folder: Path, faults: Mapping[str, Target]) -> dict[str, Node]:
     return dict(found)
 
 
-def round_on(nodes: Mapping[str, Node]) -> Report:
+def round_on(nodes: Mapping[str, LocalNode]) -> RoundReport:
     """Run levels 0 and 1 on all nodes."""
-    return preflight(tuple(Share(name, (0, 1)) for name in nodes), CheckedJob(), nodes)
+    return run_round(tuple(Share(name, (0, 1)) for name in nodes), CheckedJob(), nodes)
 
 
-def close(nodes: Mapping[str, Node]) -> None:
+def close(nodes: Mapping[str, LocalNode]) -> None:
     """End the processes."""
     for node in nodes.values():
         if isinstance(node, LocalNode):
@@ -57,7 +56,7 @@ def close(nodes: Mapping[str, Node]) -> None:
 
 def measure_rounds(folder: Path) -> Iterator[Row]:
     """Yield how long rounds take, on nodes that are well and on nodes that are not."""
-    well: dict[str, Node] = {}
+    well: dict[str, LocalNode] = {}
     yield Row("8 nodes until they are warm", seconds(lambda: well.update(nodes_of(folder, {}))), "s")
     reports = [round_on(well) for _ in range(ROUNDS)]
     close(well)

@@ -1,11 +1,9 @@
-"""Products of matrices on a GPU or a processor, judged against stored references.
+"""Matrix products on a GPU or a processor, compared with stored references.
 
-Stored references of products, each in a file with where it is from.
+A reference is a file with its provenance. There are two kinds: the exact product, in float64, and the *golden* output
+of one type of GPU with one driver and one library, which has to be equal bit by bit.
 
-Two kinds: the exact product, which no machine's own arithmetic enters but that of float64, and the *golden* output of
-one type of GPU with one driver and one library, which has to come again bit by bit.
-
-Source: SPEC C2; SPEC C2. The bounds are those of rounding: a sum of products in fp32, and for the halves one rounding
+Source: SPEC C2. The bounds are those of rounding: a sum of products in fp32, and for the halves one rounding
 of it.
 """
 
@@ -50,7 +48,7 @@ def draws(seed: int, count: int) -> NDArray[np.uint64]:
 
 
 def factors(seed: int, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return two matrices, each of shape (size, size); absolute values lie in [0.5, 1), and each row has a sign.
+    """Return two matrices, each of shape (size, size); absolute values are in [0.5, 1), and each row has a sign.
 
     Args:
         seed: At least 0.
@@ -70,12 +68,12 @@ def _matrix(seed: int, size: int) -> NDArray[np.float32]:
 
 
 FORMAT = 1
-MOST_BYTES = 256 << 20
+MAX_REFERENCE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Which product is meant."""
+    """The identity of a product."""
 
     dtype: str
     size: int
@@ -83,13 +81,13 @@ class Product:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """Prefix of its files."""
         return f"product-{self.dtype}-{self.size}-{self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What has to be the same for two outputs to be the same bit by bit."""
+    """What has to be equal for two outputs to be equal bit by bit."""
 
     gpu_type: str
     driver: str
@@ -103,7 +101,7 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a reference is from."""
+    """The origin of a reference."""
 
     made_at: str
     node: str
@@ -111,13 +109,13 @@ class Provenance:
 
 
 class References:
-    """The references in a folder. Several processes may use it at once: the first to write one is obeyed by all.
+    """The references in a folder. Several processes may use it at once: the first to write a reference wins.
 
     Args:
-        folder: Made if need be.
+        folder: Made if missing.
 
     Raises:
-        InputError: If it cannot be made.
+        InputError: If the folder cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -147,7 +145,7 @@ class References:
         self._write(f"{product.name}-exact.npz", {"exact": exact, "absolute": absolute}, source)
 
     def golden(self, product: Product, maker: Maker) -> NDArray[np.signedinteger] | None:
-        """Return the bits of a clean output, shape (size, size); None if none is stored of such a maker.
+        """Return the bits of a clean output, shape (size, size); None if none of this maker is stored.
 
         Raises:
             InputError: If the file is damaged.
@@ -165,9 +163,9 @@ class References:
         self._write(f"{product.name}-{maker.digest}.npz", {"bits": bits}, source)
 
     def _write(self, name: str, arrays: Mapping[str, NDArray[Any]], source: Provenance) -> None:
-        told = json.dumps({"format": FORMAT, "sha256": _digest(arrays), **asdict(source)})
+        provenance = json.dumps({"format": FORMAT, "sha256": _digest(arrays), **asdict(source)})
         content = io.BytesIO()
-        np.savez(content, provenance=np.array(told), **arrays)  # type: ignore[arg-type]
+        np.savez(content, provenance=np.array(provenance), **arrays)  # type: ignore[arg-type]
         try:
             folder = open_folder(str(self.folder))
             try:
@@ -183,30 +181,30 @@ class References:
         try:
             folder = open_folder(str(self.folder))
             try:
-                content = read_whole(folder, name, MOST_BYTES)
+                content = read_whole(folder, name, MAX_REFERENCE_BYTES)
             finally:
                 os.close(folder)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise InputError(f"cannot be read: {error.strerror}", "check its rights", path=path) from error
+            raise InputError(f"cannot be read: {error.strerror}", "check its permissions", path=path) from error
         arrays = _arrays(content, size, kinds)
         if arrays is None:
-            raise InputError("the stored reference is damaged", "remove the file; it is made again", path=path)
+            raise InputError("the stored reference is damaged", "remove the file; it is created again", path=path)
         return arrays
 
 
 def _arrays(content: bytes, size: int, kinds: Mapping[str, str]) -> dict[str, NDArray[Any]] | None:
-    """Return the arrays of a file, None if they are not what was written there."""
+    """Return the arrays of a file, None if they are damaged."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            told = json.loads(str(file["provenance"]))
+            provenance = json.loads(str(file["provenance"]))
             arrays = {name: file[name] for name in kinds}
-    except Exception:  # what is wrong with a damaged archive is told in a dozen ways
+    except Exception:  # a damaged archive raises a dozen types
         return None
     fits = all(arrays[name].shape == (size, size) and arrays[name].dtype == kind for name, kind in kinds.items())
-    known = isinstance(told, dict) and told.get("format") == FORMAT
-    return arrays if fits and known and told.get("sha256") == _digest(arrays) else None
+    known = isinstance(provenance, dict) and provenance.get("format") == FORMAT
+    return arrays if fits and known and provenance.get("sha256") == _digest(arrays) else None
 
 
 def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -246,7 +244,7 @@ def limits(dtype: str, exact: NDArray[np.float64], absolute: NDArray[np.float64]
 
 
 def furthest_off(got: NDArray[np.float64], exact: NDArray[np.float64], limit: NDArray[np.float64]) -> Wrong | None:
-    """Return the element that is furthest beyond its limit, None if none is; what is no number is beyond it."""
+    """Return the element that is furthest beyond its limit, None if none is; a NaN is beyond it."""
     off = np.abs(got - exact)
     wrong = ~(off <= limit)  # not `>`: a NaN is wrong
     if not wrong.any():
@@ -258,7 +256,7 @@ def furthest_off(got: NDArray[np.float64], exact: NDArray[np.float64], limit: ND
 
 
 def first_difference(got: NDArray[np.signedinteger], wanted: NDArray[np.signedinteger]) -> tuple[int, int, int] | None:
-    """Return row and column of the first element with another bit, and how many have; None if all are the same.
+    """Return row and column of the first element with another bit, and their number; None if all are equal.
 
     Args:
         got: The bits of each element as a whole number, shape (rows, columns).
@@ -272,34 +270,34 @@ def first_difference(got: NDArray[np.signedinteger], wanted: NDArray[np.signedin
 
 
 SIZE, SEED = 384, 1
-_FREIVALDS = 1e-11  # relative error of a float64 product that is made in two ways; 1e-14 is usual
+_FREIVALDS = 1e-11  # relative error of a float64 product computed in two ways; 1e-14 is usual
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What is wrong with an output; nothing if both are None."""
+class ProductErrors:
+    """The errors of a product; none if both are None."""
 
     wrong: Wrong | None = None
-    bit: tuple[int, int, int] | None = None  # row and column of the first element with another bit, and how many
+    bit: tuple[int, int, int] | None = None  # row and column of the first element with another bit, and their number
     is_golden: bool = False  # it was compared bit by bit
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no error."""
         return self.wrong is None and self.bit is None
 
 
 class Products:
-    """One product with its references, ready to be asked for again and again.
+    """One product with its references, ready to be computed repeatedly.
 
     Args:
         product: Which.
-        references: Where they are stored, and made on the first use.
-        node: Who makes them then.
+        references: Where they are stored, and created on the first use.
+        node: That creates them then.
 
     Raises:
         InputError: If a stored reference is damaged, or cannot be written.
-        ArithmeticError: If this machine makes a reference that does not agree with itself.
+        ArithmeticError: If two computations of a reference on this machine differ.
     """
 
     def __init__(self, product: Product, references: References, node: str) -> None:
@@ -317,24 +315,24 @@ class Products:
         self._golden: dict[Maker, NDArray[np.signedinteger]] = {}
 
     def multiply(self, where: str) -> "Tensor":
-        """Return the product as a GPU makes it, on the processor's side.
+        """Compute the product on a device, and return it in host memory.
 
         Args:
-            where: A device of PyTorch, such as cpu or cuda:0.
+            where: A PyTorch device, such as cpu or cuda:0.
         """
         if where not in self._on:
             self._on[where] = (self.left.to(where), self.right.to(where))
         left, right = self._on[where]
         return (left @ right).cpu()
 
-    def judge(self, output: "Tensor", maker: Maker) -> Verdict:
-        """Return what is wrong with an output.
+    def judge(self, output: "Tensor", maker: Maker) -> ProductErrors:
+        """Return the errors of an output.
 
-        A clean output is stored as the golden one of its maker if there is none yet.
+        A correct output is stored as the golden one of its maker if there is none yet.
 
         Args:
             output: Of `multiply`.
-            maker: What made it.
+            maker: What computed it.
         """
         bits = bits_of(output)
         golden = self._golden.get(maker)
@@ -343,8 +341,8 @@ class Products:
         if golden is not None:
             self._golden[maker] = golden
             bit = first_difference(bits, golden)
-            return Verdict(self._furthest(output) if bit else None, bit, is_golden=True)
-        verdict = Verdict(self._furthest(output))
+            return ProductErrors(self._furthest(output) if bit else None, bit, is_golden=True)
+        verdict = ProductErrors(self._furthest(output))
         if verdict.is_clean:
             self._references.store_golden(self.product, maker, bits, _provenance(self._node, maker))
         return verdict
@@ -378,14 +376,14 @@ def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> tuple[NDArr
     """Return a product and that of the absolute values.
 
     Raises:
-        ArithmeticError: If a product does not agree with the same one made in another way.
+        ArithmeticError: If a product differs from the same one computed in another way.
     """
     exact, absolute = left @ right, np.abs(left) @ np.abs(right)
     ones = np.ones(right.shape[1])
     for made, (first, second) in ((exact, (left, right)), (absolute, (np.abs(left), np.abs(right)))):
         off = np.abs(made @ ones - first @ (second @ ones)) / (np.abs(first) @ (np.abs(second) @ ones))
         if not off.max() < _FREIVALDS:
-            raise ArithmeticError(f"two ways to make a reference differ by {off.max():.3g}")
+            raise ArithmeticError(f"two computations of a reference differ by {off.max():.3g}")
     return exact, absolute
 
 

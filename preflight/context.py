@@ -1,30 +1,30 @@
-"""What a check is given: the node, the job, readers of its hardware, and counters since the last reading."""
+"""What a check gets: the node, the job, readers of its hardware, and counters since the last reading."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cluster.files.errors import BackendError
-from .check import Finding, Need, Outcome, incomplete, skipped
-from .checked_job import CheckedJob, Dtype
+from .check import CheckedJob, CheckFinding, Dtype, Need, incomplete, skipped
 from .readers import KMSG, SYSFS, GpuReader, Port, read_log, read_ports, shown_gpus
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from .arithmetic import Products
-    from .groups import Members
     from .wiring import Blueprint
 
 
 class Counters:
-    """Remembers counters. One that falls was reset, by a new driver or a new boot: it counts from there on."""
+    """Remembers counters. A counter that falls was reset, by a new driver or a new boot: it counts from there on."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, str], int] = {}
 
-    def look(self, device: str, values: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Return what each counter was and is, and remember it; one that is seen first, or fell, has not risen.
+    def update(self, device: str, values: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """Return each counter before and now, and remember it; a new counter, or one that fell, has not risen.
 
         Args:
             device: Whose they are.
@@ -39,37 +39,37 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class NodeSetup:
-    """A node as its warm process knows it. The process is given it when it begins."""
+    """A node as its warm process knows it from its start."""
 
     node: str
-    folder: Path  # of references and what else is kept between rounds; all nodes of a machine may share it
-    slots: bool = False  # its GPUs are slots that only behave like GPUs
-    dtype: Dtype = "fp32"  # that is loaded beforehand
+    folder: Path  # of references, kept between rounds; all nodes of a machine may share it
+    slots: bool = False  # its GPUs are slots on a machine without GPUs
+    dtype: Dtype = "fp32"  # that is warmed up
     sysfs: Path = SYSFS
     kernel_log: Path = KMSG
     wiring: Path | None = None  # file of expected wiring
-    port_facts: Path | None = None  # file in which a tool of the site tells of transceivers and neighbours
-    warmed: tuple[int, ...] | None = None  # GPUs that are used before a check asks for them; None for all
+    port_facts: Path | None = None  # file of the site's tool on transceivers and neighbours
+    warmed: tuple[int, ...] | None = None  # GPUs that are warmed up; None for all
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What is asked of a node in one check."""
+class CheckScope:
+    """What one check covers on a node."""
 
     gpus: tuple[int, ...]  # of the node
     nodes: tuple[str, ...]  # of the job, in ring order
     level: int
     limit_s: float  # after which the process is killed
-    cleared_s: float = 0.0  # since the boot: faults that the log tells of from before are over
-    attempt: str = ""  # of which processes may be left, after a job
-    scratch: str = ""  # folder that was the job's own, after it
+    cleared_s: float = 0.0  # since the boot: older faults in the log do not count
+    attempt: str = ""  # after a job: whose processes may be left
+    scratch: str = ""  # after a job: its scratch folder
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CheckGroup:
     """A group that a node belongs to in one check."""
 
-    name: str  # another one each time
+    name: str  # never used before
     members: tuple[str, ...]
     shares: tuple[int, ...]  # GPUs of each member
     store: str  # a file on this machine, or tcp://HOST:PORT that the first member serves
@@ -78,32 +78,32 @@ class Group:
 
 @dataclass
 class Context:
-    """What a check may look at. One lives as long as the warm process of its node."""
+    """What a check may use. It lives as long as the warm process of its node."""
 
-    place: NodeSetup
+    setup: NodeSetup
     gpu_reader: GpuReader | None  # None without a driver
     why_no_gpus: str = ""
     workload: CheckedJob = field(default_factory=CheckedJob)
-    chosen: Chosen = Chosen((), (), 1, 1.0)
-    group: Group | None = None
+    chosen: CheckScope = CheckScope((), (), 1, 1.0)
+    group: CheckGroup | None = None
     counters: Counters = field(default_factory=Counters)
     products: dict[str, "Products"] = field(default_factory=dict)
-    joined: dict[str, "Members"] = field(default_factory=dict)
+    joined: dict[str, "ProcessGroup"] = field(default_factory=dict)
     stores: dict[str, object] = field(default_factory=dict)  # by address
 
     @property
     def node(self) -> str:
         """Name of the node."""
-        return self.place.node
+        return self.setup.node
 
     @property
     def is_long(self) -> bool:
-        """Whether checks that can go on longer are to do so."""
+        """Whether extendable checks run longer."""
         return self.chosen.level >= 2
 
     def ports(self) -> list[Port]:
         """Return the network ports of the node."""
-        return list(read_ports(self.place.sysfs))
+        return list(read_ports(self.setup.sysfs))
 
     def blueprint(self) -> "Blueprint | None":
         """Return the expected wiring, None where there is no file.
@@ -113,71 +113,76 @@ class Context:
         """
         from .wiring import read_blueprint
 
-        return None if self.place.wiring is None else read_blueprint(self.place.wiring)
+        return None if self.setup.wiring is None else read_blueprint(self.setup.wiring)
 
     @property
     def accelerators(self) -> tuple[int, ...]:
-        """The chosen GPUs; of slots the first, as one processor stands behind all."""
-        return self.chosen.gpus[:1] if self.place.slots else self.chosen.gpus
+        """The chosen GPUs; of slots only the first, as all run on one processor."""
+        return self.chosen.gpus[:1] if self.setup.slots else self.chosen.gpus
+
+    def read_gpus(self) -> Iterator[tuple[int, GpuReader]]:
+        """Yield each chosen GPU with the reader; nothing without a driver."""
+        if self.gpu_reader is not None:
+            yield from ((gpu, self.gpu_reader) for gpu in self.chosen.gpus)
 
     def where(self, gpu: int) -> str:
-        """Return what PyTorch calls a GPU of the node; the processor where slots stand for GPUs.
+        """Return the PyTorch device of a GPU of the node; the processor for slots.
 
         Raises:
             BackendError: If CUDA does not show the GPU to this process.
         """
-        if self.place.slots:
+        if self.setup.slots:
             return "cpu"
         shown = self.shown()
         if shown is None:
             return f"cuda:{gpu}"
         if gpu not in shown:
-            raise BackendError(f"CUDA_VISIBLE_DEVICES does not show gpu {gpu}; unset it where checks are run")
+            raise BackendError(f"CUDA_VISIBLE_DEVICES does not show gpu {gpu}; unset it where checks run")
         return f"cuda:{shown.index(gpu)}"
 
     def shown(self) -> list[int] | None:
-        """Return the GPUs that CUDA shows this process, in its order; None if it shows all, or that cannot be told."""
-        told, reader = os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpu_reader
-        return None if told is None else shown_gpus(told, None if reader is None else reader.gpus())
+        """Return the GPUs that CUDA shows this process, in its order; None if it shows all, or that is unknown."""
+        visible, reader = os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpu_reader
+        return None if visible is None else shown_gpus(visible, None if reader is None else reader.gpus())
 
-    def lacks(self, need: Need) -> Finding | None:
-        """Return why a check that needs something cannot run, None if it can."""
+    def lacks(self, need: Need) -> CheckFinding | None:
+        """Return why a check with a need cannot run, None if it can."""
         return _LACKS[need](self)
 
 
-def _no_gpu(context: Context) -> Finding | None:
-    if context.place.slots:
-        return skipped("slots stand for GPUs here")
+def _no_gpu(context: Context) -> CheckFinding | None:
+    if context.setup.slots:
+        return skipped("the node has slots, and no GPUs")
     if context.gpu_reader is None:
-        return incomplete(context.why_no_gpus or "no GPU is told of", "install the driver and nvidia-ml-py")
+        return incomplete(context.why_no_gpus or "there is no driver", "install the driver and nvidia-ml-py")
     return None
 
 
-def _no_nvlink(context: Context) -> Finding | None:
+def _no_nvlink(context: Context) -> CheckFinding | None:
     if "nvlink" not in context.workload.attachments:
         return skipped("the workload uses no links between GPUs")
     return _no_gpu(context)
 
 
-def _no_nic(context: Context) -> Finding | None:
+def _no_nic(context: Context) -> CheckFinding | None:
     if "nic" not in context.workload.attachments:
         return skipped("the workload uses no network ports")
     if not context.ports():
-        return skipped(f"no port is told of at {context.place.sysfs}")
+        return skipped(f"there is no port at {context.setup.sysfs}")
     return None
 
 
-def _no_host(context: Context) -> Finding | None:
+def _no_host(context: Context) -> CheckFinding | None:
     return None if "host" in context.workload.attachments else skipped("the GPUs are not reached through the host")
 
 
-def _no_log(context: Context) -> Finding | None:
-    if read_log(context.place.kernel_log) is None:
-        return skipped(f"{context.place.kernel_log} may not be read; run as root to have the log looked through")
+def _no_log(context: Context) -> CheckFinding | None:
+    if read_log(context.setup.kernel_log) is None:
+        return skipped(f"{context.setup.kernel_log} may not be read; run as root to have the log checked")
     return None
 
 
-def _no_dcgm(context: Context) -> Finding | None:
+def _no_dcgm(context: Context) -> CheckFinding | None:
     from shutil import which
 
     if which("dcgmi") is None:
@@ -185,16 +190,16 @@ def _no_dcgm(context: Context) -> Finding | None:
     return _no_gpu(context)
 
 
-def _no_wiring(context: Context) -> Finding | None:
-    return skipped("no file of expected wiring is given") if context.place.wiring is None else None
+def _no_wiring(context: Context) -> CheckFinding | None:
+    return skipped("there is no file of expected wiring") if context.setup.wiring is None else None
 
 
-def _no_others(context: Context) -> Finding | None:
+def _no_others(context: Context) -> CheckFinding | None:
     group = context.group
-    return skipped("there is one accelerator alone") if group is not None and sum(group.shares) < 2 else None
+    return skipped("there is only one accelerator") if group is not None and sum(group.shares) < 2 else None
 
 
-_LACKS: dict[Need, Callable[[Context], Finding | None]] = {
+_LACKS: dict[Need, Callable[[Context], CheckFinding | None]] = {
     Need.GPU: _no_gpu,
     Need.NVLINK: _no_nvlink,
     Need.NIC: _no_nic,
@@ -206,18 +211,13 @@ _LACKS: dict[Need, Callable[[Context], Finding | None]] = {
 }
 
 
-def open_context(place: NodeSetup) -> Context:
+def open_context(setup: NodeSetup) -> Context:
     """Return the context of a node with the readers of its real hardware."""
-    if place.slots:
-        return Context(place, None)
+    if setup.slots:
+        return Context(setup, None)
     from .readers import open_nvml
 
     try:
-        return Context(place, open_nvml())
+        return Context(setup, open_nvml())
     except BackendError as error:
-        return Context(place, None, str(error))
-
-
-def is_bad(finding: Finding) -> bool:
-    """Say whether a finding ends the list of its node."""
-    return finding.outcome in (Outcome.FAIL, Outcome.INCOMPLETE)
+        return Context(setup, None, str(error))

@@ -1,54 +1,36 @@
-"""Process groups for checks that take several nodes together."""
+"""Process groups of checks that run on several nodes together."""
 
 import os
-from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from .context import Context, Group
+from .context import CheckGroup, Context
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.distributed import Work
+    from torch.distributed import ProcessGroup, Work
 
-# Of the check's limit: members that are well give up first, so that only who hangs is killed.
-PATIENCE = 0.6
+# Of the check's limit: good members give up first, so that only the member that hangs is killed.
+PATIENCE_SHARE = 0.6
 NO_ANSWER = "the others did not answer in time"
 
 
-class Members(Protocol):
-    """What of a process group the checks use. PyTorch's own types leave much of it out."""
-
-    def allreduce(self, tensors: Sequence["Tensor"]) -> "Work":
-        """Begin to sum up."""
-        ...
-
-    def send(self, tensors: Sequence["Tensor"], to: int, tag: int) -> "Work":
-        """Begin to send."""
-        ...
-
-    def recv(self, tensors: Sequence["Tensor"], sender: int, tag: int) -> "Work":
-        """Begin to receive."""
-        ...
-
-
-def join(context: Context) -> Members:
-    """Return the group of a check, formed anew under a name that no earlier one had.
+def join(context: Context) -> "ProcessGroup":
+    """Form the group of a check, under a name that was never used before.
 
     Raises:
-        RuntimeError: If not all members come in time.
-        ValueError: If the check was given no group.
+        RuntimeError: If not all members join in time.
+        ValueError: If the request names no group.
     """
     dist = import_module("torch.distributed")
     group = context.group
     if group is None:
-        raise ValueError("the check runs in a group, and none was given")
+        raise ValueError("the check runs in a group, and the request names none")
     rank, size, wait = group.members.index(context.node), len(group.members), patience(context)
     store = dist.PrefixStore(group.name, _store_of(context, group, wait))
-    made: Members
-    if context.workload.backend == "nccl" and not context.place.slots:
-        # PyTorch's own watch would end the process where others do not answer, and this node would be blamed.
+    made: ProcessGroup  # as a back end, which has its operations and few of its types
+    if context.workload.backend == "nccl" and not context.setup.slots:
+        # PyTorch's own watchdog would end the process where others do not answer, and this node would be the suspect.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = wait
@@ -58,28 +40,28 @@ def join(context: Context) -> Members:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=group.address)]
         options._timeout = wait
         made = dist.ProcessGroupGloo(store, rank, size, options)
-    # Kept until the process ends: to drop one with an operation under way would wait for the others.
+    # Kept until the process ends: dropping a group with an operation under way would wait for the others.
     context.joined[group.name] = made
     return made
 
 
 def patience(context: Context) -> timedelta:
-    """Return how long a member waits for others."""
-    return timedelta(seconds=PATIENCE * context.chosen.limit_s)
+    """Return how long a member waits for the others."""
+    return timedelta(seconds=PATIENCE_SHARE * context.chosen.limit_s)
 
 
 def wait_for(work: "Work", at_most: timedelta) -> None:
-    """Wait for an operation over gloo, or one that is alone over NCCL.
+    """Wait for an operation over gloo, or for a single one over NCCL.
 
     Raises:
-        RuntimeError: If it does not end in time, or a member has gone.
+        RuntimeError: If it does not end in time, or a member has exited.
     """
     if not work.wait(at_most):
         raise RuntimeError(NO_ANSWER)
 
 
-def _store_of(context: Context, group: Group, wait: timedelta) -> object:
-    """Return where the members find each other. One at an address serves all groups that meet there."""
+def _store_of(context: Context, group: CheckGroup, wait: timedelta) -> object:
+    """Return the store in which the members find each other. One at an address serves all groups there."""
     dist = import_module("torch.distributed")
     size = len(group.members)
     if not group.store.startswith("tcp://"):

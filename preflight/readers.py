@@ -1,7 +1,5 @@
 """Readers of hardware: GPUs through NVML, the kernel's log, Xid numbers, and network ports.
 
-What a driver tells of the GPUs of a node, as a protocol: NVML has it, and a scripted twin for tests.
-
 None stands for what a GPU or its driver does not support.
 
 Source: NVIDIA's catalogue of Xid errors, as of 2025-10; CUDA C++ Programming Guide, CUDA Environment Variables.
@@ -22,12 +20,12 @@ from ..cluster.files.errors import BackendError
 
 
 class GpuLostError(Exception):
-    """Raised when a GPU that is there does not answer."""
+    """Raised when a GPU does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU and what it is."""
+class GpuInfo:
+    """A GPU, as its driver reports it."""
 
     index: int  # in the order of PCI addresses
     uuid: str
@@ -39,7 +37,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """Versions that have to be the same on all nodes of a job."""
+    """Versions that have to be equal on all nodes of a job."""
 
     driver: str
     library: str  # NVML's own
@@ -47,13 +45,13 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of memory that a GPU has replaced."""
+class RemappedRows:
+    """Memory rows that a GPU has remapped."""
 
     corrected: int
     uncorrected: int
-    pending: bool  # a reset puts it in force
-    failed: bool  # there was no spare row left
+    pending: bool  # one waits for a reset
+    failed: bool  # there was no spare row
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class Pcie:
 
     generation: int
     width: int
-    most_width: int  # the lesser of what slot and card can
+    max_width: int  # of slot and card, the smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +69,8 @@ class NvLink:
 
     link: int
     active: bool
-    remote_pci: str  # of what is at its other end; "" where that is not told
-    recoveries: int | None = None  # how often it had to be set up again
+    remote_pci: str  # of the other end; "" if unknown
+    recoveries: int | None = None  # how often it was set up again
     replays: int | None = None
     crc_errors: int | None = None
 
@@ -81,13 +79,13 @@ class NvLink:
 class Clocks:
     """Why a GPU runs slower than it could."""
 
-    reasons: tuple[str, ...]  # names of those of the hardware, which mean that something is wrong
+    reasons: tuple[str, ...]  # hardware reasons, each of which is a fault
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class GpuProcess:
     """A process that holds memory of a GPU."""
 
     pid: int
@@ -101,7 +99,7 @@ class GpuReader(Protocol):
         """Return the versions."""
         ...
 
-    def gpus(self) -> Sequence[Gpu]:
+    def gpus(self) -> Sequence[GpuInfo]:
         """Return all GPUs in the order of their PCI addresses."""
         ...
 
@@ -109,8 +107,8 @@ class GpuReader(Protocol):
         """Return the uncorrected memory errors since the driver was loaded."""
         ...
 
-    def rows(self, gpu: int) -> Rows | None:
-        """Return the replaced rows of memory."""
+    def rows(self, gpu: int) -> RemappedRows | None:
+        """Return the remapped memory rows."""
         ...
 
     def pcie(self, gpu: int) -> Pcie | None:
@@ -125,32 +123,32 @@ class GpuReader(Protocol):
         """Return why it is slow."""
         ...
 
-    def holders(self, gpu: int) -> Sequence[Holder] | None:
+    def holders(self, gpu: int) -> Sequence[GpuProcess] | None:
         """Return the processes that hold its memory."""
         ...
 
     def lock_clock(self, gpu: int, mhz: int) -> bool | None:
-        """Let its cores run at a clock, until it is reset; None without the right to do so."""
+        """Lock its clock until it is reset; None without the right to do so."""
         ...
 
     def limit_power(self, gpu: int, watts: float) -> bool | None:
-        """Let it take no more power, until that is reset; None without the right to do so."""
+        """Limit its power until that is reset; None without the right to do so."""
         ...
 
     def reset_clocks(self, gpu: int) -> bool | None:
-        """Let its clocks and its power limit be as they are by default; None without the right to do so."""
+        """Reset its clocks and its power limit; None without the right to do so."""
         ...
 
 
 KMSG = Path("/dev/kmsg")
-MOST_BYTES = 16 << 20  # of what is read; the kernel keeps much less
+MAX_LOG_BYTES = 16 << 20  # that are read; the kernel keeps much less
 RECORD_BYTES = 8192
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b")
 
 
 @dataclass(frozen=True, slots=True)
 class XidLine:
-    """A fault that the log tells of."""
+    """A fault in the log."""
 
     at_s: float  # since the boot
     pci: str  # as the driver writes it: 0000:0f:00
@@ -162,7 +160,7 @@ def read_log(path: Path) -> list[str] | None:
     """Return the lines of the kernel's log, None without the right to read it, or where there is none.
 
     Args:
-        path: /dev/kmsg, or a file with lines as that has them.
+        path: /dev/kmsg, or a file with the same lines.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -177,14 +175,14 @@ def read_log(path: Path) -> list[str] | None:
 
 
 def _lines(file: int) -> Iterator[str]:
-    """Yield lines until there are no more; /dev/kmsg gives one record at each reading."""
+    """Yield lines until there are no more; each read of /dev/kmsg returns one record."""
     rest, taken = b"", 0
-    while taken < MOST_BYTES:
+    while taken < MAX_LOG_BYTES:
         try:
             part = os.read(file, RECORD_BYTES)
         except BlockingIOError:
             break
-        except BrokenPipeError:  # records were overwritten meanwhile; the next reading goes on behind them
+        except BrokenPipeError:  # records were overwritten; the next read continues behind them
             continue
         if not part:
             break
@@ -196,10 +194,10 @@ def _lines(file: int) -> Iterator[str]:
 
 
 def xid_lines(lines: Iterable[str]) -> list[XidLine]:
-    """Return the faults that lines of the log tell of.
+    """Return the faults in lines of the log.
 
     Args:
-        lines: As /dev/kmsg has them: `6,1234,5678901,-;text`, the third number in microseconds since the boot.
+        lines: In the format of /dev/kmsg: `6,1234,5678901,-;text`, the third number in microseconds since the boot.
     """
     found = []
     for line in lines:
@@ -216,7 +214,7 @@ def _at_s(head: str) -> float:
 
 
 def same_gpu(pci: str, line: XidLine) -> bool:
-    """Say whether a line is about the GPU at a PCI address; domains have four digits in the log, eight in NVML."""
+    """Return whether a line is about the GPU at a PCI address; domains have 4 digits in the log, 8 in NVML."""
     return _short(pci) == _short(line.pci)
 
 
@@ -225,11 +223,11 @@ def _short(pci: str) -> tuple[str, ...]:
     return (domain.lstrip("0"), rest.partition(".")[0])
 
 
-class Blame(StrEnum):
-    """What a fault is held against."""
+class FaultSource(StrEnum):
+    """Where the cause of a fault is."""
 
     NOTHING = "nothing"
-    JOB = "job"  # its own fault, unless two jobs see it on one GPU
+    JOB = "job"  # unless two jobs see it on one GPU
     WARN = "warn"
     GPU = "gpu"
     LINK = "link"
@@ -238,40 +236,40 @@ class Blame(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """What is known of a number."""
+    """The meaning of an Xid number."""
 
     about: str
-    blame: Blame
+    source: FaultSource
     action: str
 
 
 _RESET = "reset the GPU, then run level 2"
 _TABLE = (
-    ((13, 31, 32, 69), Xid("exception or page fault of a program", Blame.JOB, "restart the job")),
-    ((43, 45), Xid("stopped after another fault", Blame.NOTHING, "")),
-    ((46, 62, 109, 110, 119, 120, 143, 158), Xid("time-out, firmware or start-up", Blame.GPU, _RESET)),
-    ((48,), Xid("double-bit memory error", Blame.GPU, _RESET)),
-    ((63,), Xid("a row of memory was replaced", Blame.WARN, "reset the GPU when it is idle")),
-    ((64,), Xid("a row of memory could not be replaced", Blame.GPU, "reset the GPU; replace it if it returns")),
-    ((74, 144, 145, 149), Xid("NVLink", Blame.LINK, "reset the GPUs; check fabric manager and bridge")),
-    ((79,), Xid("the GPU has fallen off the bus", Blame.NODE, "restart the machine; reseat or replace the GPU")),
-    ((92,), Xid("many single-bit memory errors", Blame.WARN, "run level 2 when it is idle")),
-    ((94,), Xid("a contained memory error", Blame.WARN, "restart the job")),
-    ((95, 140), Xid("an uncontained memory error", Blame.GPU, _RESET)),
+    ((13, 31, 32, 69), Xid("exception or page fault of a program", FaultSource.JOB, "restart the job")),
+    ((43, 45), Xid("stopped after another fault", FaultSource.NOTHING, "")),
+    ((46, 62, 109, 110, 119, 120, 143, 158), Xid("time-out, firmware or start-up", FaultSource.GPU, _RESET)),
+    ((48,), Xid("double-bit memory error", FaultSource.GPU, _RESET)),
+    ((63,), Xid("a memory row was remapped", FaultSource.WARN, "reset the GPU when it is idle")),
+    ((64,), Xid("a memory row could not be remapped", FaultSource.GPU, "reset the GPU; replace it if it returns")),
+    ((74, 144, 145, 149), Xid("NVLink", FaultSource.LINK, "reset the GPUs; check fabric manager and bridge")),
+    ((79,), Xid("the GPU has fallen off the bus", FaultSource.NODE, "restart the machine; reseat or replace the GPU")),
+    ((92,), Xid("many single-bit memory errors", FaultSource.WARN, "run level 2 when it is idle")),
+    ((94,), Xid("a contained memory error", FaultSource.WARN, "restart the job")),
+    ((95, 140), Xid("an uncontained memory error", FaultSource.GPU, _RESET)),
 )
 XIDS = {number: xid for numbers, xid in _TABLE for number in numbers}
-UNKNOWN = Xid("not in our table", Blame.WARN, "look it up in NVIDIA's catalogue of Xid errors")
+UNKNOWN_XID = Xid("not in our table", FaultSource.WARN, "see NVIDIA's catalogue of Xid errors")
 
 
 def xid_of(number: int) -> Xid:
-    """Return what is known of a number."""
-    return XIDS.get(number, UNKNOWN)
+    """Return the meaning of an Xid number."""
+    return XIDS.get(number, UNKNOWN_XID)
 
 
 Value = TypeVar("Value")
 
-_LOST = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERROR_UNKNOWN")
-# Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean that something is wrong; idle and power cap do not.
+_LOST_ERRORS = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERROR_UNKNOWN")
+# Bits of nvmlDeviceGetCurrentClocksThrottleReasons that are faults; idle and power cap are not.
 _HARDWARE_REASONS = {
     0x08: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
     0x80: "power brake",
@@ -305,7 +303,7 @@ class NvmlReader:
 
     def __init__(self, nvml: ModuleType) -> None:
         self._nvml = nvml
-        self._lost = tuple(getattr(nvml, name) for name in _LOST)
+        self._lost = tuple(getattr(nvml, name) for name in _LOST_ERRORS)
 
     def driver(self) -> Driver:
         """Return the versions.
@@ -314,53 +312,57 @@ class NvmlReader:
             GpuLostError: If the driver does not answer.
         """
         nvml = self._nvml
-        firmware = {self._told(partial(nvml.nvmlDeviceGetVbiosVersion, self._handle(gpu.index))) for gpu in self.gpus()}
-        versions = [self._must(call) for call in (nvml.nvmlSystemGetDriverVersion, nvml.nvmlSystemGetNVMLVersion)]
-        return Driver(_text(versions[0]), _text(versions[1]), " ".join(sorted(_text(it) for it in firmware if it)))
+        firmware = {
+            self._optional(partial(nvml.nvmlDeviceGetVbiosVersion, self._handle(gpu.index))) for gpu in self.gpus()
+        }
+        versions = [self._required(call) for call in (nvml.nvmlSystemGetDriverVersion, nvml.nvmlSystemGetNVMLVersion)]
+        return Driver(
+            _text(versions[0]), _text(versions[1]), " ".join(sorted(_text(version) for version in firmware if version))
+        )
 
     def count(self) -> int:
-        """Return how many GPUs there are, with those that do not answer.
+        """Return the number of GPUs, including those that do not answer.
 
         Raises:
-            GpuLostError: If the driver does not.
+            GpuLostError: If the driver does not answer.
         """
-        return int(self._must(self._nvml.nvmlDeviceGetCount))
+        return int(self._required(self._nvml.nvmlDeviceGetCount))
 
-    def gpus(self) -> Sequence[Gpu]:
+    def gpus(self) -> Sequence[GpuInfo]:
         """Return all GPUs that answer.
 
         Raises:
-            GpuLostError: If the driver does not.
+            GpuLostError: If the driver does not answer.
         """
         found = (self._gpu(index) for index in range(self.count()))
         return [gpu for gpu in found if gpu is not None]
 
-    def _gpu(self, index: int) -> Gpu | None:
+    def _gpu(self, index: int) -> GpuInfo | None:
         nvml = self._nvml
         try:
             gpu = self._handle(index)
-            memory = self._must(partial(nvml.nvmlDeviceGetMemoryInfo, gpu))
+            memory = self._required(partial(nvml.nvmlDeviceGetMemoryInfo, gpu))
             uuid, name = (
-                _text(self._must(partial(call, gpu))) for call in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName)
+                _text(self._required(partial(call, gpu))) for call in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName)
             )
-            pci = _text(self._must(partial(nvml.nvmlDeviceGetPciInfo, gpu)).busId)
+            pci = _text(self._required(partial(nvml.nvmlDeviceGetPciInfo, gpu)).busId)
         except GpuLostError:
             return None
-        return Gpu(index, uuid, name, pci, int(memory.total), int(memory.free))
+        return GpuInfo(index, uuid, name, pci, int(memory.total), int(memory.free))
 
     def uncorrected_errors(self, gpu: int) -> int | None:
         """Return the uncorrected memory errors since the driver was loaded."""
         nvml, handle = self._nvml, self._handle(gpu)
         kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-        return self._told(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, *kinds)))
+        return self._optional(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, *kinds)))
 
-    def rows(self, gpu: int) -> Rows | None:
-        """Return the replaced rows of memory."""
-        found = self._told(partial(self._nvml.nvmlDeviceGetRemappedRows, self._handle(gpu)))
+    def rows(self, gpu: int) -> RemappedRows | None:
+        """Return the remapped memory rows."""
+        found = self._optional(partial(self._nvml.nvmlDeviceGetRemappedRows, self._handle(gpu)))
         if found is None:
             return None
         corrected, uncorrected, pending, failure = found
-        return Rows(int(corrected), int(uncorrected), pending=bool(pending), failed=bool(failure))
+        return RemappedRows(int(corrected), int(uncorrected), pending=bool(pending), failed=bool(failure))
 
     def pcie(self, gpu: int) -> Pcie | None:
         """Return the link to the host."""
@@ -369,12 +371,12 @@ class NvmlReader:
             nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth,
             nvml.nvmlDeviceGetMaxPcieLinkWidth,
         )  # fmt: skip
-        values = [self._told(partial(call, handle)) for call in calls]
+        values = [self._optional(partial(call, handle)) for call in calls]
         known = [int(value) for value in values if value is not None]
         return Pcie(*known) if len(known) == len(calls) else None
 
     def nvlinks(self, gpu: int) -> Sequence[NvLink] | None:
-        """Return the links to other GPUs; None of a GPU that has none."""
+        """Return the links to other GPUs; None if the GPU has none."""
         handle = self._handle(gpu)
         found = [self._nvlink(handle, link) for link in range(self._nvml.NVML_NVLINK_MAX_LINKS)]
         known = [link for link in found if link is not None]
@@ -382,49 +384,49 @@ class NvmlReader:
 
     def _nvlink(self, handle: object, link: int) -> NvLink | None:
         nvml = self._nvml
-        state = self._told(partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
+        state = self._optional(partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
         if state is None:
             return None
-        remote = self._told(partial(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
+        remote = self._optional(partial(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
         kinds = (nvml.NVML_NVLINK_ERROR_DL_RECOVERY, nvml.NVML_NVLINK_ERROR_DL_REPLAY,
                  nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT)  # fmt: skip
-        errors = [self._told(partial(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, kind)) for kind in kinds]
-        counted = [None if it is None else int(it) for it in errors]
+        errors = [self._optional(partial(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, kind)) for kind in kinds]
+        counted = [None if count is None else int(count) for count in errors]
         return NvLink(link, bool(state), "" if remote is None else _text(remote.busId), *counted)
 
     def clocks(self, gpu: int) -> Clocks | None:
         """Return why it is slow."""
         nvml, handle = self._nvml, self._handle(gpu)
-        mask = self._told(partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle))
+        mask = self._optional(partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle))
         if mask is None:
             return None
         calls = (nvml.nvmlDeviceGetPowerManagementLimit, nvml.nvmlDeviceGetPowerManagementDefaultLimit)
-        limits = [self._told(partial(call, handle)) for call in calls]
-        watts = [None if it is None else int(it) / 1000.0 for it in limits]
-        return Clocks(tuple(words for bit, words in _HARDWARE_REASONS.items() if int(mask) & bit), *watts)
+        limits = [self._optional(partial(call, handle)) for call in calls]
+        watts = [None if limit is None else int(limit) / 1000.0 for limit in limits]
+        return Clocks(tuple(name for bit, name in _HARDWARE_REASONS.items() if int(mask) & bit), *watts)
 
-    def holders(self, gpu: int) -> Sequence[Holder] | None:
+    def holders(self, gpu: int) -> Sequence[GpuProcess] | None:
         """Return the processes that hold its memory."""
         nvml, handle = self._nvml, self._handle(gpu)
-        # The call without a version is that of the newest driver; an older one has the second.
+        # Without a version the call needs the newest driver; an older one has the second.
         for call in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses_v2):
-            found = self._told(partial(call, handle))
+            found = self._optional(partial(call, handle))
             if found is not None:
-                return [Holder(int(it.pid), int(it.usedGpuMemory or 0)) for it in found]
+                return [GpuProcess(int(process.pid), int(process.usedGpuMemory or 0)) for process in found]
         return None
 
     def lock_clock(self, gpu: int, mhz: int) -> bool | None:
-        """Let its cores run at a clock, until it is reset; None without the right to do so."""
+        """Lock its clock until it is reset; None without the right to do so."""
         handle = self._handle(gpu)
-        return self._did(partial(self._nvml.nvmlDeviceSetGpuLockedClocks, handle, mhz, mhz))
+        return self._changed(partial(self._nvml.nvmlDeviceSetGpuLockedClocks, handle, mhz, mhz))
 
     def limit_power(self, gpu: int, watts: float) -> bool | None:
-        """Let it take no more power, until that is reset; None without the right to do so."""
+        """Limit its power until that is reset; None without the right to do so."""
         handle = self._handle(gpu)
-        return self._did(partial(self._nvml.nvmlDeviceSetPowerManagementLimit, handle, round(watts * 1000.0)))
+        return self._changed(partial(self._nvml.nvmlDeviceSetPowerManagementLimit, handle, round(watts * 1000.0)))
 
     def reset_clocks(self, gpu: int) -> bool | None:
-        """Let its clocks and its power limit be as they are by default; None without the right to do so."""
+        """Reset its clocks and its power limit; None without the right to do so."""
         nvml, handle = self._nvml, self._handle(gpu)
 
         def reset() -> None:
@@ -432,10 +434,10 @@ class NvmlReader:
             default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
             nvml.nvmlDeviceSetPowerManagementLimit(handle, default)
 
-        return self._did(reset)
+        return self._changed(reset)
 
-    def _did(self, change: Callable[[], object]) -> bool | None:
-        """Change something, and say whether that was done; None without the right to do so."""
+    def _changed(self, change: Callable[[], object]) -> bool | None:
+        """Change a setting; return whether that worked, None without the right to do so."""
         nvml = self._nvml
         try:
             change()
@@ -447,16 +449,16 @@ class NvmlReader:
         return True
 
     def _handle(self, gpu: int) -> object:
-        return self._must(partial(self._nvml.nvmlDeviceGetHandleByIndex, gpu))
+        return self._required(partial(self._nvml.nvmlDeviceGetHandleByIndex, gpu))
 
-    def _must(self, read: Callable[[], Value]) -> Value:
+    def _required(self, read: Callable[[], Value]) -> Value:
         try:
             return read()
         except self._nvml.NVMLError as error:
             raise GpuLostError(str(error)) from error
 
-    def _told(self, read: Callable[[], Value]) -> Value | None:
-        """Return a value, None where it is not supported.
+    def _optional(self, read: Callable[[], Value]) -> Value | None:
+        """Return a value, None if it is not supported.
 
         Raises:
             GpuLostError: If the GPU does not answer.
@@ -485,17 +487,17 @@ class Port:
     """A port as it is at one moment."""
 
     name: str  # such as mlx5_0/1
-    state: str  # such as ACTIVE; "" where it is not told
+    state: str  # such as ACTIVE; "" if unknown
     physical: str  # such as LinkUp
     rate: str  # such as 400 Gb/sec (4X NDR)
-    counters: Mapping[str, int]  # by name; those that cannot be read are left out
+    counters: Mapping[str, int]  # by name, without those that cannot be read
 
 
 def read_ports(root: Path) -> Sequence[Port]:
     """Return all ports, in the order of their names.
 
     Args:
-        root: Such as SYSFS. A folder that is not there has none.
+        root: Such as SYSFS. A missing folder has no ports.
     """
     folders = sorted(root.glob("*/ports/*"), key=lambda path: (path.parent.parent.name, path.name))
     return [_port(path) for path in folders if path.is_dir()]
@@ -524,19 +526,19 @@ def _word(path: Path) -> str:
     return _line(path).rpartition(":")[2].strip()
 
 
-def shown_gpus(told: str | None, gpus: Sequence[Gpu] | None) -> list[int] | None:
-    """Return NVML's numbers of the GPUs that CUDA shows, in CUDA's order; None if these are all, or cannot be told.
+def shown_gpus(visible: str | None, gpus: Sequence[GpuInfo] | None) -> list[int] | None:
+    """Return NVML's numbers of the GPUs that CUDA shows, in CUDA's order; None if these are all, or unknown.
 
-    CUDA passes over all that stands behind an entry which names no GPU. Parts of GPUs (MIG) cannot be told.
+    CUDA ignores all entries after one that names no GPU. Parts of GPUs (MIG) are unknown.
 
     Args:
-        told: CUDA_VISIBLE_DEVICES: numbers by PCI address, or UUIDs, of which the beginning is enough. None if unset.
-        gpus: All that NVML sees; None if it is not there, so that UUIDs cannot be told either.
+        visible: CUDA_VISIBLE_DEVICES: numbers by PCI address, or prefixes of UUIDs. None if unset.
+        gpus: All that NVML sees; None without NVML, so that UUIDs are unknown.
     """
-    if told is None or "MIG-" in told:
+    if visible is None or "MIG-" in visible:
         return None
     found: list[int] = []
-    for entry in told.split(","):
+    for entry in visible.split(","):
         name = entry.strip()
         if gpus is None and name.startswith("GPU-"):
             return None
@@ -547,7 +549,7 @@ def shown_gpus(told: str | None, gpus: Sequence[Gpu] | None) -> list[int] | None
     return found
 
 
-def _number(name: str, gpus: Sequence[Gpu]) -> int | None:
+def _number(name: str, gpus: Sequence[GpuInfo]) -> int | None:
     if name.isascii() and name.isdecimal():
         return int(name[:9])
     named = [gpu.index for gpu in gpus if gpu.uuid.startswith(name)] if name.startswith("GPU-") else []

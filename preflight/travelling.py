@@ -1,8 +1,7 @@
 """Checks that travel with a job: `python -m longshore.preflight -- python train.py` (docs/preflight.md).
 
-Checks that travel with a job: a wrapper that checks its rank's GPU, then all ranks together, then runs the command.
-
-It needs nothing installed on the node but what the job has: `python -m longshore.preflight -- python train.py`.
+A wrapper checks its rank's GPU, then all ranks together, and then runs the command. It needs nothing on the node but
+what the job has.
 
 Source: SPEC C8.
 """
@@ -24,13 +23,12 @@ from typing import NamedTuple, Self
 
 from ..cluster.files.errors import BackendError, InputError, LongshoreError
 from ..cluster.files.processes import ending_with
-from .check import Check, Report, Result, Stage, chosen_checks, limit_of
-from .checked_job import ALL_ATTACHMENTS, CheckedJob
-from .context import Chosen, Group, NodeSetup
-from .readers import Gpu, GpuLostError, open_nvml, shown_gpus
-from .round import Step, compared, results_of, run_lists
+from .check import ALL_ATTACHMENTS, Check, CheckedJob, CheckResult, CheckStage, RoundReport, chosen_checks, limit_of
+from .context import CheckGroup, CheckScope, NodeSetup
+from .readers import GpuInfo, GpuLostError, open_nvml, shown_gpus
+from .running import CheckStep, compared, results_of, run_lists
 from .warm import WARM_S, LocalNode
-from .warm_worker import Order
+from .warm_worker import CheckRequest
 
 SAME_S = 1.0  # within which all processes of a job get a signal that goes to all of them
 _REPORT = struct.Struct("<id")  # a signal, and when it came
@@ -39,12 +37,12 @@ _REPORT = struct.Struct("<id")  # a signal, and when it came
 class Witness:
     """A process beside this one, which reports the signals that it gets.
 
-    A second SIGTERM means "at once" to many programs. So nothing is to hand on to a command what that has got already:
-    shells and supervisors signal the group of a job, and Slurm all its processes. Who stops a container signals its
-    first process alone.
+    A second SIGTERM means "at once" to many programs, so a signal that the command has received already is not
+    forwarded: shells and supervisors signal the group of a job, and Slurm all its processes. A container runtime
+    signals only the first process.
 
     Args:
-        numbers: The signals that it looks for; it ends with this process.
+        numbers: The signals that it watches for; it ends with this process.
     """
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:
@@ -61,9 +59,9 @@ class Witness:
         os.close(writes)
 
     def saw(self, number: int) -> bool:
-        """Say whether it has got a signal, too, that this process got just now; wait for that if need be."""
+        """Return whether it received a signal, too, that this process has just received; wait for that if necessary."""
         began_s = time.monotonic()
-        self._reports = [it for it in self._reports if it[1] > began_s - SAME_S]
+        self._reports = [report for report in self._reports if report[1] > began_s - SAME_S]
         while True:
             for report in self._reports:
                 if report[0] == number:
@@ -72,9 +70,9 @@ class Witness:
             left_s = began_s + SAME_S - time.monotonic()
             if left_s <= 0.0 or not select.select([self._reads], [], [], left_s)[0]:
                 return False
-            if not (came := os.read(self._reads, 64 * _REPORT.size)):
+            if not (received := os.read(self._reads, 64 * _REPORT.size)):
                 return False  # it was killed
-            self._reports += [it for it in _REPORT.iter_unpack(came) if it[1] > began_s - SAME_S]
+            self._reports += [report for report in _REPORT.iter_unpack(received) if report[1] > began_s - SAME_S]
 
     def __enter__(self) -> Self:
         return self
@@ -87,25 +85,25 @@ class Witness:
 
 
 def _watch(parent: int, writes: int, numbers: Sequence[signal.Signals]) -> None:
-    """Report each signal, until the parent is gone."""
+    """Report each signal, until the parent has exited."""
     try:
         ending_with(parent)()
         while True:
             os.write(writes, _REPORT.pack(signal.sigwait(numbers), time.monotonic()))
     finally:
-        os._exit(0)  # whatever happened: this is no second copy of the parent
+        os._exit(0)  # whatever happened: the parent's code must not run twice
 
 
 SCRATCH = "LONGSHORE_SCRATCH"  # variable that names a job's own scratch folder
 NOT_FIT = 3  # exit status
-AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the scheduler tries the job again
-TOGETHER_S = 120.0  # ranks load PyTorch before they meet, each in its own time
-MOST_RANKS = 1_000_000
+EX_TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the scheduler tries the job again
+GROUP_LIMIT_S = 120.0  # ranks load PyTorch before they meet, each in its own time
+MAX_JOB_RANKS = 1_000_000
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Rank(NamedTuple):
-    """A process of a job, as its environment tells."""
+class JobRank(NamedTuple):
+    """A process of a job, as its environment describes it."""
 
     rank: int
     ranks: int
@@ -117,34 +115,32 @@ class Rank(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Check, and become the command if all is well.
+    """Run the checks, and become the command if they pass.
 
     Raises:
-        SystemExit: With 3 if a check has not passed, or 75 if that is asked for; with 2 for wrong usage.
+        SystemExit: With 3 if a check has not passed, or 75 with `--again`; with 2 for wrong usage.
     """
     parser = argparse.ArgumentParser(prog="python -m longshore.preflight", description=__doc__.partition("\n")[0])
-    parser.add_argument("--level", type=int, choices=(0, 1), default=1, help="0 looks at the state alone")
+    parser.add_argument("--level", type=int, choices=(0, 1), default=1, help="0 checks the state only")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="that the job computes in")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="of its collectives")
     parser.add_argument(
         "--attachments", nargs="+", choices=ALL_ATTACHMENTS, default=ALL_ATTACHMENTS, help="what the job uses of a node"
     )
     parser.add_argument("--slots", action="store_true", help="slots stand for GPUs here")
-    parser.add_argument(
-        "--references", type=Path, help="folder of stored references; kept for this job alone if left out"
-    )
+    parser.add_argument("--references", type=Path, help="folder of stored references; temporary by default")
     parser.add_argument(
         "--again",
         action="store_true",
-        help=f"end with {AGAIN} if a check does not pass: try the job again",
+        help=f"end with {EX_TEMPFAIL} if a check does not pass: try the job again",
     )
     parser.add_argument("--link-bytes-per-s", type=float, default=0.0, help="promised between nodes; 0.8 of it passes")
-    parser.add_argument("--sample", help="a command of two steps of the job, as a list of JSON; ours if left out")
+    parser.add_argument("--sample", help="a command of two steps of the job, as a JSON list; ours by default")
     parser.add_argument("--sample-limit", type=float, default=60.0, help="seconds for the sample")
     parser.add_argument("--gpu-clock", type=int, default=0, help="MHz of the GPU while the command runs")
-    parser.add_argument("--gpu-power", type=float, default=0.0, help="most W of the GPU while the command runs")
-    parser.add_argument("--scratch", type=Path, help="folder in which the rank has one of its own, removed after it")
-    parser.add_argument("command", nargs="+", help="what to run then, behind --")
+    parser.add_argument("--gpu-power", type=float, default=0.0, help="power limit of the GPU in W meanwhile")
+    parser.add_argument("--scratch", type=Path, help="folder for a scratch folder of the rank, removed at the end")
+    parser.add_argument("command", nargs="+", help="command to run after the checks, behind --")
     given = parser.parse_args(arguments)
     try:
         workload = _workload(given)
@@ -153,7 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except LongshoreError as error:
         parser.exit(2, f"longshore: {error}\n")
     if not report.passed:
-        parser.exit(AGAIN if given.again else NOT_FIT, "".join(f"longshore: {line}\n" for line in report.diagnostics()))
+        parser.exit(
+            EX_TEMPFAIL if given.again else NOT_FIT, "".join(f"longshore: {line}\n" for line in report.diagnostics())
+        )
     try:
         if not (given.gpu_clock or given.gpu_power or given.scratch):
             os.execvp(given.command[0], given.command)
@@ -161,17 +159,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         parser.exit(127, f"longshore: {given.command[0]} cannot be run: {error.strerror}\n")
     if status < 0:  # as the command ended, so does this process
-        if -status != signal.SIGKILL:  # nobody may handle that one
+        if -status != signal.SIGKILL:  # it cannot be handled
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     raise SystemExit(status)
 
 
 def _workload(given: argparse.Namespace) -> CheckedJob:
-    """Return what was told of the job.
+    """Return the job that the options describe.
 
     Raises:
-        InputError: If it makes no sense.
+        InputError: If an option is invalid.
     """
     try:
         sample = tuple(json.loads(given.sample)) if given.sample else ()
@@ -185,14 +183,13 @@ def _workload(given: argparse.Namespace) -> CheckedJob:
         raise InputError("the sample or a number cannot be used", "see --help", field="options") from error
 
 
-def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slots: bool) -> int:
-    """Run a command to its end, with a scratch folder of its own, and take back what was set; return its status.
+def _run_within(command: Sequence[str], rank: JobRank, scratch: Path | None, *, slots: bool) -> int:
+    """Run a command with a scratch folder of its own; remove the folder, reset the GPU, and return the status.
 
-    A signal that the command has not got goes to it, too. What kills this process leaves folder and settings as they
-    are.
+    Signals that the command has not received are forwarded to it. If this process is killed, folder and settings stay.
 
     Raises:
-        OSError: If it cannot be run, or the folder not be made.
+        OSError: If it cannot be run, or the folder cannot be made.
     """
     own = None if scratch is None else scratch.absolute() / f"{rank.name}-{rank.rank}"
     environment = dict(os.environ)
@@ -200,17 +197,17 @@ def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slo
         if own is not None:
             own.mkdir(parents=True, exist_ok=True, mode=0o700)
             environment[SCRATCH] = str(own)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the system would tell no status
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the system reports no status
         with Witness(FORWARDED) as witness:
             child = subprocess.Popen(command, env=environment)
 
-            def hand_on(number: int, _: object) -> None:
-                with suppress(ProcessLookupError, PermissionError):  # it has ended; it is another user's
+            def forward(number: int, _: object) -> None:
+                with suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's
                     if os.getpgid(child.pid) != os.getpgrp() or not witness.saw(number):
                         child.send_signal(number)
 
             for number in FORWARDED:
-                signal.signal(number, hand_on)
+                signal.signal(number, forward)
             return child.wait()
     finally:
         if own is not None:
@@ -220,7 +217,7 @@ def _run_within(command: Sequence[str], rank: Rank, scratch: Path | None, *, slo
 
 
 def _reset(gpu: int) -> None:
-    """Let a GPU be as it is by default, if this process may say so."""
+    """Reset the clocks and power limit of a GPU, if this process may."""
     try:
         open_nvml().reset_clocks(gpu)
     except (BackendError, GpuLostError):
@@ -233,10 +230,10 @@ def wrapped(
     """Return a command with the checks before it.
 
     Args:
-        command: To run if they pass.
+        command: To run if the checks pass.
         workload: Of the job.
         slots: Whether slots stand for GPUs there.
-        scratch: Folder there in which each rank has one of its own; None for none.
+        scratch: Folder there for a scratch folder of each rank; None for none.
     """
     of_job = ("--dtype", workload.dtype, "--backend", workload.backend)
     # Where the job runs there may be a Longshore that does not know this option.
@@ -247,38 +244,38 @@ def wrapped(
     }  # fmt: skip
     if workload.sample:
         more |= {"--sample": json.dumps(workload.sample), "--sample-limit": workload.sample_limit_s}
-    told = [word for name, value in more.items() if value for word in (name, str(value))]
-    options = ("--again", *of_job, *used, *told, *(("--slots",) if slots else ()))
+    others = [word for name, value in more.items() if value for word in (name, str(value))]
+    options = ("--again", *of_job, *used, *others, *(("--slots",) if slots else ()))
     return ("python", "-m", "longshore.preflight", *options, "--", *command)
 
 
-def rank_of(environment: Mapping[str, str], gpus: Sequence[Gpu] = ()) -> Rank:
-    """Return which rank of a job this is.
+def rank_of(environment: Mapping[str, str], gpus: Sequence[GpuInfo] = ()) -> JobRank:
+    """Return the rank of a job that this process is.
 
-    Its GPU is that which CUDA shows it. Where it is shown several, or all, it is the one of its LOCAL_RANK.
+    Its GPU is the one that CUDA shows it. If CUDA shows several, or all, it is the one of its LOCAL_RANK.
 
     Args:
-        environment: With what Longshore tells its jobs, or torchrun; a job of one rank needs nothing.
+        environment: With the variables of Longshore or torchrun; a job of one rank needs none.
         gpus: All that NVML sees.
 
     Raises:
-        InputError: If it makes no sense.
+        InputError: If a variable is invalid.
     """
     rank, ranks = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
     local, port = _number(environment, "LOCAL_RANK", 0), _number(environment, "MASTER_PORT", 29500)
-    told = [int(it) for it in environment.get("LONGSHORE_GPUS", "").split(",") if it.isdecimal()]
-    # A container or a step of Slurm may number its GPUs anew. What CUDA shows holds there, too.
+    gpus_of_node = [int(gpu) for gpu in environment.get("LONGSHORE_GPUS", "").split(",") if gpu.isdecimal()]
+    # A container or a Slurm step may renumber its GPUs. What CUDA shows is right there, too.
     shown = (shown_gpus(environment.get("CUDA_VISIBLE_DEVICES"), gpus) if gpus else None) or []
-    mine, at = shown or told, 0 if len(shown) == 1 else local
+    mine, at = shown or gpus_of_node, 0 if len(shown) == 1 else local
     if rank >= ranks or local > rank:
         raise InputError(f"RANK {rank} and LOCAL_RANK {local} do not fit WORLD_SIZE {ranks}", field="environment")
     gpu = mine[at] if at < len(mine) else local
     node = environment.get("LONGSHORE_NODE", "") or os.uname().nodename
     name = environment.get("LONGSHORE_ATTEMPT", "job")
-    return Rank(rank, ranks, gpu, node, environment.get("MASTER_ADDR", "127.0.0.1"), port, name)
+    return JobRank(rank, ranks, gpu, node, environment.get("MASTER_ADDR", "127.0.0.1"), port, name)
 
 
-def _gpus_here() -> Sequence[Gpu]:
+def _gpus_here() -> Sequence[GpuInfo]:
     """Return the GPUs that NVML sees; none without a driver."""
     try:
         return open_nvml().gpus()
@@ -286,17 +283,17 @@ def _gpus_here() -> Sequence[Gpu]:
         return ()
 
 
-def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
-    told = environment.get(name, "")
-    if not told:
-        return otherwise
-    if not told.isascii() or not told.isdecimal() or len(told) > 9 or int(told) > MOST_RANKS:
-        raise InputError(f"{told[:60]!r} is no whole number below {MOST_RANKS}", "unset it, or set it", field=name)
-    return int(told)
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) > MAX_JOB_RANKS:
+        raise InputError(f"{text[:60]!r} is no whole number below {MAX_JOB_RANKS}", "unset it, or set it", field=name)
+    return int(text)
 
 
-def check_rank(rank: Rank, workload: CheckedJob, level: int, references: Path | None, *, slots: bool) -> Report:
-    """Run the checks of a rank by itself, and if they pass those of all ranks together.
+def check_rank(rank: JobRank, workload: CheckedJob, level: int, references: Path | None, *, slots: bool) -> RoundReport:
+    """Run the checks of a rank by itself, then, if they pass, those of all ranks together.
 
     Raises:
         PluginError: If a registered check cannot be used.
@@ -304,40 +301,44 @@ def check_rank(rank: Rank, workload: CheckedJob, level: int, references: Path | 
     """
     with tempfile.TemporaryDirectory(prefix="longshore-preflight-") as own:
         member = f"{rank.node}/{rank.rank}"
-        place = NodeSetup(member, (references or Path(own)).absolute(), slots, workload.dtype, warmed=(rank.gpu,))
-        node = LocalNode(place)
+        setup = NodeSetup(member, (references or Path(own)).absolute(), slots, workload.dtype, warmed=(rank.gpu,))
+        node = LocalNode(setup)
         try:
             node.begin()
             node.is_warm(WARM_S)
-            results = _run(chosen_checks(Stage.NODE, level, workload), rank, workload, level, node)
-            for stage in (Stage.GROUP, Stage.READY):
-                if (stage is Stage.READY or rank.ranks > 1) and Report((member,), tuple(results)).passed:
+            results = _run(chosen_checks(CheckStage.NODE, level, workload), rank, workload, level, node)
+            for stage in (CheckStage.GROUP, CheckStage.READY):
+                if (stage is CheckStage.READY or rank.ranks > 1) and RoundReport((member,), tuple(results)).passed:
                     results += _run(chosen_checks(stage, level, workload), rank, workload, level, node)
-            return Report((member,), tuple(results))
+            return RoundReport((member,), tuple(results))
         finally:
             node.close()
 
 
-def _run(checks: Sequence[Check], rank: Rank, workload: CheckedJob, level: int, node: LocalNode) -> list[Result]:
+def _run(
+    checks: Sequence[Check], rank: JobRank, workload: CheckedJob, level: int, node: LocalNode
+) -> list[CheckResult]:
     steps = [_step(at, check, rank, workload, level, node.name) for at, check in enumerate(checks, start=1)]
     return results_of(compared(run_lists({node.name: steps}, {node.name: node})))
 
 
-def _step(number: int, check: Check, rank: Rank, workload: CheckedJob, level: int, member: str) -> Step:
-    together = check.stage is Stage.GROUP
-    limit_s = TOGETHER_S if together else limit_of(check, level, workload)
+def _step(number: int, check: Check, rank: JobRank, workload: CheckedJob, level: int, member: str) -> CheckStep:
+    together = check.stage is CheckStage.GROUP
+    limit_s = GROUP_LIMIT_S if together else limit_of(check, level, workload)
     group = None
     if together:
-        # Ranks need names that all of them know; what stands for another rank here is never shown.
+        # All ranks use the same number of members; the names of the others are never shown.
         members = tuple(member if at == rank.rank else f"rank {at}" for at in range(rank.ranks))
         store = f"tcp://{rank.address}:{rank.port}"
-        group = Group(f"{rank.name}-{check.name}", members, (1,) * rank.ranks, store, _own_address(rank))
-    chosen = Chosen((rank.gpu,), (member,), level, limit_s)
-    return Step(check, Order(number=number, check=check.name, chosen=chosen, workload=workload, group=group), limit_s)
+        group = CheckGroup(f"{rank.name}-{check.name}", members, (1,) * rank.ranks, store, _own_address(rank))
+    chosen = CheckScope((rank.gpu,), (member,), level, limit_s)
+    return CheckStep(
+        check, CheckRequest(number=number, check=check.name, chosen=chosen, workload=workload, group=group), limit_s
+    )
 
 
-def _own_address(rank: Rank) -> str:
-    """Return the address of this machine by which it reaches the first rank."""
+def _own_address(rank: JobRank) -> str:
+    """Return the address of this machine on its route to the first rank."""
     import socket
 
     if rank.address in ("127.0.0.1", "localhost"):

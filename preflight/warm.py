@@ -1,9 +1,7 @@
 """The runner's side of warm processes, and the pool of those of this machine.
 
-The runner's side of a warm process.
-
-All warm processes of this machine are forked from one that has PyTorch loaded: the first takes seconds to come up, the
-others, and those that follow one that was killed, tens of milliseconds.
+All warm processes of this machine are forked from one that has PyTorch loaded. The first takes seconds to start, the
+others, and those that replace a killed one, tens of milliseconds.
 """
 
 import multiprocessing
@@ -18,95 +16,52 @@ from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from typing import Protocol
 
 from ..cluster.files.errors import BackendError
 from ..cluster.files.plugins import is_ours, registered
-from .check import Finding
+from .check import CheckFinding
 from .context import NodeSetup
-from .warm_worker import MOST_BYTES, Answer, Order, Target, read_answer, serve_node
+from .warm_worker import MAX_MESSAGE_BYTES, CheckReply, CheckRequest, Target, read_reply, serve_node
 
-MOST_GROUPS = 20  # that a process joins; each leaves some descriptors and threads behind
+MAX_GROUPS = 20  # that a process joins; each leaks some descriptors and threads
 WARM_S = 120.0  # far more than loading PyTorch takes, eight at a time on two busy cores
 _PRELOADED = ("torch", "torch.distributed", "longshore.preflight.warm_worker",
               "longshore.preflight.arithmetic")  # fmt: skip
 
 
-class Node(Protocol):
-    """A node that runs checks. What is local here may be an agent's connection elsewhere."""
-
-    name: str
-
-    def begin(self) -> None:
-        """Start it unless it runs; does not wait."""
-        ...
-
-    def is_warm(self, wait_s: float) -> bool:
-        """Say whether it can be given orders, after waiting so long at most."""
-        ...
-
-    def send(self, order: Order) -> bool:
-        """Give it an order; False if it has ended."""
-        ...
-
-    def waits_for(self) -> list[Connection | int]:
-        """Return what `multiprocessing.connection.wait` can wait for: an answer, and its end."""
-        ...
-
-    def receive(self) -> tuple[Answer, list[Finding]] | None:
-        """Return an answer that has come, None if none has.
-
-        Raises:
-            BackendError: If it has ended, or answers nonsense.
-        """
-        ...
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        ...
-
-    def kill(self) -> None:
-        """End it."""
-        ...
-
-    def is_gone(self) -> bool:
-        """Say whether it has ended and is reaped."""
-        ...
-
-
 class LocalNode:
-    """A node on this machine, as a process.
+    """The warm process of a node, on this machine.
 
     Args:
         place: The node.
-        target: What the process does.
+        target: What the process runs.
     """
 
-    def __init__(self, place: NodeSetup, target: Target = serve_node) -> None:
-        self.name, self._place, self._target = place.node, place, target
+    def __init__(self, setup: NodeSetup, target: Target = serve_node) -> None:
+        self.name, self._setup, self._target = setup.node, setup, target
         self._process: ForkServerProcess | None = None
         self._connection: Connection | None = None
         self._is_warm, self._groups = False, 0
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None before it has begun."""
+        """Of the process; None before its start."""
         return None if self._process is None else self._process.pid
 
     def begin(self) -> None:
-        """Start the process unless it runs; does not wait until it is warm."""
-        if self._process is not None and not self.is_gone() and self._groups < MOST_GROUPS:
+        """Start the process unless it runs, without waiting until it is warm."""
+        if self._process is not None and not self.is_gone() and self._groups < MAX_GROUPS:
             return
         self.close()
         context = _forking()
         ours, theirs = context.Pipe()
         with theirs:
-            self._process = context.Process(target=self._target, args=(theirs, self._place), daemon=True)
+            self._process = context.Process(target=self._target, args=(theirs, self._setup), daemon=True)
             self._process.start()
         self._connection, self._is_warm, self._groups = ours, False, 0
 
     def is_warm(self, wait_s: float = WARM_S) -> bool:
-        """Say whether it can be given orders, after waiting so long at most."""
+        """Return whether it accepts requests, after waiting at most `wait_s`."""
         until_s = time.monotonic() + wait_s
         while not self._is_warm:
             left_s = until_s - time.monotonic()
@@ -118,33 +73,33 @@ class LocalNode:
                 return False
         return True
 
-    def send(self, order: Order) -> bool:
-        """Give it an order; False if it has ended."""
+    def send(self, request: CheckRequest) -> bool:
+        """Send a request; return False if the process has ended."""
         if self._connection is None or self.is_gone():
             return False
         try:
-            self._connection.send_bytes(order.model_dump_json().encode())
+            self._connection.send_bytes(request.model_dump_json().encode())
         except OSError:
             return False
-        self._groups += order.group is not None
+        self._groups += request.group is not None
         return True
 
     def waits_for(self) -> list[Connection | int]:
-        """Return what can be waited for: an answer, and its end."""
+        """Return what `multiprocessing.connection.wait` can wait for: a reply, and the end of the process."""
         found: list[Connection | int] = [] if self._connection is None else [self._connection]
         return found if self._process is None else [*found, self._process.sentinel]
 
-    def receive(self) -> tuple[Answer, list[Finding]] | None:
-        """Return an answer that has come, None if none has.
+    def receive(self) -> tuple[CheckReply, list[CheckFinding]] | None:
+        """Return a reply that has arrived, None if none has.
 
         Raises:
-            BackendError: If it has ended, or answers nonsense.
+            BackendError: If the process has ended, or its reply is invalid.
         """
         if self._connection is None:
-            raise BackendError("its process has not begun")
+            raise BackendError("its process has not started")
         try:
             if self._connection.poll():
-                return read_answer(self._connection.recv_bytes(MOST_BYTES))
+                return read_reply(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
         except (EOFError, OSError) as error:
             raise BackendError("its process has ended") from error
         if self.is_gone():
@@ -152,11 +107,11 @@ class LocalNode:
         return None
 
     def terminate(self) -> None:
-        """Ask the process to end."""
+        """Send SIGTERM to the process."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the process and all that it has started."""
+        """Kill the process and all that it has started."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
@@ -167,11 +122,11 @@ class LocalNode:
                 send(self.pid, number)
 
     def is_gone(self) -> bool:
-        """Say whether the process has ended and is reaped."""
+        """Return whether the process has ended and is reaped."""
         return self._process is None or bool(wait([self._process.sentinel], 0.0))
 
     def close(self) -> None:
-        """End the process, if it runs, and let go of it."""
+        """End the process, if it runs, and release it."""
         if self._process is not None and not self.is_gone():
             self.kill()
         if self._connection is not None:
@@ -183,28 +138,28 @@ class LocalNode:
 
 
 def load_ahead() -> None:
-    """Start what processes are forked from, so that the first of them need not wait for PyTorch. Does not wait."""
+    """Start the process that others are forked from, so that the first need not wait for PyTorch. Does not wait."""
     _forking()
     forkserver.ensure_running()
 
 
 def _forking() -> ForkServerContext:
-    """Return what starts processes; each imports what this program has begun with, if that is not there already."""
+    """Return the context that starts processes, with the modules of this program preloaded."""
     context = multiprocessing.get_context("forkserver")
     checks = {point.module for point in registered("checks").values() if is_ours(point)}
-    begun_with = [name for name in ("longshore.cli",) if name in sys.modules]
-    context.set_forkserver_preload([*_PRELOADED, *sorted(checks), *begun_with])
+    preloaded = [name for name in ("longshore.cli",) if name in sys.modules]
+    context.set_forkserver_preload([*_PRELOADED, *sorted(checks), *preloaded])
     return context
 
 
-MOST_KEPT = 16  # processes that stay between rounds
+MAX_IDLE_PROCESSES = 16  # idle processes that stay between rounds
 
 
 class WarmNodes:
-    """The processes. Any thread may use it.
+    """The warm processes of this machine. Any thread may use it.
 
     Args:
-        place_of: Returns what the process of a node is given when it begins.
+        place_of: Returns the setup of a node.
         make: Makes a process.
     """
 
@@ -212,13 +167,13 @@ class WarmNodes:
         self, place_of: Callable[[str], NodeSetup], make: Callable[[NodeSetup], LocalNode] = LocalNode
     ) -> None:
         self._place_of, self._make = place_of, make
-        self._kept: OrderedDict[str, LocalNode] = OrderedDict()  # that nobody has, the one not used for longest first
+        self._kept: OrderedDict[str, LocalNode] = OrderedDict()  # idle ones, least recently used first
         self._lent: dict[str, LocalNode] = {}
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def take(self, names: Iterable[str]) -> Mapping[str, Node] | None:
-        """Return the processes of some nodes, which need not run yet; None while another round has one of them."""
+    def take(self, names: Iterable[str]) -> Mapping[str, LocalNode] | None:
+        """Return the processes of some nodes, which may not run yet; None while another round uses one of them."""
         wanted = set(names)
         with self._lock:
             if self._is_closed or wanted & self._lent.keys():
@@ -231,17 +186,17 @@ class WarmNodes:
         return self._kept.pop(name) if name in self._kept else self._make(self._place_of(name))
 
     def give_back(self, names: Iterable[str]) -> None:
-        """Let others have the processes of some nodes."""
+        """Return the processes of some nodes to the pool."""
         with self._lock:
             for name in names:
                 self._kept[name] = self._lent.pop(name)
-            most = 0 if self._is_closed else MOST_KEPT
+            most = 0 if self._is_closed else MAX_IDLE_PROCESSES
             surplus = [self._kept.popitem(last=False)[1] for _ in range(max(0, len(self._kept) - most))]
         for node in surplus:
             node.close()
 
     def kill(self, names: Iterable[str]) -> None:
-        """End the processes of some nodes that a round has: it finds that they are gone."""
+        """Kill the processes of some nodes that a round uses; the round finds that they have ended."""
         with self._lock:
             nodes = [self._lent[name] for name in names if name in self._lent]
         for node in nodes:
@@ -256,4 +211,4 @@ class WarmNodes:
         for node in kept:
             node.close()
         for node in lent:
-            node.kill()  # the round that has it closes it
+            node.kill()  # the round that uses it closes it

@@ -1,4 +1,4 @@
-"""The warm process of a node: it runs one check after the other, and is killed if one takes too long."""
+"""The warm process of a node: it runs one check after another, and is killed if one takes too long."""
 
 import ctypes
 import os
@@ -12,37 +12,32 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ..cluster.files.errors import BackendError, LongshoreError
 from ..cluster.files.output_file import readable
-from .check import Check, Finding, Outcome, all_checks, find_check, incomplete
-from .checked_job import CheckedJob
-from .context import Chosen, Context, Group, NodeSetup, open_context
+from .check import Check, CheckedJob, CheckFinding, CheckOutcome, all_checks, find_check, incomplete
+from .context import CheckGroup, CheckScope, Context, NodeSetup, open_context
 
-MOST_BYTES = 1 << 20  # of a message
-MOST_FINDINGS, MOST_TEXT = 1000, 1000
-Text = Annotated[str, Field(max_length=MOST_TEXT)]
-
-
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+MAX_MESSAGE_BYTES = 1 << 20  # of a message
+MAX_FINDINGS, MAX_FINDING_CHARS = 1000, 1000
+Text = Annotated[str, Field(max_length=MAX_FINDING_CHARS)]
 
 
-class Order(_Message):
-    """A check to run."""
+class CheckRequest(BaseModel, frozen=True, extra="forbid"):
+    """A request to run a check."""
 
     number: int
     check: str  # its registered name
-    chosen: Chosen
+    chosen: CheckScope
     workload: CheckedJob
-    group: Group | None = None
+    group: CheckGroup | None = None
 
 
-class Told(_Message):
-    """A finding on its way."""
+class FindingMessage(BaseModel, frozen=True, extra="forbid"):
+    """A finding in a reply."""
 
-    outcome: Outcome
+    outcome: CheckOutcome
     device: Text = ""
     got: Text = ""
     wanted: Text = ""
@@ -52,95 +47,95 @@ class Told(_Message):
     text: Text = ""
 
 
-class Answer(_Message):
-    """What a check has found. Number 0 says that the process is warm."""
+class CheckReply(BaseModel, frozen=True, extra="forbid"):
+    """What a check has found. Number 0 reports that the process is warm."""
 
     number: int
-    findings: Annotated[tuple[Told, ...], Field(max_length=MOST_FINDINGS)] = ()
+    findings: Annotated[tuple[FindingMessage, ...], Field(max_length=MAX_FINDINGS)] = ()
     seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
 
 
-def answer_of(number: int, findings: list[Finding], seconds: float) -> bytes:
-    """Return an answer, as it is sent; what is too long is cut."""
-    told = tuple(_told(finding) for finding in findings[:MOST_FINDINGS])
-    return Answer(number=number, findings=told, seconds=seconds).model_dump_json().encode()
+def reply_of(number: int, findings: list[CheckFinding], seconds: float) -> bytes:
+    """Return a reply as it is sent; texts and lists that are too long are cut."""
+    messages = tuple(_message(finding) for finding in findings[:MAX_FINDINGS])
+    return CheckReply(number=number, findings=messages, seconds=seconds).model_dump_json().encode()
 
 
-def _told(finding: Finding) -> Told:
+def _message(finding: CheckFinding) -> FindingMessage:
     texts = ("device", "got", "wanted", "action", "reason", "text")
-    cut = {name: readable(getattr(finding, name))[:MOST_TEXT] for name in texts}
-    return Told(outcome=finding.outcome, figure=finding.figure, **cut)
+    cut = {name: readable(getattr(finding, name))[:MAX_FINDING_CHARS] for name in texts}
+    return FindingMessage(outcome=finding.outcome, figure=finding.figure, **cut)
 
 
-def read_answer(content: bytes) -> tuple[Answer, list[Finding]]:
-    """Return an answer that came, and its findings.
+def read_reply(content: bytes) -> tuple[CheckReply, list[CheckFinding]]:
+    """Return a received reply, and its findings.
 
     Raises:
-        BackendError: If it is none.
+        BackendError: If it is no reply.
     """
     try:
-        answer = Answer.model_validate_json(content)
+        reply = CheckReply.model_validate_json(content)
     except ValidationError as error:
-        raise BackendError("the process of the node answers nonsense") from error
-    return answer, [Finding(**dict(told)) for told in answer.findings]
+        raise BackendError("the reply of the node's process is invalid") from error
+    return reply, [CheckFinding(**dict(message)) for message in reply.findings]
 
 
 _PR_SET_PDEATHSIG = 1
 Target = Callable[[Connection, NodeSetup], None]
 
 
-def serve_node(connection: Connection, place: NodeSetup) -> None:
-    """Serve a node with the readers of its real hardware, until the other side ends."""
-    serve(connection, open_context(place))
+def serve_node(connection: Connection, setup: NodeSetup) -> None:
+    """Serve a node with the readers of its real hardware, until the runner ends."""
+    serve(connection, open_context(setup))
 
 
 def serve(connection: Connection, context: Context) -> None:
-    """Run the checks that are ordered, until the other side ends.
+    """Run the requested checks, until the runner ends.
 
     Args:
         connection: To the runner.
         context: Of the node.
     """
     _end_with_parent()
-    _write_to_log(context.place)
+    _write_to_log(context.setup)
     _warm_up(context)
-    connection.send_bytes(answer_of(0, [], 0.0))
+    connection.send_bytes(reply_of(0, [], 0.0))
     while True:
         try:
-            order = Order.model_validate_json(connection.recv_bytes(MOST_BYTES))
+            request = CheckRequest.model_validate_json(connection.recv_bytes(MAX_MESSAGE_BYTES))
         except (EOFError, ConnectionError):
             return
         begin_s = time.perf_counter()
-        findings = carry_out(order, context)
+        findings = run_check(request, context)
         try:
-            connection.send_bytes(answer_of(order.number, findings, time.perf_counter() - begin_s))
+            connection.send_bytes(reply_of(request.number, findings, time.perf_counter() - begin_s))
         except ConnectionError:
             return
 
 
-def carry_out(order: Order, context: Context) -> list[Finding]:
-    """Return what a check finds; one that breaks is incomplete."""
-    context.chosen, context.workload, context.group = order.chosen, order.workload, order.group
+def run_check(request: CheckRequest, context: Context) -> list[CheckFinding]:
+    """Return what a check finds; a check that raises is incomplete."""
+    context.chosen, context.workload, context.group = request.chosen, request.workload, request.group
     try:
-        check = find_check(order.check)
+        check = find_check(request.check)
         found = _missing(check, context) or list(check.run(context))
-        wrong = [it for it in found if not isinstance(it, Finding)]
+        wrong = [finding for finding in found if not isinstance(finding, CheckFinding)]
         return [incomplete(f"it found {wrong[0]!r}, which is no finding")] if wrong else found
     except LongshoreError as error:
         return [incomplete(str(error))]
-    except Exception as error:  # whatever hardware, libraries and strangers' checks may raise
-        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return [incomplete(told, "look at the node; if it is well, the check is broken")]
+    except Exception as error:  # hardware, libraries and checks of third parties may raise anything
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return [incomplete(problem, "inspect the node; if it is good, the check is broken")]
 
 
-def _missing(check: Check, context: Context) -> list[Finding]:
-    """Return why a check cannot run; what does not apply comes before what cannot be read."""
-    found = [it for need in check.needs if (it := context.lacks(need)) is not None]
-    return sorted(found, key=lambda it: it.outcome is not Outcome.SKIPPED)[:1]
+def _missing(check: Check, context: Context) -> list[CheckFinding]:
+    """Return why a check cannot run, empty if it can; what does not apply comes before what cannot be read."""
+    found = [finding for need in check.needs if (finding := context.lacks(need)) is not None]
+    return sorted(found, key=lambda finding: finding.outcome is not CheckOutcome.SKIPPED)[:1]
 
 
 def _end_with_parent() -> None:
-    """Die with the process that started this one, and as others want it to."""
+    """Die with the process that started this one, and on the signals of the runner."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _let_parent_end()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -149,39 +144,39 @@ def _end_with_parent() -> None:
 
 
 def _let_parent_end() -> None:
-    """Let go of what keeps the process alive that this one was forked from.
+    """Close the descriptor that keeps the fork server alive.
 
-    That process ends once nobody holds the writing end of a pipe any more. Whoever is forked from it gets that end too,
-    so one that hangs would keep both alive after the runner was killed.
+    The fork server ends once no process holds the writing end of a pipe any more. Each of its children inherits that
+    end, so a child that hangs would keep both alive after the runner was killed.
     """
-    alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)  # nothing that is public does this
+    alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)  # there is no public way
     if alive is not None:
         with suppress(OSError):
             os.close(alive)
 
 
-def _write_to_log(place: NodeSetup) -> None:
-    """Let what libraries print go to a file: it would stand in the midst of a table."""
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", place.node)[:100]
+def _write_to_log(setup: NodeSetup) -> None:
+    """Redirect what libraries print to a file: it would disturb the runner's output."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", setup.node)[:100]
     with suppress(OSError):
-        log = os.open(place.folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        log = os.open(setup.folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
 
 
 def set_arithmetic() -> None:
-    """Let products on GPUs be rounded as the tolerance takes them to be, whatever PyTorch's defaults are."""
+    """Make products on GPUs round as the tolerance assumes, whatever PyTorch's defaults are."""
     import torch
 
     kinds = torch.backends.cuda.matmul
     kinds.allow_tf32 = False  # fp32 means fp32
-    # Else parts of a sum may be added up in the half itself, which is rounded more than once then.
+    # Otherwise parts of a sum may be added in half precision, and are rounded more than once.
     kinds.allow_bf16_reduced_precision_reduction = kinds.allow_fp16_reduced_precision_reduction = False
 
 
 def _warm_up(context: Context) -> None:
-    """Do once what takes long the first time. What fails here fails again when it is asked for, and is told then."""
+    """Do once what takes long the first time. What fails here fails again in its check, which reports it."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and the scheduler count
     import torch
 
@@ -190,16 +185,16 @@ def _warm_up(context: Context) -> None:
     with suppress(Exception):
         all_checks()
         gpus = _warmed(context, torch.cuda.device_count())
-        context.workload, context.chosen = CheckedJob(dtype=context.place.dtype), replace(context.chosen, gpus=gpus)
+        context.workload, context.chosen = CheckedJob(dtype=context.setup.dtype), replace(context.chosen, gpus=gpus)
         for name in ("gemm.ref", "job.sample"):
             list(find_check(name).run(context))
 
 
 def _warmed(context: Context, count: int) -> tuple[int, ...]:
-    """Return the GPUs to use once. Those of others are left alone, where it is known which ones are ours."""
-    if context.place.slots:
+    """Return the GPUs to warm up: those of this job, where they are known."""
+    if context.setup.slots:
         return (0,)
-    if context.place.warmed is not None:
-        return context.place.warmed
+    if context.setup.warmed is not None:
+        return context.setup.warmed
     shown = context.shown()
     return tuple(range(count) if shown is None else shown)

@@ -18,10 +18,9 @@ from .store import FolderOption
 
 if TYPE_CHECKING:
     from ...cluster.model.placement import Placement
-    from ...preflight.check import Outcome, Report
-    from ...preflight.checked_job import CheckedJob
+    from ...preflight.check import CheckedJob, CheckOutcome, RoundReport
     from ...preflight.context import NodeSetup
-    from ...preflight.warm import Node
+    from ...preflight.warm import LocalNode
     from ...preflight.wiring import Blueprint
 
 MAX_LOCAL_NODES = 64  # each is a process of this machine
@@ -56,9 +55,9 @@ def preflight(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of docs/preflight.md.")] = False,
 ) -> None:
     """Check nodes of this machine, as before a job starts on them; exit status 1 if one is not fit."""
-    from ...preflight.checked_job import CheckedJob
+    from ...preflight.check import CheckedJob
     from ...preflight.context import NodeSetup
-    from ...preflight.round import preflight as check_all
+    from ...preflight.rounds import run_round as check_all
 
     check_outputs({"--learn-wiring": learn_wiring}, {"--cluster": cluster, "--port-facts": port_facts})
     folder = folder or Path(".longshore")
@@ -161,7 +160,7 @@ def _whole(path: Path | None) -> Path | None:
 
 
 @contextmanager
-def _warm(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, Node]]":
+def _warm(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, LocalNode]]":
     """Yield a process for each node; end them all."""
     from ...preflight.warm import LocalNode
 
@@ -176,14 +175,14 @@ def _warm(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, Node]]":
 
 
 def _learn(
-    path: Path, before: "Blueprint", placement: "Placement", workload: "CheckedJob", nodes: "dict[str, Node]"
+    path: Path, before: "Blueprint", placement: "Placement", workload: "CheckedJob", nodes: "dict[str, LocalNode]"
 ) -> None:
     """Write the wiring found, and print what differs from before."""
     from ...preflight.check import find_check
-    from ...preflight.round import ask_all
+    from ...preflight.rounds import run_one_check
     from ...preflight.wiring import learn, plan_of, write_blueprint
 
-    found = ask_all(find_check("wiring.seen"), placement, workload, nodes)
+    found = run_one_check(find_check("wiring.seen"), placement, workload, nodes)
     findings = {node: [finding for _, finding, _ in results] for node, results in found.items()}
     for node, of_node in findings.items():
         if bad := [finding for finding in of_node if finding.outcome in ("fail", "incomplete")]:
@@ -191,17 +190,17 @@ def _learn(
     blueprint, changes = learn(before, {node: plan_of(of_node) for node, of_node in findings.items()})
     write_blueprint(path, blueprint)
     for change in changes:
-        typer.echo(change.words)
+        typer.echo(change.line)
     typer.echo(f"{path}: nodes: {len(findings)}, parts added, removed or changed: {len(changes)}")
 
 
-def _print_outcome(node: str, check: str, outcome: "Outcome") -> None:
+def _print_outcome(node: str, check: str, outcome: "CheckOutcome") -> None:
     """Print a check that did not pass, as soon as that is known."""
     if outcome not in ("pass", "skipped"):
         typer.echo(f"{node}: {check}: {outcome}", err=True)
 
 
-def _show(report: "Report") -> None:
+def _show(report: "RoundReport") -> None:
     rows = [*report.bad, *report.warnings]
     if rows:
         print_table(

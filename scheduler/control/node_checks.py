@@ -22,9 +22,19 @@ from sqlalchemy import Connection
 from ...cluster.files.errors import BackendError
 from ...cluster.files.output_file import in_one_line
 from ...cluster.model.placement import Placement, Share
-from ...preflight.check import SAMPLE, Outcome, Report, Result
-from ...preflight.round import MOST_TRIES, Start, Tried, TryOthers, clean_up, next_step, preflight
-from ...preflight.rounds import Ended, Rounds, Work
+from ...preflight.check import JOB_SAMPLE, CheckOutcome, CheckResult, RoundReport
+from ...preflight.rounds import (
+    MAX_TRIES,
+    BackgroundRounds,
+    FinishedRound,
+    PlacementTries,
+    StartJob,
+    TryOthers,
+    Work,
+    clean_up,
+    next_step,
+    run_round,
+)
 from ...preflight.travelling import SCRATCH, wrapped
 from ..health.monitor import Health
 from ..health.quarantining import Acted, quarantine
@@ -44,7 +54,7 @@ MOST_TOLD, MOST_TEXT = 20, 300  # results of a round in an event, and characters
 _GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", is blamed on the node
 
 
-def findings_of(report: Report, placement: Placement, at_s: float, of_job: Container[str] = ()) -> list[Finding]:
+def findings_of(report: RoundReport, placement: Placement, at_s: float, of_job: Container[str] = ()) -> list[Finding]:
     """Return what comes into quarantine: GPUs of which a check tells, else nodes; each place once for each check.
 
     Args:
@@ -58,7 +68,7 @@ def findings_of(report: Report, placement: Placement, at_s: float, of_job: Conta
     found = dict[tuple[Place, str], Finding]()
     for it in (it for it in report.bad if it.check not in of_job):
         place = _place_of(it, chosen)
-        how = "did not pass" if it.outcome is Outcome.FAIL else "did not come to an end"
+        how = "did not pass" if it.outcome is CheckOutcome.FAIL else "did not come to an end"
         finding = Finding(
             place, it.check, f"{it.check} {how}", _evidence(it), short(it.action), Clears.CHECKS, at_s
         )  # fmt: skip
@@ -66,24 +76,24 @@ def findings_of(report: Report, placement: Placement, at_s: float, of_job: Conta
     return list(found.values())
 
 
-def lines_of(report: Report) -> tuple[str, ...]:
+def lines_of(report: RoundReport) -> tuple[str, ...]:
     """Return a line for each thing that is wrong: where, evidence, and what to do."""
     return tuple(map(short, report.diagnostics()))
 
 
-def told_of(results: Iterable[Result]) -> list[Mapping[str, object]]:
+def told_of(results: Iterable[CheckResult]) -> list[Mapping[str, object]]:
     """Return results as an event holds them, the first ones only."""
     cut = [asdict(it) for it in list(results)[:MOST_TOLD]]
     return [{name: short(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut]
 
 
-def _place_of(result: Result, chosen: Container[tuple[str, int]]) -> Place:
+def _place_of(result: CheckResult, chosen: Container[tuple[str, int]]) -> Place:
     found = _GPU.fullmatch(result.device)
     gpu = WHOLE if found is None else int(found[1])
     return Place(result.node, gpu if (result.node, gpu) in chosen else WHOLE)
 
 
-def _evidence(result: Result) -> str:
+def _evidence(result: CheckResult) -> str:
     where = f"{result.device}: " if result.device else ""
     wanted = f", wanted {result.wanted}" if result.wanted else ""
     is_told = result.got or result.wanted
@@ -156,8 +166,8 @@ class NodeChecks:
     """
 
     def __init__(
-        self, rounds: Rounds | None = None, jobs: str = "off", *, slots: bool = False, link_bytes_per_s: float = 0.0,
-        scratch: Path | None = None,
+        self, rounds: BackgroundRounds | None = None, jobs: str = "off", *, slots: bool = False,
+        link_bytes_per_s: float = 0.0, scratch: Path | None = None,
     ) -> None:  # fmt: skip
         self._rounds, self._jobs, self._slots = rounds, jobs, slots
         self._link_bytes_per_s, self._scratch = link_bytes_per_s, scratch
@@ -169,7 +179,7 @@ class NodeChecks:
         self._newcomers: dict[tuple[str, str], Standing] = {}  # by job, and name of the round
         self._rests_until_s: dict[str, float] = {}  # jobs whose rings get nobody, by `time.monotonic`
         self._clean: set[str] = set()  # names of attempts that have been cleaned up after
-        self._tried: dict[str, Tried] = {}  # by job
+        self._tried: dict[str, PlacementTries] = {}  # by job
         self._waited: dict[str, int] = {}  # how often the tries of a job were over
         self._resting: dict[Place, float] = {}  # until when
         self._closed: frozenset[int] = frozenset()  # GPUs that took no jobs at the last look
@@ -234,9 +244,9 @@ class NodeChecks:
         if not is_start and self._is_checked(name):
             return
         if is_start:
-            self._tried.setdefault(row.job_id, Tried(time.monotonic()))
+            self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
             self.checked |= {row.job_id}
-        of_job = frozenset({SAMPLE}) if stored_or_usual(job.spec).sample is not None else frozenset[str]()
+        of_job = frozenset({JOB_SAMPLE}) if stored_or_usual(job.spec).sample is not None else frozenset[str]()
         begun = _Round(row.job_id, row.number, name, When.START if is_start else When.END, row.placement, of_job)
         self._begin(_round_name(name, begun.when.value), begun, job)
 
@@ -252,7 +262,7 @@ class NodeChecks:
         round_name = _round_name(name, f"{share.node}:{share.gpus[0]}")
         if (found := self._newcomers.pop((row.job_id, round_name), None)) is not None:
             return found
-        self._tried.setdefault(row.job_id, Tried(time.monotonic()))
+        self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
         if round_name not in self._begun:
             self._begin(round_name, _Round(row.job_id, row.number, name, When.SEAT, (share,)), job)
         return Standing(Checks.RUN)
@@ -277,7 +287,7 @@ class NodeChecks:
             return lambda nodes: clean_up(begun.placement, workload, nodes, attempt=begun.attempt, scratch=scratch)
         if begun.when is When.SEAT:  # its sample runs before the job starts
             workload = workload.model_copy(update={"sample": ()})
-        return lambda nodes: preflight(begun.placement, workload, nodes)
+        return lambda nodes: run_round(begun.placement, workload, nodes)
 
     def wait_s(self, row: AttemptRow) -> float:
         """Return how long the job of an attempt is to wait before it is tried again, as its nodes were not fit."""
@@ -349,7 +359,7 @@ class NodeChecks:
             store.write(write)
             jobs |= {job: row._replace(not_before_s=now_s) for job, row in rows.items()}
 
-    def _event(self, begun: _Round, ended: Ended, now_s: float) -> NewEvent | None:
+    def _event(self, begun: _Round, ended: FinishedRound, now_s: float) -> NewEvent | None:
         """Return what is told of a round; nothing of one that has put a node in order."""
         report = ended.report
         is_end = begun.when is When.END
@@ -365,7 +375,7 @@ class NodeChecks:
             PREFLIGHT, WRITER, now_s, begun.job, begun.number, now=now, fence=self._fence, cause=cause, data=data
         )  # fmt: skip
 
-    def _note(self, name: str, begun: _Round, ended: Ended) -> None:
+    def _note(self, name: str, begun: _Round, ended: FinishedRound) -> None:
         """Note what follows from a round for its attempt."""
         if begun.when is When.END:
             self._clean.add(begun.attempt)
@@ -385,19 +395,19 @@ class NodeChecks:
         else:
             self._unfit[begun.attempt] = unfit
 
-    def _judge(self, begun: _Round, ended: Ended) -> _Unfit | None:
+    def _judge(self, begun: _Round, ended: FinishedRound) -> _Unfit | None:
         """Return why what a round checked is not fit, and for how long its job waits then; None if it is."""
         if ended.report is None:
             return self._give_up(begun, (ended.problem,))
-        tried = self._tried.get(begun.job, Tried(time.monotonic()))
+        tried = self._tried.get(begun.job, PlacementTries(time.monotonic()))
         step = next_step(tried, ended.report, time.monotonic())
-        if isinstance(step, Start):
+        if isinstance(step, StartJob):
             self._tried.pop(begun.job, None)
             self._waited.pop(begun.job, None)
             return None
         if isinstance(step, TryOthers):
-            self._tried[begun.job] = step.tried
-            told = f"{_NOT_PASSED[begun.when]} ({step.tried.tries} of {MOST_TRIES}), so {_ELSEWHERE[begun.when]}: "
+            self._tried[begun.job] = step.tries
+            told = f"{_NOT_PASSED[begun.when]} ({step.tries.count} of {MAX_TRIES}), so {_ELSEWHERE[begun.when]}: "
             return _Unfit(told + "; ".join(lines_of(ended.report)), 0.0)
         return self._give_up(begun, step.diagnostics)
 

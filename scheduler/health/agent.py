@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from ...cluster.files.errors import BackendError, InputError, LongshoreError, words_of
 from ...cluster.files.processes import boot_id, shows_this_process
 from ...preflight.context import NodeSetup
-from ...preflight.round import check_place
+from ...preflight.rounds import check_node
 from ..client import Client
 from .guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
 from .link_probes import Prober
@@ -145,7 +145,7 @@ class Checking:
 
     def _run(self, order: Mapping[str, Any]) -> None:
         try:
-            passed, evidence = check_place(self._place, tuple(order["gpus"]), int(order["level"]))
+            passed, evidence = check_node(self._place, tuple(order["gpus"]), int(order["level"]))
         except Exception as error:  # a check may fail in any way
             passed, evidence = False, f"the checks themselves failed: {words_of(error)}"
         line = evidence.translate(_LINE)[:MOST_EVIDENCE]

@@ -35,7 +35,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.yaml_file import ExactTypes
-from ...preflight.link_checks import LEAST_BYTES, MOST_BYTES, PARTS, PROBE_S, SKIPPED
+from ...preflight.link_checks import MAX_PROBE_BYTES, MIN_PROBE_BYTES, PROBE_PARTS, PROBE_S, SKIPPED_PARTS
 
 MOST_LINE = 4096  # bytes
 KEY_WORDS = "64 characters: digits and a to f."
@@ -222,7 +222,7 @@ def want_stamps(connection: socket.socket) -> None:
 
 def send(connection: socket.socket, limit_s: float) -> None:
     """Send until the receiver has enough and closes, or until the limit."""
-    until_s, left, block = time.monotonic() + limit_s, MOST_BYTES, memoryview(bytes(BLOCK))
+    until_s, left, block = time.monotonic() + limit_s, MAX_PROBE_BYTES, memoryview(bytes(BLOCK))
     with suppress(OSError):
         while left > 0 and (wait_s := until_s - time.monotonic()) > 0.0:
             connection.settimeout(wait_s)
@@ -254,9 +254,9 @@ def receive(connection: socket.socket, limit_s: float) -> Figure | None:
         total += got
         read.append((total, time.monotonic()))
         stamped += [(total, _stamp(it)) for _, kind, it in told if kind == STAMPS and len(it) == STAMP.size]
-        while read[first][0] * PARTS < total * SKIPPED:  # the first bytes are left out
+        while read[first][0] * PROBE_PARTS < total * SKIPPED_PARTS:  # the first bytes are left out
             first += 1
-        if total >= MOST_BYTES or (total >= LEAST_BYTES and read[-1][1] - read[first][1] >= PROBE_S):
+        if total >= MAX_PROBE_BYTES or (total >= MIN_PROBE_BYTES and read[-1][1] - read[first][1] >= PROBE_S):
             break
     if not read or time.monotonic() - read[-1][1] > STALLED_S:
         return None
@@ -275,7 +275,7 @@ def _figure(came: Came) -> Figure | None:
     counted, seconds = came[-1][0] - came[0][0], came[-1][1] - came[0][1]
     if not seconds > 0.0:
         return None
-    median = statistics.median(_rates(came, counted / (PARTS - SKIPPED)))
+    median = statistics.median(_rates(came, counted / (PROBE_PARTS - SKIPPED_PARTS)))
     return Figure(counted, min(seconds, counted / median) if median > 0.0 else seconds)
 
 
@@ -500,7 +500,7 @@ def _judged(told: Told, took_s: float) -> Outcome:
     """
     if told.broken or told.failed:
         return Outcome(State.BROKEN if told.broken else State.UNKNOWN, why=told.broken or told.failed)
-    if not 0 < told.counted_bytes <= MOST_BYTES + BLOCK or not 0.0 < told.seconds <= took_s:
+    if not 0 < told.counted_bytes <= MAX_PROBE_BYTES + BLOCK or not 0.0 < told.seconds <= took_s:
         words = f"{told.counted_bytes} bytes in {told.seconds:.3g} s of {took_s:.3g} s cannot be"
         return Outcome(State.UNKNOWN, why=words)
     return Outcome(State.MEASURED, Figure(told.counted_bytes, told.seconds).bytes_per_s)

@@ -19,7 +19,7 @@ from ...cluster.files.errors import LongshoreError
 from ...cluster.files.yaml_file import ExactTypes
 from ...cluster.model.needs import ANYTHING, Needs
 from ...cluster.model.training_plan import PlanFile
-from ...preflight.checked_job import ALL_ATTACHMENTS, Attachment, CheckedJob, Collectives, Dtype
+from ...preflight.check import ALL_ATTACHMENTS, Attachment, CheckedJob, Collectives, Dtype
 from .job import DEFAULT_TRIES, NO_PROGRESS, Tries
 
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"

@@ -23,8 +23,7 @@ from sqlalchemy import Connection
 
 from ...cluster.files.errors import InputError, words_of
 from ...preflight.context import NodeSetup
-from ...preflight.round import check_place
-from ...preflight.rounds import Rounds
+from ...preflight.rounds import BackgroundRounds, check_node
 from ...preflight.warm import WarmNodes, load_ahead
 from ...preflight.wiring import read_blueprint, read_facts
 from ..control.node_checks import NodeChecks
@@ -68,7 +67,7 @@ def checks_of(settings: Settings, layout: Layout, wake: Callable[[], None], *, s
     def ask(node: str, gpu: int | None) -> tuple[bool, str]:
         return orders.ask(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
 
-    def node_checks(rounds: Rounds | None) -> NodeChecks:
+    def node_checks(rounds: BackgroundRounds | None) -> NodeChecks:
         links, scratch = choice.link_bytes_per_s, None if choice.scratch is None else choice.scratch.absolute()
         return NodeChecks(rounds, choice.jobs, slots=slots, link_bytes_per_s=links, scratch=scratch)
 
@@ -84,10 +83,10 @@ def checks_of(settings: Settings, layout: Layout, wake: Callable[[], None], *, s
     def place_of(node: str) -> NodeSetup:
         return NodeSetup(node, home, slots, wiring=choice.wiring, port_facts=choice.port_facts)
 
-    rounds = Rounds(WarmNodes(place_of), wake)
+    rounds = BackgroundRounds(WarmNodes(place_of), wake)
 
     def check(node: str, gpu: int | None) -> tuple[bool, str]:
-        return check_place(place_of(node), tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
+        return check_node(place_of(node), tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
 
     return ServiceChecks(node_checks(rounds), check, lambda _: True, orders, rounds.close)
 

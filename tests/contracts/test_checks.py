@@ -8,8 +8,17 @@ import pytest
 
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import registered
-from longshore.preflight.check import Check, Finding, Outcome, Stage, all_checks, chosen_checks, find_check, passed
-from longshore.preflight.checked_job import CheckedJob
+from longshore.preflight.check import (
+    Check,
+    CheckedJob,
+    CheckFinding,
+    CheckOutcome,
+    CheckStage,
+    all_checks,
+    chosen_checks,
+    find_check,
+    passed,
+)
 from longshore.preflight.context import Context
 from longshore.testing import check_preflight_check
 from tests.packages import install
@@ -20,7 +29,7 @@ def test_a_check_keeps_its_limit_and_says_what_it_found(name: str) -> None:
     check_preflight_check(find_check(name))
 
 
-def sleepy(context: Context) -> list[Finding]:
+def sleepy(context: Context) -> list[CheckFinding]:
     time.sleep(0.05)
     return []
 
@@ -32,8 +41,8 @@ BROKEN: list[tuple[Check, str]] = [
     (replace(FINE, about=""), "about"),
     (replace(FINE, name=""), "name"),
     (replace(FINE, run=lambda context: ["all well"]), "no Finding"),  # type: ignore[list-item]
-    (replace(FINE, run=lambda context: [Finding(Outcome.FAIL, got="3")]), "wanted, action"),
-    (replace(FINE, run=lambda context: [Finding(Outcome.SKIPPED)]), "reason"),
+    (replace(FINE, run=lambda context: [CheckFinding(CheckOutcome.FAIL, got="3")]), "wanted, action"),
+    (replace(FINE, run=lambda context: [CheckFinding(CheckOutcome.SKIPPED)]), "reason"),
     (replace(FINE, limit_s=0.01, run=sleepy), "longer than its limit"),
 ]
 
@@ -66,7 +75,7 @@ def test_a_check_of_another_package_runs_behind_ours(
 ) -> None:
     folder = tmp_path_factory.mktemp("site")
     install(folder, monkeypatch, "checks", {"site.mine": "site_checks:MINE"}, site_checks=MODULE)
-    names = [check.name for check in chosen_checks(Stage.NODE, 1, CheckedJob())]
+    names = [check.name for check in chosen_checks(CheckStage.NODE, 1, CheckedJob())]
     assert names[-1] == "site.mine"
     assert len(names) > 10
     forget_checks()
@@ -77,6 +86,6 @@ def test_a_check_under_another_name_than_its_own_is_refused(
 ) -> None:
     folder = tmp_path_factory.mktemp("site")
     install(folder, monkeypatch, "checks", {"site.mine": "site_checks:OTHER"}, site_checks=MODULE)
-    with pytest.raises(PluginError, match=r"calls itself 'site\.other'"):
+    with pytest.raises(PluginError, match=r"has the name 'site\.other'"):
         all_checks()
     forget_checks()

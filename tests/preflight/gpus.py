@@ -1,23 +1,114 @@
-"""A node with scripted GPUs, and what a check finds on it, in this process."""
+"""A node with scripted GPUs, and what a check finds on it, in this process.
+
+`ScriptedReader` stands in for NVML. It leaves out that calls take time, that counters change by themselves, and what a
+real driver does when a GPU is lost in the middle of a call. No test with it shows that a real GPU is read correctly.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from longshore.preflight.check import Finding, find_check
-from longshore.preflight.checked_job import CheckedJob
-from longshore.preflight.context import Chosen, Context, NodeSetup
-from longshore.preflight.readers import Gpu
-from longshore.preflight.scripted import ScriptedGpu, ScriptedReader
-from longshore.preflight.warm_worker import Order, carry_out
+from longshore.preflight.check import CheckedJob, CheckFinding, find_check
+from longshore.preflight.context import CheckScope, Context, NodeSetup
+from longshore.preflight.readers import Clocks, Driver, GpuInfo, GpuLostError, GpuProcess, NvLink, Pcie, RemappedRows
+from longshore.preflight.warm_worker import CheckRequest, run_check
+
+
+@dataclass
+class ScriptedGpu:
+    """What the reader reports of one GPU; None is not supported."""
+
+    gpu: GpuInfo
+    uncorrected_errors: int | None = 0
+    rows: RemappedRows | None = field(default_factory=lambda: RemappedRows(0, 0, pending=False, failed=False))
+    pcie: Pcie | None = field(default_factory=lambda: Pcie(4, 16, 16))
+    nvlinks: Sequence[NvLink] | None = None
+    clocks: Clocks | None = field(default_factory=lambda: Clocks(()))
+    holders: Sequence[GpuProcess] | None = ()
+    resets: bool | None = True
+    sets: bool | None = True  # clocks and limits of power
+    clock_mhz: int = 0  # as set, 0 for that by default
+    power_w: float = 0.0
+    lost: bool = False
+
+
+class ScriptedReader:
+    """Reports scripted GPUs.
+
+    Args:
+        gpus: What it reports of each.
+        driver: The versions.
+    """
+
+    def __init__(self, gpus: Sequence[ScriptedGpu], driver: Driver | None = None) -> None:
+        self.scripted = list(gpus)
+        self.versions = driver or Driver("580.65.06", "13.580.65", "96.00.5E")
+
+    def driver(self) -> Driver:
+        """Return the versions."""
+        return self.versions
+
+    def gpus(self) -> Sequence[GpuInfo]:
+        """Return all GPUs; a lost one is not among them, as with NVML after a restart of the driver."""
+        return [it.gpu for it in self.scripted if not it.lost]
+
+    def _of(self, gpu: int) -> ScriptedGpu:
+        found = next((it for it in self.scripted if it.gpu.index == gpu), None)
+        if found is None or found.lost:
+            raise GpuLostError(f"GPU {gpu} does not answer")
+        return found
+
+    def uncorrected_errors(self, gpu: int) -> int | None:
+        """Return what was scripted."""
+        return self._of(gpu).uncorrected_errors
+
+    def rows(self, gpu: int) -> RemappedRows | None:
+        """Return what was scripted."""
+        return self._of(gpu).rows
+
+    def pcie(self, gpu: int) -> Pcie | None:
+        """Return what was scripted."""
+        return self._of(gpu).pcie
+
+    def nvlinks(self, gpu: int) -> Sequence[NvLink] | None:
+        """Return what was scripted."""
+        return self._of(gpu).nvlinks
+
+    def clocks(self, gpu: int) -> Clocks | None:
+        """Return what was scripted."""
+        return self._of(gpu).clocks
+
+    def holders(self, gpu: int) -> Sequence[GpuProcess] | None:
+        """Return what was scripted."""
+        return self._of(gpu).holders
+
+    def lock_clock(self, gpu: int, mhz: int) -> bool | None:
+        """Set it if it can be, and return what was scripted."""
+        it = self._of(gpu)
+        it.clock_mhz = mhz if it.sets else it.clock_mhz
+        return it.sets
+
+    def limit_power(self, gpu: int, watts: float) -> bool | None:
+        """Set it if it can be, and return what was scripted."""
+        it = self._of(gpu)
+        it.power_w = watts if it.sets else it.power_w
+        return it.sets
+
+    def reset_clocks(self, gpu: int) -> bool | None:
+        """Take back what was set if that can be done, and return what was scripted."""
+        it = self._of(gpu)
+        if it.resets:
+            it.clock_mhz, it.power_w = 0, 0.0
+        return it.resets
 
 
 def gpu(index: int, name: str = "NVIDIA A100-SXM4-80GB") -> ScriptedGpu:
-    return ScriptedGpu(Gpu(index, f"GPU-{index}", name, f"00000000:{index + 0x0F:02X}:00.0", 80 << 30, 79 << 30))
+    return ScriptedGpu(GpuInfo(index, f"GPU-{index}", name, f"00000000:{index + 0x0F:02X}:00.0", 80 << 30, 79 << 30))
 
 
-def node(folder: Path, gpus: Sequence[ScriptedGpu] | None = None, **place: object) -> Context:
+def node(folder: Path, gpus: Sequence[ScriptedGpu] | None = None, **setup: object) -> Context:
     sysfs, log = folder / "infiniband", folder / "kmsg"
-    whole: dict[str, object] = {"sysfs": sysfs, "kernel_log": log} | place
+    whole: dict[str, object] = {"sysfs": sysfs, "kernel_log": log} | setup
     reader = None if gpus is None else ScriptedReader(gpus)
     return Context(NodeSetup("n1", folder, **whole), reader)  # type: ignore[arg-type]
 
@@ -28,11 +119,11 @@ def ask(
     gpus: Sequence[int] = (0, 1),
     workload: CheckedJob | None = None,
     cleared_s: float = 0.0,
-) -> list[Finding]:
-    """Return what a check finds, as a warm process would tell it."""
-    chosen = Chosen(tuple(gpus), ("n1",), 1, find_check(check).limit_s, cleared_s)
-    order = Order(number=1, check=check, chosen=chosen, workload=workload or CheckedJob())
-    return carry_out(order, context)
+) -> list[CheckFinding]:
+    """Return what a check finds, as a warm process reports it."""
+    chosen = CheckScope(tuple(gpus), ("n1",), 1, find_check(check).limit_s, cleared_s)
+    request = CheckRequest(number=1, check=check, chosen=chosen, workload=workload or CheckedJob())
+    return run_check(request, context)
 
 
 def write_port(root: Path, name: str, state: str = "4: ACTIVE", physical: str = "5: LinkUp", **counters: int) -> None:

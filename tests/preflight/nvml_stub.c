@@ -1,4 +1,4 @@
-/* A library with the functions of NVML that Longshore calls. It answers as NVIDIA's documentation says.
+/* A library with the functions of NVML that Longshore calls. It answers as in NVIDIA's documentation.
  *
  * GPU 0 is well but for its link to the host. Where NVML_STUB_LOG names a file that link is well too, clocks and limits
  * of power may be set, and what is set is written there. GPU 1 waits for a row to be replaced and is slowed down by heat. GPU 2 supports nothing. GPU 3 is lost.

@@ -147,14 +147,14 @@ def test_the_first_that_stores_a_reference_is_obeyed(tmp_path: Path) -> None:
     assert (stored == bits).all()
 
 
-def test_a_reference_says_where_it_is_from(tmp_path: Path) -> None:
+def test_a_reference_has_its_provenance(tmp_path: Path) -> None:
     opened(tmp_path, "fp32", "node7", SIZE)
     (path,) = tmp_path.glob("*-exact.npz")
     with np.load(path) as file:
-        told = json.loads(str(file["provenance"]))
-    assert told["node"] == "node7"
-    assert told["maker"]["gpu_type"] == "float64"
-    assert len(told["sha256"]) == 64
+        reported = json.loads(str(file["provenance"]))
+    assert reported["node"] == "node7"
+    assert reported["maker"]["gpu_type"] == "float64"
+    assert len(reported["sha256"]) == 64
 
 
 def other_arrays(path: Path) -> None:
@@ -184,7 +184,7 @@ DAMAGES: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_reference_is_told_with_its_path_and_not_believed(
+def test_a_damaged_reference_is_reported_with_its_path_and_not_believed(
     damage: Callable[[Path], object], tmp_path: Path
 ) -> None:
     opened(tmp_path, "fp32", "n", SIZE)
@@ -203,7 +203,7 @@ def test_a_link_in_place_of_a_reference_is_not_followed(tmp_path: Path) -> None:
         References(tmp_path).exact(Product("fp32", SIZE, 1))
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be made"):
         References(tmp_path / "file" / "below")

@@ -10,7 +10,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.processes import free_port
-from longshore.preflight.checked_job import CheckedJob
+from longshore.preflight.check import CheckedJob
 from longshore.preflight.travelling import NOT_FIT, rank_of, wrapped
 from longshore.scheduler.rules.retry import TEMPFAIL
 from tests.command_line import Command
@@ -30,12 +30,12 @@ def cluster(tmp_path: Path) -> Path:
     return path
 
 
-def test_nodes_that_are_fit_are_told_with_status_0(longshore: Command, cluster: Path, tmp_path: Path) -> None:
+def test_nodes_that_are_fit_are_reported_with_status_0(longshore: Command, cluster: Path, tmp_path: Path) -> None:
     done = longshore("preflight", "--cluster", cluster, "--folder", tmp_path, "--nodes", "a, c", "--json")
     assert done.status == 0
-    told = json.loads(done.out)
-    assert (told["passed"], told["nodes"], told["bad_nodes"]) == (True, ["a", "c"], [])
-    assert {"check", "node", "outcome", "got", "wanted", "action", "seconds"} <= set(told["results"][0])
+    reported = json.loads(done.out)
+    assert (reported["passed"], reported["nodes"], reported["bad_nodes"]) == (True, ["a", "c"], [])
+    assert {"check", "node", "outcome", "got", "wanted", "action", "seconds"} <= set(reported["results"][0])
 
 
 @pytest.mark.full
@@ -65,13 +65,13 @@ def test_wiring_is_learned_into_a_file_that_can_be_checked_against(
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--nodes", "nobody"), ("--nodes", ""), ("--nodes", "a,a"), ("--nodes", ",".join("a" * 200)),
+        ("--nodes", "unknown"), ("--nodes", ""), ("--nodes", "a,a"), ("--nodes", ",".join("a" * 200)),
         ("--nodes", "a\x1b[31m"), ("--level", "4"), ("--level", "-1"), ("--level", "x"), ("--dtype", "fp8"),
         ("--wiring", "/nowhere"), ("--wiring", "/"), ("--port-facts", "/nowhere"), ("--learn-wiring", "/nowhere/x"),
         ("--learn-wiring", "/"), ("--cluster", "/nowhere"), ("--folder", "/proc/nowhere"), ("--folder", "/dev/null"),
     ],
 )  # fmt: skip
-def test_an_option_that_makes_no_sense_is_told_in_one_line(
+def test_an_option_that_is_invalid_is_reported_in_one_line(
     option: str, value: str, longshore: Command, cluster: Path, tmp_path: Path
 ) -> None:
     rest = {"--cluster": cluster, "--folder": tmp_path} | {option: Path(value) if value.startswith("/") else value}
@@ -123,7 +123,7 @@ def test_a_rank_that_is_not_fit_asks_to_be_tried_again_where_the_scheduler_put_t
 
 
 @pytest.mark.full
-def test_a_command_that_is_not_there_is_told() -> None:
+def test_a_command_that_is_not_there_is_reported() -> None:
     running = travelling("--slots", "--level", "0", "--", "/no/such/program")
     _, err = running.communicate()
     assert running.returncode == 127
@@ -135,14 +135,16 @@ def test_a_command_that_is_not_there_is_told() -> None:
     [{"RANK": "x"}, {"RANK": "-1"}, {"RANK": "3"}, {"RANK": "9" * 30}, {"WORLD_SIZE": "0"}, {"MASTER_PORT": "1e3"},
      {"LOCAL_RANK": "2"}, {"RANK": "²"}],
 )  # fmt: skip
-def test_an_environment_that_makes_no_sense_is_told(environment: Mapping[str, str]) -> None:
+def test_an_environment_that_is_invalid_is_reported(environment: Mapping[str, str]) -> None:
     with pytest.raises(InputError):
         rank_of(environment)
 
 
 def test_a_rank_is_on_the_gpu_that_the_scheduler_gave_it() -> None:
-    told = rank_of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LONGSHORE_GPUS": "2,6", "LONGSHORE_NODE": "b"})
-    assert (told.rank, told.ranks, told.gpu, told.node) == (5, 8, 6, "b")
+    reported = rank_of(
+        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LONGSHORE_GPUS": "2,6", "LONGSHORE_NODE": "b"}
+    )
+    assert (reported.rank, reported.ranks, reported.gpu, reported.node) == (5, 8, 6, "b")
 
 
 @pytest.mark.parametrize(
@@ -161,5 +163,5 @@ def test_a_rank_is_on_the_gpu_that_the_scheduler_gave_it() -> None:
 def test_a_rank_checks_the_gpu_that_cuda_shows_it(visible: str | None, local: int, expected: int) -> None:
     gpus = [gpu(it).gpu for it in range(4)]
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": str(local), "LONGSHORE_GPUS": "2,6"}
-    told = environment if visible is None else environment | {"CUDA_VISIBLE_DEVICES": visible}
-    assert rank_of(told, gpus).gpu == expected
+    reported = environment if visible is None else environment | {"CUDA_VISIBLE_DEVICES": visible}
+    assert rank_of(reported, gpus).gpu == expected

@@ -30,7 +30,7 @@ def reader() -> NvmlReader:
     except BackendError as error:
         pytest.skip(str(error))
     if found.holders(0):
-        pytest.skip("somebody else is on the GPU, such as another test")
+        pytest.skip("another process is on the GPU, such as another test")
     return found
 
 
@@ -57,18 +57,18 @@ def test_checks_that_travel_pass_on_a_gpu_that_is_well(dtype: str, reader: NvmlR
         assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
-def test_a_gpu_that_is_not_shown_is_told(reader: NvmlReader) -> None:
+def test_a_gpu_that_is_not_shown_is_reported(reader: NvmlReader) -> None:
     assert reader.count()
     done = checked(CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 3
     assert "CUDA_VISIBLE_DEVICES does not show gpu 0" in done.stderr
 
 
-def test_who_holds_memory_of_the_gpu_is_named(reader: NvmlReader) -> None:
+def test_a_process_that_holds_memory_of_the_gpu_is_named(reader: NvmlReader) -> None:
     held = torch.ones(1 << 26, device="cuda")
     torch.cuda.synchronize()
     if os.getpid() not in {it.pid for it in reader.holders(0) or ()}:
-        pytest.skip("the driver tells process ids of another namespace")
+        pytest.skip("the driver reports process ids of another namespace")
     done = checked()
     assert done.returncode == 3
     assert f"process {os.getpid()} with" in done.stderr

@@ -1,4 +1,4 @@
-"""Checks of hardware on scripted GPUs, ports and logs: each fault with its verdict. No real GPU is looked at."""
+"""Checks of hardware on scripted GPUs, ports and logs: each fault with its verdict. No real GPU is used."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -9,23 +9,41 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from longshore.preflight import checks, warm_worker
-from longshore.preflight.check import Finding, Need, Outcome, Stage, chosen_checks
-from longshore.preflight.checked_job import ALL_ATTACHMENTS, Attachment, CheckedJob
-from longshore.preflight.checks import equal_on_all, near_median, verdicts
+from longshore.preflight import compute_checks, warm_worker
+from longshore.preflight.check import (
+    ALL_ATTACHMENTS,
+    Attachment,
+    CheckedJob,
+    CheckFinding,
+    CheckOutcome,
+    CheckStage,
+    Need,
+    chosen_checks,
+)
+from longshore.preflight.checks import equal_on_all, verdicts
+from longshore.preflight.compute_checks import near_median
 from longshore.preflight.context import Context
-from longshore.preflight.readers import Clocks, Holder, NvLink, Pcie, Rows
-from longshore.preflight.scripted import ScriptedGpu
+from longshore.preflight.readers import Clocks, GpuProcess, NvLink, Pcie, RemappedRows
 from longshore.scheduler.model.job_spec import JobFile, checked_job_of
-from tests.preflight.gpus import ask, gpu, node, write_port
+from tests.preflight.gpus import ScriptedGpu, ask, gpu, node, write_port
 
-PASS, WARN, FAIL, INCOMPLETE, SKIPPED = Outcome
-SCRIPTED: list[tuple[str, Callable[[ScriptedGpu], None], Outcome, str]] = [
+PASS, WARN, FAIL, INCOMPLETE, SKIPPED = CheckOutcome
+SCRIPTED: list[tuple[str, Callable[[ScriptedGpu], None], CheckOutcome, str]] = [
     ("ecc.volatile", lambda it: setattr(it, "uncorrected_errors", 2), FAIL, "reset the GPU"),
     ("ecc.volatile", lambda it: setattr(it, "uncorrected_errors", None), SKIPPED, ""),
-    ("rows.remap", lambda it: setattr(it, "rows", Rows(0, 1, pending=True, failed=False)), FAIL, "reset the GPU"),
-    ("rows.remap", lambda it: setattr(it, "rows", Rows(0, 9, pending=True, failed=True)), FAIL, "replace the GPU"),
-    ("rows.remap", lambda it: setattr(it, "rows", Rows(3, 0, pending=False, failed=False)), PASS, ""),
+    (
+        "rows.remap",
+        lambda it: setattr(it, "rows", RemappedRows(0, 1, pending=True, failed=False)),
+        FAIL,
+        "reset the GPU",
+    ),
+    (
+        "rows.remap",
+        lambda it: setattr(it, "rows", RemappedRows(0, 9, pending=True, failed=True)),
+        FAIL,
+        "replace the GPU",
+    ),
+    ("rows.remap", lambda it: setattr(it, "rows", RemappedRows(3, 0, pending=False, failed=False)), PASS, ""),
     ("rows.remap", lambda it: setattr(it, "rows", None), SKIPPED, ""),
     ("pcie.link", lambda it: setattr(it, "pcie", Pcie(1, 8, 16)), FAIL, "reseat the card"),
     ("pcie.link", lambda it: setattr(it, "pcie", Pcie(1, 16, 16)), PASS, ""),
@@ -34,14 +52,14 @@ SCRIPTED: list[tuple[str, Callable[[ScriptedGpu], None], Outcome, str]] = [
     ("clocks.thermal", lambda it: setattr(it, "clocks", Clocks((), 200.0, 400.0)), WARN, "restore"),
     ("clocks.thermal", lambda it: setattr(it, "clocks", None), SKIPPED, ""),
     ("count.type", lambda it: setattr(it, "lost", True), FAIL, "restart the machine"),
-    ("mem.disk", lambda it: setattr(it, "holders", [Holder(1, 10**9)]), FAIL, "end what was left"),
+    ("mem.disk", lambda it: setattr(it, "holders", [GpuProcess(1, 10**9)]), FAIL, "end what was left"),
     ("nvlink.state", lambda it: setattr(it, "nvlinks", None), SKIPPED, ""),
 ]
 
 
 @pytest.mark.parametrize(("check", "spoil", "outcome", "action"), SCRIPTED)
 def test_a_fault_of_a_chosen_gpu_has_its_verdict_and_what_to_do(
-    check: str, spoil: Callable[[ScriptedGpu], None], outcome: Outcome, action: str, tmp_path: Path
+    check: str, spoil: Callable[[ScriptedGpu], None], outcome: CheckOutcome, action: str, tmp_path: Path
 ) -> None:
     gpus = [gpu(0), gpu(1), gpu(2)]
     spoil(gpus[1])
@@ -55,7 +73,7 @@ def test_a_fault_of_a_chosen_gpu_has_its_verdict_and_what_to_do(
 
 @pytest.mark.parametrize(("check", "spoil", "outcome", "action"), SCRIPTED)
 def test_the_same_fault_of_a_gpu_that_was_not_chosen_does_not_matter(
-    check: str, spoil: Callable[[ScriptedGpu], None], outcome: Outcome, action: str, tmp_path: Path
+    check: str, spoil: Callable[[ScriptedGpu], None], outcome: CheckOutcome, action: str, tmp_path: Path
 ) -> None:
     gpus = [gpu(0), gpu(1), gpu(2)]
     spoil(gpus[2])
@@ -75,7 +93,9 @@ def test_a_node_without_a_driver_is_no_pass_unless_slots_stand_for_its_gpus(tmp_
 
 
 @pytest.mark.parametrize(("wanted", "outcome"), [("", PASS), ("a100", PASS), ("A100-SXM4", PASS), ("h100", FAIL)])
-def test_a_gpu_of_another_type_than_the_workload_asks_for_fails(wanted: str, outcome: Outcome, tmp_path: Path) -> None:
+def test_a_gpu_of_another_type_than_the_workload_asks_for_fails(
+    wanted: str, outcome: CheckOutcome, tmp_path: Path
+) -> None:
     found = ask(node(tmp_path, [gpu(0)]), "count.type", (0,), CheckedJob(gpu_type=wanted))
     assert [it.outcome for it in found] == [outcome]
 
@@ -87,7 +107,7 @@ def test_too_little_free_memory_fails(tmp_path: Path) -> None:
 
 def test_memory_that_the_process_of_the_checks_holds_is_free_for_the_job(tmp_path: Path) -> None:
     one = gpu(0)
-    one.holders = [Holder(os.getpid(), 1 << 30)]  # what CUDA and the references take
+    one.holders = [GpuProcess(os.getpid(), 1 << 30)]  # what CUDA and the references take
     found = ask(node(tmp_path, [one]), "mem.disk", (0,), CheckedJob(gpu_memory_bytes=80 << 30))
     assert [(it.device, it.outcome) for it in found] == [("gpu 0", PASS), ("scratch", PASS)]
 
@@ -97,7 +117,7 @@ def links(recoveries: int = 0, *, active: bool = True, to: int = 1) -> list[NvLi
 
 
 @pytest.mark.parametrize(("to", "outcome"), [(1, FAIL), (2, WARN), (99, FAIL)])
-def test_a_link_counts_if_a_chosen_gpu_or_a_switch_is_behind_it(to: int, outcome: Outcome, tmp_path: Path) -> None:
+def test_a_link_counts_if_a_chosen_gpu_or_a_switch_is_behind_it(to: int, outcome: CheckOutcome, tmp_path: Path) -> None:
     gpus = [gpu(0), gpu(1), gpu(2)]
     gpus[0].nvlinks, gpus[1].nvlinks = links(active=False, to=to), links(to=0)
     context = node(tmp_path, gpus)
@@ -117,17 +137,17 @@ def test_a_link_whose_faults_are_not_counted_is_no_pass(tmp_path: Path) -> None:
 
 def test_the_speed_of_many_gpus_is_measured_within_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(checks, "SPEED_SIZE", 2)
+    monkeypatch.setattr(compute_checks, "SPEED_SIZE", 2)
     monkeypatch.setattr(Context, "where", lambda *_: "cpu")
     monkeypatch.setattr("torch.cuda.synchronize", lambda _: clock.__setitem__(0, clock[0] + 0.005))
-    monkeypatch.setattr(checks, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(compute_checks, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     gpus = tuple(range(16))
     found = ask(node(tmp_path, [gpu(it) for it in gpus]), "gemm.speed", gpus)
     assert {it.outcome for it in found} == {PASS}
-    assert clock[0] < 0.8 * checks.FAST.limit_s
+    assert clock[0] < 0.8 * compute_checks.FAST_CHECK.limit_s
 
 
-def test_links_that_a_workload_does_not_use_are_not_looked_at(tmp_path: Path) -> None:
+def test_links_that_a_workload_does_not_use_are_not_checked(tmp_path: Path) -> None:
     gpus = [gpu(0), gpu(1)]
     gpus[0].nvlinks = links(active=False)
     found = ask(node(tmp_path, gpus), "nvlink.state", workload=CheckedJob(attachments=("host",)))
@@ -135,9 +155,9 @@ def test_links_that_a_workload_does_not_use_are_not_looked_at(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("used", [("host",), ("nic", "host"), ("nvlink",), ALL_ATTACHMENTS])
-def test_a_job_file_says_which_links_are_checked(used: tuple[Attachment, ...]) -> None:
+def test_a_job_file_decides_which_links_are_checked(used: tuple[Attachment, ...]) -> None:
     job = JobFile.model_validate({"command": ("true",), "attachments": (*used, used[0])[:3]})
-    needs = {need for stage in Stage for it in chosen_checks(stage, 3, checked_job_of(job)) for need in it.needs}
+    needs = {need for stage in CheckStage for it in chosen_checks(stage, 3, checked_job_of(job)) for need in it.needs}
     kinds = {Need.HOST: "host", Need.NIC: "nic", Need.NVLINK: "nvlink"}
     assert {kinds[need] for need in needs & kinds.keys()} == set(used)
 
@@ -153,7 +173,7 @@ nodes:
 
 @pytest.mark.parametrize(("port", "outcome"), [("mlx5_0/1", FAIL), ("mlx5_1/1", WARN), ("mlx5_2/1", WARN)])
 def test_a_link_that_goes_down_fails_in_the_subset_and_is_reported_outside_of_it(
-    port: str, outcome: Outcome, tmp_path: Path
+    port: str, outcome: CheckOutcome, tmp_path: Path
 ) -> None:
     root, wiring = tmp_path / "infiniband", tmp_path / "wiring.yaml"
     wiring.write_text(WIRING)
@@ -191,7 +211,9 @@ XIDS = [
 
 
 @pytest.mark.parametrize(("number", "outcome"), XIDS)
-def test_a_fault_in_the_log_has_the_verdict_of_its_number(number: int, outcome: Outcome | None, tmp_path: Path) -> None:
+def test_a_fault_in_the_log_has_the_verdict_of_its_number(
+    number: int, outcome: CheckOutcome | None, tmp_path: Path
+) -> None:
     log = tmp_path / "kmsg"
     log.write_text(f"6,1,5000000,-;NVRM: Xid (PCI:0000:10:00): {number}, pid=1, name=python\n6,2,6000000,-;other\n")
     context = node(tmp_path, [gpu(0), gpu(1)])
@@ -203,14 +225,14 @@ def test_a_fault_in_the_log_has_the_verdict_of_its_number(number: int, outcome: 
     assert FAIL not in outside or number == 79  # that one takes the machine with it
 
 
-def test_a_log_that_may_not_be_read_is_skipped_and_says_so(tmp_path: Path) -> None:
+def test_a_log_that_may_not_be_read_is_skipped_and_reports_that(tmp_path: Path) -> None:
     (found,) = ask(node(tmp_path, kernel_log=tmp_path / "none"), "xid.recent")
     assert found.outcome is SKIPPED
     assert "run as root" in found.reason
 
 
-def told(**texts: str) -> dict[str, Finding]:
-    return {node: Finding(PASS, text=text) for node, text in texts.items()}
+def reported(**texts: str) -> dict[str, CheckFinding]:
+    return {node: CheckFinding(PASS, text=text) for node, text in texts.items()}
 
 
 @pytest.mark.parametrize(
@@ -223,13 +245,13 @@ def told(**texts: str) -> dict[str, Finding]:
         ({"a": "1", "b": "1", "c": "2", "d": "3"}, {"c", "d"}),
     ],
 )
-def test_who_has_another_driver_than_most_fails(texts: dict[str, str], bad: set[str]) -> None:
-    assert set(equal_on_all(told(**texts))) == bad
+def test_a_node_with_another_driver_than_most_fails(texts: dict[str, str], bad: set[str]) -> None:
+    assert set(equal_on_all(reported(**texts))) == bad
 
 
-def test_who_computes_at_less_than_nine_tenths_of_the_median_fails() -> None:
+def test_a_node_that_computes_at_less_than_nine_tenths_of_the_median_fails() -> None:
     rates = {"a": 1.0, "b": 0.89, "c": 0.91, "d": 1.1}
-    assert set(near_median({node: Finding(PASS, figure=rate) for node, rate in rates.items()})) == {"b"}
+    assert set(near_median({node: CheckFinding(PASS, figure=rate) for node, rate in rates.items()})) == {"b"}
 
 
 DCGM = """{"DCGM Diagnostic": {"test_categories": [{"category": "Deployment", "tests": [
@@ -238,17 +260,17 @@ DCGM = """{"DCGM Diagnostic": {"test_categories": [{"category": "Deployment", "t
                                {"gpu_id": "1", "status": "Fail", "warnings": [{"warning": "replays"}]}]}]}]}}"""
 
 
-def test_diagnostics_of_the_vendor_are_told_test_by_test() -> None:
+def test_diagnostics_of_the_vendor_are_reported_test_by_test() -> None:
     found = {it.device: it.outcome for it in verdicts(DCGM)}
     assert found == {"Denylist": PASS, "gpu 0 PCIe": PASS, "gpu 1 PCIe": FAIL}
 
 
 @pytest.mark.parametrize("output", ["", "Error: unable to connect", "{}", "[1, 2]", '{"name": "x", "results": [{}]}'])
-def test_diagnostics_that_say_nothing_are_no_pass(output: str) -> None:
+def test_diagnostics_without_results_are_no_pass(output: str) -> None:
     assert {it.outcome for it in verdicts(output)} == {INCOMPLETE}
 
 
-def test_a_gpu_that_was_replaced_is_told(tmp_path: Path) -> None:
+def test_a_gpu_that_was_replaced_is_reported(tmp_path: Path) -> None:
     wiring = tmp_path / "wiring.yaml"
     wiring.write_text("nodes: {n1: {gpus: {0: GPU-0, 1: GPU-old}}}")
     found = {it.device: it.outcome for it in ask(node(tmp_path, [gpu(0), gpu(1)], wiring=wiring), "count.type")}
@@ -257,7 +279,7 @@ def test_a_gpu_that_was_replaced_is_told(tmp_path: Path) -> None:
 
 def test_leftover_memory_after_a_job_keeps_the_node_out_of_service(tmp_path: Path) -> None:
     gpus = [gpu(0), gpu(1)]
-    gpus[1].holders = [Holder(4321, 3 * 10**9)]
+    gpus[1].holders = [GpuProcess(4321, 3 * 10**9)]
     found = [it for it in ask(node(tmp_path, gpus), "post.reset") if it.outcome is FAIL]
     assert [it.device for it in found] == ["gpu 1"]
     assert "process 4321 with 3 GB" in found[0].got
@@ -266,12 +288,14 @@ def test_leftover_memory_after_a_job_keeps_the_node_out_of_service(tmp_path: Pat
 
 def test_what_the_process_of_the_checks_holds_itself_is_no_leftover(tmp_path: Path) -> None:
     one = gpu(0)
-    one.holders = [Holder(os.getpid(), 10**8)]
+    one.holders = [GpuProcess(os.getpid(), 10**8)]
     assert FAIL not in {it.outcome for it in ask(node(tmp_path, [one]), "post.reset", (0,))}
 
 
 @pytest.mark.parametrize(("resets", "outcome"), [(True, PASS), (None, SKIPPED), (False, FAIL)])
-def test_clocks_that_cannot_be_restored_are_told(*, resets: bool | None, outcome: Outcome, tmp_path: Path) -> None:
+def test_clocks_that_cannot_be_restored_are_reported(
+    *, resets: bool | None, outcome: CheckOutcome, tmp_path: Path
+) -> None:
     one = replace(gpu(0), resets=resets)
     assert ask(node(tmp_path, [one]), "post.reset", (0,))[-1].outcome is outcome
 
@@ -319,7 +343,7 @@ def test_a_gpu_is_the_same_to_cuda_and_to_nvml_or_the_check_is_incomplete(
         ({"slots": True}, None, (0,)),
     ],
 )
-def test_a_process_warms_up_on_its_own_gpus_alone_and_rounds_as_the_tolerance_says(
+def test_a_process_warms_up_on_its_own_gpus_alone_and_rounds_as_the_tolerance_assumes(
     place: Mapping[str, object],
     visible: str | None,
     used: tuple[int, ...],
@@ -330,17 +354,17 @@ def test_a_process_warms_up_on_its_own_gpus_alone_and_rounds_as_the_tolerance_sa
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    told: list[object] = []
+    reported: list[object] = []
 
-    def note(context: Context) -> list[Finding]:
-        told.append(context.chosen.gpus)
+    def note(context: Context) -> list[CheckFinding]:
+        reported.append(context.chosen.gpus)
         return []
 
-    monkeypatch.setattr(warm_worker, "set_arithmetic", lambda: told.append("set"))
+    monkeypatch.setattr(warm_worker, "set_arithmetic", lambda: reported.append("set"))
     monkeypatch.setattr(warm_worker, "find_check", lambda name: SimpleNamespace(run=note))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     warm_worker._warm_up(node(tmp_path, [gpu(it) for it in range(4)], **place))
-    assert told == ["set", used, used]
+    assert reported == ["set", used, used]
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 

@@ -1,4 +1,4 @@
-"""What a job says of its own checks: a sample of its own, settings of GPUs, and what becomes of them."""
+"""A job's own checks: its sample, its settings of GPUs, and their results."""
 
 import itertools
 import sys
@@ -10,25 +10,32 @@ import pytest
 
 from longshore.cluster.files.processes import living
 from longshore.cluster.model.placement import Share
-from longshore.preflight.check import SAMPLE, Outcome, Report, Result, find_check, limit_of
-from longshore.preflight.checked_job import CheckedJob
-from longshore.preflight.context import Chosen
+from longshore.preflight.check import (
+    JOB_SAMPLE,
+    CheckedJob,
+    CheckOutcome,
+    CheckResult,
+    RoundReport,
+    find_check,
+    limit_of,
+)
+from longshore.preflight.context import CheckScope
 from longshore.preflight.travelling import wrapped
-from longshore.preflight.warm_worker import Order, carry_out
+from longshore.preflight.warm_worker import CheckRequest, run_check
 from longshore.scheduler.control.node_checks import findings_of
 from longshore.scheduler.model.job_spec import JobFile, checked_job_of
 from tests.preflight.gpus import ask, gpu, node
 from tests.scheduler.served import until
 
-PASS, WARN, FAIL, INCOMPLETE = Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.INCOMPLETE
+PASS, WARN, FAIL, INCOMPLETE = CheckOutcome.PASS, CheckOutcome.WARN, CheckOutcome.FAIL, CheckOutcome.INCOMPLETE
 
 
-def sampled(folder: Path, script: str, limit_s: float = 30.0, **workload: object) -> tuple[Outcome, str]:
-    """Return what becomes of a sample on a node of slots, and what is told of it."""
+def sampled(folder: Path, script: str, limit_s: float = 30.0, **workload: object) -> tuple[CheckOutcome, str]:
+    """Return the outcome of a sample on a node of slots, and its evidence."""
     whole = CheckedJob(sample=(sys.executable, "-c", script), **workload)  # type: ignore[arg-type]
-    chosen = Chosen((0, 1), ("n1",), 1, limit_s)
+    chosen = CheckScope((0, 1), ("n1",), 1, limit_s)
     context = node(folder, None, slots=True)
-    (found,) = carry_out(Order(number=1, check=SAMPLE, chosen=chosen, workload=whole), context)
+    (found,) = run_check(CheckRequest(number=1, check=JOB_SAMPLE, chosen=chosen, workload=whole), context)
     return found.outcome, found.got or found.reason
 
 
@@ -52,19 +59,21 @@ SAY = "import os, json; print('begin'); print(json.dumps({'losses': [2.0, %s]}))
     ],
 )
 def test_a_sample_passes_if_its_last_line_has_finite_losses(
-    script: str, outcome: Outcome, words: str, tmp_path: Path
+    script: str, outcome: CheckOutcome, words: str, tmp_path: Path
 ) -> None:
-    found, told = sampled(tmp_path, script)
+    found, reported = sampled(tmp_path, script)
     assert found is outcome
-    assert words in told
+    assert words in reported
 
 
-def test_a_sample_is_told_its_gpus_and_has_the_environment_and_the_folder_of_the_job(tmp_path: Path) -> None:
+def test_a_sample_is_reported_its_gpus_and_has_the_environment_and_the_folder_of_the_job(tmp_path: Path) -> None:
     names = ("ASKED", "LONGSHORE_NODE", "LONGSHORE_GPUS", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")
-    script = f"import os; open('told', 'w').write(' '.join(os.environ.get(it, '-') for it in {names})); {SAY % 1}"
+    script = (
+        f"import os; open('environment', 'w').write(' '.join(os.environ.get(it, '-') for it in {names})); {SAY % 1}"
+    )
     asked = (("ASKED", "for"), ("CUDA_VISIBLE_DEVICES", "7"), ("RANK", "5"))
     assert sampled(tmp_path, script, sample_folder=str(tmp_path), environment=asked)[0] is PASS
-    assert (tmp_path / "told").read_text() == "for n1 0,1  0 1"
+    assert (tmp_path / "environment").read_text() == "for n1 0,1  0 1"
 
 
 def test_a_sample_that_hangs_is_ended_with_all_that_it_started_before_its_limit(tmp_path: Path) -> None:
@@ -72,23 +81,23 @@ def test_a_sample_that_hangs_is_ended_with_all_that_it_started_before_its_limit(
         "import subprocess; it = subprocess.Popen(['sleep', '600']); open('pid', 'w').write(str(it.pid)); it.wait()"
     )
     began_s = time.monotonic()
-    outcome, told = sampled(tmp_path, script, 1.5, sample_folder=str(tmp_path))
+    outcome, reported = sampled(tmp_path, script, 1.5, sample_folder=str(tmp_path))
     assert outcome is INCOMPLETE
-    assert "took longer than 1 s" in told
+    assert "took longer than 1 s" in reported
     assert time.monotonic() - began_s < 60.0
     pid = int((tmp_path / "pid").read_text())
     until(lambda: all(it.pid != pid for it in living()))  # on a busy machine a kill takes its time
 
 
 @pytest.mark.parametrize("command", [("/no/such/program",), ("/",)])
-def test_a_sample_that_cannot_be_run_is_told(command: tuple[str, ...], tmp_path: Path) -> None:
-    (found,) = ask(node(tmp_path, None, slots=True), SAMPLE, (0,), CheckedJob(sample=command))
+def test_a_sample_that_cannot_be_run_is_reported(command: tuple[str, ...], tmp_path: Path) -> None:
+    (found,) = ask(node(tmp_path, None, slots=True), JOB_SAMPLE, (0,), CheckedJob(sample=command))
     assert found.outcome is INCOMPLETE
     assert "the job's sample cannot be run" in found.reason
 
 
 def test_only_a_sample_of_its_own_has_the_time_that_the_job_file_gives_it() -> None:
-    check = find_check(SAMPLE)
+    check = find_check(JOB_SAMPLE)
     own = checked_job_of(JobFile.model_validate({"command": ["x"], "sample": {"command": ["y"], "limit_s": 90}}))
     assert (own.sample, limit_of(check, 1, own)) == (("y",), 90.0)
     assert limit_of(check, 1, CheckedJob()) == check.limit_at(1)
@@ -96,37 +105,37 @@ def test_only_a_sample_of_its_own_has_the_time_that_the_job_file_gives_it() -> N
 
 
 def test_what_a_sample_of_the_job_finds_puts_nothing_into_quarantine() -> None:
-    results = [Result(SAMPLE, "a", FAIL, got="nan"), Result("mem.disk", "a", FAIL, got="full")]
-    report, placement = Report(("a",), tuple(results)), (Share("a", (0,)),)
-    assert [it.check for it in findings_of(report, placement, 1.0)] == [SAMPLE, "mem.disk"]
-    assert [it.check for it in findings_of(report, placement, 1.0, {SAMPLE})] == ["mem.disk"]
+    results = [CheckResult(JOB_SAMPLE, "a", FAIL, got="nan"), CheckResult("mem.disk", "a", FAIL, got="full")]
+    report, placement = RoundReport(("a",), tuple(results)), (Share("a", (0,)),)
+    assert [it.check for it in findings_of(report, placement, 1.0)] == [JOB_SAMPLE, "mem.disk"]
+    assert [it.check for it in findings_of(report, placement, 1.0, {JOB_SAMPLE})] == ["mem.disk"]
     assert not report.passed
 
 
-ASKED = CheckedJob(clock_mhz=1410, power_w=300.5)
+SETTINGS = CheckedJob(clock_mhz=1410, power_w=300.5)
 
 
 def test_gpus_are_set_as_the_job_asks_and_as_by_default_after_it(tmp_path: Path) -> None:
     gpus = [gpu(0), gpu(1), gpu(2)]
     context = node(tmp_path, gpus)
-    assert {it.outcome for it in ask(context, "gpu.settings", (0, 2), ASKED)} == {PASS}
+    assert {it.outcome for it in ask(context, "gpu.settings", (0, 2), SETTINGS)} == {PASS}
     assert [(it.clock_mhz, it.power_w) for it in gpus] == [(1410, 300.5), (0, 0.0), (1410, 300.5)]
-    ask(context, "post.reset", (0, 2), ASKED)
+    ask(context, "post.reset", (0, 2), SETTINGS)
     assert [(it.clock_mhz, it.power_w) for it in gpus] == [(0, 0.0)] * 3
 
 
 @pytest.mark.parametrize("sets", [None, False])
-def test_a_gpu_that_cannot_be_set_is_told_and_is_fit(*, sets: bool | None, tmp_path: Path) -> None:
-    found = ask(node(tmp_path, [replace(gpu(0), sets=sets)]), "gpu.settings", (0,), ASKED)
+def test_a_gpu_that_cannot_be_set_is_reported_and_is_fit(*, sets: bool | None, tmp_path: Path) -> None:
+    found = ask(node(tmp_path, [replace(gpu(0), sets=sets)]), "gpu.settings", (0,), SETTINGS)
     assert [(it.device, it.outcome) for it in found] == [("gpu 0", WARN), ("gpu 0", WARN)]
 
 
 def test_no_gpu_is_set_unasked_or_where_slots_stand_for_gpus(tmp_path: Path) -> None:
     one = gpu(0)
     (found,) = ask(node(tmp_path, [one]), "gpu.settings", (0,))
-    assert found.outcome is Outcome.SKIPPED
-    (found,) = ask(node(tmp_path, None, slots=True), "gpu.settings", (0,), ASKED)
-    assert found.outcome is Outcome.SKIPPED
+    assert found.outcome is CheckOutcome.SKIPPED
+    (found,) = ask(node(tmp_path, None, slots=True), "gpu.settings", (0,), SETTINGS)
+    assert found.outcome is CheckOutcome.SKIPPED
     assert one.clock_mhz == 0
 
 
@@ -136,10 +145,14 @@ def test_what_a_job_asks_of_its_checks_travels_with_it() -> None:
         "gpu_settings": {"clock_mhz": 1410, "power_w": 300},
     })  # fmt: skip
     line = wrapped(spec.command, checked_job_of(spec, link_bytes_per_s=1e9), slots=False, scratch=Path("/scratch"))
-    told = dict(itertools.pairwise(line))
-    assert (told["--sample"], told["--sample-limit"]) == ('["two", "steps"]', "9.0")
-    assert (told["--gpu-clock"], told["--gpu-power"]) == ("1410", "300.0")
-    assert (told["--link-bytes-per-s"], told["--scratch"], told["--"]) == ("1000000000.0", "/scratch", "train")
+    reported = dict(itertools.pairwise(line))
+    assert (reported["--sample"], reported["--sample-limit"]) == ('["two", "steps"]', "9.0")
+    assert (reported["--gpu-clock"], reported["--gpu-power"]) == ("1410", "300.0")
+    assert (reported["--link-bytes-per-s"], reported["--scratch"], reported["--"]) == (
+        "1000000000.0",
+        "/scratch",
+        "train",
+    )
     bare = wrapped(("train",), CheckedJob(), slots=False)
     assert not any(it.startswith(("--sample", "--gpu", "--link", "--scratch")) for it in bare)
 

@@ -24,7 +24,7 @@ def test_a_machine_without_ports_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"N/A (no PMA)\n", b"\xff\xfe", b"-", b"9" * 5000, b"1e9"])
-def test_what_makes_no_sense_in_a_counter_is_left_out(content: bytes, tmp_path: Path) -> None:
+def test_what_is_invalid_in_a_counter_is_left_out(content: bytes, tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_0/1", symbol_error=1)
     (tmp_path / "mlx5_0/ports/1/counters/link_downed").write_bytes(content)
     (tmp_path / "mlx5_0/ports/1/state").write_bytes(content)
@@ -37,7 +37,7 @@ def test_what_makes_no_sense_in_a_counter_is_left_out(content: bytes, tmp_path: 
 def test_counters_rise_by_what_was_added_since_the_last_fall(values: list[int]) -> None:
     counters, before = Counters(), values[0]
     for now in values:
-        was, seen = counters.look("port", {"link_downed": now})["link_downed"]
+        was, seen = counters.update("port", {"link_downed": now})["link_downed"]
         assert seen == now
         assert now - was == max(0, now - before)
         before = now

@@ -1,4 +1,4 @@
-"""Rounds on real processes: nodes that hang, lie, die or are slow are named, and nobody else."""
+"""Rounds on real processes: nodes that hang, compute wrong values, die or are slow are named, and no others."""
 
 import os
 import signal
@@ -13,12 +13,11 @@ import pytest
 from benchmarks import faulty_nodes
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.model.placement import Share
-from longshore.preflight.check import Outcome, Report, Stage, all_checks, find_check
-from longshore.preflight.checked_job import CheckedJob
+from longshore.preflight.check import CheckedJob, CheckOutcome, CheckStage, RoundReport, all_checks, find_check
 from longshore.preflight.context import NodeSetup
-from longshore.preflight.round import clean_up, preflight
-from longshore.preflight.warm import MOST_GROUPS, LocalNode
-from longshore.preflight.warm_worker import MOST_FINDINGS, Target, answer_of, read_answer, serve_node
+from longshore.preflight.rounds import clean_up, run_round
+from longshore.preflight.warm import MAX_GROUPS, LocalNode
+from longshore.preflight.warm_worker import MAX_FINDINGS, Target, read_reply, reply_of, serve_node
 from tests.scheduler.served import until
 from tests.support import processes
 
@@ -37,11 +36,11 @@ def started(
             node.close()
 
 
-def checked(nodes: Mapping[str, LocalNode], level: int = 1) -> Report:
-    return preflight(tuple(Share(name, (0, 1)) for name in nodes), CheckedJob(), nodes, level=level)
+def checked(nodes: Mapping[str, LocalNode], level: int = 1) -> RoundReport:
+    return run_round(tuple(Share(name, (0, 1)) for name in nodes), CheckedJob(), nodes, level=level)
 
 
-def evidence(report: Report, node: str) -> tuple[str, str]:
+def evidence(report: RoundReport, node: str) -> tuple[str, str]:
     (result,) = [it for it in report.bad if it.node == node]
     assert result.wanted
     assert result.action
@@ -53,13 +52,15 @@ def test_nodes_that_are_well_pass_every_check_that_applies(tmp_path: Path) -> No
         report = checked(nodes)
     assert report.diagnostics() == ()
     assert report.passed
-    told = {name: {it.check for it in report.results if it.node == name} for name in FIVE}
-    asked = {it.name for it in all_checks() if it.level <= 1 and it.stage not in (Stage.AFTER, Stage.ASKED)}
-    assert told == dict.fromkeys(FIVE, asked)
-    assert all(it.reason for it in report.results if it.outcome is Outcome.SKIPPED)
+    reported = {name: {it.check for it in report.results if it.node == name} for name in FIVE}
+    asked = {
+        it.name for it in all_checks() if it.level <= 1 and it.stage not in (CheckStage.AFTER, CheckStage.ON_REQUEST)
+    }
+    assert reported == dict.fromkeys(FIVE, asked)
+    assert all(it.reason for it in report.results if it.outcome is CheckOutcome.SKIPPED)
 
 
-def test_one_round_names_who_hangs_is_slow_wrong_or_dead_with_evidence(tmp_path: Path) -> None:
+def test_one_round_names_nodes_that_hang_is_slow_wrong_or_dead_with_evidence(tmp_path: Path) -> None:
     faults = {
         "n0": faulty_nodes.hung, "n1": faulty_nodes.slow, "n2": faulty_nodes.wrong, "n3": faulty_nodes.dead,
         "n4": faulty_nodes.speaks_nonsense,
@@ -74,7 +75,7 @@ def test_one_round_names_who_hangs_is_slow_wrong_or_dead_with_evidence(tmp_path:
     assert evidence(report, "n2")[0] == "gemm.ref"
     assert "at [17, 23], 1 wrong in all" in evidence(report, "n2")[1]
     assert evidence(report, "n3") == ("gemm.ref", "its process has ended")
-    assert "nonsense" in evidence(report, "n4")[1]
+    assert "reply" in evidence(report, "n4")[1]
     skipped = [it.reason for it in report.results if it.node == "n5" and it.check == "reduce.answer"]
     assert skipped == ["not run, as not every node has passed"]
 
@@ -89,7 +90,7 @@ def test_a_flipped_bit_is_named_by_its_check_and_its_place(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("names", [FIVE, FIVE[:3]])
-def test_who_sends_a_wrong_value_is_isolated(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_node_that_sends_a_wrong_value_is_isolated(names: tuple[str, ...], tmp_path: Path) -> None:
     with started(tmp_path, {"n1": faulty_nodes.adds_one}, names) as nodes:
         report = checked(nodes)
     assert report.bad_nodes == {"n1"}
@@ -104,11 +105,11 @@ def test_of_two_nodes_whose_sum_is_wrong_neither_is_used(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_who_never_comes_to_a_reduction_is_killed_and_the_others_are_not(tmp_path: Path) -> None:
+def test_a_node_that_never_joins_a_reduction_is_killed_and_the_others_are_not(tmp_path: Path) -> None:
     with started(tmp_path, {"n1": faulty_nodes.hangs_in_reduction}, ("n0", "n1", "n2")) as nodes:
         report = checked(nodes)
         outcomes = {it.node: it.outcome for it in report.results if it.check == "reduce.answer"}
-        assert outcomes == {"n0": Outcome.SKIPPED, "n1": Outcome.FAIL, "n2": Outcome.SKIPPED}
+        assert outcomes == {"n0": CheckOutcome.SKIPPED, "n1": CheckOutcome.FAIL, "n2": CheckOutcome.SKIPPED}
         assert report.bad_nodes == {"n1"}
         assert {it.reason for it in report.results if it.check == "link.bw"} == {
             "not run, as reduce.answer did not pass"
@@ -117,7 +118,7 @@ def test_who_never_comes_to_a_reduction_is_killed_and_the_others_are_not(tmp_pat
         assert not nodes["n0"].is_gone()
 
 
-def test_a_node_that_does_not_come_up_is_named(tmp_path: Path) -> None:
+def test_a_node_that_does_not_start_is_named(tmp_path: Path) -> None:
     with started(tmp_path, {"n1": faulty_nodes.never_warm}, ("n0", "n1")) as nodes:
         report = checked(nodes, level=0)
     assert report.bad_nodes == {"n1"}
@@ -147,7 +148,7 @@ class Unkillable(LocalNode):
             os.kill(self.pid, signal.SIGKILL)
 
 
-def test_a_process_that_cannot_be_killed_is_told_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_killed_is_reported_and_not_waited_for(tmp_path: Path) -> None:
     nodes = {"n0": Unkillable(NodeSetup("n0", tmp_path, slots=True), faulty_nodes.hung)}
     try:
         report = checked(nodes)
@@ -160,7 +161,7 @@ def test_a_process_that_cannot_be_killed_is_told_and_not_waited_for(tmp_path: Pa
 def test_a_process_that_has_joined_many_groups_is_replaced(tmp_path: Path) -> None:
     with started(tmp_path, {}, ("n0", "n1")) as nodes:
         pids = set()
-        for _ in range(MOST_GROUPS // 2 + 1):  # two groups in each round
+        for _ in range(MAX_GROUPS // 2 + 1):  # two groups in each round
             assert checked(nodes).passed
             pids.add(nodes["n0"].pid)
         assert len(pids) == 2
@@ -215,7 +216,7 @@ def test_leftovers_of_a_job_are_killed_and_its_scratch_is_removed(tmp_path: Path
 
 
 @pytest.mark.parametrize("scratch", ["/", "/tmp", "relative", "/proc/self/mem", "/proc/self"])
-def test_a_scratch_folder_that_makes_no_sense_is_refused_and_nothing_is_deleted(scratch: str, tmp_path: Path) -> None:
+def test_a_scratch_folder_that_is_invalid_is_refused_and_nothing_is_deleted(scratch: str, tmp_path: Path) -> None:
     with started(tmp_path, {}, ("n0",)) as nodes:
         report = clean_up((Share("n0", (0,)),), CheckedJob(), nodes, attempt="", scratch=scratch)
     assert report.bad_nodes == {"n0"}
@@ -250,16 +251,16 @@ NO_ANSWERS = [
 @pytest.mark.parametrize("content", NO_ANSWERS)
 def test_an_answer_that_is_none_is_refused(content: bytes) -> None:
     with pytest.raises(BackendError):
-        read_answer(content)
+        read_reply(content)
 
 
 def test_an_answer_survives_its_way_and_is_bounded() -> None:
     from longshore.preflight.check import failed
 
-    many = [failed("gpu 1", "x" * 10**6, "y", "z")] * (MOST_FINDINGS + 5)
-    answer, findings = read_answer(answer_of(3, many, 0.5))
-    assert (answer.number, answer.seconds, len(findings)) == (3, 0.5, MOST_FINDINGS)
-    assert findings[0].outcome is Outcome.FAIL
+    many = [failed("gpu 1", "x" * 10**6, "y", "z")] * (MAX_FINDINGS + 5)
+    answer, findings = read_reply(reply_of(3, many, 0.5))
+    assert (answer.number, answer.seconds, len(findings)) == (3, 0.5, MAX_FINDINGS)
+    assert findings[0].outcome is CheckOutcome.FAIL
     assert len(findings[0].got) == 1000
 
 

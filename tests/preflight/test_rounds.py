@@ -1,4 +1,4 @@
-"""Rounds of checks beside a scheduler come to an end, whatever a stranger's check does."""
+"""Rounds of checks beside a scheduler come to an end, whatever a third party's check does."""
 
 import sys
 import threading
@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from longshore.preflight.check import Report
+from longshore.preflight.check import RoundReport
 from longshore.preflight.context import NodeSetup
-from longshore.preflight.rounds import MOST_ROUNDS, Rounds
-from longshore.preflight.warm import Node, WarmNodes
+from longshore.preflight.rounds import MAX_ROUNDS, BackgroundRounds
+from longshore.preflight.warm import LocalNode, WarmNodes
 from tests.scheduler.served import until
 
-REPORT = Report(("a",), (), 0.1)
+REPORT = RoundReport(("a",), (), 0.1)
 
 
 @pytest.fixture
-def rounds(tmp_path: Path) -> Rounds:
-    return Rounds(WarmNodes(lambda node: NodeSetup(node, tmp_path, slots=True)), lambda: None)
+def rounds(tmp_path: Path) -> BackgroundRounds:
+    return BackgroundRounds(WarmNodes(lambda node: NodeSetup(node, tmp_path, slots=True)), lambda: None)
 
 
-def raising(error: BaseException) -> Callable[[Mapping[str, Node]], Report]:
-    def work(nodes: Mapping[str, Node]) -> Report:
+def raising(error: BaseException) -> Callable[[Mapping[str, LocalNode]], RoundReport]:
+    def work(nodes: Mapping[str, LocalNode]) -> RoundReport:
         raise error
 
     return work
@@ -31,8 +31,8 @@ def raising(error: BaseException) -> Callable[[Mapping[str, Node]], Report]:
 @pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), MemoryError()])
-def test_a_check_that_ends_in_any_way_frees_its_node(rounds: Rounds, error: BaseException) -> None:
-    for number in range(2 * MOST_ROUNDS):
+def test_a_check_that_ends_in_any_way_frees_its_node(rounds: BackgroundRounds, error: BaseException) -> None:
+    for number in range(2 * MAX_ROUNDS):
         name = str(number)
         assert rounds.begin(name, ["a"], raising(error))
         until(lambda name=name: name in rounds.ended())  # type: ignore[misc]
@@ -44,7 +44,9 @@ def test_a_check_that_ends_in_any_way_frees_its_node(rounds: Rounds, error: Base
     assert rounds.ended()["well"].report == REPORT
 
 
-def test_a_round_for_which_no_thread_can_be_had_has_ended(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_for_which_no_thread_can_be_had_has_ended(
+    rounds: BackgroundRounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -2,8 +2,8 @@
 
 Over NCCL a call to send goes on only once the other side calls to receive, and the other way round: the first exchange
 of two GPUs connects them, and a send may wait for its receiver (NCCL's documentation, Point-to-point communication).
-What is sent goes off once the stream is done that the sender was on. It comes at moments that are told, by the clocks
-of streams; over a dead link it never comes. The twin leaves out memory of GPUs, and that NCCL may let a small send end
+What is sent goes off once the stream is done that the sender was on. It arrives at given moments, by the clocks
+of streams; over a dead link it never comes. The twin omits memory of GPUs, and that NCCL may let a small send end
 early, or wait for ever on both sides of a dead link.
 """
 
@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from longshore.preflight.groups import NO_ANSWER
-from longshore.preflight.link_checks import PARTS, SKIPPED, Exchange
+from longshore.preflight.link_checks import PROBE_PARTS, SKIPPED_PARTS, NeighbourExchange
 
 PATIENCE_S = 10.0
 SHORT_S, DEAD_S = 0.4, 1.5  # for those that wait for ever
@@ -36,7 +36,7 @@ class Wire:
         self._places: dict[tuple[int, int, int], threading.Barrier] = defaultdict(lambda: threading.Barrier(2))
         self.sent: dict[tuple[int, int, int], int] = {}
         self.leaves_s: dict[tuple[int, int, int], float] = {}
-        self.gave_up = 0  # calls that nobody answered
+        self.gave_up = 0  # calls without an answer
 
     def meet(self, message: tuple[int, int, int]) -> None:
         with self._lock:
@@ -45,7 +45,7 @@ class Wire:
             place.wait(self.patience_s)
         except threading.BrokenBarrierError:
             self.gave_up += 1
-            raise RuntimeError("nobody came") from None
+            raise RuntimeError("no partner") from None
 
     def comes_s(self, message: tuple[int, int, int]) -> float:
         """Return when a message is there, the first of them late and the others one after the other."""
@@ -144,7 +144,7 @@ class Twin:
 
 
 def exchanged(wire: Wire, size: int, monkeypatch: pytest.MonkeyPatch) -> list[float | str]:
-    """Let all members send and receive, each in a thread of its own; return what each tells."""
+    """Let all members send and receive, each in a thread of its own; return the result of each."""
     gpu = Gpu()
     monkeypatch.setattr(torch, "cuda", gpu)
 
@@ -152,7 +152,7 @@ def exchanged(wire: Wire, size: int, monkeypatch: pytest.MonkeyPatch) -> list[fl
         gpu.begin()
         twin, part = cast("Any", Twin(wire, rank, gpu)), cast("Any", Part(rank))
         try:
-            return Exchange(twin, rank, size, part, timedelta(seconds=wire.patience_s)).took_s()
+            return NeighbourExchange(twin, rank, size, part, timedelta(seconds=wire.patience_s)).took_s()
         except RuntimeError as error:
             return str(error)
 
@@ -168,18 +168,20 @@ def test_every_part_comes_in_rings_of_any_size_and_the_clock_of_the_gpu_counts(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire = Wire(PATIENCE_S)
-    assert exchanged(wire, size, monkeypatch) == [pytest.approx((PARTS - SKIPPED) * PART_S)] * size
+    assert exchanged(wire, size, monkeypatch) == [pytest.approx((PROBE_PARTS - SKIPPED_PARTS) * PART_S)] * size
     assert wire.gave_up == 0
-    assert wire.sent == {(rank, (rank + 1) % size, tag): rank for rank in range(size) for tag in range(PARTS)}
+    assert wire.sent == {(rank, (rank + 1) % size, tag): rank for rank in range(size) for tag in range(PROBE_PARTS)}
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("size", "first"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 0), (4, 1), (5, 3), (5, 4)])
-def test_of_a_dead_link_only_who_does_not_receive_tells(size: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_dead_link_only_the_receiver_reports(size: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = (first, (first + 1) % size)
-    told = exchanged(Wire(DEAD_S, dead), size, monkeypatch)
-    assert [rank for rank, it in enumerate(told) if it == NO_ANSWER] == [dead[1]]
-    assert [it for it in told if it != NO_ANSWER] == [pytest.approx((PARTS - SKIPPED) * PART_S)] * (size - 1)
+    results = exchanged(Wire(DEAD_S, dead), size, monkeypatch)
+    assert [rank for rank, it in enumerate(results) if it == NO_ANSWER] == [dead[1]]
+    assert [it for it in results if it != NO_ANSWER] == [pytest.approx((PROBE_PARTS - SKIPPED_PARTS) * PART_S)] * (
+        size - 1
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

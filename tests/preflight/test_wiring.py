@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.preflight.check import Outcome
+from longshore.preflight.check import CheckOutcome
 from longshore.preflight.readers import Port
 from longshore.preflight.wiring import (
     Blueprint,
     Criterion,
-    Held,
+    CriterionHistory,
     Lane,
     NodePlan,
     PortFacts,
@@ -53,7 +53,7 @@ def test_a_link_as_planned_keeps_every_criterion() -> None:
         ({"present": False}, "transceiver present"),
         ({"answering": False}, "transceiver answering"),
         ({"configured": False}, "transceiver configured"),
-        ({"transceiver": "cheap"}, "transceiver on the list"),
+        ({"transceiver": "cheap"}, "transceiver allowed"),
         ({"cable": "optical"}, "cable type"),
         ({"neighbour": "leaf2/7"}, "neighbour"),
         ({"lanes": (GOOD,) * 2}, "lanes"),
@@ -62,7 +62,7 @@ def test_a_link_as_planned_keeps_every_criterion() -> None:
         ({"lanes": (Lane(signal=False), GOOD, GOOD, GOOD)}, "signal of lane 0"),
     ],
 )
-def test_each_criterion_breaks_by_itself_and_says_what_to_do(changed: Mapping[str, object], name: str) -> None:
+def test_each_criterion_breaks_by_itself_and_has_an_action(changed: Mapping[str, object], name: str) -> None:
     assert broken(PORT, changed) == {name}
     facts = FACTS.model_copy(update=dict(changed))
     (it,) = [it for it in criteria_of(PLAN, PORT, facts, PRINT) if it.holds is False]
@@ -79,30 +79,30 @@ def test_the_physical_state_is_a_criterion(port: Port | None) -> None:
     assert broken(port, {}) == {"physical state"}
 
 
-def test_what_nobody_tells_is_neither_kept_nor_broken() -> None:
+def test_a_criterion_without_reports_is_neither_kept_nor_broken() -> None:
     criteria = criteria_of(PLAN, PORT, PortFacts(), PRINT)
     assert {it.holds for it in criteria} == {True, None}
 
 
 @given(st.lists(st.sampled_from([True, False, None]), min_size=1))
-def test_a_criterion_has_to_hold_at_every_look(looks: list[bool | None]) -> None:
-    held = Held()
-    for at, holds in enumerate(looks):
-        held.look([Criterion("lock", holds, "lost", "locked", "")], float(at))
-    is_broken = False in looks
+def test_a_criterion_has_to_hold_at_every_sample(samples: list[bool | None]) -> None:
+    held = CriterionHistory()
+    for at, holds in enumerate(samples):
+        held.add([Criterion("lock", holds, "lost", "locked", "")], float(at))
+    is_broken = False in samples
     assert set(held.broken()) == ({"lock"} if is_broken else set())
     if is_broken:
-        assert held.broken()["lock"][1] == looks.index(False)
-    assert held.not_told() == (["lock"] if set(looks) == {None} else [])
+        assert held.broken()["lock"][1] == samples.index(False)
+    assert held.unknown() == (["lock"] if set(samples) == {None} else [])
 
 
-def planned(folder: Path, text: str, facts: Mapping[str, object] | None = None) -> dict[str, Outcome]:
+def planned(folder: Path, text: str, facts: Mapping[str, object] | None = None) -> dict[str, CheckOutcome]:
     (folder / "wiring.yaml").write_text(text)
-    told = None
+    reported = None
     if facts is not None:
-        told = folder / "facts.json"
-        told.write_text(json.dumps(facts))
-    context = node(folder, [gpu(0), gpu(1)], wiring=folder / "wiring.yaml", port_facts=told)
+        reported = folder / "facts.json"
+        reported.write_text(json.dumps(facts))
+    context = node(folder, [gpu(0), gpu(1)], wiring=folder / "wiring.yaml", port_facts=reported)
     return {it.device: it.outcome for it in ask(context, "wiring")}
 
 
@@ -115,29 +115,29 @@ def test_a_check_names_port_and_criterion_and_only_reports_ports_of_others(tmp_p
       mlx5_0/1: {neighbour: leaf1/7}, mlx5_1/1: {neighbour: leaf1/8, gpus: [5]}, mlx5_2/1: {}}}}"""
     wrong = {"mlx5_0/1": {"neighbour": "leaf3/1"}, "mlx5_1/1": {"neighbour": "leaf3/2"}}
     found = planned(tmp_path, text, wrong)
-    assert found["mlx5_0/1 neighbour"] is Outcome.FAIL
-    assert found["mlx5_1/1 neighbour"] is Outcome.WARN
-    assert found["mlx5_2/1 physical state"] is Outcome.FAIL
-    assert found["mlx5_9/1"] is Outcome.WARN
+    assert found["mlx5_0/1 neighbour"] is CheckOutcome.FAIL
+    assert found["mlx5_1/1 neighbour"] is CheckOutcome.WARN
+    assert found["mlx5_2/1 physical state"] is CheckOutcome.FAIL
+    assert found["mlx5_9/1"] is CheckOutcome.WARN
 
 
 def test_the_other_end_of_a_link_between_gpus_is_held_against_the_plan(tmp_path: Path) -> None:
     found = planned(tmp_path, 'nodes: {n1: {nvlinks: {0/3: "0000:10:00.0", 7/1: "0000:10:00.0"}}}')
-    assert found == {"nvlink 0/3": Outcome.FAIL, "nvlink 7/1": Outcome.WARN}
+    assert found == {"nvlink 0/3": CheckOutcome.FAIL, "nvlink 7/1": CheckOutcome.WARN}
 
 
-def test_what_is_seen_is_learned_and_parts_that_come_and_go_are_told(tmp_path: Path) -> None:
+def test_what_is_seen_is_learned_and_parts_that_come_and_go_are_reported(tmp_path: Path) -> None:
     write_port(tmp_path / "infiniband", "mlx5_0/1")
     context, path = node(tmp_path, [gpu(0), gpu(1)]), tmp_path / "learned.yaml"
     first, changes = learn(Blueprint(), {"n1": plan_of(ask(context, "wiring.seen"))})
-    assert [it.words for it in changes][:1] == ["n1 gpu 0: added, GPU-0"]
+    assert [it.line for it in changes][:1] == ["n1 gpu 0: added, GPU-0"]
     assert len(changes) == 3
     write_blueprint(path, first)
     assert read_blueprint(path) == first
-    assert planned(tmp_path, path.read_text()) == {"mlx5_0/1": Outcome.SKIPPED}  # its transceiver is not told of
+    assert planned(tmp_path, path.read_text()) == {"mlx5_0/1": CheckOutcome.SKIPPED}  # its transceiver is unknown
     seen = NodePlan(gpus={0: "GPU-0", 1: "GPU-new"}, ports={"mlx5_1/1": PortPlan()})
     second, changes = learn(first, {"n1": seen, "n2": NodePlan()})
-    assert {it.words.partition(",")[0] for it in changes} == {
+    assert {it.line.partition(",")[0] for it in changes} == {
         "n1 gpu 1: GPU-1 became GPU-new", "n1 port mlx5_0/1: removed", "n1 port mlx5_1/1: added",
     }  # fmt: skip
     assert learn(second, {"n1": seen}) == (second, [])
@@ -164,7 +164,7 @@ def test_learning_twice_changes_nothing_more_and_leaves_other_nodes(
     ["", "[]", "version: 2", "hold_s: -1", "hold_s: .nan", "nodes: {n1: {ports: {p: {lanes: 99}}}}", "nodes: {n1: 3}",
      "colour: red", "nodes: {n1: {gpus: {x: y}}}", "most_bit_error_rate: 0", "a: b: c"],
 )  # fmt: skip
-def test_a_plan_that_cannot_be_used_is_told_with_its_path(text: str, tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_used_is_reported_with_its_path(text: str, tmp_path: Path) -> None:
     path = tmp_path / "wiring.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=r"wiring\.yaml"):
@@ -173,7 +173,7 @@ def test_a_plan_that_cannot_be_used_is_told_with_its_path(text: str, tmp_path: P
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"p": {"colour": 1}}', b'{"p": {"lanes": [{"bit_error_rate": 2}]}}',
                                      b"\xff", b"[" * 100_000, b'{"p": 3}'])  # fmt: skip
-def test_facts_that_cannot_be_used_are_told_with_their_path(content: bytes, tmp_path: Path) -> None:
+def test_facts_that_cannot_be_used_are_reported_with_their_path(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"facts\.json"):

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from longshore.cluster.model.placement import Placement
 from longshore.preflight.context import NodeSetup
-from longshore.preflight.rounds import Rounds
+from longshore.preflight.rounds import BackgroundRounds
 from longshore.preflight.warm import WarmNodes
 from longshore.ring.wire import RingReport
 from longshore.scheduler.backends.local.backend import LocalBackend
@@ -82,7 +82,7 @@ class RingTrial(Trial):
     way: RingWay
 
     def __init__(self, folder: Path, nodes: dict[str, int], *, checks: bool = False) -> None:
-        self._checks, self._rounds = checks, list[Rounds]()
+        self._checks, self._rounds = checks, list[BackgroundRounds]()
         super().__init__(folder, nodes)
         self.way = RingWay(LocalBackend(folder, self.nodes))
         self.scheduler = self.another()
@@ -91,7 +91,7 @@ class RingTrial(Trial):
         parts = super().parts(way, owner)
         if not self._checks:
             return parts
-        rounds = Rounds(WarmNodes(lambda node: NodeSetup(node, self.folder, slots=True)), lambda: None)
+        rounds = BackgroundRounds(WarmNodes(lambda node: NodeSetup(node, self.folder, slots=True)), lambda: None)
         self._rounds.append(rounds)
         return replace(parts, checks=NodeChecks(rounds, "auto", slots=True))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.placement import Share
-from longshore.preflight.check import Outcome, Report, Result
+from longshore.preflight.check import CheckOutcome, CheckResult, RoundReport
 from longshore.scheduler.control.node_checks import MOST_TEXT, MOST_TOLD, findings_of, lines_of, told_of
 from longshore.scheduler.health.quarantining import Acted, clear, quarantine
 from longshore.scheduler.model.gpu_index import WHOLE, Clears, Place
@@ -19,8 +19,8 @@ PLACEMENT = (Share("a", (0, 2)), Share("b", (1,)))
 FLEET = Fleet({"a": 4, "b": 4}, {"a": "slots", "b": "slots"})
 
 
-def report(*results: Result) -> Report:
-    return Report(("a", "b"), results)
+def report(*results: CheckResult) -> RoundReport:
+    return RoundReport(("a", "b"), results)
 
 
 @pytest.mark.parametrize(
@@ -32,24 +32,29 @@ def report(*results: Result) -> Report:
     ],
 )  # fmt: skip
 def test_a_gpu_that_was_chosen_is_blamed_alone_and_for_all_else_its_node(device: str, place: Place) -> None:
-    (found,) = findings_of(report(Result("x", "a", Outcome.FAIL, device, "got", "wanted", "mend")), PLACEMENT, 7.0)
+    (found,) = findings_of(
+        report(CheckResult("x", "a", CheckOutcome.FAIL, device, "got", "wanted", "mend")), PLACEMENT, 7.0
+    )
     assert (found.place, found.clears, found.at_s, found.action) == (place, Clears.CHECKS, 7.0, "mend")
 
 
 def test_what_passes_warns_or_is_skipped_comes_into_no_quarantine() -> None:
-    well = [Result("x", "a", it) for it in (Outcome.PASS, Outcome.WARN, Outcome.SKIPPED)]
+    well = [CheckResult("x", "a", it) for it in (CheckOutcome.PASS, CheckOutcome.WARN, CheckOutcome.SKIPPED)]
     assert findings_of(report(*well), PLACEMENT, 7.0) == []
-    (found,) = findings_of(report(Result("x", "b", Outcome.INCOMPLETE, reason="it broke")), PLACEMENT, 7.0)
+    (found,) = findings_of(report(CheckResult("x", "b", CheckOutcome.INCOMPLETE, reason="it broke")), PLACEMENT, 7.0)
     assert (found.cause, found.evidence) == ("x did not come to an end", "it broke")
 
 
 TEXTS = st.text(st.characters(), max_size=2000)
 
 
-@given(st.lists(st.tuples(st.sampled_from(list(Outcome)), TEXTS, TEXTS, TEXTS, TEXTS), max_size=40))
-def test_whatever_a_check_says_is_one_line_that_can_be_stored(told: list[tuple[Outcome, str, str, str, str]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(list(CheckOutcome)), TEXTS, TEXTS, TEXTS, TEXTS), max_size=40))
+def test_whatever_a_check_says_is_one_line_that_can_be_stored(
+    told: list[tuple[CheckOutcome, str, str, str, str]],
+) -> None:
     results = [
-        Result("x", "a", outcome, device, got, wanted, reason=reason) for outcome, device, got, wanted, reason in told
+        CheckResult("x", "a", outcome, device, got, wanted, reason=reason)
+        for outcome, device, got, wanted, reason in told
     ]
     found = findings_of(report(*results), PLACEMENT, 7.0)
     assert all(it.place.node == "a" and it.place.gpu in (WHOLE, 0, 2) for it in found)
@@ -61,7 +66,7 @@ def test_whatever_a_check_says_is_one_line_that_can_be_stored(told: list[tuple[O
 
 def test_what_was_found_before_a_place_was_cleared_does_nothing_any_more(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    (found,) = findings_of(report(Result("x", "a", Outcome.FAIL, "gpu 0", "smoke")), PLACEMENT, 100.0)
+    (found,) = findings_of(report(CheckResult("x", "a", CheckOutcome.FAIL, "gpu 0", "smoke")), PLACEMENT, 100.0)
     assert store.write(lambda tx: quarantine(tx, FLEET, found, 100.0, writer="t")) is Acted.SET
     store.write(lambda tx: clear(tx, Place("a", 0), "ann", "mended", 200.0, writer="t"))
     assert store.write(lambda tx: quarantine(tx, FLEET, found, 300.0, writer="t")) is Acted.OLD

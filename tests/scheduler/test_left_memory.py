@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 
 from longshore.preflight.context import Context, NodeSetup
-from longshore.preflight.readers import Holder
-from longshore.preflight.rounds import Rounds
-from longshore.preflight.scripted import ScriptedReader
+from longshore.preflight.readers import GpuProcess
+from longshore.preflight.rounds import BackgroundRounds
 from longshore.preflight.warm import LocalNode, WarmNodes
 from longshore.preflight.warm_worker import serve
 from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.store.nodes import open_entries
-from tests.preflight.gpus import gpu
+from tests.preflight.gpus import ScriptedReader, gpu
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.trials import Trial, Way
 
@@ -32,9 +31,9 @@ class Holding(ScriptedReader):
         super().__init__([gpu(0), gpu(1)])
         self.folder, self.node = folder, node
 
-    def holders(self, gpu: int) -> Sequence[Holder]:
+    def holders(self, gpu: int) -> Sequence[GpuProcess]:
         path = self.folder / f"holds-{self.node}-{gpu}"
-        return [Holder(int(it), 2 * 10**9) for it in path.read_text().split()] if path.exists() else []
+        return [GpuProcess(int(it), 2 * 10**9) for it in path.read_text().split()] if path.exists() else []
 
 
 def serve_scripted(connection: Connection, place: NodeSetup) -> None:
@@ -49,7 +48,7 @@ class Checking(Trial):
         nodes = WarmNodes(
             lambda node: NodeSetup(node, self.folder, slots=True), lambda place: LocalNode(place, serve_scripted)
         )
-        self.rounds = Rounds(nodes, lambda: None)
+        self.rounds = BackgroundRounds(nodes, lambda: None)
         return replace(super().parts(way, owner), checks=NodeChecks(self.rounds, "auto", slots=True))
 
 

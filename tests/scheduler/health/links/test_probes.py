@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.switching import SURE_BYTES_PER_S, believed_bytes_per_s
-from longshore.preflight.link_checks import MOST_BYTES
+from longshore.preflight.link_checks import MAX_PROBE_BYTES
 from longshore.scheduler.health import link_probes
 from longshore.scheduler.health.link_probes import (
     BLOCK,
@@ -201,7 +201,7 @@ LIES = {
     "of another probe": signed(id="0" * 32, counted_bytes=1000, seconds=1e-6),
     "nothing in no time": signed(counted_bytes=0, seconds=0.0),
     "something in no time": signed(counted_bytes=1 << 20, seconds=0.0),
-    "more than is ever sent": signed(counted_bytes=MOST_BYTES + BLOCK + 1, seconds=1e-6),
+    "more than is ever sent": signed(counted_bytes=MAX_PROBE_BYTES + BLOCK + 1, seconds=1e-6),
     "longer than all took": signed(counted_bytes=1 << 20, seconds=59.0),
     "less than nothing": signed(counted_bytes=-1, seconds=1e-6),
     "backwards": signed(counted_bytes=1 << 20, seconds=-1e-3),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.preflight.link_checks import LEAST_BYTES, MOST_BYTES, PROBE_S
+from longshore.preflight.link_checks import MAX_PROBE_BYTES, MIN_PROBE_BYTES, PROBE_S
 from longshore.scheduler.health import link_probes
 from longshore.scheduler.health.link_probes import LIMIT_S, STALLED_S, STAMP, STAMPS, Figure, _figure, receive
 
@@ -66,8 +66,8 @@ def test_the_bandwidth_is_that_of_the_link_whatever_was_buffered_in_the_beginnin
     figure = measured(line)
     assert figure is not None
     assert figure.bytes_per_s == pytest.approx(rate, rel=0.01)
-    assert LEAST_BYTES <= line.taken <= MOST_BYTES + CHUNK
-    assert figure.seconds >= PROBE_S or line.taken >= MOST_BYTES
+    assert MIN_PROBE_BYTES <= line.taken <= MAX_PROBE_BYTES + CHUNK
+    assert figure.seconds >= PROBE_S or line.taken >= MAX_PROBE_BYTES
     assert figure.counted_bytes <= 0.8 * line.taken
 
 
@@ -80,7 +80,7 @@ def test_a_link_that_is_too_slow_for_the_least_bytes_is_known_as_slow(rate: floa
     assert figure.bytes_per_s == pytest.approx(rate, rel=0.2)
 
 
-@given(st.integers(0, LEAST_BYTES // 2))
+@given(st.integers(0, MIN_PROBE_BYTES // 2))
 def test_of_a_transfer_that_hangs_nothing_is_known(most: int) -> None:
     line = Line(1e7, 0, most)
     if most / 1e7 < LIMIT_S - STALLED_S - 0.01:
