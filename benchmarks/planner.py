@@ -15,11 +15,11 @@ from statistics import mean
 import numpy as np
 
 from longshore.planner.calibration import calibrate, fit, ratios, read_runs
-from longshore.planner.model import DEFAULT, Constants, Measured, Runs, select
+from longshore.planner.model import DEFAULT, Constants, MeasuredHardware, MeasuredRuns, select
 from longshore.planner.pool import GpuType
-from longshore.planner.profile.profiling import Limits, ModelProfile, profile
-from longshore.planner.question import question
-from longshore.planner.search import choose
+from longshore.planner.profile.profiling import ModelProfile, ProfilingLimits, profile
+from longshore.planner.request import make_request
+from longshore.planner.search import find_plan
 
 from . import planner_execution
 from .harness import ROOT, Row, main, medians, progress, seconds
@@ -29,7 +29,7 @@ DATA = ROOT / ".." / "shared" / "data" / "planner"
 PUBLISHED = Path(__file__).absolute().parent / "planner_published.csv"
 MODEL = ROOT / "examples" / "plan" / "llama7b.py"
 SHORT, DRAWS = 20, 10  # runs of a calibration, and how many are drawn
-ON = Measured()
+ON = MeasuredHardware()
 # Predictions of Calculon, which is not calibrated, for all runs that vTrain published, of which ours are a half: error,
 # regret and tau, with its commit of February 2024. It rejected 6 of the 109 multi-node runs.
 CALCULON = {"multi": (0.129, 0.013, 0.59), "single": (0.389, 0.102, 0.55)}
@@ -53,7 +53,7 @@ def measure() -> Iterator[Row]:
     yield from planner_execution.measure()
 
 
-def _five_folds(name: str, runs: Runs, error: Row, regret: Row, tau: float | None) -> Iterator[Row]:
+def _five_folds(name: str, runs: MeasuredRuns, error: Row, regret: Row, tau: float | None) -> Iterator[Row]:
     progress(f"five folds of {name}-node runs")
     ratio = left_out(runs, ON)
     ours = score(runs, ratio, ratio * runs.iteration_s)
@@ -78,7 +78,7 @@ def _rivals(name: str, formula: Score) -> Iterator[Row]:
     yield Row(f"{name}: tau, Calculon on all that vTrain published", tau, "")
 
 
-def _short_calibrations(runs: Runs) -> Iterator[Row]:
+def _short_calibrations(runs: MeasuredRuns) -> Iterator[Row]:
     errors, covered = [], []
     for draw in range(DRAWS):
         progress(f"calibration {draw + 1} of {DRAWS} on {SHORT} runs")
@@ -116,7 +116,7 @@ def _times() -> Iterator[Row]:
     yield Row("the first, with parts of PyTorch that it loads", first_s, "s")
     yield Row("its process at its peak, PyTorch and all", most_bytes / 2**30, "GiB", most=1.0)
     began = time.perf_counter()
-    found = profile(f"{MODEL}:build", Limits())
+    found = profile(f"{MODEL}:build", ProfilingLimits())
     yield Row("the same, with the start of a process and the import", time.perf_counter() - began, "s")
     yield from _searches(found)
 
@@ -141,13 +141,13 @@ def _searches(found: ModelProfile) -> Iterator[Row]:
         "search, 16,384 GPUs, deadline missed": (16_384, 2048, 60.0, 1.0),
     }  # GPUs, batch, deadline, and the bar
     questions = {
-        name: question(
+        name: make_request(
             found, DEFAULT, (GpuType("a100", gpus, 312e12, 80e9, 8, 300e9, 25e9),),
             batch=batch, samples=1e9 / found.tokens_per_sample, deadline_s=deadline_s,
         )
         for name, (gpus, batch, deadline_s, _) in cases.items()
     }  # fmt: skip
-    taken = medians({name: lambda it=it: seconds(lambda: choose(it)) for name, it in questions.items()}, 5)  # type: ignore[misc]
+    taken = medians({name: lambda it=it: seconds(lambda: find_plan(it)) for name, it in questions.items()}, 5)  # type: ignore[misc]
     for name, (_, _, _, most_s) in cases.items():
         yield Row(name, 1e3 * taken[name], "ms", most=1e3 * most_s)
 

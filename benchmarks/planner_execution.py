@@ -13,14 +13,13 @@ from pathlib import Path
 from statistics import mean, median
 
 from longshore.cluster.model.training_plan import PlanFile
-from longshore.planner.asking import model_of
-from longshore.planner.execution.launching import launch
+from longshore.planner.execution.launching import launch, measure_host
 from longshore.planner.execution.plan_file import file_of, read_plan, write_plan
-from longshore.planner.measuring import measured_host
+from longshore.planner.inputs import model_of
 from longshore.planner.pool import ranks_of
-from longshore.planner.profile.profiling import Limits
-from longshore.planner.question import Question, question
-from longshore.planner.search import choose
+from longshore.planner.profile.profiling import ProfilingLimits
+from longshore.planner.request import PlanRequest, make_request
+from longshore.planner.search import find_plan
 
 from .harness import ROOT, Row, main, progress, seconds
 
@@ -34,9 +33,9 @@ CLOSE = 1.1  # of the fastest: so long may the plan take that was predicted to b
 def measure() -> Iterator[Row]:
     """Measure the machine, plan, carry out, compare."""
     progress(f"measuring {RANKS} ranks of this machine")
-    host = measured_host(RANKS)
-    found = model_of(f"{MODEL}:build", Limits())
-    asked = question(found, host, ranks_of(host), batch=BATCH, samples=1e4, deadline_s=None)
+    host = measure_host(RANKS)
+    found = model_of(f"{MODEL}:build", ProfilingLimits())
+    asked = make_request(found, host, ranks_of(host), batch=BATCH, samples=1e4, deadline_s=None)
     plans = [_plan(asked, *degrees) for degrees in DEGREES]
     taken_s = _carried_out(plans)
     ratios = []
@@ -53,10 +52,10 @@ def measure() -> Iterator[Row]:
     yield Row(f"rounds of {ROUNDS} with the predicted fastest within 10 % of it", hits, "", least=9)
 
 
-def _plan(asked: Question, data: int, pipeline: int) -> PlanFile:
+def _plan(asked: PlanRequest, data: int, pipeline: int) -> PlanFile:
     """Return the fastest plan of a number of replicas and stages."""
     of_degrees = replace(asked, degrees=(data, pipeline, 1))
-    plan = choose(of_degrees).plan
+    plan = find_plan(of_degrees).plan
     assert plan is not None  # the model is small
     return file_of(of_degrees, plan)
 
@@ -78,16 +77,16 @@ def carry_out(out: Path, paths: list[Path]) -> None:
     import torch.distributed as dist
 
     from longshore.planner.execution.cutting import script_of
-    from longshore.planner.execution.training import Member, take_seat
+    from longshore.planner.execution.training import StageTrainer, take_seat
     from longshore.planner.model import schedule_of
 
     dist.init_process_group("gloo")
-    rank, members, plans = dist.get_rank(), list[Member | None](), [read_plan(path) for path in paths]
+    rank, members, plans = dist.get_rank(), list[StageTrainer | None](), [read_plan(path) for path in paths]
     for plan in plans:
         seat = take_seat(plan)
         script = script_of(str(MODEL), 0)
         schedule = schedule_of(plan.micro_batches, plan.pipeline)
-        members.append(None if seat is None else Member(plan, script, schedule, seat))
+        members.append(None if seat is None else StageTrainer(plan, script, schedule, seat))
         dist.barrier()
     taken_s: list[list[float]] = [[] for _ in plans]
     for number in range(ROUNDS):

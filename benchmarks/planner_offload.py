@@ -127,16 +127,16 @@ def be_rank(kind: str, folder: Path, how: str) -> None:
 
 def _member(plan: PlanFile, folder: Path, how: str) -> Any:
     from longshore.planner.execution.cutting import script_of
-    from longshore.planner.execution.training import Member, take_seat
+    from longshore.planner.execution.training import StageTrainer, take_seat
     from longshore.planner.model import Offload, schedule_of
-    from longshore.planner.offload.offloading import Wish
+    from longshore.planner.offload.offloading import OffloadOptions
 
     seat = take_seat(plan)
     assert seat is not None
-    member = Member(plan, script_of(str(MODEL), 0), schedule_of(plan.micro_batches, plan.pipeline), seat)
+    member = StageTrainer(plan, script_of(str(MODEL), 0), schedule_of(plan.micro_batches, plan.pipeline), seat)
     cores = len(os.sched_getaffinity(0))
     if how != "never":
-        member.offload(Wish(Offload(how), folder, has_own_core=cores >= 2 * plan.ranks), progress)
+        member.offload(OffloadOptions(Offload(how), folder, has_own_core=cores >= 2 * plan.ranks), progress)
     return member
 
 
@@ -166,17 +166,17 @@ def _rank_shared(plan: PlanFile, _: Path, __: str) -> dict[str, Any]:
     import torch.distributed as dist
 
     from longshore.planner.execution.cutting import script_of
-    from longshore.planner.execution.training import Member, take_seat
+    from longshore.planner.execution.training import StageTrainer, take_seat
     from longshore.planner.model import Schedule
-    from longshore.planner.sharing import Turn
+    from longshore.planner.sharing import DeviceTurn
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the device
     seat = take_seat(plan)
     assert seat is not None
-    members, rank = dict[str, Member](), dist.get_rank()
+    members, rank = dict[str, StageTrainer](), dist.get_rank()
     for name in ("serial", "turns"):
-        members[name] = Member(plan, script_of(str(SHARED), 0), Schedule.one_forward_one_backward, seat)
-        turn = Turn(f"{os.environ['MASTER_PORT']}-{name}", 0, rank, starts=rank == 0)
+        members[name] = StageTrainer(plan, script_of(str(SHARED), 0), Schedule.one_forward_one_backward, seat)
+        turn = DeviceTurn(f"{os.environ['MASTER_PORT']}-{name}", 0, rank, starts=rank == 0)
         members[name].share(turn, early=name == "turns")
     taken_s: dict[str, list[float]] = {it: [] for it in members}
     for number in range(STEPS_SHARED):

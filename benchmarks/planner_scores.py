@@ -7,9 +7,9 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from longshore.planner.calibration import fit, folds, ratios
-from longshore.planner.model import Array, Measured, Runs, select
+from longshore.planner.model import Array, MeasuredHardware, MeasuredRuns, select
 
-FEWEST = 3  # layouts of a group, for its order to mean anything
+MIN_RUNS = 3  # layouts of a group, for its order to mean anything
 
 
 class Score(NamedTuple):
@@ -24,7 +24,7 @@ class Score(NamedTuple):
     groups: int
 
 
-def score(runs: Runs, ratio: Array, predicted: Array) -> Score:
+def score(runs: MeasuredRuns, ratio: Array, predicted: Array) -> Score:
     """Return the figures of predictions.
 
     Args:
@@ -46,16 +46,16 @@ def score(runs: Runs, ratio: Array, predicted: Array) -> Score:
     )  # fmt: skip
 
 
-def _groups(runs: Runs) -> list[list[int]]:
+def _groups(runs: MeasuredRuns) -> list[list[int]]:
     """Return the runs of one model on as many GPUs with one batch: those among which a planner would pick."""
     groups = defaultdict[tuple[float, ...], list[int]](list)
     columns = (runs.hidden, runs.layers, runs.sequence, runs.gpus, runs.batch)
     for row, key in enumerate(zip(*columns, strict=True)):
         groups[key].append(row)
-    return [rows for rows in groups.values() if len(rows) >= FEWEST]
+    return [rows for rows in groups.values() if len(rows) >= MIN_RUNS]
 
 
-def left_out(runs: Runs, measured: Measured, count: int = 5) -> Array:
+def left_out(runs: MeasuredRuns, measured: MeasuredHardware, count: int = 5) -> Array:
     """Return predicted over measured time of each run, by fits from the start to the other folds, shape (runs,)."""
     found = np.empty(runs.gpus.size)
     for fold in folds(runs.gpus.size, count):
@@ -64,7 +64,7 @@ def left_out(runs: Runs, measured: Measured, count: int = 5) -> Array:
     return found
 
 
-def one_utilisation(runs: Runs, measured: Measured, count: int = 5) -> Array:
+def one_utilisation(runs: MeasuredRuns, measured: MeasuredHardware, count: int = 5) -> Array:
     """Return the same of FLOPs over peak, with one share of the peak for all, fitted to the other folds."""
     at_peak = peak_s(runs, measured) / runs.iteration_s
     found = np.empty(runs.gpus.size)
@@ -74,7 +74,7 @@ def one_utilisation(runs: Runs, measured: Measured, count: int = 5) -> Array:
     return found
 
 
-def peak_s(runs: Runs, measured: Measured) -> Array:
+def peak_s(runs: MeasuredRuns, measured: MeasuredHardware) -> Array:
     """Return the time of each run if its GPUs reached their peak, shape (runs,)."""
     layer = 72.0 * runs.sequence * runs.hidden**2 + 12.0 * runs.sequence**2 * runs.hidden
     flops = runs.batch * (layer * runs.layers + 6.0 * runs.sequence * runs.hidden * runs.vocabulary)

@@ -1,16 +1,12 @@
 """Each process of `longshore plan measure`: `python -m longshore.planner.measuring_worker FILE`.
 
-What ranks of this machine need to sum gradients, to send activations, and to update parameters.
+1. The first rank measures standard layers of many sizes and the optimizer, while no other rank is busy.
+2. All ranks measure how the speed of a rank falls with the number of busy ranks.
+3. All ranks measure sums of gradients, and the first two the sending of activations.
+4. The first rank fits rates to the layers, and writes the profile.
 
-Each is the function that a training calls, so that the prediction is of what is run.
-
-How long layers take here, on a rank that is alone: standard layers of many sizes, and rates fitted to them.
-
-The layers are ours, and not those of any user's model; a model's own are predicted by their figures.
-
-Each process of `longshore plan measure`: `python -m longshore.planner.measuring_worker FILE`.
-
-The first measures alone what one rank does, then all together what they do to one another.
+Sums, sends and updates are the functions that a training calls. The standard layers are not those of a user's model,
+whose times are predicted from their figures.
 
 Source: SPEC P1.
 """
@@ -34,44 +30,44 @@ from torch.nn import functional
 
 from ..ring.gradients import pieces_of
 from .execution.cutting import adamw
-from .execution.training import Members, average
-from .model import HOST_NUMBER_BYTES, Accuracy, Exchange, HostProfile, LayerRates
+from .execution.training import ReplicaGroup, average
+from .model import HOST_NUMBER_BYTES, Accuracy, ExchangeCost, HostProfile, LayerRates
 from .profile.profiling import ModelProfile
 from .profile.rungs import climb
-from .question import Layers, host_layers
+from .request import LayerArrays, host_layers
 
-SIZES = (16_384, 262_144, 1_048_576, 4_194_304)  # numbers
-PARTS = 16  # tensors that they are in
+TENSOR_SIZES = (16_384, 262_144, 1_048_576, 4_194_304)  # numbers
+TENSORS_PER_SIZE = 16  # tensors that they are in
 CALLS = 9
 
 
-def reduce(members: int) -> Exchange:
-    """Return what a sum over the first ranks takes; all ranks call it."""
+def measure_reduce(members: int) -> ExchangeCost:
+    """Measure a sum over the first ranks; all ranks call it."""
     group = dist.new_group(list(range(members)))
     taken_s = []
-    for size in SIZES:
+    for size in TENSOR_SIZES:
         pieces, loss = pieces_of(_parameters(size)), torch.zeros(())
         if dist.get_rank() < members:
-            taken_s.append(_median_s(lambda: average(pieces, loss, Members(group)), group))  # noqa: B023
+            taken_s.append(_median_s(lambda: average(pieces, loss, ReplicaGroup(group)), group))  # noqa: B023
         dist.barrier()
-    return _line(members, taken_s) if taken_s else Exchange(members=members, start_s=0.0, byte_s=0.0)
+    return _line(members, taken_s) if taken_s else ExchangeCost(members=members, start_s=0.0, byte_s=0.0)
 
 
-def send() -> Exchange:
-    """Return what it takes from one rank to another and back, of which half; all ranks call it."""
+def measure_send() -> ExchangeCost:
+    """Measure a send as half of a round trip between two ranks; all ranks call it."""
     taken_s = []
-    for size in SIZES:
+    for size in TENSOR_SIZES:
         tensor = torch.zeros(size)
         if dist.get_rank() < 2:
             taken_s.append(_median_s(lambda: _there_and_back(tensor), None) / 2.0)  # noqa: B023
         dist.barrier()
-    return _line(2, taken_s) if taken_s else Exchange(members=2, start_s=0.0, byte_s=0.0)
+    return _line(2, taken_s) if taken_s else ExchangeCost(members=2, start_s=0.0, byte_s=0.0)
 
 
-def update() -> tuple[float, float]:
-    """Return what the optimizer takes here, once and for each parameter."""
+def measure_update() -> tuple[float, float]:
+    """Measure the optimizer; return its fixed seconds, and those for each parameter."""
     taken_s = []
-    for size in SIZES:
+    for size in TENSOR_SIZES:
         parameters = _parameters(size)
         optimizer = adamw(parameters)
         taken_s.append(_median_s(optimizer.step, None))
@@ -80,9 +76,9 @@ def update() -> tuple[float, float]:
 
 
 def _parameters(size: int) -> list[nn.Parameter]:
-    found = [nn.Parameter(torch.zeros(size // PARTS)) for _ in range(PARTS)]
-    for it in found:
-        it.grad = torch.zeros_like(it)
+    found = [nn.Parameter(torch.zeros(size // TENSORS_PER_SIZE)) for _ in range(TENSORS_PER_SIZE)]
+    for parameter in found:
+        parameter.grad = torch.zeros_like(parameter)
     return found
 
 
@@ -90,8 +86,8 @@ def _there_and_back(tensor: torch.Tensor) -> None:
     other = 1 - dist.get_rank()
     works = [dist.isend, dist.irecv] if dist.get_rank() == 0 else [dist.irecv, dist.isend]
     for work in works:
-        for it in dist.batch_isend_irecv([dist.P2POp(work, tensor, other)]):
-            it.wait()
+        for operation in dist.batch_isend_irecv([dist.P2POp(work, tensor, other)]):
+            operation.wait()
 
 
 def _median_s(call: Callable[[], object], group: dist.ProcessGroup | None) -> float:
@@ -105,33 +101,33 @@ def _median_s(call: Callable[[], object], group: dist.ProcessGroup | None) -> fl
     return median(taken_s[1:])
 
 
-def _line(members: int, taken_s: Sequence[float]) -> Exchange:
-    """Return start and slope, with the least sum of squares of relative errors; neither below 0."""
+def _line(members: int, taken_s: Sequence[float]) -> ExchangeCost:
+    """Fit start and slope, by least squares of relative errors; neither is below 0."""
     from scipy.optimize import nnls
 
-    volumes = HOST_NUMBER_BYTES * np.array(SIZES[: len(taken_s)])
+    volumes = HOST_NUMBER_BYTES * np.array(TENSOR_SIZES[: len(taken_s)])
     columns = np.column_stack([np.ones(volumes.size), volumes]) / np.array(taken_s)[:, None]
     scale = columns.max(axis=0)
     found, _ = nnls(columns / scale, np.ones(volumes.size))
     start_s, byte_s = map(float, found / scale)
-    return Exchange(members=members, start_s=start_s, byte_s=byte_s)
+    return ExchangeCost(members=members, start_s=start_s, byte_s=byte_s)
 
 
 Array = NDArray[np.float64]
-LEAST_S, LEAST_CALLS = 0.25, 5  # of a measurement
+MIN_MEASURED_S, MIN_CALLS = 0.25, 5  # of a measurement
 BOUND_SHARE = 0.9
 # Blocks: width, length, samples. Words and heads: words, width, length, samples.
-BLOCKS = (
+BLOCK_SHAPES = (
     (64, 64, 8), (128, 64, 1), (128, 128, 4), (256, 32, 1), (256, 64, 2), (256, 128, 2), (256, 128, 8), (384, 64, 4),
     (512, 64, 1), (512, 128, 4),
 )  # fmt: skip
-WORDS = ((1000, 128, 64, 4), (4000, 256, 128, 2), (8000, 128, 32, 8), (8000, 384, 64, 4))
-HEADS = ((1000, 128, 64, 2), (2000, 256, 128, 4), (8000, 256, 64, 2), (4000, 512, 32, 4), (8000, 128, 128, 4))
+EMBEDDING_SHAPES = ((1000, 128, 64, 4), (4000, 256, 128, 2), (8000, 128, 32, 8), (8000, 384, 64, 4))
+HEAD_SHAPES = ((1000, 128, 64, 2), (2000, 256, 128, 4), (8000, 256, 64, 2), (4000, 512, 32, 4), (8000, 128, 128, 4))
 Built = tuple[nn.Module, Tensor, Callable[..., Any] | None]
 
 
-class Block(nn.Module):
-    """Attention and an MLP, each behind a norm, as decoders have them.
+class DecoderBlock(nn.Module):
+    """Attention and an MLP, each after a norm, as in decoders.
 
     Args:
         width: Of its activation.
@@ -157,7 +153,11 @@ class Block(nn.Module):
 
 def block(width: int, length: int, samples: int) -> Built:
     """Return a block with a batch for it."""
-    return nn.Sequential(Block(width, width // 64)), torch.randn(samples, length, width, requires_grad=True), None
+    return (
+        nn.Sequential(DecoderBlock(width, width // 64)),
+        torch.randn(samples, length, width, requires_grad=True),
+        None,
+    )
 
 
 def words(count: int, width: int, length: int, samples: int) -> Built:
@@ -177,22 +177,22 @@ def _cross_entropy(logits: Tensor) -> Tensor:
 
 
 class LayerTime(NamedTuple):
-    """A standard layer with what it took."""
+    """A standard layer with its measured times."""
 
-    layers: Layers  # its figures
+    layers: LayerArrays  # its figures
     samples: int
     forward_s: float
     backward_s: float
 
 
-def measured() -> Iterator[LayerTime]:
+def measure_layers() -> Iterator[LayerTime]:
     """Measure all standard layers."""
-    for build, shapes in ((block, BLOCKS), (words, WORDS), (head, HEADS)):
+    for build, shapes in ((block, BLOCK_SHAPES), (words, EMBEDDING_SHAPES), (head, HEAD_SHAPES)):
         for shape in shapes:
-            yield _measured(partial(build, *shape))
+            yield _measure_layer(partial(build, *shape))
 
 
-def _measured(build: Callable[[], Built]) -> LayerTime:
+def _measure_layer(build: Callable[[], Built]) -> LayerTime:
     found = climb(build, {}, 0)
     profile = ModelProfile(name="standard layer", rung=found.rung, tokens_per_sample=1.0, layers=tuple(found.layers))
     model, batch, loss = build()
@@ -203,8 +203,8 @@ def _measured(build: Callable[[], Built]) -> LayerTime:
 
 def _ways_s(model: nn.Module, batch: Tensor, loss: Callable[..., Any] | None) -> tuple[float, float]:
     forward, backward = list[float](), list[float]()
-    until_s = time.perf_counter() + LEAST_S
-    while len(forward) <= LEAST_CALLS or time.perf_counter() < until_s:
+    until_s = time.perf_counter() + MIN_MEASURED_S
+    while len(forward) <= MIN_CALLS or time.perf_counter() < until_s:
         began_s = time.perf_counter()
         output = model(batch) if loss is None else loss(model(batch))
         between_s = time.perf_counter()
@@ -215,14 +215,14 @@ def _ways_s(model: nn.Module, batch: Tensor, loss: Callable[..., Any] | None) ->
 
 
 def fitted(times: Sequence[LayerTime]) -> tuple[LayerRates, LayerRates]:
-    """Return rates forward and backward, with the least sum of squares of relative errors."""
-    return _rates(_figures(times, 0), [it.forward_s for it in times]), _rates(
-        _figures(times, 1), [it.backward_s for it in times]
+    """Fit rates forward and backward, by least squares of relative errors."""
+    return _rates(_figures(times, 0), [layer.forward_s for layer in times]), _rates(
+        _figures(times, 1), [layer.backward_s for layer in times]
     )
 
 
 def accuracy(times: Sequence[LayerTime]) -> Accuracy:
-    """Return how far off predictions are of layers that are left out of the fit, one after the other."""
+    """Return the error of predictions of layers outside of the fit, held out one by one."""
     ratios = np.array([_ratio([*times[:at], *times[at + 1 :]], times[at]) for at in range(len(times))])
     return Accuracy(
         runs=len(times),
@@ -243,12 +243,12 @@ def _ratio(others: Sequence[LayerTime], one: LayerTime) -> float:
 
 
 def _figures(times: Sequence[LayerTime], way: int) -> Array:
-    """Return what rates are multiplied with, shape (layers, 4), in the order of `LayerRates`."""
+    """Return the figures that rates are multiplied with, shape (layers, 4), in the order of `LayerRates`."""
     rows = []
-    for it in times:
-        flops = (it.layers.forward_flops, it.layers.backward_flops)[way].sum() * it.samples
-        kept, parameters = it.layers.saved_bytes.sum() * it.samples, it.layers.parameters.sum()
-        rows.append((flops, kept, parameters, it.layers.fixed_costs.sum()))
+    for layer in times:
+        flops = (layer.layers.forward_flops, layer.layers.backward_flops)[way].sum() * layer.samples
+        kept, parameters = layer.layers.saved_bytes.sum() * layer.samples, layer.layers.parameters.sum()
+        rows.append((flops, kept, parameters, layer.layers.fixed_costs.sum()))
     return np.array(rows)
 
 
@@ -261,26 +261,26 @@ def _rates(figures: Array, times_s: Sequence[float]) -> LayerRates:
     return LayerRates(**dict(zip(LayerRates.model_fields, map(float, found / scale), strict=True)))
 
 
-BUSY_S, ROUNDS = 0.4, 7  # that so many ranks compute at the same time, and how often: the median counts
+BUSY_S, SPEED_ROUNDS = 0.4, 7  # of a measurement with N busy ranks, and its repetitions, of which the median counts
 BUSY_SHAPE = (256, 128, 2)
 
 
 def main() -> None:
-    """Measure; the first rank writes the profile."""
+    """Measure this machine; the first rank writes the profile."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     times = list[LayerTime]()
     if rank == 0:
-        _say("layers, one rank alone")
-        times = list(measured())
-    updates = update() if rank == 0 else (0.0, 0.0)
+        _print("layers, one busy rank")
+        times = list(measure_layers())
+    updates = measure_update() if rank == 0 else (0.0, 0.0)
     dist.barrier()
     speeds = _speeds(rank, ranks)
     reduces = []
     for members in range(2, ranks + 1):
-        _say(f"sums of {members}", rank)
-        reduces.append(reduce(members))
-    sends = send()
+        _print(f"sums of {members}", rank)
+        reduces.append(measure_reduce(members))
+    sends = measure_send()
     if rank == 0:
         forward, backward = fitted(times)
         profile = HostProfile(
@@ -294,16 +294,16 @@ def main() -> None:
 
 
 def _speeds(rank: int, ranks: int) -> list[float]:
-    """Return the speed of a rank where one, two, three and so on are busy; of one alone it is 1.
+    """Return the speed of a rank if one, two, three and so on are busy; of a single one it is 1.
 
-    Each speed is compared with that of one alone in the same round: other work on the machine slows both down.
+    Each speed is compared with that of a single one in the same round: other work on the machine slows both down.
     """
     model, batch, _ = block(*BUSY_SHAPE)
     _passes(model, batch, 0.2)
-    found = torch.zeros(ROUNDS, ranks)
-    for at in range(ROUNDS):
+    found = torch.zeros(SPEED_ROUNDS, ranks)
+    for at in range(SPEED_ROUNDS):
         for busy in range(1, ranks + 1):
-            _say(f"{busy} busy, round {at + 1} of {ROUNDS}", rank)
+            _print(f"{busy} busy, round {at + 1} of {SPEED_ROUNDS}", rank)
             dist.barrier()
             if rank < busy:
                 found[at, busy - 1] = _passes(model, batch, BUSY_S) / busy
@@ -312,7 +312,7 @@ def _speeds(rank: int, ranks: int) -> list[float]:
 
 
 def _passes(model: torch.nn.Module, batch: Tensor, seconds: float) -> float:
-    """Return how many passes forth and back a second there were in a time."""
+    """Return the forward and backward passes per second, measured for a time."""
     began_s, count = time.perf_counter(), 0
     while (taken_s := time.perf_counter() - began_s) < seconds:
         model(batch).sum().backward()
@@ -320,7 +320,7 @@ def _passes(model: torch.nn.Module, batch: Tensor, seconds: float) -> float:
     return count / taken_s
 
 
-def _say(text: str, rank: int = 0) -> None:
+def _print(text: str, rank: int = 0) -> None:
     if rank == 0:
         print(f"measuring: {text}", flush=True)  # noqa: T201  # the output of a process that takes half a minute
 

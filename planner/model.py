@@ -1,31 +1,22 @@
-"""The step-time model: what an iteration takes and how much memory it needs, from shapes, constants and hardware.
-
-How long an iteration takes: a formula of eight constants, over arrays of layers, of stages or of runs.
+"""The step-time model: time and memory of an iteration, from shapes, constants and hardware.
 
 A micro-batch of a stage takes
 
     flops / (peak * e) + tensor_bytes / tensor_bytes_per_s + layer_s * layers + tensor_layer_s * tensor layers,
     e = efficiency * x / (x + half_elements),    x = elements of the micro-batch's activation on one GPU
 
-and an iteration with m micro-batches over p stages, the slowest of which sets the pace,
+and an iteration with m micro-batches over p stages, whose pace is that of the slowest,
 
     micro_batch_s * (m + (p - 1) / v) + gradient_bytes / bandwidth + optimizer_bytes / memory bandwidth + iteration_s
 
-Measured runs of decoders (GPT and its kin), from shapes to what the step-time model asks for.
+The eight constants are fitted to measured runs of decoders (GPT and similar). One dense decoder layer has
+24 s h^2 + 4 s^2 h forward FLOPs for a sample, and 12 h^2 parameters; the head has 2 s h V FLOPs. The last stage is the
+slowest, as it holds the head too.
 
-One dense decoder layer has 24 s h^2 + 4 s^2 h forward FLOPs for a sample, and 12 h^2 parameters; the head 2 s h V.
-The last stage is the slowest, as it holds the head too.
-
-A host profile: what ranks of one machine without GPUs do in a second, measured on it.
-
-Several ranks may share a core. How fast one is then hangs on how many are busy, and is measured too.
-
-A pipeline's schedule played through: how long an iteration takes where ranks share cores.
-
-Each rank does its forward and backward passes in the order of the schedule, each as soon as what it needs has come. Its
-work goes on at a speed that hangs on how many ranks are busy. All replicas of a stage do the same at the same time.
-
-Where every rank has a machine of its own and stages are alike, this is the formula of `step_time`.
+Ranks of a machine without GPUs have a host profile instead, measured on the machine. Several ranks may share a core, so
+the speed of a rank depends on the number of busy ranks. `play` simulates the schedule of the pipeline with that: each
+rank does its passes in the order of the schedule, each as soon as its inputs have arrived. All replicas of a stage do
+the same at the same time. With a core for each rank and equal stages, the result is the formula above.
 
 Source: SPEC P4, P1; the constants are fitted to measured runs (docs/planner.md); mixed precision with Adam: 2 bytes of
 weights, 2 of gradients, 12 of optimizer (docs/planner.md).
@@ -38,23 +29,23 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from ..cluster.model.training_plan import Saving
 
-MARGIN_S = 0.005  # by which an expectation may be wrong; a copy back begins so much earlier, too
+OFFLOAD_MARGIN_S = 0.005  # error of predictions that is allowed for; a copy back begins that much earlier, too
 
 
 class Offload(StrEnum):
-    """Whether state is put away."""
+    """Whether state is offloaded."""
 
     never = "never"
-    auto = "auto"  # while nothing needs it for longer than both copies take
-    one_copy = "one-copy"  # the reading of the source: longer than one copy takes
+    auto = "auto"  # if it is idle for longer than both copies take
+    one_copy = "one-copy"  # as in the source: if it is idle for longer than one copy takes
 
 
 class Copies(NamedTuple):
-    """What the copies of one piece of state take."""
+    """Times of the copies of one piece of state."""
 
     out_s: float
     back_s: float
@@ -63,24 +54,24 @@ class Copies(NamedTuple):
 
 
 def pays(idle_s: float, copies: Copies, how: Offload) -> bool:
-    """Return whether state goes out that nothing needs for a time."""
+    """Return whether to offload state that is idle for a time."""
     if how is Offload.never:
         return False
-    return idle_s > (copies.out_s if how is Offload.one_copy else copies.out_s + copies.back_s) + MARGIN_S
+    return idle_s > (copies.out_s if how is Offload.one_copy else copies.out_s + copies.back_s) + OFFLOAD_MARGIN_S
 
 
 def back_at_s(needed_at_s: float, copies: Copies) -> float:
     """Return when the copy back has to begin."""
-    return needed_at_s - copies.back_s - MARGIN_S
+    return needed_at_s - copies.back_s - OFFLOAD_MARGIN_S
 
 
 def unhidden_s(wait_s: float, copies: Copies, *, both_in_wait: bool, has_own_core: bool) -> float:
-    """Return by how much a step gets longer if the state goes out in it.
+    """Return how much longer a step takes if the state is offloaded in it.
 
     Args:
-        wait_s: For others, at whose end the state is needed. The copy back begins no earlier than the wait.
-        copies: What they take.
-        both_in_wait: Whether the copy out, too, is in the wait; else it goes on while the rank computes.
+        wait_s: For other ranks; the state is needed at its end. The copy back begins no earlier than the wait.
+        copies: Their times.
+        both_in_wait: Whether the copy out, too, is in the wait; else it runs while the rank computes.
         has_own_core: Whether copies run beside the computation, and do not take its core.
     """
     late_s = max(0.0, copies.back_s + (copies.out_s if both_in_wait else 0.0) - wait_s)
@@ -88,19 +79,19 @@ def unhidden_s(wait_s: float, copies: Copies, *, both_in_wait: bool, has_own_cor
 
 
 def reason(what: str, size_bytes: int, idle_s: float, copies: Copies, how: Offload) -> str:
-    """Return in one line whether state goes out, and why."""
+    """Return in one line whether state is offloaded, and why."""
     goes = pays(idle_s, copies, how)
     sides = [f"{1e3 * copies.out_s:.1f} ms out"]
     sides += [] if how is Offload.one_copy else [f"{1e3 * copies.back_s:.1f} ms back"]
-    sides += [f"{1e3 * MARGIN_S:.0f} ms margin"]
+    sides += [f"{1e3 * OFFLOAD_MARGIN_S:.0f} ms margin"]
     return (
-        f"{what} ({size_bytes / 1e6:.1f} MB) {'goes out' if goes else 'stays'}: nothing needs it for "
+        f"{what} ({size_bytes / 1e6:.1f} MB) {'is offloaded' if goes else 'stays'}: it is idle for "
         f"{1e3 * idle_s:.1f} ms, {'more' if goes else 'not more'} than {' + '.join(sides)}"
     )
 
 
 class Constants(NamedTuple):
-    """Eight figures of GPUs, network and training software, which measured runs can tell."""
+    """Eight figures of GPUs, network and training software, fitted to measured runs."""
 
     efficiency: float  # best share of the peak in matrix products
     half_elements: float  # elements of a micro-batch's activation at which half of that share is reached
@@ -113,7 +104,7 @@ class Constants(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """How a constant is told to people."""
+    """How a constant is printed."""
 
     text: str
     unit: str
@@ -131,7 +122,7 @@ MEANINGS = {
     "iteration_s": Meaning("fixed cost of an iteration", "ms", 1e-3),
 }  # in the order of Constants
 
-# Where a fit begins, and what it stays near to: from datasheets of the A100.
+# Where a fit starts, and what it is regularised to: from datasheets of the A100.
 PRIOR = Constants(0.55, 0.30e6, 150e9, 100e9, 20e9, 1e-3, 0.5e-3, 5e-3)
 
 
@@ -141,35 +132,35 @@ NUMBER_BYTES = 2.0  # of a weight, a gradient or an activation: fp16 or bf16
 SharesT = TypeVar("SharesT", bound="Array | float")
 
 
-class Pieces(NamedTuple):
-    """What a micro-batch does on one GPU, by layer, by stage or by run: arrays of one shape."""
+class MicroBatchWork(NamedTuple):
+    """The work of a micro-batch on one GPU, by layer, by stage or by run: arrays of one shape."""
 
-    flops: Array  # forward, backward, and forward again where it is computed twice
+    flops: Array  # forward, backward, and recomputation
     elements: Array  # of the activation that its matrix products multiply
     tensor_bytes: Array  # that the all-reduces of tensor parallelism send
     layers: Array  # decoder layers, or others in their measure
     tensor_layers: Array  # the same where there is tensor parallelism, else 0
 
 
-class Rounds(NamedTuple):
-    """What an iteration does beside its micro-batches, on the GPU that does most: arrays of one shape."""
+class IterationWork(NamedTuple):
+    """The work of an iteration beside its micro-batches, on the busiest GPU: arrays of one shape."""
 
-    steps: Array  # micro-batches, and those that the pipeline takes to fill and empty
+    steps: Array  # micro-batches, and the steps to fill and empty the pipeline
     inside_bytes: Array  # of gradients that a GPU sends inside its node
     across_bytes: Array  # of gradients that a GPU sends across nodes
     gathered_bytes: Array  # that ZeRO-3 sends across nodes, with no wait between
     optimizer_bytes: Array  # that the optimizer reads and writes
 
 
-class Machine(NamedTuple):
-    """Figures of hardware that are known without a measurement; each a number, or an array like the rounds."""
+class HardwareRates(NamedTuple):
+    """Figures of the hardware's datasheet; each a number, or an array like the work."""
 
     peak_flops: Array | float
     memory_bytes_per_s: Array | float
-    nic_bytes_per_s: Array | float  # of a node's network, as its datasheet has it
+    nic_bytes_per_s: Array | float  # of a node's network
 
 
-def compute_s(pieces: Pieces, peak_flops: Array | float, constants: Constants) -> Array:
+def compute_s(pieces: MicroBatchWork, peak_flops: Array | float, constants: Constants) -> Array:
     """Return the time of the matrix products of each piece, in its shape."""
     # e = efficiency / (1 + half / x): nothing to multiply takes no time.
     slower: Array = 1.0 + constants.half_elements / np.maximum(pieces.elements, 1.0)
@@ -177,8 +168,8 @@ def compute_s(pieces: Pieces, peak_flops: Array | float, constants: Constants) -
     return products_s
 
 
-def other_s(pieces: Pieces, constants: Constants) -> Array:
-    """Return the time of each piece that no faster GPU would save: tensor parallelism and fixed costs."""
+def other_s(pieces: MicroBatchWork, constants: Constants) -> Array:
+    """Return the time of each piece that does not depend on the GPU's speed: tensor parallelism and fixed costs."""
     taken_s: Array = (
         pieces.tensor_bytes / constants.tensor_bytes_per_s
         + constants.layer_s * pieces.layers
@@ -187,31 +178,31 @@ def other_s(pieces: Pieces, constants: Constants) -> Array:
     return taken_s
 
 
-def micro_batch_s(pieces: Pieces, peak_flops: Array | float, constants: Constants) -> Array:
+def micro_batch_s(pieces: MicroBatchWork, peak_flops: Array | float, constants: Constants) -> Array:
     """Return the time of each piece, in its shape."""
     return compute_s(pieces, peak_flops, constants) + other_s(pieces, constants)
 
 
-def iteration_s(micro_batches_s: Array, rounds: Rounds, machine: Machine, constants: Constants) -> Array:
-    """Return the time of each iteration, in the shape of the rounds.
+def iteration_s(micro_batches_s: Array, work: IterationWork, machine: HardwareRates, constants: Constants) -> Array:
+    """Return the time of each iteration, in the shape of the work.
 
     Args:
         micro_batches_s: Time of a micro-batch on the slowest stage, in the same shape.
-        rounds: What else it does.
+        work: What else it does.
         machine: Memory and network.
         constants: Fitted ones.
     """
-    taken_s: Array = micro_batches_s * rounds.steps + synchronisation_s(rounds, machine, constants)
+    taken_s: Array = micro_batches_s * work.steps + synchronisation_s(work, machine, constants)
     return taken_s + constants.iteration_s
 
 
-def synchronisation_s(rounds: Rounds, machine: Machine, constants: Constants) -> Array:
-    """Return the time of gradients and optimizer of each iteration, in the shape of the rounds."""
+def synchronisation_s(work: IterationWork, machine: HardwareRates, constants: Constants) -> Array:
+    """Return the time of gradients and optimizer of each iteration, in the shape of the work."""
     taken_s: Array = (
-        rounds.inside_bytes / constants.inside_bytes_per_s
-        + rounds.across_bytes / constants.across_bytes_per_s
-        + rounds.gathered_bytes / machine.nic_bytes_per_s
-        + rounds.optimizer_bytes / machine.memory_bytes_per_s
+        work.inside_bytes / constants.inside_bytes_per_s
+        + work.across_bytes / constants.across_bytes_per_s
+        + work.gathered_bytes / machine.nic_bytes_per_s
+        + work.optimizer_bytes / machine.memory_bytes_per_s
     )
     return taken_s
 
@@ -225,7 +216,7 @@ def all_reduce_bytes(members: Array, volume_bytes: Array) -> Array:
 FULL, SELECTIVE, NONE = 2.0, 1.0, 0.0  # how much of a layer is computed twice
 
 
-class Runs(NamedTuple):
+class MeasuredRuns(NamedTuple):
     """Runs of decoders, each array of shape (runs,)."""
 
     gpus: Array
@@ -244,21 +235,21 @@ class Runs(NamedTuple):
     iteration_s: Array  # as measured
 
 
-def select(runs: Runs, rows: NDArray[np.int64]) -> Runs:
+def select(runs: MeasuredRuns, rows: NDArray[np.int64]) -> MeasuredRuns:
     """Return some of the runs, by their indices."""
-    return Runs(*(column[rows] for column in runs))
+    return MeasuredRuns(*(column[rows] for column in runs))
 
 
 class DecoderWork(NamedTuple):
-    """What runs do, for a prediction with any constants."""
+    """The work of runs, for predictions with any constants."""
 
-    pieces: Pieces
-    rounds: Rounds
-    machine: Machine
+    micro_batch: MicroBatchWork
+    iteration: IterationWork
+    machine: HardwareRates
 
 
-def work_of(runs: Runs, machine: Machine, gpus_per_node: int) -> DecoderWork:
-    """Return what each run does on its slowest stage, arrays of shape (runs,)."""
+def work_of(runs: MeasuredRuns, machine: HardwareRates, gpus_per_node: int) -> DecoderWork:
+    """Return the work of each run on its slowest stage, arrays of shape (runs,)."""
     t, p, d = runs.tensor, runs.pipeline, runs.data
     local = runs.layers / p
     parameters = 12.0 * runs.hidden**2 * local / t + runs.vocabulary * runs.hidden / t
@@ -266,17 +257,17 @@ def work_of(runs: Runs, machine: Machine, gpus_per_node: int) -> DecoderWork:
     summed = np.where(runs.zero3 > 0, 0.0, all_reduce_bytes(d, NUMBER_BYTES * parameters))
     gathered = 3.0 * NUMBER_BYTES * parameters * micro_batches * (d - 1.0) / d
     is_inside = runs.gpus <= gpus_per_node
-    rounds = Rounds(
+    iteration = IterationWork(
         steps=micro_batches + (p - 1.0) / runs.interleave,
         inside_bytes=np.where(is_inside, summed, 0.0),
         across_bytes=np.where(is_inside, 0.0, summed),
         gathered_bytes=np.where(runs.zero3 > 0, gathered, 0.0),
         optimizer_bytes=OPTIMIZER_BYTES * parameters,
     )
-    return DecoderWork(_pieces(runs, local), rounds, machine)
+    return DecoderWork(_micro_batch_work(runs, local), iteration, machine)
 
 
-def _pieces(runs: Runs, local: Array) -> Pieces:
+def _micro_batch_work(runs: MeasuredRuns, local: Array) -> MicroBatchWork:
     t, b, s, h = runs.tensor, runs.micro_batch, runs.sequence, runs.hidden
     layer = 24.0 * s * h**2 + 4.0 * s**2 * h
     # Selective recomputation does the products of attention a second time, and no others.
@@ -285,7 +276,7 @@ def _pieces(runs: Runs, local: Array) -> Pieces:
     reduces = np.where(runs.recompute == FULL, 6.0, 4.0)  # all-reduces of a layer
     head = 3.0 * 2.0 * s * h * runs.vocabulary
     activation = b * s * h
-    return Pieces(
+    return MicroBatchWork(
         flops=b / t * ((passes * layer + again) * local + head),
         elements=activation / t,
         tensor_bytes=all_reduce_bytes(t, reduces * local * activation * NUMBER_BYTES),
@@ -296,20 +287,16 @@ def _pieces(runs: Runs, local: Array) -> Pieces:
 
 def predicted_s(work: DecoderWork, constants: Constants) -> Array:
     """Return the iteration time of each run, shape (runs,)."""
-    each_s = micro_batch_s(work.pieces, work.machine.peak_flops, constants)
-    return iteration_s(each_s, work.rounds, work.machine, constants)
+    each_s = micro_batch_s(work.micro_batch, work.machine.peak_flops, constants)
+    return iteration_s(each_s, work.iteration, work.machine, constants)
 
 
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Measured(_Section):
-    """What the GPUs and the network are by their datasheets on which the runs were measured."""
+class MeasuredHardware(BaseModel, frozen=True, extra="forbid", strict=True):
+    """The datasheet of the GPUs and the network on which the runs were measured."""
 
     peak_flops: Positive = 312e12  # of one GPU: an A100 in bf16, without sparsity
     memory_bytes_per_s: Positive = 1.5e12  # of one GPU
@@ -318,8 +305,8 @@ class Measured(_Section):
     gpus_per_node: Annotated[int, Field(ge=1, le=1_000_000)] = 8
 
 
-class FittedConstants(_Section):
-    """The constants, as `Constants` has them."""
+class FittedConstants(BaseModel, frozen=True, extra="forbid", strict=True):
+    """The constants in a file."""
 
     efficiency: Annotated[float, Field(gt=0, le=10)]
     half_elements: Positive
@@ -331,24 +318,24 @@ class FittedConstants(_Section):
     iteration_s: Positive
 
 
-class Accuracy(_Section):
-    """How far predictions were from runs that they did not know."""
+class Accuracy(BaseModel, frozen=True, extra="forbid", strict=True):
+    """The error of predictions for runs that were not in the fit."""
 
     runs: Annotated[int, Field(ge=1)]
     mean_error: Annotated[float, Field(ge=0)]  # mean of |predicted / measured - 1|
     bias: float  # mean of predicted / measured - 1
-    bound_share: Share  # of runs that the bound is to cover
-    bound_factor: Positive  # predicted time times this covers so many
+    bound_share: Share  # of runs that the bound covers
+    bound_factor: Positive  # the bound is the predicted time times this
 
 
-class HardwareProfile(_Section):
-    """A hardware profile as its file has it; see docs/planner.md."""
+class HardwareProfile(BaseModel, frozen=True, extra="forbid", strict=True):
+    """A hardware profile, in the format of its file; see docs/planner.md."""
 
     format: Literal["longshore-hardware-1"] = "longshore-hardware-1"
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    measured_on: Measured = Measured()
+    measured_on: MeasuredHardware = MeasuredHardware()
     constants: FittedConstants
-    not_identified: Annotated[tuple[str, ...], Field(strict=False)] = ()  # constants that the runs could not tell
+    not_identified: Annotated[tuple[str, ...], Field(strict=False)] = ()  # constants that the runs do not determine
     accuracy: Accuracy
 
     @property
@@ -358,12 +345,12 @@ class HardwareProfile(_Section):
 
 
 def fitted(constants: Constants) -> FittedConstants:
-    """Return constants as a file has them."""
+    """Return constants in the format of a file."""
     return FittedConstants(**{name: float(value) for name, value in constants._asdict().items()})
 
 
-# What `longshore plan calibrate` makes of half of the 109 multi-node runs of Megatron-DeepSpeed on A100 that vTrain
-# published (MIT licence): 54 runs on 64 to 512 GPUs. `make bench-planner` fits them again and compares.
+# The result of `longshore plan calibrate` for half of the 109 multi-node runs of Megatron-DeepSpeed on A100 that
+# vTrain published (MIT licence): 54 runs on 64 to 512 GPUs. `make bench-planner` fits them again and compares.
 DEFAULT = HardwareProfile(
     name="A100, Megatron-DeepSpeed, 64 to 512 GPUs",
     constants=fitted(
@@ -377,32 +364,34 @@ DEFAULT = HardwareProfile(
 )  # fmt: skip
 
 
-MOST_RANKS = 64
+MAX_HOST_RANKS = 64
 HOST_NUMBER_BYTES = 4.0  # of a weight, a gradient or an activation: no machine without GPUs trains in fewer
 HostSeconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Speed = Annotated[float, Field(gt=0, le=10)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class LayerRates(_Section):
-    """What a layer takes, in seconds for each of its figures; one way, for a rank that is alone."""
+class LayerRates(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Times of a layer per unit of its figures, one way, for a single busy rank."""
 
     flop_s: HostSeconds  # for a FLOP of matrix products
-    kept_byte_s: HostSeconds  # for a byte that is kept for the way back: functions of each number write and read these
+    kept_byte_s: (
+        HostSeconds  # for a byte that is kept for the backward pass: elementwise functions write and read these
+    )
     parameter_s: HostSeconds  # for a parameter, whatever the micro-batch: weights are read, gradients added
     layer_s: HostSeconds  # for the launches of a decoder layer
 
 
-class Exchange(_Section):
-    """What it takes to send, or to sum over members."""
+class ExchangeCost(BaseModel, frozen=True, extra="forbid", strict=True):
+    """The time to send, or to sum over members."""
 
-    members: Annotated[int, Field(ge=2, le=MOST_RANKS)]
+    members: Annotated[int, Field(ge=2, le=MAX_HOST_RANKS)]
     start_s: HostSeconds
     byte_s: HostSeconds  # for a byte of the tensor
 
 
-class HostProfile(_Section):
-    """A host profile as its file has it; see docs/planner.md."""
+class HostProfile(BaseModel, frozen=True, extra="forbid", strict=True):
+    """A host profile, in the format of its file; see docs/planner.md."""
 
     format: Literal["longshore-host-1"] = "longshore-host-1"
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -411,16 +400,16 @@ class HostProfile(_Section):
     forward: LayerRates
     backward: LayerRates
     # Of one rank where one, two, three and so on are busy; the first is 1.
-    speeds: Annotated[tuple[Speed, ...], Field(strict=False, min_length=1, max_length=MOST_RANKS)]
-    send: Exchange
-    reduce: Annotated[tuple[Exchange, ...], Field(strict=False)]  # for two members, three and so on
+    speeds: Annotated[tuple[Speed, ...], Field(strict=False, min_length=1, max_length=MAX_HOST_RANKS)]
+    send: ExchangeCost
+    reduce: Annotated[tuple[ExchangeCost, ...], Field(strict=False)]  # for two members, three and so on
     update_start_s: HostSeconds  # of the optimizer's step
     update_parameter_s: HostSeconds
     accuracy: Accuracy  # of the time of layers that the rates were not fitted to
 
     @model_validator(mode="after")
     def _agrees(self) -> "HostProfile":
-        if [it.members for it in self.reduce] != list(range(2, self.ranks + 1)):
+        if [cost.members for cost in self.reduce] != list(range(2, self.ranks + 1)):
             raise ValueError(f"reduce should have 2 to {self.ranks} members in order, as there are {self.ranks} speeds")
         return self
 
@@ -430,7 +419,7 @@ class HostProfile(_Section):
         return len(self.speeds)
 
     def reduce_s(self, members: int, volume_bytes: float) -> float:
-        """Return the time in which so many members sum a tensor, if nobody else is busy."""
+        """Return the time in which N members sum a tensor, if no other rank is busy."""
         if members == 1:
             return 0.0
         found = self.reduce[members - 2]
@@ -441,18 +430,18 @@ class HostProfile(_Section):
         return self.send.start_s + self.send.byte_s * volume_bytes
 
     def update_s(self, parameters: float) -> float:
-        """Return the time of the optimizer, for a rank that is alone."""
+        """Return the time of the optimizer, for a single busy rank."""
         return self.update_start_s + self.update_parameter_s * parameters
 
 
 STATE_BYTES = 16.0  # weights, gradients and optimizer of one parameter
 OPTIMIZER_STATE_BYTES = 12.0  # of these, what ZeRO-1 spreads
-FRAGMENTATION = 1.08  # memory that the allocator holds, over what is asked of it: 5 to 10 % are usual
+FRAGMENTATION = 1.08  # memory of the allocator over that of tensors: 5 to 10 % are usual
 CONTEXT_BYTES = 1e9  # of CUDA and its libraries, on each GPU
 
 
 def state_bytes(saving: Saving, data: int) -> float:
-    """Return the bytes that one parameter takes on each of so many data-parallel members."""
+    """Return the bytes of one parameter on each of N data-parallel members."""
     if saving.zero == 3:
         return STATE_BYTES / data
     if saving.zero == 1:
@@ -461,12 +450,12 @@ def state_bytes(saving: Saving, data: int) -> float:
 
 
 def optimizer_state_bytes(saving: Saving, data: int) -> float:
-    """Return the bytes of optimizer that one parameter takes on each of so many data-parallel members."""
+    """Return the optimizer's bytes of one parameter on each of N data-parallel members."""
     return OPTIMIZER_STATE_BYTES / (data if saving.zero else 1)
 
 
 def kept_share(tensor: int) -> float:
-    """Return which share of what a layer keeps is on each of so many tensor-parallel members.
+    """Return the share of a layer's activations on each of N tensor-parallel members.
 
     Of the 34 s b h bytes of a decoder layer, 10 are on every member: inputs of norms, and masks of dropout.
     """
@@ -474,22 +463,22 @@ def kept_share(tensor: int) -> float:
 
 
 def usable_bytes(memory_bytes: float) -> float:
-    """Return what training may ask for on a GPU; 0 or less if nothing is left."""
+    """Return the bytes that training may allocate on a GPU; 0 or less if nothing remains."""
     return (memory_bytes - CONTEXT_BYTES) / FRAGMENTATION
 
 
-ROUNDS = 3  # iterations that are played; the last is told: a stage may begin one before others have ended the last
+PLAYED_ITERATIONS = 3  # the last counts: a stage may begin an iteration before others end the last
 
 
 class Schedule(StrEnum):
-    """In which order a stage does its passes."""
+    """The order of the passes of a stage."""
 
     one_forward_one_backward = "1f1b"
     gpipe = "gpipe"
 
 
 class Seconds(NamedTuple):
-    """What a stage takes in an iteration: work for a rank that is alone, or time."""
+    """The seconds of a stage in an iteration: work for a single busy rank, or time."""
 
     forward_s: float
     backward_s: float
@@ -498,15 +487,15 @@ class Seconds(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The sum."""
         return sum(self)
 
 
 class StageWork(NamedTuple):
-    """What a stage has to do in an iteration; passes are for one micro-batch."""
+    """The work of a stage in an iteration; passes are for one micro-batch."""
 
     seconds: Seconds
-    arrives_s: float  # time from the end of a pass to its arrival at the next stage, or back from it
+    arrives_s: float  # time that the output of a pass travels to the next stage, or back from it
 
 
 class _Pass(NamedTuple):
@@ -518,7 +507,7 @@ class _Pass(NamedTuple):
 def order(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> list[tuple[int, int]]:
     """Return the passes of a stage, each as 0 for forward or 1 for backward and its micro-batch."""
     ahead = micro_batches if schedule is Schedule.gpipe else min(micro_batches, stages - stage)
-    found = [(0, it) for it in range(ahead)]
+    found = [(0, micro_batch) for micro_batch in range(ahead)]
     for done in range(micro_batches):
         found.append((1, done))
         found += [(0, ahead + done)] if ahead + done < micro_batches else []
@@ -528,7 +517,7 @@ def order(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> li
 def play(
     works: Sequence[StageWork], micro_batches: int, schedule: Schedule, replicas: int, speeds: Sequence[float]
 ) -> tuple[float, list[Seconds]]:
-    """Return the time of an iteration, and what each stage spends of it on what; the rest it waits.
+    """Simulate a schedule; return the time of an iteration, and how each stage spends it; the rest it waits.
 
     Args:
         works: Of the stages.
@@ -539,10 +528,10 @@ def play(
     """
     stages = len(works)
     queues = [_queue(order(schedule, k, stages, micro_batches)) for k in range(stages)]
-    at, left = [0] * stages, [-1.0] * stages  # position in the queue; work left of a pass that has begun, else -1
+    at, left = [0] * stages, [-1.0] * stages  # position in the queue; remaining work of a running pass, else -1
     ended: dict[tuple[int, _Pass], float] = {}
     spent = [[0.0, 0.0, 0.0, 0.0] for _ in range(stages)]
-    ends, now = [0.0] * ROUNDS, 0.0
+    ends, now = [0.0] * PLAYED_ITERATIONS, 0.0
     while any(at[k] < len(queues[k]) for k in range(stages)):
         comes = inf
         for k in range(stages):
@@ -559,30 +548,30 @@ def play(
         now += step_s
         for k in busy:
             doing = queues[k][at[k]]
-            if doing.iteration == ROUNDS - 1:
+            if doing.iteration == PLAYED_ITERATIONS - 1:
                 spent[k][doing.kind] += step_s
             left[k] -= step_s * speed
             if left[k] <= 1e-12:
                 ended[k, doing], left[k] = now, -1.0
                 at[k] += 1
                 ends[doing.iteration] = now
-    return ends[-1] - ends[-2], [Seconds(*it) for it in spent]
+    return ends[-1] - ends[-2], [Seconds(*seconds) for seconds in spent]
 
 
 def _queue(passes: Sequence[tuple[int, int]]) -> list[_Pass]:
     once = [*passes, (2, 0), (3, 0)]
-    return [_Pass(kind, iteration, it) for iteration in range(ROUNDS) for kind, it in once]
+    return [_Pass(kind, iteration, micro_batch) for iteration in range(PLAYED_ITERATIONS) for kind, micro_batch in once]
 
 
-def _ready_s(works: Sequence[StageWork], ended: dict[tuple[int, _Pass], float], stage: int, it: _Pass) -> float:
-    """Return when a stage may begin a pass; infinite while what it needs is not done."""
-    if it.kind == 0 and stage > 0:
-        return ended.get((stage - 1, it), inf) + works[stage - 1].arrives_s
-    if it.kind == 1 and stage + 1 < len(works):
-        return ended.get((stage + 1, it), inf) + works[stage].arrives_s
+def _ready_s(works: Sequence[StageWork], ended: dict[tuple[int, _Pass], float], stage: int, ready: _Pass) -> float:
+    """Return when a stage may begin a pass; infinite while its input is not computed."""
+    if ready.kind == 0 and stage > 0:
+        return ended.get((stage - 1, ready), inf) + works[stage - 1].arrives_s
+    if ready.kind == 1 and stage + 1 < len(works):
+        return ended.get((stage + 1, ready), inf) + works[stage].arrives_s
     return 0.0
 
 
 def schedule_of(micro_batches: int, stages: int) -> Schedule:
-    """Return the schedule that plans use: 1F1B, which keeps least; it needs as many micro-batches as stages."""
+    """Return the schedule of a plan: 1F1B, which needs least memory, if there is a micro-batch for each stage."""
     return Schedule.one_forward_one_backward if micro_batches >= stages else Schedule.gpipe

@@ -1,4 +1,4 @@
-"""A plan: its layout, and its sub-tasks with what each computes, needs and sends.
+"""A plan: its layout, and its stages with what each computes, needs and sends.
 
 Source: SPEC P1.
 """
@@ -16,10 +16,10 @@ from .pool import GpuType
 Counts = NDArray[np.int64]
 SAVINGS = tuple(Saving)
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # samples: efficiency is flat long before the last
-MOST_LAYOUTS = 2_000_000  # beyond, longer pipelines are left out: only batches of hundreds of divisors have so many
+MAX_LAYOUTS = 2_000_000  # beyond, longer pipelines are omitted: only batches of hundreds of divisors have more
 
 
-class Layout(NamedTuple):
+class PlanLayout(NamedTuple):
     """How a model is spread over GPUs."""
 
     data: int
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
         return self.data * self.pipeline * self.tensor
 
 
-class Layouts(NamedTuple):
+class PlanLayouts(NamedTuple):
     """Many layouts, each array of shape (layouts,)."""
 
     data: Counts
@@ -48,59 +48,59 @@ class Layouts(NamedTuple):
         """GPUs that each takes, shape (layouts,)."""
         return self.data * self.pipeline * self.tensor
 
-    def one(self, at: int) -> Layout:
+    def one(self, at: int) -> PlanLayout:
         """Return one of them."""
         data, pipeline, tensor, micro_batch, saving = (int(column[at]) for column in self)
-        return Layout(data, pipeline, tensor, micro_batch, SAVINGS[saving])
+        return PlanLayout(data, pipeline, tensor, micro_batch, SAVINGS[saving])
 
 
-def divisors(number: int, most: int) -> list[int]:
+def divisors(number: int, limit: int) -> list[int]:
     """Return the divisors of a number up to a bound, in ascending order."""
-    return [it for it in range(1, min(number, most) + 1) if number % it == 0]
+    return [divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0]
 
 
 def tensor_degrees(heads: int, node: GpuType) -> list[int]:
-    """Return the degrees of tensor parallelism: inside a node, and each member with as many attention heads."""
+    """Return the degrees of tensor parallelism: inside a node, the heads divided evenly."""
     return divisors(int(np.gcd(heads, node.gpus_per_node)), node.gpus_per_node) if heads else [1]
 
 
-def layouts(batch: int, layers: int, tensor: list[int], gpus: int, least_samples: int = 1) -> Layouts:
-    """Return every layout that takes at most so many GPUs.
+def layouts(batch: int, layers: int, tensor: list[int], gpus: int, min_samples: int = 1) -> PlanLayouts:
+    """Return every layout that takes at most N GPUs.
 
     Args:
-        batch: Samples of an iteration; data-parallel members get as many each, in equal micro-batches.
+        batch: Samples of an iteration; each data-parallel member gets the same share, in equal micro-batches.
         layers: Of the model; each stage has one at least.
         tensor: Degrees of tensor parallelism to try.
         gpus: At most.
-        least_samples: Of a micro-batch.
+        min_samples: Of a micro-batch.
     """
     # Members, and what each computes at a time.
-    sizes = sorted(it for it in {*MICRO_BATCHES, least_samples} if it >= least_samples)
+    sizes = sorted(size for size in {*MICRO_BATCHES, min_samples} if size >= min_samples)
     data = [(d, b) for d in divisors(batch, gpus) for b in sizes if batch // d % b == 0]
     if not data:
-        return Layouts(*(np.zeros(0, dtype=np.int64) for _ in Layouts._fields))
-    most_stages = MOST_LAYOUTS // (len(data) * len(tensor) * len(SAVINGS))
-    stages = np.arange(1, min(layers, gpus, max(1, most_stages)) + 1)
+        return PlanLayouts(*(np.zeros(0, dtype=np.int64) for _ in PlanLayouts._fields))
+    max_stages = MAX_LAYOUTS // (len(data) * len(tensor) * len(SAVINGS))
+    stages = np.arange(1, min(layers, gpus, max(1, max_stages)) + 1)
     grid = np.meshgrid(np.arange(len(data)), stages, np.array(tensor), np.arange(len(SAVINGS)), indexing="ij")
     pair, p, t, saving = (axis.ravel() for axis in grid)
     d, b = np.array(data, dtype=np.int64)[pair].T
-    found = Layouts(d, p, t, b, saving)
+    found = PlanLayouts(d, p, t, b, saving)
     keep = (found.gpus <= gpus) & _makes_sense(found)
-    return Layouts(*(column[keep] for column in found))
+    return PlanLayouts(*(column[keep] for column in found))
 
 
-def _makes_sense(found: Layouts) -> NDArray[np.bool_]:
-    """Say which layouts are no other one in disguise: ZeRO spreads over data-parallel members alone."""
+def _makes_sense(found: PlanLayouts) -> NDArray[np.bool_]:
+    """Return which layouts differ from all others: ZeRO spreads over data-parallel members only."""
     zero = np.array([saving.zero for saving in SAVINGS])[found.saving]
     alone: NDArray[np.bool_] = (zero == 0) | (found.data > 1)
-    # ZeRO-3 gathers a layer for every micro-batch: in a pipeline it would do so too often, and no library offers it.
+    # ZeRO-3 gathers a layer for every micro-batch: in a pipeline that is too often, and no library offers it.
     whole: NDArray[np.bool_] = (zero != 3) | ((found.pipeline == 1) & (found.tensor == 1))
     return alone & whole
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage of a pipeline; without one, the whole model. Each of its GPUs does as follows."""
+class PlanStage:
+    """One stage of a pipeline; without a pipeline, the whole model. Figures are of each of its GPUs."""
 
     first_layer: int
     last_layer: int
@@ -112,17 +112,17 @@ class Stage:
     flops: float  # of an iteration, on each GPU
     parameters: float  # that each GPU holds
     trained_parameters: float  # of these
-    memory_bytes: float  # that each GPU needs, fragmentation and context with it
+    memory_bytes: float  # that each GPU needs, with fragmentation and context
     gpu_memory_bytes: float  # that it has
     tensor_bytes: float  # that each GPU sends for a micro-batch, inside its node
     next_bytes: float  # to the next stage for a micro-batch, and as much back
     ring_bytes: float  # that each GPU sends for an iteration, to sum gradients
-    seconds: Seconds  # of an iteration, on each GPU; the rest of it the stage waits
-    away_bytes: float = 0.0  # of optimizer state, in host memory during the passes
+    seconds: Seconds  # of an iteration, on each GPU; the stage waits for the rest
+    away_bytes: float = 0.0  # of optimizer state, offloaded during the passes
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class IterationTimes:
     """Where the time of an iteration goes, in seconds."""
 
     compute_s: float  # matrix products of the slowest stage
@@ -132,7 +132,7 @@ class Times:
     gradients_s: float  # sum of gradients, with what ZeRO-3 gathers
     optimizer_s: float
     iteration_s: float  # fixed cost
-    offload_s: float = 0.0  # copies of state that nothing hides
+    offload_s: float = 0.0  # copies of state that are not hidden
 
     @property
     def total_s(self) -> float:
@@ -147,10 +147,10 @@ class Times:
 class FoundPlan:
     """A layout that fits, with its stages and times."""
 
-    layout: Layout
+    layout: PlanLayout
     micro_batches: int  # of each data-parallel member, in an iteration
-    stages: tuple[Stage, ...]
-    times: Times
+    stages: tuple[PlanStage, ...]
+    times: IterationTimes
     iterations: int
     bound_factor: float  # times the prediction is an upper bound
 
@@ -176,17 +176,17 @@ class FoundPlan:
 
     @property
     def bound_s(self) -> float:
-        """Upper bound of it."""
+        """Upper bound of the training time."""
         return self.total_s * self.bound_factor
 
     @property
     def gpu_hours(self) -> float:
-        """What it costs."""
+        """Its cost in GPU-hours."""
         return self.gpus * self.total_s / 3600.0
 
     @property
     def away_bytes(self) -> float:
-        """Optimizer state that a GPU has in host memory during the passes, on the stage that has most."""
+        """Largest optimizer state that a GPU offloads during the passes."""
         return max(stage.away_bytes for stage in self.stages)
 
     @property
@@ -202,9 +202,9 @@ class FoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A layout that needs more memory than there is, however its layers are cut."""
+    """A layout that does not fit into memory, whatever its cuts."""
 
-    layout: Layout
+    layout: PlanLayout
     gpu_type: str
-    needed_bytes: float  # of a GPU, by the cuts that need least
+    needed_bytes: float  # of a GPU, by the best cuts
     gpu_memory_bytes: float

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..cluster.model.topology import Cluster
 from ..cluster.presets.cluster_file import ClusterSetup
-from .model import Constants, HostProfile, Measured
+from .model import Constants, HostProfile, MeasuredHardware
 
 
 class GpuType(NamedTuple):
@@ -21,7 +21,7 @@ class GpuType(NamedTuple):
     gpus_per_node: int
     intra_bytes_per_s: float  # between two GPUs of a node
     nic_bytes_per_s: float  # between nodes, the slowest link on the way
-    host_bytes_per_s: float = 0.0  # between a GPU and host memory; 0 where nobody told
+    host_bytes_per_s: float = 0.0  # between a GPU and host memory; 0 if unknown
     host_room_bytes: float = math.inf  # of host memory, for each GPU
 
 
@@ -38,11 +38,16 @@ def pool_of(setup: ClusterSetup) -> Pool:
         )
         for number, (offer, host_bytes_per_s) in enumerate(zip(setup.offers, setup.host_bytes_per_s, strict=True))
     ]
-    return tuple(sorted((it for it in found if it.gpus), key=lambda it: (-it.peak_flops, it.name)))
+    return tuple(
+        sorted(
+            (gpu_type for gpu_type in found if gpu_type.gpus),
+            key=lambda gpu_type: (-gpu_type.peak_flops, gpu_type.name),
+        )
+    )
 
 
 def ranks_of(host: HostProfile) -> Pool:
-    """Return the ranks of a machine without GPUs in the place of GPUs; what they do in a second the profile says."""
+    """Return the ranks of a machine without GPUs as GPUs; their speed is in the profile."""
     return (GpuType("rank", host.ranks, 1.0, host.memory_bytes / host.ranks, host.ranks, 1.0, 1.0),)
 
 
@@ -51,7 +56,7 @@ def _gpu_type(cluster: Cluster, number: int, name: str, counts: np.ndarray[tuple
     if not nodes.size:
         return GpuType(name, 0, 1.0, 1.0, 1, 1.0, 1.0)
     racks = np.unique(cluster.node_rack[nodes])
-    # Nodes of several racks talk through the uplinks of these.
+    # Nodes of several racks communicate through their uplinks.
     uplink = float(cluster.uplink_bytes_per_s[racks].min()) if racks.size > 1 else np.inf
     first = int(nodes[0])
     return GpuType(
@@ -66,13 +71,15 @@ def _gpu_type(cluster: Cluster, number: int, name: str, counts: np.ndarray[tuple
 
 
 def slowest(types: Sequence[GpuType]) -> GpuType:
-    """Return what several types amount to in one group: in each figure the least of them."""
-    names = " + ".join(dict.fromkeys(it.name for it in types))
-    return GpuType(names, sum(it.gpus for it in types), *(min(column) for column in list(zip(*types, strict=True))[2:]))
+    """Return the effective type of a group of several types: the smallest of each figure."""
+    names = " + ".join(dict.fromkeys(gpu_type.name for gpu_type in types))
+    return GpuType(
+        names, sum(gpu_type.gpus for gpu_type in types), *(min(column) for column in list(zip(*types, strict=True))[2:])
+    )
 
 
-def carried_over(constants: Constants, measured: Measured, to: GpuType) -> Constants:
-    """Return constants for GPUs of another type: bandwidths keep their share of what the datasheet says."""
+def carried_over(constants: Constants, measured: MeasuredHardware, to: GpuType) -> Constants:
+    """Return constants for GPUs of another type: bandwidths keep their share of the datasheet's."""
     inside, across = to.intra_bytes_per_s / measured.intra_bytes_per_s, to.nic_bytes_per_s / measured.nic_bytes_per_s
     return constants._replace(
         tensor_bytes_per_s=constants.tensor_bytes_per_s * inside,

@@ -1,10 +1,8 @@
-"""Sub-tasks of one job that share a device take turns on it, in the order of their passes.
+"""Sub-tasks of one job that share a device: an arbiter grants it to one at a time, in the order of their passes.
 
-The process that gives a device of this node to sub-tasks of one job: `python -m longshore.planner.sharing`.
-
-Each sub-task has a connection. It says `job NAME`, then for each piece of work `want ITERATION KIND MICRO_BATCH RANK`
-and, after the answer `go`, `done`. One that is killed loses its connection, and with it the device. The process ends
-with its last sub-task.
+The arbiter is a process per device: `python -m longshore.planner.sharing`. Each sub-task has a connection to it. It
+sends `job NAME`, then for each pass `want ITERATION KIND MICRO_BATCH RANK` and, after the reply `go`, `done`. A killed
+sub-task loses its connection, and with it the device. The arbiter ends with its last sub-task.
 
 Source: SPEC P6.
 """
@@ -24,47 +22,47 @@ from typing import NamedTuple
 from ..cluster.files.errors import BackendError
 
 
-class Kind(IntEnum):
-    """What a sub-task wants a device for; the lower comes first."""
+class PassKind(IntEnum):
+    """What a sub-task needs a device for; the lower comes first."""
 
-    backward = 0  # frees what the forward pass has kept, and others wait for its gradients
+    backward = 0  # frees activations, and other stages wait for its gradients
     forward = 1
     update = 2
     phase = 3  # all passes of an iteration, of a sub-task without a pipeline, up to its synchronisation
 
 
 class Pass(NamedTuple):
-    """A piece of work that is ready to run; smaller ones come first.
+    """A pass that is ready to run; smaller ones come first.
 
-    An earlier iteration comes before all of a later one. So nobody is overtaken for ever: others have only so many
-    passes up to the iteration in which one waits.
+    An earlier iteration comes before all of a later one. So no sub-task starves: the others have a limited number of
+    passes up to the iteration in which it waits.
     """
 
     iteration: int
-    kind: Kind
+    kind: PassKind
     micro_batch: int = 0
     rank: int = 0
 
 
-class Device:
-    """A device, with who has it and who waits for it. Sub-tasks go by names of the caller's choice."""
+class SharedDevice:
+    """A device, its holder, and the waiting sub-tasks. The caller chooses the keys of sub-tasks."""
 
     def __init__(self) -> None:
         self.holder: object = None
         self._waiting = dict[object, Pass]()
 
-    def want(self, who: object, it: Pass) -> None:
-        """Take in what is ready; a sub-task waits with one pass at a time."""
-        self._waiting[who] = it
+    def request(self, sub_task: object, ready: Pass) -> None:
+        """Add the pass that a sub-task waits with; it waits with one at a time."""
+        self._waiting[sub_task] = ready
 
-    def done(self, who: object) -> None:
-        """Take the device from a sub-task if it has it, also from one that has ended."""
-        self._waiting.pop(who, None)
-        if self.holder is who:
+    def release(self, sub_task: object) -> None:
+        """Take the device from a sub-task if it holds it, also from one that has ended."""
+        self._waiting.pop(sub_task, None)
+        if self.holder is sub_task:
             self.holder = None
 
     def grant(self) -> object:
-        """Give the device to the first that waits; return who that is, None if it is taken or nobody waits."""
+        """Grant the device to the first waiting sub-task; return that, None if the device is held or none waits."""
         if self.holder is not None or not self._waiting:
             return None
         self.holder = min(self._waiting, key=self._waiting.__getitem__)
@@ -72,27 +70,27 @@ class Device:
         return self.holder
 
 
-FIRST_S = 60.0  # in which the first sub-task has to come
-LONGEST_LINE = 200
+FIRST_CONNECTION_S = 60.0  # in which the first sub-task has to connect
+MAX_LINE_BYTES = 200
 
 
 def name_of(job: str, device: int) -> str:
-    """Return the name of the socket of a device: one without a file, so nothing is left behind."""
+    """Return the name of the socket of a device: an abstract one, so no file is left behind."""
     return f"\0longshore-device-{os.getuid()}-{job}-{device}"
 
 
 class Arbiter:
-    """A device and the connections of those who share it.
+    """A device and the connections of the sub-tasks that share it.
 
     Args:
-        job: Whose sub-tasks may have it.
-        listener: Where they come.
+        job: Whose sub-tasks may use it.
+        listener: Where they connect.
     """
 
     def __init__(self, job: str, listener: socket.socket) -> None:
         self._job, self._listener = job, listener
-        self._device = Device()
-        self._heard = dict[socket.socket, bytes]()  # of each connection, a line that is not whole
+        self._device = SharedDevice()
+        self._received = dict[socket.socket, bytes]()  # of each connection, an incomplete line
         self._is_known = dict[socket.socket, bool]()  # whether it is of the job
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -100,8 +98,8 @@ class Arbiter:
     def run(self) -> None:
         """Serve until the last sub-task has ended."""
         had_any = False
-        while self._heard or not had_any:
-            events = self._selector.select(None if self._heard else FIRST_S)
+        while self._received or not had_any:
+            events = self._selector.select(None if self._received else FIRST_CONNECTION_S)
             if not events:
                 return
             for key, _ in events:
@@ -109,7 +107,7 @@ class Arbiter:
                     self._accept()
                 else:
                     assert isinstance(key.fileobj, socket.socket)
-                    self._hear(key.fileobj)
+                    self._receive(key.fileobj)
             had_any = had_any or any(self._is_known.values())
             self._grant()
 
@@ -119,39 +117,39 @@ class Arbiter:
         if uid != os.getuid():
             connection.close()
             return
-        self._heard[connection], self._is_known[connection] = b"", False
+        self._received[connection], self._is_known[connection] = b"", False
         self._selector.register(connection, selectors.EVENT_READ)
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         try:
-            came = connection.recv(4096)
+            received = connection.recv(4096)
         except OSError:
-            came = b""
-        *lines, rest = (self._heard[connection] + came).split(b"\n")
-        self._heard[connection] = rest
-        if not came or len(rest) > LONGEST_LINE or not all(self._take(connection, it) for it in lines):
+            received = b""
+        *lines, rest = (self._received[connection] + received).split(b"\n")
+        self._received[connection] = rest
+        if not received or len(rest) > MAX_LINE_BYTES or not all(self._process(connection, line) for line in lines):
             self._drop(connection)
 
-    def _take(self, connection: socket.socket, line: bytes) -> bool:
-        """Do what a line says; return whether it is one of ours."""
+    def _process(self, connection: socket.socket, line: bytes) -> bool:
+        """Process a line; return whether it is valid."""
         word, *rest = line.decode(errors="replace").split() or [""]
         if not self._is_known[connection]:
             self._is_known[connection] = (word, rest) == ("job", [self._job])
             return self._is_known[connection]
         if word == "done":
-            self._device.done(connection)
+            self._device.release(connection)
             return True
         try:
             iteration, kind, micro_batch, rank = map(int, rest)
-            self._device.want(connection, Pass(iteration, Kind(kind), micro_batch, rank))
+            self._device.request(connection, Pass(iteration, PassKind(kind), micro_batch, rank))
         except ValueError:
             return False
         return word == "want"
 
     def _drop(self, connection: socket.socket) -> None:
-        self._device.done(connection)
+        self._device.release(connection)
         self._selector.unregister(connection)
-        del self._heard[connection], self._is_known[connection]
+        del self._received[connection], self._is_known[connection]
         connection.close()
 
     def _grant(self) -> None:
@@ -172,17 +170,17 @@ def main(arguments: Sequence[str]) -> None:
         Arbiter(job, listener).run()
 
 
-START_S, LOOK_S = 60.0, 0.02
+ARBITER_START_S, ARBITER_POLL_S = 60.0, 0.02
 
 
-class Turn:
-    """A connection to the arbiter of a device.
+class DeviceTurn:
+    """A sub-task's connection to the arbiter of a device.
 
     Args:
-        job: Whose sub-task this is.
-        device: On this node, counted from 0.
+        job: Of the sub-task.
+        device: On this node, from 0.
         rank: Of the sub-task.
-        starts: Whether this sub-task starts the arbiter; one of those that share the device does.
+        starts: Whether this sub-task starts the arbiter; one of the sub-tasks of a device does.
 
     Raises:
         BackendError: If there is no arbiter within a minute.
@@ -198,15 +196,14 @@ class Turn:
         self._line.sendall(f"job {job}\n".encode())
 
     @contextmanager
-    def of(self, iteration: int, kind: Kind, micro_batch: int = 0) -> Iterator[None]:
-        """Wait for the device, and have it until the block ends.
+    def of(self, iteration: int, kind: PassKind, micro_batch: int = 0) -> Iterator[None]:
+        """Wait for the device, and hold it until the block ends.
 
         Raises:
             BackendError: If the arbiter has ended.
         """
-        it = Pass(iteration, kind, micro_batch, self._rank)
         try:
-            self._line.sendall(f"want {it.iteration} {int(it.kind)} {it.micro_batch} {it.rank}\n".encode())
+            self._line.sendall(f"want {iteration} {int(kind)} {micro_batch} {self._rank}\n".encode())
             answer = self._line.recv(16)
         except OSError:
             answer = b""
@@ -215,27 +212,27 @@ class Turn:
         try:
             yield
         finally:
-            with suppress(OSError):  # the next piece of work says it
+            with suppress(OSError):  # the next pass reports it
                 self._line.sendall(b"done\n")
 
     def close(self) -> None:
-        """Leave the device to others; the arbiter ends with the last of them."""
+        """Leave the device; the arbiter ends with its last sub-task."""
         self._line.close()
         if self._arbiter is not None:
             self._arbiter.wait()
 
 
 def _connected(name: str, device: int) -> socket.socket:
-    give_up_s = time.monotonic() + START_S
+    until_s = time.monotonic() + ARBITER_START_S
     while True:
         line = socket.socket(socket.AF_UNIX)
         try:
             line.connect(name)
         except OSError as error:
             line.close()
-            if time.monotonic() > give_up_s:
-                raise BackendError(f"device {device}: its arbiter does not answer: {error.strerror}") from error
-            time.sleep(LOOK_S)
+            if time.monotonic() > until_s:
+                raise BackendError(f"device {device}: its arbiter does not respond: {error.strerror}") from error
+            time.sleep(ARBITER_POLL_S)
         else:
             return line
 

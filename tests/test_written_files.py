@@ -19,12 +19,12 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.training_plan import PlanFile, StagePlan
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.traces.statistics import write_events, write_jobs
+from longshore.planner.calibration import read_hardware, write_hardware
 from longshore.planner.execution.plan_file import read_plan, write_plan
-from longshore.planner.execution.worker import Measured
-from longshore.planner.hardware_file import read_hardware, write_hardware
+from longshore.planner.execution.worker import MeasuredTraining
 from longshore.planner.model import DEFAULT, HardwareProfile
 from longshore.preflight.check import warned
-from longshore.preflight.warm_worker import answer_of, read_answer
+from longshore.preflight.warm_worker import read_reply, reply_of
 from longshore.preflight.wiring import Blueprint, NodePlan, PortPlan, read_blueprint, write_blueprint
 from longshore.ring import wire
 from longshore.ring.coordinator_state import RING, make_ring, read_settings
@@ -129,7 +129,7 @@ def refusal(folder: Path, name: str) -> tuple[Any, Any]:
 def finding(folder: Path, name: str) -> tuple[Any, Any]:
     del folder
     it = warned(name, name, name, name)
-    _, (found,) = read_answer(answer_of(1, [it], 0.0))
+    _, (found,) = read_reply(reply_of(1, [it], 0.0))
     return it, found
 
 
@@ -181,7 +181,7 @@ def test_what_other_processes_say_is_sent_in_any_case(text: str) -> None:
     said = read_message(Failed(number=1, reason=text).model_dump_json().encode())
     assert isinstance(said, Failed)
     assert said.reason == readable(text)
-    _, (found,) = read_answer(answer_of(1, [warned(text, text, text, text)], 0.0))
+    _, (found,) = read_reply(reply_of(1, [warned(text, text, text, text)], 0.0))
     assert found == warned(*[readable(text)] * 4)
 
 
@@ -196,10 +196,10 @@ def test_any_name_is_read_back(tmp_path_factory: pytest.TempPathFactory, writer:
 
 @given(st.lists(st.floats(width=32)), st.floats(0, 1e300))
 def test_losses_that_are_no_numbers_are_read_back_as_none(losses: list[float], step_s: float) -> None:
-    it = Measured(step_s=step_s, stages=(), losses=tuple(losses))
+    it = MeasuredTraining(step_s=step_s, stages=(), losses=tuple(losses))
     text = it.model_dump_json()
     json.loads(text, parse_constant=pytest.fail)  # any reader of JSON takes it
-    found = Measured.model_validate_json(text)
+    found = MeasuredTraining.model_validate_json(text)
     assert found.step_s == step_s
     for one, other in zip(losses, found.losses, strict=True):
         assert one == other or (not math.isfinite(one) and math.isnan(other))

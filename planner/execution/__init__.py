@@ -1,1 +1,1 @@
-"""Plans carried out: processes that train the stages of a model, and what each spends its time on."""
+"""Planned trainings: processes that train the stages of a model, and the measurements of their times."""

@@ -1,14 +1,10 @@
 """A model cut into the stages of a plan, and the passes of a training step through a stage.
 
-A model cut into the stages of a plan, by PyTorch's export of it: what each computes, and what crosses each cut.
+PyTorch's export of the model for a micro-batch shows what each stage computes, and what crosses each cut: values that
+skip a stage, arguments that a later stage needs, and parameters that two stages have.
 
-Export writes down what the model computes for a micro-batch. So values that skip a stage, arguments that a later stage
-needs, and parameters that two stages have are found, and not taken on trust.
-
-The passes of a step through what a process has of the model: all of it, or a stage.
-
-A whole model needs no schedule. So a training without a pipeline neither loads nor is bound by what carries values from
-stage to stage.
+A whole model needs no schedule. A training without a pipeline neither loads torch.distributed.pipelining nor is limited
+by it.
 
 Source: SPEC P1.
 """
@@ -32,30 +28,30 @@ from ...cluster.files.errors import InputError
 from ..model import Schedule
 from ..profile.building import BuildError, Built, built, function_of, run
 from ..profile.recording import OUTSIDE
-from ..sharing import Kind
+from ..sharing import PassKind
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A model to train, as the user's file has it."""
+    """The model to train, from the user's file."""
 
     made: Built
     module: ModuleType
 
     @property
     def has_data(self) -> bool:
-        """Whether the file says what to train on; else it is the example of `build`, again and again."""
+        """Whether the file has training data; otherwise the example of `build` is repeated."""
         return callable(getattr(self.module, "data", None))
 
     def samples(self, first: int, count: int) -> tuple[Any, Tensor | None]:
-        """Return samples of the training: what the model is given, and their target.
+        """Return samples of the training: inputs of the model, and their target.
 
         Args:
             first: Number of the first of them, in the whole training.
-            count: How many.
+            count: Their number.
 
         Raises:
-            BuildError: If the file returns something else.
+            BuildError: If the file returns other shapes.
         """
         if not self.has_data:
             example = self.made.with_samples(count)
@@ -64,33 +60,33 @@ class Script:
         batch, target = given if self.made.target is not None else (given, None)
         if isinstance(batch, Mapping):
             batch = {name: batch[name] for name in self.made.batch}  # in the order of the example
-        tensors = [it for it in tree_leaves((batch, target)) if isinstance(it, Tensor)]
-        if not tensors or any(not it.dim() or it.shape[0] != count for it in tensors):
+        tensors = [tensor for tensor in tree_leaves((batch, target)) if isinstance(tensor, Tensor)]
+        if not tensors or any(not tensor.dim() or tensor.shape[0] != count for tensor in tensors):
             raise BuildError(
-                f"data({first}, {count}) returned tensors of shapes {[tuple(it.shape) for it in tensors]}; "
+                f"data({first}, {count}) returned tensors of shapes {[tuple(tensor.shape) for tensor in tensors]}; "
                 "the first dimension of each should count samples"
             )
         return batch, target
 
     def loss_of(self, output: Any, target: Tensor | None) -> Tensor:
-        """Return the loss of what the model gave for some samples.
+        """Return the loss of the model's output for some samples.
 
         Raises:
             BuildError: If it is no single number.
         """
         found = self.made.loss_of(output, None if self.made.target is None else target)
         if not isinstance(found, Tensor) or found.numel() != 1:
-            raise BuildError("the model gives no single number to train by; let build return a loss as well")
+            raise BuildError("the output of the model is no single number; let build return a loss as well")
         return found.reshape(())
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the file's optimizer for some of the parameters; AdamW if it says nothing."""
+        """Return the file's optimizer for some of the parameters; AdamW by default."""
         make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = getattr(self.module, "optimizer", adamw)
         return make(parameters)
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer of files that name none."""
+    """Return the default optimizer."""
     return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
 
 
@@ -98,12 +94,12 @@ def script_of(target: str, seed: int) -> Script:
     """Return the model of a file, with its initial weights.
 
     Args:
-        target: `FILE.py:FUNCTION`, or a file alone, of which the function is `build`.
+        target: `FILE.py:FUNCTION`, or a file with the function `build`.
         seed: Of the initial weights.
 
     Raises:
         BuildError: If it cannot be trained.
-        Exception: Whatever the file raises.
+        Exception: Any that the file raises.
     """
     path, colon, function = target.rpartition(":")
     if not (colon and function.isidentifier()):
@@ -115,14 +111,18 @@ def script_of(target: str, seed: int) -> Script:
     made = built(function_of(module, function))
     made.model.train()
     whole = made.samples
-    if any(not it.dim() or it.shape[0] != whole for it in tree_leaves((made.batch, made.target)) if _is_tensor(it)):
+    if any(
+        not tensor.dim() or tensor.shape[0] != whole
+        for tensor in tree_leaves((made.batch, made.target))
+        if _is_tensor(tensor)
+    ):
         raise BuildError("a tensor of the example batch has no dimension of samples; its first should count them")
     return Script(made, module)
 
 
 def some_of(values: Any, first: int, count: int) -> Any:
-    """Return `count` samples of a batch or of its targets; what is no tensor is the same for all."""
-    return tree_map(lambda it: it[first : first + count] if isinstance(it, Tensor) else it, values)
+    """Return `count` samples of a batch or of its targets; values other than tensors are the same for all."""
+    return tree_map(lambda value: value[first : first + count] if isinstance(value, Tensor) else value, values)
 
 
 def _is_tensor(value: object) -> bool:
@@ -130,7 +130,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a batch as arguments of a model: a tensor, a tuple of them, or a dict of named ones."""
+    """Return a batch, a tensor, tuple or dict, as arguments of a model."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
@@ -141,14 +141,14 @@ INNER = "inner."  # before the model's names in a stage
 
 
 class Shared(NamedTuple):
-    """A parameter that several stages have: each has a copy, and their gradients are added up."""
+    """A parameter that several stages have: each has a copy, and their gradients are summed."""
 
     stages: tuple[int, ...]
-    names: tuple[str, ...]  # that it goes by; a stage may know some of them alone
+    names: tuple[str, ...]  # of the parameter; a stage may know only some of them
 
 
-class Part(NamedTuple):
-    """A stage, with the forms of what it gets and gives: tensors without content."""
+class ModelStage(NamedTuple):
+    """A stage, with the forms of its inputs and outputs: tensors without content."""
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
@@ -158,20 +158,20 @@ class Part(NamedTuple):
 class Cut(NamedTuple):
     """A model in stages."""
 
-    stages: tuple[Part, ...]
+    stages: tuple[ModelStage, ...]
     shared: tuple[Shared, ...]
-    unused: dict[str, Tensor]  # weights that no stage computes with, by the model's own names
+    unused: dict[str, Tensor]  # weights that no stage uses, by the model's own names
 
 
 class StageModule(nn.Module):
-    """A part of a model, which hands on whatever later parts need: each talks to the next one alone.
+    """A part of a model, which forwards what later parts need, as each sends only to the next one.
 
     Args:
-        inner: What it computes.
-        taken: Values that it gets, in order.
-        needed: Those of them that it computes with.
-        made: What it computes: values by their place, -1 for a part that returns a single one.
-        given: Values for the next part, in order; of the last part, the model's.
+        inner: Computes the part.
+        taken: Its inputs, in order.
+        needed: Inputs that it computes with.
+        made: Its own values by their position, -1 for a part that returns a single one.
+        given: Its outputs, in order; of the last part, the model's.
     """
 
     form: TreeSpec | None = None  # of the model's output, on the last part
@@ -184,13 +184,13 @@ class StageModule(nn.Module):
         self._taken, self._needed, self._made, self._given = taken, needed, made, given
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the next part gets, or the model's output."""
+        """Return the inputs of the next part, or the model's output."""
         values = dict(zip(self._taken, tree_leaves((args, kwargs)), strict=True))
-        outcome = self.inner(*(values[it] for it in self._needed))
-        own = {it: outcome if at < 0 else outcome[at] for it, at in self._made.items()}
-        # What is only handed on is a view: a tensor that came may not be sent on as it is, as gradients end at it.
-        given = [own[it] if it in own else values[it].view_as(values[it]) for it in self._given]
-        return tuple(it.contiguous() for it in given) if self.form is None else tree_unflatten(given, self.form)
+        outcome = self.inner(*(values[node] for node in self._needed))
+        own = {node: outcome if at < 0 else outcome[at] for node, at in self._made.items()}
+        # Forwarded inputs are views: an input itself must not be an output, as gradients end at it.
+        given = [own[node] if node in own else values[node].view_as(values[node]) for node in self._given]
+        return tuple(value.contiguous() for value in given) if self.form is None else tree_unflatten(given, self.form)
 
 
 def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
@@ -199,23 +199,23 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
     Args:
         made: The model with an example batch.
         stages: Names of the layers of each.
-        micro_batch: Samples that a stage gets at a time.
+        micro_batch: Its samples.
 
     Raises:
         BuildError: If it cannot be cut there.
     """
-    # late: a training without a pipeline need not wait for it
+    # late: slow to load, and needed only for pipelines
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     firsts = _firsts(made.model, stages)
     args, kwargs = arguments(made.with_samples(micro_batch).batch)
-    if not all(isinstance(it, Tensor) for it in tree_leaves((args, kwargs))):
+    if not all(isinstance(tensor, Tensor) for tensor in tree_leaves((args, kwargs))):
         raise BuildError("the batch holds more than tensors, so the model is not cut; plan with --degrees Dx1x1")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch about itself
             pipe = pipeline(made.model, args, kwargs, split_spec=dict.fromkeys(firsts, SplitPoint.BEGINNING))
-    except Exception as error:  # whatever a user's model raises
+    except Exception as error:  # a user's model may raise anything
         cause = error.__cause__ or error
         line = " ".join(str(cause).split())[:300]
         problem = f"PyTorch cannot export the model, so it is not cut into stages: {type(cause).__name__}: {line}"
@@ -223,22 +223,22 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
     if pipe.num_stages != len(stages):
         raise BuildError(f"the model has {pipe.num_stages} stages and the plan {len(stages)}; plan for this model")
     modules = _modules(pipe.split_gm)
-    # Nothing is computed, and no buffer changes: only forms are asked for.
+    # Nothing is computed, and no buffer changes: this finds forms only.
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         args, kwargs = tree_map(mode.from_tensor, (args, kwargs))
         modules[-1].form = tree_structure(made.model(*args, **kwargs))
         parts = tuple(_parts(modules, args, kwargs))
-    shared = tuple(_shared(made.model, [it.inner for it in modules]))
-    used = {name for it in parts for name in state_of(it.module)}
-    return Cut(parts, shared, {name: it for name, it in state_of(made.model).items() if name not in used})
+    shared = tuple(_shared(made.model, [module.inner for module in modules]))
+    used = {name for part in parts for name in state_of(part.module)}
+    return Cut(parts, shared, {name: tensor for name, tensor in state_of(made.model).items() if name not in used})
 
 
-def _parts(modules: Sequence[StageModule], args: Any, kwargs: Any) -> Iterator[Part]:
+def _parts(modules: Sequence[StageModule], args: Any, kwargs: Any) -> Iterator[ModelStage]:
     taken = tree_leaves((args, kwargs))
     for k, module in enumerate(modules):
         given = tree_leaves(module(*args, **kwargs) if k == 0 else module(*taken))
-        yield Part(module, tuple(map(_form, taken)), tuple(map(_form, given)))
-        taken = [it.detach().requires_grad_(it.requires_grad) for it in given]
+        yield ModelStage(module, tuple(map(_form, taken)), tuple(map(_form, given)))
+        taken = [value.detach().requires_grad_(value.requires_grad) for value in given]
 
 
 def _form(tensor: Tensor) -> Tensor:
@@ -249,17 +249,17 @@ def _form(tensor: Tensor) -> Tensor:
 def _modules(whole: fx.GraphModule) -> list[StageModule]:
     """Return the parts of a model that calls one after the other, in a chain."""
     nodes = list(whole.graph.nodes)
-    calls = [it for it in nodes if it.op == "call_module"]
-    output = next(it for it in nodes if it.op == "output")
+    calls = [node for node in nodes if node.op == "call_module"]
+    output = next(node for node in nodes if node.op == "output")
     made = [_made(call) for call in calls]
-    known, found = [it for it in nodes if it.op == "placeholder"], list[StageModule]()
+    known, found = [node for node in nodes if node.op == "placeholder"], list[StageModule]()
     for k, call in enumerate(calls):
         inner = whole.get_submodule(str(call.target))
         assert isinstance(inner, fx.GraphModule)
         inner.graph.set_codegen(fx.graph.CodeGen())  # the first part has the model's own signature
         inner.recompile()
-        needed_later = {it for later in (*calls[k + 1 :], output) for it in later.all_input_nodes}
-        passed = [it for it in (*known, *made[k]) if it in needed_later]
+        needed_later = {node for later in (*calls[k + 1 :], output) for node in later.all_input_nodes}
+        passed = [node for node in (*known, *made[k]) if node in needed_later]
         given = tree_leaves(output.args[0]) if k + 1 == len(calls) else passed
         found.append(StageModule(inner, known, tree_leaves(call.args), made[k], given))
         known = passed
@@ -267,25 +267,25 @@ def _modules(whole: fx.GraphModule) -> list[StageModule]:
 
 
 def _made(call: fx.Node) -> dict[fx.Node, int]:
-    """Return the values that a call makes, each with its place in what the call returns."""
+    """Return the values of a call, each with its position in the call's result."""
     places: dict[fx.Node, int] = {}
-    for it in call.users:
-        if it.target is operator.getitem:
-            place = it.args[1]
+    for user in call.users:
+        if user.target is operator.getitem:
+            place = user.args[1]
             assert isinstance(place, int)
-            places[it] = place
+            places[user] = place
     return places or {call: -1}
 
 
 def check_layers(model: nn.Module, stages: Sequence[Sequence[str]]) -> None:
-    """Refuse a plan of another model.
+    """Reject a plan of another model.
 
     Raises:
-        BuildError: If it has a layer that the model has not.
+        BuildError: If it has a layer that the model lacks.
     """
     known = {name for name, _ in model.named_modules()} | {OUTSIDE}
-    if strange := [name for layers in stages for name in layers if name not in known]:
-        raise BuildError(f"the model has no layer {strange[0]!r}, and the plan has; plan for this model")
+    if unknown := [name for layers in stages for name in layers if name not in known]:
+        raise BuildError(f"the model has no layer {unknown[0]!r} of the plan; plan for this model")
 
 
 def _firsts(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]:
@@ -294,14 +294,14 @@ def _firsts(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]:
     calls = Counter(name for layers in stages for name in layers)
     for layers in stages[1:]:
         if layers[0] == OUTSIDE:
-            raise BuildError("the last stage has no layer, only what is computed outside; plan fewer stages")
+            raise BuildError("the last stage has no layer, only computation outside of layers; plan fewer stages")
         if calls[layers[0]] > 1:
             raise BuildError(f"layer {layers[0]!r} runs several times: it is unclear where to cut; plan fewer stages")
     return [layers[0] for layers in stages[1:]]
 
 
 def _shared(model: nn.Module, modules: Sequence[nn.Module]) -> list[Shared]:
-    """Find parameters that several stages have, and let each stage have one copy under all its names."""
+    """Find parameters that several stages have, and keep one copy in each stage under all its names."""
     by_identity: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
@@ -314,7 +314,7 @@ def _shared(model: nn.Module, modules: Sequence[nn.Module]) -> list[Shared]:
 
 
 def _tied(module: nn.Module, names: Sequence[str]) -> bool:
-    """Make parameters of several names one; return whether there is any."""
+    """Merge parameters of several names into one; return whether there is any."""
     known = dict(module.named_parameters(remove_duplicate=False))
     own = [name for name in names if name in known]
     for name in own[1:]:
@@ -324,27 +324,27 @@ def _tied(module: nn.Module, names: Sequence[str]) -> bool:
 
 
 def parameter_of(module: nn.Module, names: Sequence[str]) -> nn.Parameter:
-    """Return the parameter of a stage that goes by any of some names."""
-    known = {name.removeprefix(INNER): it for name, it in module.named_parameters(remove_duplicate=False)}
+    """Return the parameter of a stage that has one of some names."""
+    known = {name.removeprefix(INNER): parameter for name, parameter in module.named_parameters(remove_duplicate=False)}
     return next(known[name] for name in names if name in known)
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers of a stage by the model's own names, without what modules keep beside tensors."""
+    """Return the tensors of a stage's state by the model's own names."""
     kept = module.state_dict().items()
-    return {name.removeprefix(INNER): it.detach().clone() for name, it in kept if isinstance(it, Tensor)}
+    return {name.removeprefix(INNER): tensor.detach().clone() for name, tensor in kept if isinstance(tensor, Tensor)}
 
 
 CPU = torch.device("cpu")
-Around = Callable[[Kind, Callable[..., Any]], Callable[..., Any]]  # puts something around a pass of some kind
-Loss = Callable[[Any, Tensor | None], Tensor]  # what a micro-batch adds to the loss, by its output and target
+Around = Callable[[PassKind, Callable[..., Any]], Callable[..., Any]]  # wraps a pass of some kind
+Loss = Callable[[Any, Tensor | None], Tensor]  # of a micro-batch: what its output and target add to the loss
 
 
 class Passes(Protocol):
-    """Forward and backward passes of all micro-batches of a step; gradients add up in the parameters."""
+    """Forward and backward passes of all micro-batches of a step; gradients accumulate in the parameters."""
 
     def step(self, batch: Any, target: Tensor) -> None:
-        """Go through a step.
+        """Run the passes of a step.
 
         Args:
             batch: All samples of the step.
@@ -360,8 +360,8 @@ class WholePasses:
         module: The model.
         micro_batch: Samples of a micro-batch.
         micro_batches: Of a step.
-        loss: What a micro-batch adds to it.
-        around: Put around each pass.
+        loss: Of a micro-batch.
+        around: Wraps each pass.
     """
 
     def __init__(self, module: nn.Module, micro_batch: int, micro_batches: int, loss: Loss, around: Around) -> None:
@@ -375,10 +375,10 @@ class WholePasses:
         def backward(_number: int, found: Tensor) -> None:
             torch.autograd.backward(found)
 
-        self._forward, self._backward = around(Kind.forward, forward), around(Kind.backward, backward)
+        self._forward, self._backward = around(PassKind.forward, forward), around(PassKind.backward, backward)
 
     def step(self, batch: Any, target: Tensor) -> None:
-        """Go through a step."""
+        """Run the passes of a step."""
         for number in range(self._micro_batches):
             self._backward(number, self._forward(number, batch, target))
 
@@ -387,49 +387,49 @@ class StagePasses:
     """Passes through a stage, by a schedule of torch.distributed.pipelining.
 
     Args:
-        part: The stage, with the forms of what it gets and gives.
-        place: Which stage it is, of how many.
+        part: The stage, with the forms of its inputs and outputs.
+        place: Its index, and the number of stages.
         group: The processes of the pipeline.
-        schedule: In which order a stage does its passes.
+        schedule: Order of the passes.
         micro_batches: Of a step.
-        loss: What a micro-batch adds to it, on the last stage.
-        around: Put around each pass.
+        loss: Of a micro-batch, on the last stage.
+        around: Wraps each pass.
     """
 
     def __init__(
-        self, part: Part, place: tuple[int, int], group: dist.ProcessGroup, schedule: Schedule, micro_batches: int,
-        loss: Loss, around: Around,
+        self, part: ModelStage, place: tuple[int, int], group: dist.ProcessGroup, schedule: Schedule,
+        micro_batches: int, loss: Loss, around: Around,
     ) -> None:  # fmt: skip
-        # late: a training without a pipeline need not wait for it
+        # late: slow to load, and needed only for pipelines
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         self._is_first, self._is_last = place[0] == 0, place[0] == place[1] - 1
         stage: Any = PipelineStage(part.module, *place, CPU, part.inputs, part.outputs, group=group)
-        stage.forward_one_chunk = around(Kind.forward, stage.forward_one_chunk)
-        stage.backward_one_chunk = around(Kind.backward, stage.backward_one_chunk)
+        stage.forward_one_chunk = around(PassKind.forward, stage.forward_one_chunk)
+        stage.backward_one_chunk = around(PassKind.backward, stage.backward_one_chunk)
         self._checked = part.module.register_forward_hook(self._check_output)
         by_name = {Schedule.one_forward_one_backward: Schedule1F1B, Schedule.gpipe: ScheduleGPipe}
         self._schedule = by_name[schedule](stage, micro_batches, loss, scale_grads=False)
 
     def step(self, batch: Any, target: Tensor) -> None:
-        """Go through a step."""
+        """Run the passes of a step."""
         args, kwargs = arguments(batch) if self._is_first else ((), {})
         try:
             self._schedule.step(*args, target=target if self._is_last else None, return_outputs=False, **kwargs)
-        except RuntimeError as error:  # PyTorch's, around what went wrong in a pass
+        except RuntimeError as error:  # PyTorch's, around the error of a pass
             if isinstance(error.__cause__, InputError):
                 raise error.__cause__ from error
             raise
 
     def _check_output(self, module: nn.Module, inputs: object, output: object) -> None:
-        """Look once whether schedules can carry what the stage returns.
+        """Check once that schedules can send what the stage returns.
 
         Raises:
             InputError: If not.
         """
         self._checked.remove()
         parts = output if isinstance(output, tuple | list) else (output,)
-        if not all(isinstance(it, Tensor) for it in parts):
-            got = type(next(it for it in parts if not isinstance(it, Tensor))).__name__
+        if not all(isinstance(part, Tensor) for part in parts):
+            got = type(next(part for part in parts if not isinstance(part, Tensor))).__name__
             fix = "return a tensor, or a tuple of tensors, from forward, or plan with --degrees Dx1x1"
-            raise InputError(f"the model returns a {got}, which torch.distributed.pipelining does not carry", fix)
+            raise InputError(f"the model returns a {got}, which torch.distributed.pipelining cannot send", fix)

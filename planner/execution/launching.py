@@ -1,4 +1,4 @@
-"""Starts all processes of a plan on this machine, from the plan's file.
+"""Starts the ranks of a plan on this machine, and those that measure it.
 
 Source: SPEC P1.
 """
@@ -15,34 +15,31 @@ from contextlib import suppress
 from math import inf
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.processes import free_port
 from ...cluster.files.signals import unwound_by_signals
+from ..model import HostProfile
 
-if TYPE_CHECKING:
-    pass
-
-RANKS = "longshore.planner.execution.ranks"
-LOOK_S = 0.05
-GONE_S = 5.0  # for what was killed to be gone
-OTHERS_S = 2.0  # for others to end once one has failed: that may only be what follows
-PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")  # of PyTorch, before each line of a traceback
-ERROR = re.compile(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b")
+RANKS_MODULE = "longshore.planner.execution.ranks"
+REPORT_POLL_S = 0.05
+GONE_S = 5.0  # until killed processes have exited
+OTHERS_S = 2.0  # until other ranks end, once one has failed: their failures may be its effect
+RANK_PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")  # of PyTorch, before each line of a traceback
+ERROR_LINE = re.compile(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b")
 
 
 def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.stage", pipelines: bool = False) -> None:
-    """Run a module in so many processes, which find one another, and wait for them; their output is ours.
+    """Run a module in N processes of one process group, and wait for them; they share our standard output.
 
     Args:
-        ranks: How many.
+        ranks: Number of processes.
         arguments: Of each.
-        module: What to run.
-        pipelines: Whether the ranks have stages: what these need is loaded once for all of them.
+        module: To run.
+        pipelines: Whether the ranks have stages, whose library is loaded once for all of them.
 
     Raises:
-        InputError: If one of them fails; the others are ended then.
+        InputError: If one of them fails; the others are killed then.
     """
     with unwound_by_signals(), tempfile.TemporaryDirectory(prefix="longshore-ranks-") as folder:
         errors = [Path(folder) / f"{rank}.err" for rank in range(ranks)]
@@ -51,15 +48,30 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
         if failed:
             raise InputError(*_problem(failed, started.statuses[failed[0]], errors))
         if started.broke is not None:
-            raise InputError(f"the process that starts the ranks {started.broke}", "see that `import torch` works")
+            raise InputError(f"the process that starts the ranks {started.broke}", "check that `import torch` works")
+
+
+def measure_host(ranks: int) -> HostProfile:
+    """Return the profile of this machine with N ranks, measured in processes of their own.
+
+    Args:
+        ranks: Processes that plans may have; 2 cores do not make 4 of them as fast as 2.
+
+    Raises:
+        InputError: If a process fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="longshore-host-") as folder:
+        path = Path(folder) / "host.json"
+        launch(ranks, [str(path)], module="longshore.planner.measuring_worker")
+        return HostProfile.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 class _Ranks:
-    """The processes of a plan, which `ranks.py` starts; where the context ends, all of them are killed.
+    """The processes of a plan, which `ranks.py` starts; at the end of the context all of them are killed.
 
     Args:
-        ranks: How many.
-        folder: For their standard errors.
+        ranks: Number of processes.
+        folder: For the standard error of each.
         line: Module to run, and its arguments.
         pipelines: Whether they have stages.
     """
@@ -67,7 +79,7 @@ class _Ranks:
     def __init__(self, ranks: int, folder: Path, line: Sequence[str], *, pipelines: bool) -> None:
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
-        self.broke: str | None = None  # how the process ended that starts the ranks, if that was before them
+        self.broke: str | None = None  # how the process that starts the ranks ended, if before them
         self._ranks, self._left, self._errors = ranks, b"", folder / "ranks.err"
         port = free_port()
         self._reports, writes = os.pipe()
@@ -76,7 +88,7 @@ class _Ranks:
         }  # fmt: skip
         words = [str(part) for name, value in given.items() for part in (name, value)]
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        started = [sys.executable, "-m", RANKS, *words, *(["--pipelines"] if pipelines else []), *line]
+        started = [sys.executable, "-m", RANKS_MODULE, *words, *(["--pipelines"] if pipelines else []), *line]
         try:
             with self._errors.open("wb") as errors:
                 self._parent = subprocess.Popen(
@@ -97,24 +109,24 @@ class _Ranks:
             _kill_group(pid)  # with all that the user's code has started
         if len(self.pids) == self._ranks:
             with suppress(subprocess.TimeoutExpired):
-                self._parent.wait(GONE_S)  # once all of them are gone
+                self._parent.wait(GONE_S)  # once all of them have exited
         _kill_group(self._parent.pid)
         self._parent.wait()
         os.close(self._reports)
 
-    def look(self, wait_s: float) -> bool:
-        """Wait some seconds for reports, and take them; return whether there can be more."""
+    def poll(self, wait_s: float) -> bool:
+        """Wait some seconds for reports, and read them; return whether more can follow."""
         if not wait([self._reports], wait_s):
             return True
-        came = os.read(self._reports, 1 << 16)
-        *lines, self._left = (self._left + came).split(b"\n")
+        received = os.read(self._reports, 1 << 16)
+        *lines, self._left = (self._left + received).split(b"\n")
         for line in lines:
             rank, what, value = line.split()
             (self.pids if what == b"pid" else self.statuses)[int(rank)] = int(value)
-        if not came and len(self.statuses) < self._ranks:
+        if not received and len(self.statuses) < self._ranks:
             wrote = [*_lines_of(self._errors), "nothing"][-2:]
             self.broke = f"ended with status {self._parent.wait()} and wrote: {wrote[0]}"
-        return bool(came)
+        return bool(received)
 
 
 def _kill_group(pid: int) -> None:
@@ -123,10 +135,10 @@ def _kill_group(pid: int) -> None:
 
 
 def _failed(started: _Ranks) -> list[int]:
-    """Wait until all ranks have ended well, or one has not; return those that have not, the first one first."""
-    failed, until_s, goes_on = list[int](), inf, True
-    while goes_on and time.monotonic() < until_s:
-        goes_on = started.look(LOOK_S)
+    """Wait until all ranks have ended, or one has failed; return those that failed, in order of time."""
+    failed, until_s, can_report = list[int](), inf, True
+    while can_report and time.monotonic() < until_s:
+        can_report = started.poll(REPORT_POLL_S)
         failed += [rank for rank, status in started.statuses.items() if status and rank not in failed]
         if failed and until_s == inf:
             until_s = time.monotonic() + OTHERS_S
@@ -134,21 +146,21 @@ def _failed(started: _Ranks) -> list[int]:
 
 
 def _problem(failed: Sequence[int], status: int, errors: Sequence[Path]) -> tuple[str, str]:
-    """Return what is wrong, and what to do: by who knows it, else by the first that failed."""
+    """Return the problem and what to do: as a rank reports it, else from the first that failed."""
     texts = [line for rank in failed for line in _lines_of(errors[rank])]
     own = [line for line in texts if line.startswith("longshore.stage: ")]
     if own:
         problem, _, fix = own[-1].removeprefix("longshore.stage: ").rpartition("; ")
         return (problem, fix) if problem else (fix, "")
     lines = _lines_of(errors[failed[0]])
-    shown = [line for line in lines if ERROR.match(line)] or lines or ["nothing"]
+    shown = [line for line in lines if ERROR_LINE.match(line)] or lines or ["nothing"]
     return (
-        f"rank {failed[0]} ended with status {status} and said: {shown[-1]}",
-        "see that the model trains in one process",
+        f"rank {failed[0]} ended with status {status} and wrote: {shown[-1]}",
+        "check that the model trains in one process",
     )
 
 
 def _lines_of(errors: Path) -> list[str]:
-    """Return what a rank wrote to standard error; it may have ended before that."""
+    """Return what a rank wrote to standard error, if it did."""
     text = errors.read_text(errors="replace") if errors.exists() else ""
-    return [PREFIX.sub("", line) for line in text.splitlines()]
+    return [RANK_PREFIX.sub("", line) for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""A plan as a file: what the workers of a training need to know of it, and what was predicted."""
+"""The file of a plan: what the processes of a training need of it, and its predictions."""
 
 import json
 from pathlib import Path
@@ -12,29 +12,29 @@ from ...cluster.model.training_plan import PlanFile, Saving, StagePlan
 
 if TYPE_CHECKING:
     from ..plan import FoundPlan
-    from ..question import Question
+    from ..request import PlanRequest
 
 
-FIX = "give a file of `longshore plan find --out`"
+GIVE_PLAN_FILE = "give a file of `longshore plan find --out`"
 
 
-def file_of(asked: "Question", plan: "FoundPlan") -> PlanFile:
-    """Return a plan as its file has it."""
-    names = [it.name for it in asked.profile.layers]
+def file_of(request: "PlanRequest", plan: "FoundPlan") -> PlanFile:
+    """Return a plan in the format of its file."""
+    names = [layer.name for layer in request.profile.layers]
     m = plan.micro_batches
     stages = tuple(
         StagePlan(
-            layers=tuple(names[it.first_layer : it.last_layer + 1]), **it.seconds._asdict(), flops=it.flops,
-            memory_bytes=it.memory_bytes, tensor_bytes=m * it.tensor_bytes, next_bytes=m * it.next_bytes,
-            ring_bytes=it.ring_bytes,
+            layers=tuple(names[stage.first_layer : stage.last_layer + 1]), **stage.seconds._asdict(), flops=stage.flops,
+            memory_bytes=stage.memory_bytes, tensor_bytes=m * stage.tensor_bytes, next_bytes=m * stage.next_bytes,
+            ring_bytes=stage.ring_bytes,
         )
-        for it in plan.stages
+        for stage in plan.stages
     )  # fmt: skip
     layout = plan.layout
     return PlanFile(
-        model=asked.profile.name, hardware=asked.hardware.name, **layout._asdict(), batch=asked.batch,
-        step_s=plan.step_s, iterations=asked.iterations, bound_factor=plan.bound_factor,
-        deadline_s=asked.deadline_s or 0.0, stages=stages,
+        model=request.profile.name, hardware=request.hardware.name, **layout._asdict(), batch=request.batch,
+        step_s=plan.step_s, iterations=request.iterations, bound_factor=plan.bound_factor,
+        deadline_s=request.deadline_s or 0.0, stages=stages,
     )  # fmt: skip
 
 
@@ -48,29 +48,29 @@ def write_plan(path: Path, plan: PlanFile) -> None:
 
 
 def read_plan(path: Path) -> PlanFile:
-    """Return a plan that can be carried out.
+    """Read a plan that `longshore.stage` can run.
 
     Raises:
-        InputError: If the file cannot be used, or what it asks for is not carried out.
+        InputError: If the file cannot be used, or the plan cannot be run.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", FIX, path=path) from error
+        raise InputError(f"cannot be read: {error.strerror}", GIVE_PLAN_FILE, path=path) from error
     except ValueError as error:
-        raise InputError("it is no text", FIX, path=path) from error
+        raise InputError("it is not text", GIVE_PLAN_FILE, path=path) from error
     return plan_in(text, path)
 
 
 def plan_in(text: str, path: str | Path) -> PlanFile:
-    """Return a plan that can be carried out.
+    """Return a plan that `longshore.stage` can run.
 
     Args:
         text: The plan, as JSON.
-        path: What errors call it.
+        path: Its name in errors.
 
     Raises:
-        InputError: If it cannot be used, or what it asks for is not carried out.
+        InputError: If the text cannot be used, or the plan cannot be run.
     """
     try:
         plan = PlanFile.model_validate(json.loads(text))
@@ -80,14 +80,14 @@ def plan_in(text: str, path: str | Path) -> PlanFile:
         problem = str(first["msg"]).removeprefix("Value error, ")
         raise InputError(problem, "docs/planner.md has the fields", path=path, field=place) from error
     except (ValueError, RecursionError) as error:
-        raise InputError("it is no JSON", FIX, path=path) from error
-    if (lack := not_carried_out(plan)) is not None:
+        raise InputError("it is not JSON", GIVE_PLAN_FILE, path=path) from error
+    if (lack := why_not_runnable(plan)) is not None:
         raise InputError(lack, "plan with --plain", path=path)
     return plan
 
 
-def not_carried_out(plan: PlanFile) -> str | None:
-    """Return what of a plan `longshore.stage` does not do, None if it does all."""
+def why_not_runnable(plan: PlanFile) -> str | None:
+    """Return why `longshore.stage` cannot run a plan, None if it can."""
     if plan.tensor > 1:
         return "tensor parallelism splits layers inside, which needs a model written for it"
-    return None if plan.saving is Saving.none else f"{plan.saving} is not carried out"
+    return None if plan.saving is Saving.none else f"{plan.saving} is not implemented"

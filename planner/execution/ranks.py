@@ -1,6 +1,6 @@
 """The ranks of a plan on this machine: forked from one process, which has imported PyTorch for all of them.
 
-The import takes seconds of a core, and what the first optimizer imports takes as long again.
+The import takes seconds of a core, and the imports of the first optimizer as long again.
 
 Source: SPEC P1.
 """
@@ -17,18 +17,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PIPELINES = "torch.distributed.pipelining"  # carries values from stage to stage; slow to load
+PIPELINES = "torch.distributed.pipelining"  # slow to load
 IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "longshore.planner.execution.worker")
-# With more, a library would start threads, which do not come along with a fork. Ranks have one thread each.
+# With more, a library would start threads, which a fork does not copy. Ranks have one thread each.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 PR_SET_PDEATHSIG = 1
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Fork the ranks and report them, until all have ended; in a rank, return once its module has run.
+    """Fork the ranks and report them until all have ended; in a rank, return once its module has run.
 
     Args:
-        words: In place of the command line's.
+        words: Instead of the command line.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--launcher", type=int, help="process with which this one ends")
@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
     for name in (*IMPORTS, *([PIPELINES] if given.pipelines else [])):
         importlib.import_module(name)
-    # Ranks would copy the memory of all that was imported when their garbage is looked for.
+    # Garbage collection in ranks would copy the memory of all imports.
     gc.collect()
     gc.freeze()
     rank = _fork_all(given.ranks, given.reports)
@@ -56,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> None:
     os.environ.update(_environment(rank, given.ranks, given.port))
     with (given.errors / f"{rank}.err").open("ab") as errors:
         os.dup2(errors.fileno(), 2)
-    random.seed()  # A fork has the numbers of its parent.
+    random.seed()  # a fork has the state of its parent
     numpy.random.seed()  # noqa: NPY002
     torch.seed()
     sys.argv[:] = [given.module, *given.arguments]
@@ -64,14 +64,14 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Let the system end this process when its parent ends, in whatever way; end it now if that has ended before."""
+    """Make the system kill this process when its parent ends, however; exit now if the parent has ended before."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _fork_all(ranks: int, reports: int) -> int | None:
-    """Fork all ranks, and report how each ends; return a rank's number in its process, and None here in the end."""
+    """Fork all ranks, and report how each ends; return the number in a rank's process, and None here at the end."""
     own, pids = os.getpid(), dict[int, int]()
     for rank in range(ranks):
         pid = os.fork()

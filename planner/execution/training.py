@@ -1,6 +1,4 @@
-"""One process of a planned training: its stage of the model, its replica, and the sums of gradients over replicas.
-
-One process of a training: it has one stage of the model, and one replica of it.
+"""One process of a planned training: it trains one replica of one stage of the model.
 
 Ranks are numbered stage by stage, the replicas of a stage side by side. A step is the stage's passes in the order of
 the schedule, the sum of gradients over replicas, and the optimizer.
@@ -22,13 +20,13 @@ from ...cluster.files.errors import InputError
 from ...cluster.model.training_plan import PlanFile
 from ...ring.gradients import Gathered, GradientPiece, average_now, check_parameters, pieces_of, tables_of
 from ..model import Schedule, Seconds
-from ..offload.offloading import Offloading, PartMeasured, Wish
-from ..sharing import Kind, Turn
+from ..offload.offloading import Offloading, OffloadOptions, PartMeasured
+from ..sharing import DeviceTurn, PassKind
 from .cutting import Cut, Passes, Script, StagePasses, WholePasses, check_layers, cut, parameter_of, state_of
 
 
-class Members:
-    """Members of a process group.
+class ReplicaGroup:
+    """The replicas of a stage, as a process group.
 
     Args:
         group: Of this process and others.
@@ -43,13 +41,13 @@ class Members:
         dist.all_reduce(tensor, group=self.group)
 
 
-def average(pieces: Sequence[GradientPiece], loss: Tensor, members: Members) -> Tensor:
+def average(pieces: Sequence[GradientPiece], loss: Tensor, members: ReplicaGroup) -> Tensor:
     """Replace gradients by their means over members; return the mean of the loss as well.
 
     Args:
         pieces: Of the parameters, the same on each member.
-        loss: Of the member, a number; it travels with the gradients.
-        members: All of them.
+        loss: Of the member, a number; it is sent with the gradients.
+        members: The group.
     """
     if pieces:
         return average_now(pieces, members, members.size, [loss.reshape(1)])[0]
@@ -58,40 +56,43 @@ def average(pieces: Sequence[GradientPiece], loss: Tensor, members: Members) -> 
     return whole.div_(members.size)
 
 
-PIECE_BYTES = 4 << 20
+EARLY_SUM_BYTES = 4 << 20
 
 
 class EarlySums:
     """Sums that begin in the last backward pass of an iteration.
 
     Args:
-        parameters: The same ones on each member.
+        parameters: The same on each member.
         tables: Identities of those with sparse gradients.
         members: Replicas of the stage.
         micro_batches: Backward passes of an iteration.
-        late: Parameters that are summed with other stages first, and so begin in the end.
+        late: Parameters that are summed with other stages first, and so start at the end.
     """
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
         tables: Collection[int],
-        members: Members,
+        members: ReplicaGroup,
         micro_batches: int,
         late: Sequence[nn.Parameter],
     ) -> None:
         self._members, self._micro_batches = members, micro_batches
-        lates = {id(it) for it in late}
-        early = [it for it in reversed(parameters) if id(it) not in lates]
-        self._pieces = [*pieces_of(early, tables, PIECE_BYTES), *(GradientPiece([it], tables) for it in late)]
-        # All members begin pieces in this order, whichever is whole first: sums of different pieces must not meet.
-        self._left = list[int]()  # of each piece, gradients that are to come
+        lates = {id(parameter) for parameter in late}
+        early = [parameter for parameter in reversed(parameters) if id(parameter) not in lates]
+        self._pieces = [
+            *pieces_of(early, tables, EARLY_SUM_BYTES),
+            *(GradientPiece([parameter], tables) for parameter in late),
+        ]
+        # All members start pieces in this order, whichever is complete first: sums of different pieces must not mix.
+        self._left = list[int]()  # of each piece, outstanding gradients
         self._begun = list[tuple[Gathered, dist.Work]]()
-        self._of = {id(it): at for at, piece in enumerate(self._pieces) for it in piece.parameters}
+        self._of = {id(parameter): at for at, piece in enumerate(self._pieces) for parameter in piece.parameters}
         self._lates = lates
         self._reset()
         for it in early:
-            it.register_post_accumulate_grad_hook(self._came)  # type: ignore[no-untyped-call]
+            it.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
 
     def finish(self, loss: Tensor) -> Tensor:
         """Replace gradients by their means over the members; return the mean of the loss."""
@@ -107,14 +108,15 @@ class EarlySums:
         return loss.div_(members.size)
 
     def _reset(self) -> None:
-        # A late piece waits for a gradient more than will come.
+        # A late piece waits for one gradient more than arrives.
         self._left = [
-            len(piece.parameters) * self._micro_batches + any(id(it) in self._lates for it in piece.parameters)
+            len(piece.parameters) * self._micro_batches
+            + any(id(parameter) in self._lates for parameter in piece.parameters)
             for piece in self._pieces
         ]
         self._begun = []
 
-    def _came(self, parameter: Tensor) -> None:
+    def _arrived(self, parameter: Tensor) -> None:
         self._left[self._of[id(parameter)]] -= 1
         while len(self._begun) < len(self._pieces) and not self._left[len(self._begun)]:
             self._begin(self._pieces[len(self._begun)])
@@ -132,8 +134,8 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(slots=True)
-class Watch:
-    """Adds up what calls take in a step, by what they are for."""
+class PassTimer:
+    """Sums the time of calls in a step, by name."""
 
     spent: dict[str, float] = field(default_factory=dict)
 
@@ -150,14 +152,14 @@ class Watch:
         return timed_call
 
     def take(self) -> Seconds:
-        """Return what was added since the last time."""
+        """Return the sums since the last call."""
         spent, self.spent = self.spent, {}
         return Seconds(*(spent.get(name, 0.0) for name in Seconds._fields))
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a rank has to do with which others; of processes that are all of one plan."""
+    """The place of a rank in a plan, with its process groups."""
 
     stage: int
     replica: int
@@ -175,47 +177,47 @@ def take_seat(plan: PlanFile) -> Seat | None:
     return Seat(rank // d, rank % d, pipelines[rank % d], stages[rank // d])
 
 
-class Member:
-    """A stage's replica that trains.
+class StageTrainer:
+    """Trains the replica of a stage.
 
     Args:
-        plan: What to carry out.
+        plan: Of the training.
         script: The model and its data.
-        schedule: In which order a stage does its passes.
+        schedule: Order of the passes.
         seat: Of this process.
     """
 
     def __init__(self, plan: PlanFile, script: Script, schedule: Schedule, seat: Seat) -> None:
         self._plan, self._script, self._seat = plan, script, seat
-        self._watch = Watch()
+        self._timer = PassTimer()
         self._unused: dict[str, Tensor] = {}
         self._losses: list[Tensor] = []  # of the micro-batches of a step
-        self._shared: list[tuple[nn.Parameter, Members]] = []
+        self._shared: list[tuple[nn.Parameter, ReplicaGroup]] = []
         self._passes, self.module = self._made_passes(schedule)
         with torch.no_grad():
-            for tensor in (*self.module.parameters(), *self.module.buffers()):  # alike, however they were drawn
+            for tensor in (*self.module.parameters(), *self.module.buffers()):  # equal, however they were drawn
                 dist.broadcast(tensor, seat.stage * plan.data, group=seat.replicas)
-        self._parameters = [it for it in self.module.parameters() if it.requires_grad]
-        self._tables, self._replicas = tables_of(self.module), Members(seat.replicas)
+        self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self._tables, self._replicas = tables_of(self.module), ReplicaGroup(seat.replicas)
         self._pieces = pieces_of(self._parameters, self._tables)
-        # A stage may hold frozen layers alone, and an optimizer of nothing cannot be made.
+        # A stage may have only frozen layers, and an optimizer needs a parameter.
         nothing = [nn.Parameter(torch.zeros(0))]
         self._optimizer = script.optimizer(self._parameters) if self._parameters else torch.optim.SGD(nothing, lr=0.0)
         self._offloading: Offloading | None = None
-        self._turn: Turn | None = None
+        self._turn: DeviceTurn | None = None
         self._early: EarlySums | None = None
         self._step = 0
 
     def _share_of_loss(self, output: Any, target: Tensor | None) -> Tensor:
-        """Return what a micro-batch adds to the loss: gradients add up to a mean, and never to more than that."""
+        """Return what a micro-batch adds to the loss: gradients accumulate to a mean."""
         loss = self._script.loss_of(output, target)
         self._losses.append(loss.detach())
         return loss / self._plan.micro_batches
 
-    def _around(self, kind: Kind, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
-        """Return a pass of which the time is noted, and which waits for the device where there is a pipeline."""
-        timed = self._watch.timed(f"{kind.name}_s", call)
-        if self._plan.pipeline == 1:  # all passes have the device in one piece
+    def _around(self, kind: PassKind, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
+        """Wrap a pass: measure its time, and in a pipeline wait for the device."""
+        timed = self._timer.timed(f"{kind.name}_s", call)
+        if self._plan.pipeline == 1:  # all passes hold the device together
             return timed
 
         def called(micro_batch: int, *args: Any, **kwargs: Any) -> ResultT:
@@ -227,42 +229,42 @@ class Member:
         return called
 
     def _made_passes(self, schedule: Schedule) -> tuple[Passes, nn.Module]:
-        """Return the passes of this process, with what it has of the model."""
+        """Return the passes of this process, with its part of the model."""
         plan, seat, made = self._plan, self._seat, self._script.made
         check_parameters(made.model)
         if plan.pipeline == 1:
-            check_layers(made.model, [it.layers for it in plan.stages])
+            check_layers(made.model, [stage.layers for stage in plan.stages])
             return WholePasses(
                 made.model, plan.micro_batch, plan.micro_batches, self._share_of_loss, self._around
             ), made.model
-        found = cut(made, [it.layers for it in plan.stages], plan.micro_batch)
+        found = cut(made, [stage.layers for stage in plan.stages], plan.micro_batch)
         part, place = found.stages[seat.stage], (seat.stage, plan.pipeline)
         self._unused = found.unused if seat.stage == plan.pipeline - 1 else {}
-        loss = self._watch.timed("forward_s", self._share_of_loss)
+        loss = self._timer.timed("forward_s", self._share_of_loss)
         passes = StagePasses(part, place, seat.pipeline, schedule, plan.micro_batches, loss, self._around)
         self._shared = self._groups(found, part.module)
         return passes, part.module
 
-    def _groups(self, found: Cut, module: nn.Module) -> list[tuple[nn.Parameter, Members]]:
-        """Return parameters that other stages have too, with those."""
+    def _groups(self, found: Cut, module: nn.Module) -> list[tuple[nn.Parameter, ReplicaGroup]]:
+        """Return parameters that other stages have too, with the groups of these stages."""
         mine = []
-        for it in found.shared:
-            for replica in range(self._plan.data):  # every process makes every group
-                group = dist.new_group([k * self._plan.data + replica for k in it.stages])
-                if replica == self._seat.replica and self._seat.stage in it.stages:
-                    mine.append((parameter_of(module, it.names), Members(group)))
+        for shared in found.shared:
+            for replica in range(self._plan.data):  # every process creates every group
+                group = dist.new_group([k * self._plan.data + replica for k in shared.stages])
+                if replica == self._seat.replica and self._seat.stage in shared.stages:
+                    mine.append((parameter_of(module, shared.names), ReplicaGroup(group)))
         return mine
 
-    def offload(self, wish: Wish, say: Callable[[str], None]) -> None:
-        """Put state away from the first update on, where that pays."""
-        self._offloading = Offloading(wish, dist.get_rank(), self._optimizer, self._parameters, say)
+    def offload(self, options: OffloadOptions, print_line: Callable[[str], None]) -> None:
+        """Offload state from the first update on, if that pays."""
+        self._offloading = Offloading(options, dist.get_rank(), self._optimizer, self._parameters, print_line)
 
-    def share(self, turn: Turn, *, early: bool = True) -> None:
-        """Compute only while this sub-task has the device.
+    def share(self, turn: DeviceTurn, *, early: bool = True) -> None:
+        """Compute only while this sub-task holds the device.
 
         Args:
-            turn: Says when.
-            early: Whether sums of gradients begin while another sub-task has it.
+            turn: Grants the device.
+            early: Whether sums of gradients begin while another sub-task holds it.
         """
         self._turn = turn
         if early and self._plan.data > 1:
@@ -272,16 +274,16 @@ class Member:
 
     @property
     def away_bytes(self) -> int | None:
-        """State that is put away in a step, None where that is not done."""
+        """State that is offloaded in a step, None without offloading."""
         return None if self._offloading is None else self._offloading.away_bytes
 
     @property
     def has_loss(self) -> bool:
-        """Whether this process has the loss of all samples, and no other that has it speaks of it."""
+        """Whether this process reports the loss of all samples."""
         return self._seat.stage == self._plan.pipeline - 1 and self._seat.replica == 0
 
     def step(self, number: int, applied: Callable[[], object] = lambda: None) -> tuple[float, Seconds]:
-        """Train on the samples of a step; return the loss over all of them, where it is known, and the time.
+        """Train on the samples of a step; return the loss over all of them, where it is known, and the seconds.
 
         Args:
             number: Of the step.
@@ -296,22 +298,22 @@ class Member:
             offloading.step_begins()
         turn, self._step = self._turn, number
         is_alone = turn is None or plan.pipeline > 1
-        with nullcontext() if is_alone or turn is None else turn.of(number, Kind.phase):
+        with nullcontext() if is_alone or turn is None else turn.of(number, PassKind.phase):
             self._passes.step(batch, torch.zeros(each) if target is None else target)
-        # Before the first step, schedules try the loss once more, to see its form.
+        # Before the first step, schedules compute the loss once more, to find its form.
         losses = self._losses[-plan.micro_batches :]
         loss = torch.stack(losses).mean() if losses else torch.zeros(())
         if offloading is not None:
             offloading.sync_begins()
-        mean = self._watch.timed("gradients_s", self._sum)(loss)
+        mean = self._timer.timed("gradients_s", self._sum)(loss)
         if offloading is not None:
             offloading.sync_ended()
-        with nullcontext() if turn is None else turn.of(number, Kind.update):
-            self._watch.timed("optimizer_s", self._update)()
+        with nullcontext() if turn is None else turn.of(number, PassKind.update):
+            self._timer.timed("optimizer_s", self._update)()
         applied()
         if offloading is not None:
             offloading.update_ended()
-        return float(mean), self._watch.take()
+        return float(mean), self._timer.take()
 
     def _sum(self, loss: Tensor) -> Tensor:
         for parameter, members in self._shared:
@@ -325,7 +327,7 @@ class Member:
         self._optimizer.zero_grad(set_to_none=True)
 
     def close(self) -> list[PartMeasured]:
-        """Bring all state back into memory; return what became of what was put away."""
+        """Bring all state back into memory; return the measurements of offloading."""
         if self._turn is not None:
             self._turn.close()
         if self._offloading is None:
@@ -335,12 +337,12 @@ class Member:
         return found
 
     def training_state(self) -> dict[str, Any]:
-        """Return all that training goes on from."""
+        """Return the state to resume from."""
         optimizer, random = self._optimizer.state_dict(), torch.get_rng_state()
         return {"module": self.module.state_dict(), "optimizer": optimizer, "random": random}
 
-    def go_on_from(self, state: Mapping[str, Any]) -> None:
-        """Take over what another process of this stage returned for that.
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """Load the training state of a process of this stage.
 
         Raises:
             InputError: If it is of another model.
@@ -348,9 +350,11 @@ class Member:
         try:
             self.module.load_state_dict(state["module"])
             self._optimizer.load_state_dict(state["optimizer"])
-            torch.set_rng_state(state["random"])  # replicas of a stage draw alike
+            torch.set_rng_state(state["random"])  # replicas of a stage draw the same numbers
         except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-            raise InputError("the checkpoint is of another model", "name another folder to begin anew") from error
+            raise InputError(
+                "the checkpoint is of another model", "name another folder to start from the beginning"
+            ) from error
 
     def state(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the stage by the model's own names; of the last, those of no stage too."""

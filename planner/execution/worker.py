@@ -1,9 +1,9 @@
-"""The command of each process that carries out a plan: `python -m longshore.stage plan.json train.py:build`.
+"""The command of each process of a planned training: `python -m longshore.stage plan.json train.py:build`.
 
-It finds the others by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which all back ends set; as a member of a ring, by
-that.
+Processes find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which all back ends set. Members of a ring
+train the replicas of a data-parallel plan, and outlive each other (docs/failover.md).
 
-Source: SPEC P1.
+Source: SPEC F8, P1, P3.
 """
 
 import argparse
@@ -16,45 +16,48 @@ from functools import partial
 from math import ceil, nan
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
 from ...cluster.files.errors import InputError, LongshoreError
 from ...cluster.files.output_file import in_one_line
 from ...cluster.model.training_plan import PlanFile, StagePlan
 from ...reporting import Steps
 from ..model import Offload, Schedule, Seconds, schedule_of
-from ..offload.offloading import PartMeasured, Wish
+from ..offload.offloading import OffloadOptions, PartMeasured
 from ..profile.building import BuildError
-from ..sharing import Turn
-from .checkpoints import Checkpoints, resume
-from .cutting import Script, script_of
-from .in_ring import MakeRing, train_in_ring
+from ..sharing import DeviceTurn
+from .checkpoints import NAME_ANOTHER_FOLDER, Checkpoints, folder_of_job, is_of_a_plan, resume
+from .cutting import Script, arguments, check_layers, script_of, some_of, state_of
 from .plan_file import plan_in, read_plan
-from .training import Member, Seat, take_seat
+from .training import Seat, StageTrainer, take_seat
+
+if TYPE_CHECKING:
+    from ...ring import Ring
 
 StepT = TypeVar("StepT")
-Loss = Annotated[float, BeforeValidator(lambda it: nan if it is None else it)]
-WARM_UP = 1  # steps that are not counted: in the first, connections are made and memory is asked for
+Loss = Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
+WARM_UP_STEPS = 1  # steps that are not counted: the first one connects ranks and allocates memory
 
 
-class RankTimes(NamedTuple):
-    """What one process measured."""
+class RankMeasurements(NamedTuple):
+    """The measurements of one process."""
 
     stage: int
-    step_s: list[float]  # of each step, from its begin to that of the next
+    step_s: list[float]  # of each step, from its start to that of the next
     seconds: list[Seconds]  # of each step
     losses: list[float]  # of each step, if it has them
-    offload: list[PartMeasured]  # what became of what could be put away
+    offload: list[PartMeasured]  # measurements of offloading
 
 
 class StageMeasured(BaseModel):
-    """What a stage took in an iteration, in the median of steps and the mean of its replicas."""
+    """Times of a stage in an iteration, in the median of steps and the mean of its replicas."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,54 +69,54 @@ class StageMeasured(BaseModel):
 
     @property
     def seconds(self) -> Seconds:
-        """What it took, without the wait."""
+        """Its times, without the wait."""
         return Seconds(self.forward_s, self.backward_s, self.gradients_s, self.optimizer_s)
 
 
-class Measured(BaseModel):
-    """What a training took."""
+class MeasuredTraining(BaseModel):
+    """The measurements of a training."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step_s: float  # of an iteration, in the median
     stages: tuple[StageMeasured, ...]
-    losses: tuple[Loss, ...]  # of each step, over all samples; null in the file where that is no number
-    offload: tuple[PartMeasured, ...] = ()  # of each rank, what could be put away
+    losses: tuple[Loss, ...]  # of each step, over all samples; null in the file if not a number
+    offload: tuple[PartMeasured, ...] = ()  # of each rank
 
 
-def measured(ranks: Sequence[RankTimes], stages: int) -> Measured:
-    """Return what all processes measured, by stage."""
-    # A step is over for all when it is for the slowest; medians, as others may disturb some steps.
-    step_s = max(median(_counted(it.step_s)) for it in ranks)
-    return Measured(
+def measured(ranks: Sequence[RankMeasurements], stages: int) -> MeasuredTraining:
+    """Combine the measurements of all processes, by stage."""
+    # A step ends for all ranks with the slowest; medians, as other work may disturb some steps.
+    step_s = max(median(_counted(rank.step_s)) for rank in ranks)
+    return MeasuredTraining(
         step_s=step_s,
-        stages=tuple(_stage([it for it in ranks if it.stage == k], step_s) for k in range(stages)),
-        losses=next(tuple(it.losses) for it in ranks if it.losses),
-        offload=tuple(part for it in ranks for part in it.offload),
+        stages=tuple(_stage([rank for rank in ranks if rank.stage == k], step_s) for k in range(stages)),
+        losses=next(tuple(rank.losses) for rank in ranks if rank.losses),
+        offload=tuple(part for rank in ranks for part in rank.offload),
     )
 
 
-def _stage(replicas: Sequence[RankTimes], step_s: float) -> StageMeasured:
-    columns = [[median(column) for column in zip(*_counted(it.seconds), strict=True)] for it in replicas]
+def _stage(replicas: Sequence[RankMeasurements], step_s: float) -> StageMeasured:
+    columns = [[median(column) for column in zip(*_counted(replica.seconds), strict=True)] for replica in replicas]
     spent = Seconds(*(sum(column) / len(replicas) for column in zip(*columns, strict=True)))
     return StageMeasured(**spent._asdict(), wait_s=max(0.0, step_s - spent.total_s))
 
 
 def _counted(steps: Sequence[StepT]) -> Sequence[StepT]:
-    return steps[WARM_UP:] if len(steps) > WARM_UP else steps
+    return steps[WARM_UP_STEPS:] if len(steps) > WARM_UP_STEPS else steps
 
 
-ROWS = {"forward_s": "forward", "backward_s": "backward", "gradients_s": "gradients", "optimizer_s": "optimizer"}
+TIME_LABELS = {"forward_s": "forward", "backward_s": "backward", "gradients_s": "gradients", "optimizer_s": "optimizer"}
 
 
-def print_comparison(console: Console, plan: PlanFile, found: Measured, ranks_per_device: int = 1) -> None:
-    """Print the times of an iteration; without a prediction, what was measured alone.
+def print_comparison(console: Console, plan: PlanFile, found: MeasuredTraining, ranks_per_device: int = 1) -> None:
+    """Print the times of an iteration, measured and, if there are any, predicted.
 
     Args:
         console: To print on.
-        plan: With what was predicted, for ranks that have a device each.
-        found: What was measured.
-        ranks_per_device: That took turns.
+        plan: With the predictions, for ranks with a device each.
+        found: The measurements.
+        ranks_per_device: That shared a device.
     """
     table = Table("stage", "layers", "what", box=None, pad_edge=False)
     for heading in ("predicted", "measured", "off"):
@@ -121,7 +124,7 @@ def print_comparison(console: Console, plan: PlanFile, found: Measured, ranks_pe
     for k, (stage, took) in enumerate(zip(plan.stages, found.stages, strict=True)):
         names = stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} ... {stage.layers[-1]}"
         predicted, head = _predicted(stage), (str(k), names)
-        for field, what in ROWS.items():
+        for field, what in TIME_LABELS.items():
             if getattr(took.seconds, field) or getattr(predicted, field):
                 table.add_row(*head, what, *_cells(plan, getattr(predicted, field), getattr(took.seconds, field)))
                 head = ("", "")
@@ -130,18 +133,18 @@ def print_comparison(console: Console, plan: PlanFile, found: Measured, ranks_pe
     console.print()
     console.print(table)
     if plan.step_s and ranks_per_device > 1:
-        console.print(f"Predicted for ranks that have a device each. Here {ranks_per_device} took turns on one.")
+        console.print(f"Predicted for ranks with a device each. Here {ranks_per_device} shared one.")
     if found.offload:
         console.print(_offloaded(found))
 
 
-def _offloaded(found: Measured) -> Table:
-    table = Table("rank", "what was put away", box=None, pad_edge=False)
-    for heading in ("size", "steps", "out", "back", "longer by, predicted", "waited for"):
+def _offloaded(found: MeasuredTraining) -> Table:
+    table = Table("rank", "offloaded", box=None, pad_edge=False)
+    for heading in ("size", "steps", "out", "back", "added, predicted", "waited for"):
         table.add_column(heading, justify="right")
-    for it in found.offload:
-        times = (f"{1e3 * seconds:.1f} ms" for seconds in (it.out_s, it.back_s, it.unhidden_s, it.waited_s))
-        table.add_row(str(it.rank), it.what, f"{it.size_bytes / 1e6:.1f} MB", str(it.trips), *times)
+    for part in found.offload:
+        times = (f"{1e3 * seconds:.1f} ms" for seconds in (part.out_s, part.back_s, part.unhidden_s, part.waited_s))
+        table.add_row(str(part.rank), part.what, f"{part.size_bytes / 1e6:.1f} MB", str(part.trips), *times)
     return table
 
 
@@ -161,19 +164,110 @@ def _cells(plan: PlanFile, predicted_s: float, measured_s: float) -> tuple[str, 
     return f"{1e3 * predicted_s:.1f} ms", took, off
 
 
-LEAST_REPORT_S = 0.1  # between two reports of steps: a scheduler skips what comes faster
-MOST_S = 1e9  # between two checkpoints
-OF_JOB = "-"  # in place of a file: the plan of the job that the process is of
-VARIABLE = "LONGSHORE_PLAN"  # has that plan
+MakeRing = Callable[..., "Ring"]  # of a model, an optimizer and `checkpoints`; returns once this process has a seat
+
+
+def train_in_ring(
+    plan: PlanFile, given: argparse.Namespace, script: Script, make: MakeRing, print_line: Callable[[str], None]
+) -> None:
+    """Train as a member of a ring.
+
+    Args:
+        plan: Its replicas take the seats.
+        given: Options.
+        script: The model and its data.
+        make: Joins the ring.
+        print_line: Prints a line.
+
+    Raises:
+        InputError: If the plan or the options do not work in a ring.
+        BuildError: If the plan is of another model.
+    """
+    _check_for_ring(plan, given)
+    model = script.made.model
+    check_layers(model, [stage.layers for stage in plan.stages])
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = script.optimizer(trained)
+    folder = None if given.checkpoints is None else folder_of_job(given.checkpoints)[0]
+    if folder is not None and is_of_a_plan(folder):
+        raise InputError("its checkpoints are of a training without a ring", NAME_ANOTHER_FOLDER, path=folder)
+    taken_s: list[float] = []
+    with make(model, optimizer, checkpoints=folder) as ring:
+        if ring.seats != plan.data:
+            raise InputError(f"the ring has {ring.seats} seats, and the plan is for {plan.data}", field="environment")
+        saved_s = time.monotonic()
+        for step in ring.steps(until=given.steps):
+            began_s = time.monotonic()
+            loss = torch.stack([_shard(plan, script, step, shard) for shard in ring.shards]).mean()
+            if not ring.step(loss=loss):
+                continue
+            now_s = time.monotonic()
+            taken_s.append(now_s - began_s)
+            if ring.seat == 0:
+                print_line(f"step {step + 1} of {given.steps}: loss of this replica {loss:.6f}, {taken_s[-1]:.3f} s")
+            if folder is not None and (now_s - saved_s >= given.checkpoint_s or step + 1 == given.steps):
+                _save_ring_checkpoint(ring, step, print_line)
+                saved_s = now_s
+        if ring.seat == 0:
+            _report_ring_training(plan, given, model, taken_s, print_line)
+
+
+def _save_ring_checkpoint(ring: "Ring", step: int, print_line: Callable[[str], None]) -> None:
+    try:
+        ring.save()
+    except (OSError, RuntimeError) as error:  # the latter is PyTorch's for a full disk
+        problem = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        print_line(f"no checkpoint of step {step + 1}: {problem}; training continues")
+
+
+def _check_for_ring(plan: PlanFile, given: argparse.Namespace) -> None:
+    if not plan.is_replicated:
+        fix = "use `failover: restart`, or plan with `failover: switch`"
+        raise InputError("only the replicas of a data-parallel plan have seats of a ring", fix, field="PLAN")
+    usual = {"offload": Offload.never, "ranks_per_device": 1, "schedule": None, "json": None}
+    given_option = next((name for name, value in usual.items() if getattr(given, name) != value), None)
+    if given_option is not None:
+        option = f"--{given_option.replace('_', '-')}"
+        raise InputError("a ring does not have this option", "omit it, or use `failover: restart`", field=option)
+
+
+def _shard(plan: PlanFile, script: Script, step: int, shard: int) -> Tensor:
+    """Add the gradients of all micro-batches of a shard of the batch; return the mean loss."""
+    each, size = plan.batch // plan.data, plan.micro_batch
+    batch, target = script.samples(step * plan.batch + shard * each, each)
+    losses = []
+    for first in range(0, each, size):
+        args, kwargs = arguments(some_of(batch, first, size))
+        loss = script.loss_of(script.made.model(*args, **kwargs), some_of(target, first, size))
+        torch.autograd.backward(loss / plan.micro_batches)
+        losses.append(loss.detach())
+    return torch.stack(losses).mean()
+
+
+def _report_ring_training(
+    plan: PlanFile, given: argparse.Namespace, model: nn.Module, taken_s: list[float], print_line: Callable[[str], None]
+) -> None:
+    """Save the weights if requested, and compare the times with the prediction."""
+    if given.save is not None:
+        torch.save(state_of(model), given.save / "stage-0.pt")
+    if taken_s:
+        predicted = f"; predicted {plan.step_s:.3f} s" if plan.step_s else ""
+        print_line(f"a step took {median(taken_s):.3f} s in the median{predicted}")
+
+
+LEAST_REPORT_S = 0.1  # between two reports of steps: a scheduler skips faster ones
+MAX_CHECKPOINT_S = 1e9  # between two checkpoints
+OF_JOB = "-"  # instead of a file: the plan of the process's job
+PLAN_VARIABLE = "LONGSHORE_PLAN"  # has that plan
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -> int:
-    """Carry out one process's part of a plan; return the exit status.
+    """Run one process of a planned training; return the exit status.
 
     Args:
-        arguments: In place of the command line's.
-        ring: Makes the ring of which this process is a member, None if it is of none.
+        arguments: Instead of the command line.
+        ring: Joins the ring of this process, None without a ring.
     """
     given = _parsed(arguments)
     try:
@@ -182,7 +276,7 @@ def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -
         if given.save is not None:
             _make(given.save)
         if ring is not None:
-            train_in_ring(plan, given, script_of(given.model, given.seed), ring, _say)
+            train_in_ring(plan, given, script_of(given.model, given.seed), ring, _print)
             return 0
         _check_environment(plan)
         _train(plan, given)
@@ -193,14 +287,14 @@ def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -
 
 
 def _use_own_gpu() -> None:
-    """Let `cuda` mean the GPU of this process to a script: it may see those of all ranks on its node."""
+    """Make `cuda` the GPU of this process for a script, which may see the GPUs of all ranks on its node."""
     local = int(os.environ.get("LOCAL_RANK") or 0)
-    if 0 < local < torch.cuda.device_count():  # the first is what it means anyway, and CUDA may not be needed
+    if 0 < local < torch.cuda.device_count():  # the first is the default, and CUDA may not be needed
         torch.cuda.set_device(local)
 
 
 def _make(folder: Path) -> None:
-    """Make the folder for the weights: at the end of a training it would be too late to find that it cannot be.
+    """Make the folder for the weights now: the end of a training would be too late to find a problem.
 
     Raises:
         InputError: If it cannot be made, or nothing can be written there.
@@ -208,27 +302,27 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{folder} is no folder: {error.strerror}", "name another one", field="--save") from error
+        raise InputError(f"{folder} is not a folder: {error.strerror}", "name another one", field="--save") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"nothing can be written to {folder}", "name another folder", field="--save")
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m longshore.stage", description="Carry out one process's part of a plan."
+        prog="python -m longshore.stage", description="Run one process of a planned training."
     )
     parser.add_argument("plan", help="plan of `longshore plan find --out`; - for that of the job")
     parser.add_argument("model", help="FILE.py:FUNCTION, as for `longshore plan find`")
     parser.add_argument("--steps", type=_count, default=20, help="iterations (20)")
     parser.add_argument(
-        "--schedule", choices=[it.value for it in Schedule], help="1f1b, or gpipe for few micro-batches"
+        "--schedule", choices=[schedule.value for schedule in Schedule], help="1f1b, or gpipe for few micro-batches"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights (0)")
     parser.add_argument("--save", type=Path, help="folder for the weights of each stage, stage-0.pt and so on")
     parser.add_argument(
         "--checkpoints",
         type=Path,
-        help="folder for checkpoints, on storage that all nodes share; training goes on from the newest",
+        help="folder for checkpoints, on storage that all nodes share; training resumes from the newest",
     )
     parser.add_argument("--checkpoint-s", type=_seconds, default=600.0, help="seconds between two checkpoints (600)")
     parser.add_argument("--json", type=Path, help="file for losses and measured times")
@@ -237,24 +331,24 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Offload,
         choices=list(Offload),
         default=Offload.never,
-        help="put state away while nothing needs it: auto, while that takes longer than both copies; "
-        "one-copy, longer than one; never (the default)",
+        help="offload state while it is idle: auto, if that is longer than both copies take; "
+        "one-copy, longer than one takes; never (the default)",
     )
     parser.add_argument(
-        "--offload-folder", type=Path, default=Path(tempfile.gettempdir()), help="for what is put away, without GPUs"
+        "--offload-folder", type=Path, default=Path(tempfile.gettempdir()), help="for offloaded state, without GPUs"
     )
     parser.add_argument(
         "--ranks-per-device",
         type=int,
         default=1,
-        help="so many neighbours take turns on a device of their node: one computes while others wait or sum (1)",
+        help="neighbours that share a device of their node: one computes while others wait or sum (1)",
     )
     return parser.parse_args(arguments)
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 11 and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -263,23 +357,23 @@ def _seconds(text: str) -> float:
         found = float(text)
     except ValueError:
         found = -1.0
-    if not 0.0 <= found <= MOST_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to {MOST_S:g}")
+    if not 0.0 <= found <= MAX_CHECKPOINT_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to {MAX_CHECKPOINT_S:g}")
     return found
 
 
 def _plan_of(name: str) -> PlanFile:
     if name != OF_JOB:
         return read_plan(Path(name))
-    if VARIABLE not in os.environ:
-        raise InputError(f"{VARIABLE} is not set", "submit a job with a plan, or name a file", field="PLAN")
-    return plan_in(os.environ[VARIABLE], VARIABLE)
+    if PLAN_VARIABLE not in os.environ:
+        raise InputError(f"{PLAN_VARIABLE} is not set", "submit a job with a plan, or name a file", field="PLAN")
+    return plan_in(os.environ[PLAN_VARIABLE], PLAN_VARIABLE)
 
 
 def _check_environment(plan: PlanFile) -> None:
     absent = [name for name in NEEDED if name not in os.environ]
     if absent:
-        fix = "start it with `longshore plan run`, or as a job of so many ranks"
+        fix = "start it with `longshore plan run`, or as a job with a plan"
         raise InputError(f"{absent[0]} is not set", fix, field="environment")
     if int(os.environ["WORLD_SIZE"]) != plan.ranks:
         raise InputError(
@@ -296,45 +390,47 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
         assert seat is not None  # there are as many processes as the plan has ranks
         member = _member(plan, given, script, seat)
         if member.has_loss and not script.has_data:
-            _say("the file has no function data(first, samples): the example batch is trained on again and again")
-        times = RankTimes(seat.stage, [], [], [], [])
+            _print("the file has no function data(first, samples): every step trains on the example batch")
+        times = RankMeasurements(seat.stage, [], [], [], [])
         _take_steps(plan, given, member, seat, times)
         times.offload.extend(member.close())
         if given.save is not None and seat.replica == 0:
             torch.save(member.state(), given.save / f"stage-{seat.stage}.pt")
         if times.step_s:
-            _tell(plan, times, given)
+            _report(plan, times, given)
         elif given.json is not None and dist.get_rank() == 0:
-            _say(f"no step was left to take, so nothing was measured and {given.json} is not written")
+            _print(f"no step was left, so nothing was measured and {given.json} is not written")
     finally:
         dist.destroy_process_group()
 
 
-def _member(plan: PlanFile, given: argparse.Namespace, script: Script, seat: Seat) -> Member:
-    """Return this process's side of the training, as the options have it."""
+def _member(plan: PlanFile, given: argparse.Namespace, script: Script, seat: Seat) -> StageTrainer:
+    """Return this process's trainer, as the options configure it."""
     if given.schedule and plan.pipeline == 1:
-        raise InputError("passes through a whole model have one order", "leave it out", field="--schedule")
+        raise InputError("a model without a pipeline has no schedule", "omit it", field="--schedule")
     schedule = Schedule(given.schedule) if given.schedule else schedule_of(plan.micro_batches, plan.pipeline)
-    member = Member(plan, script, schedule, seat)
+    member = StageTrainer(plan, script, schedule, seat)
     if given.offload is not Offload.never:
         cores = len(os.sched_getaffinity(0))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", plan.ranks))
-        member.offload(Wish(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _say)
+        member.offload(OffloadOptions(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _print)
     if given.ranks_per_device > 1:
         member.share(_turn(given.ranks_per_device))
     return member
 
 
-def _take_steps(plan: PlanFile, given: argparse.Namespace, member: Member, seat: Seat, times: RankTimes) -> None:
-    """Take the steps that are left, behind the last checkpoint if there is one."""
+def _take_steps(
+    plan: PlanFile, given: argparse.Namespace, member: StageTrainer, seat: Seat, times: RankMeasurements
+) -> None:
+    """Take the remaining steps, after the last checkpoint if there is one."""
     reports, every = Steps(), _steps_between_reports(plan)
-    first = resume(given.checkpoints, plan, seat, member.go_on_from)
+    first = resume(given.checkpoints, plan, seat, member.load_training_state)
     if first and dist.get_rank() == 0:
-        _say(f"a checkpoint has {first} of {given.steps} steps")
+        _print(f"a checkpoint has {first} of {given.steps} steps")
     saves = _never
     if given.checkpoints is not None:
         steps = range(first, given.steps)
-        saves = Checkpoints(given.checkpoints, given.checkpoint_s, steps, every, plan, seat, reports, _say).after
+        saves = Checkpoints(given.checkpoints, given.checkpoint_s, steps, every, plan, seat, reports, _print).after
     loss: float | None = None
     dist.barrier()
     for step in range(first, given.steps):
@@ -347,7 +443,7 @@ def _take_steps(plan: PlanFile, given: argparse.Namespace, member: Member, seat:
         if member.has_loss:
             loss = mean
             times.losses.append(loss)
-            _say(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
+            _print(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
     reports.done(loss=loss)
 
 
@@ -355,36 +451,36 @@ def _never(step: int, state: Callable[[], Mapping[str, Any]]) -> None:
     """Write no checkpoint."""
 
 
-def _turn(ranks_per_device: int) -> Turn:
-    """Return this process's side of the device that it shares; the first of those that do starts its arbiter."""
+def _turn(ranks_per_device: int) -> DeviceTurn:
+    """Return this process's connection to its shared device; the first process on the device starts its arbiter."""
     rank = dist.get_rank()
     local = int(os.environ.get("LOCAL_RANK", rank))
     job = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return Turn(job, local // ranks_per_device, rank, starts=local % ranks_per_device == 0)
+    return DeviceTurn(job, local // ranks_per_device, rank, starts=local % ranks_per_device == 0)
 
 
 def _steps_between_reports(plan: PlanFile) -> int:
     return max(1, ceil(LEAST_REPORT_S / plan.step_s)) if plan.step_s else 1
 
 
-def _computed_s(times: RankTimes, steps: int) -> float | None:
-    """Return how long one of the last steps computed; the sum of gradients is left out, as replicas wait there."""
+def _computed_s(times: RankMeasurements, steps: int) -> float | None:
+    """Return the mean computing time of the last steps, without the sum of gradients, where replicas wait."""
     last = times.seconds[-steps:]
-    return sum(it.total_s - it.gradients_s for it in last) / len(last) if last else None
+    return sum(seconds.total_s - seconds.gradients_s for seconds in last) / len(last) if last else None
 
 
-def _tell(plan: PlanFile, times: RankTimes, given: argparse.Namespace) -> None:
-    """Let the first process say what all have measured."""
-    every: list[RankTimes | None] | None = [None] * plan.ranks if dist.get_rank() == 0 else None
+def _report(plan: PlanFile, times: RankMeasurements, given: argparse.Namespace) -> None:
+    """Collect all measurements in the first process, which prints them."""
+    every: list[RankMeasurements | None] | None = [None] * plan.ranks if dist.get_rank() == 0 else None
     dist.gather_object(times, every)
     if every is None:
         return
-    found = measured([it for it in every if it is not None], plan.pipeline)
+    found = measured([rank for rank in every if rank is not None], plan.pipeline)
     if given.json is not None:
         given.json.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
     console = Console(emoji=False, width=None if sys.stdout.isatty() else 100)
     print_comparison(console, plan, found, given.ranks_per_device)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)  # noqa: T201  # the output of a training

@@ -1,1 +1,1 @@
-"""State of a training that leaves memory while nothing needs it, and is back before it is used."""
+"""Offloading: state of a training leaves memory while nothing needs it, and returns before it is used."""

@@ -1,4 +1,4 @@
-"""State of one rank moved out of memory while nothing needs it, by a thread of its own.
+"""Offloading of the state of one rank: a thread copies it out while nothing needs it, and back in time.
 
 Source: SPEC P4.
 """
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from ...cluster.files.errors import CheckpointError
 from ..model import Copies, Offload, back_at_s, pays, reason, unhidden_s
 from . import places
-from .places import FilePlace, PinnedPlace, Place, Storage, Storages
+from .places import FilePlace, OffloadPlace, PinnedPlace, Storage, Storages
 
-LOOK_S = 0.01  # between looks for room
+ROOM_POLL_S = 0.01  # between two checks for room
 REMEMBERED = 5  # copies each way by which the next are predicted
 
 
@@ -41,22 +41,22 @@ class _Copy(NamedTuple):
 
 
 class Mover:
-    """One piece of state that comes and goes.
+    """One piece of state that is offloaded.
 
     Args:
         place: Where it goes.
-        storages: Its memory. Both copies are tried out at once, to measure them.
+        storages: Its memory. Both copies are made once, to measure them.
 
     Raises:
         OSError: If it cannot be copied.
     """
 
-    def __init__(self, place: Place, storages: Storages) -> None:
+    def __init__(self, place: OffloadPlace, storages: Storages) -> None:
         self._place, self._storages = place, storages
         self._turn = threading.Condition()
         self._at, self._needed, self._back_at_s = _At.here, False, 0.0
         self._lost: Exception | None = None
-        self.refused: OSError | None = None  # why the state could not be copied out; it has stayed then
+        self.refused: OSError | None = None  # why the state could not be copied out, and stays
         self.trips = 0
         self._outs, self._backs = (deque[_Copy](maxlen=REMEMBERED) for _ in range(2))
         place.mark()
@@ -67,21 +67,21 @@ class Mover:
 
     @property
     def is_away(self) -> bool:
-        """Whether its memory is given back."""
+        """Whether its memory is released."""
         with self._turn:
             return self._at is _At.away
 
     @property
     def copies(self) -> Copies:
-        """What the next copies take, by those that were made."""
+        """Predicted times of the next copies, from the last ones."""
         outs, backs = (list(zip(*them, strict=True)) for them in (self._outs, self._backs))
         return Copies(median(outs[0]), median(backs[0]), median(outs[1]), median(backs[1]))
 
     def leave(self, storages: Storages, back_at_s: float) -> None:
-        """Let the state go; nobody may touch it until `need` returns.
+        """Offload the state; nothing may touch it until `need` returns.
 
         Args:
-            storages: Its memory; not more than there is room for.
+            storages: Its memory; not more than the reserved room.
             back_at_s: When the copy back begins, by `time.perf_counter`.
         """
         with self._turn:
@@ -93,7 +93,7 @@ class Mover:
             self._turn.notify_all()
 
     def expect(self, back_at_s: float) -> None:
-        """Say anew when the copy back begins."""
+        """Set again when the copy back begins."""
         with self._turn:
             self._back_at_s = back_at_s
             self._turn.notify_all()
@@ -102,7 +102,7 @@ class Mover:
         """Wait until the state is in memory; return how long that took.
 
         Raises:
-            CheckpointError: If it cannot be read back.
+            CheckpointError: If it cannot be copied back.
         """
         began_s = time.perf_counter()
         with self._turn:
@@ -111,7 +111,7 @@ class Mover:
             while self._at in (_At.leaving, _At.away) and self._lost is None:
                 self._turn.wait()
         if self._lost is not None:
-            raise CheckpointError(f"state that was put away cannot be read back: {self._lost}") from self._lost
+            raise CheckpointError(f"offloaded state cannot be read back: {self._lost}") from self._lost
         return time.perf_counter() - began_s
 
     def close(self) -> None:
@@ -126,7 +126,9 @@ class Mover:
     def _run(self) -> None:
         try:
             self._make_trips()
-        except Exception as error:  # of any kernel before, which CUDA tells here too: nobody may wait for this thread
+        except (
+            Exception
+        ) as error:  # CUDA reports errors of earlier kernels here, too; no thread may wait for this one then
             self._lost = error
             self._arrive()
 
@@ -156,7 +158,7 @@ class Mover:
             return self._at is _At.leaving
 
     def _release(self) -> None:
-        """Give the memory back; what cannot be given back, comes back at once."""
+        """Release the memory; state whose memory cannot be released returns at once."""
         try:
             self._place.release(self._storages)
         except OSError as error:
@@ -165,14 +167,14 @@ class Mover:
             self._at = _At.away
 
     def _wait_for_return(self) -> None:
-        """Wait until it is time and there is room; who needs the state does not wait for room."""
+        """Wait until it is time and there is room; if the state is needed, do not wait for room."""
         with self._turn:
             while not self._needed and self.refused is None:
                 left_s = self._back_at_s - time.perf_counter()
                 if left_s <= 0.0:
                     if self._place.has_room():
                         return
-                    left_s = LOOK_S
+                    left_s = ROOM_POLL_S
                 self._turn.wait(None if left_s == inf else left_s)
 
     def _arrive(self) -> None:
@@ -187,49 +189,49 @@ def _timed(copy: Callable[[], None]) -> _Copy:
     return _Copy(time.perf_counter() - began_s, time.thread_time() - core_s)
 
 
-LEAST_BYTES = 512  # smaller tensors, such as the count of steps, stay: little is won
+MIN_STORAGE_BYTES = 512  # smaller tensors, such as the count of steps, stay
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> list[Storage]:
     """Return the memory of an optimizer's state."""
     values = [value for state in optimizer.state.values() for value in state.values()]
-    return _storages(it for it in values if isinstance(it, Tensor))
+    return _storages(value for value in values if isinstance(value, Tensor))
 
 
 def of_parameters(parameters: Sequence[nn.Parameter]) -> list[Storage]:
     """Return the memory of parameters."""
-    return _storages(it.data for it in parameters)
+    return _storages(parameter.data for parameter in parameters)
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[Storage]:
-    """Return what is large, once each, and may be given back: what others share with us may not."""
-    found = {it.untyped_storage().data_ptr(): it.untyped_storage() for it in tensors}
-    return [it for it in found.values() if it.nbytes() >= LEAST_BYTES and it.resizable()]
+    """Return each large storage once, if its memory may be released: shared memory may not."""
+    found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    return [storage for storage in found.values() if storage.nbytes() >= MIN_STORAGE_BYTES and storage.resizable()]
 
 
 class PartMeasured(BaseModel):
-    """What became of one part of a rank's state."""
+    """Measurements of one part of a rank's state."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int
     what: str
     size_bytes: int
-    trips: int  # steps in which it was out
-    idle_s: float  # for which nothing needs it in a step
+    trips: int  # steps in which it was offloaded
+    idle_s: float  # per step
     out_s: float
     back_s: float
-    core_s: float  # for which both copies keep a core busy
-    unhidden_s: float  # by which a trip makes a step longer, predicted
-    waited_s: float  # for it to come back, in the mean of trips
+    core_s: float  # of a core, for both copies
+    unhidden_s: float  # predicted time that a trip adds to a step
+    waited_s: float  # for the copy back, in the mean of trips
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is asked for.
+class OffloadOptions:
+    """Options of offloading.
 
     Args:
-        how: Whether state is put away.
+        how: Whether state is offloaded.
         folder: Of the files, on a machine without GPUs.
         has_own_core: Whether copies run beside the computation, and do not take its core.
     """
@@ -239,15 +241,15 @@ class Wish:
     has_own_core: bool
 
 
-class Expected:
-    """A time that is predicted by those of the last steps; the very first is long, and counts until others come."""
+class MedianForecast:
+    """The prediction of a time: the median of the last steps. The first is long, and is dropped after the second."""
 
     def __init__(self) -> None:
         self._seen = deque[float](maxlen=REMEMBERED)
         self._is_first = True
 
     def add(self, seconds: float) -> None:
-        """Take in another one."""
+        """Add a measured time."""
         if len(self._seen) == 1 and self._is_first:
             self._seen.clear()
             self._is_first = False
@@ -255,52 +257,52 @@ class Expected:
 
     @property
     def seconds(self) -> float:
-        """What the next is expected to be; 0 if nothing is known."""
+        """The predicted time; 0 if unknown."""
         return median(self._seen) if self._seen else 0.0
 
 
-class _Part:
-    """One part of the state: all of it is in memory, or all is out."""
+class _StatePart:
+    """One part of the state: all of it is in memory, or all is offloaded."""
 
-    def __init__(self, what: str, wish: Wish, rank: int, say: Callable[[str], None]) -> None:
-        self._what, self._wish, self._rank = what, wish, rank
-        self._say: Callable[[str], object] = lambda text: say(f"rank {rank}: {text}")
+    def __init__(self, what: str, options: OffloadOptions, rank: int, print_line: Callable[[str], None]) -> None:
+        self._what, self._options, self._rank = what, options, rank
+        self._print_line: Callable[[str], object] = lambda text: print_line(f"rank {rank}: {text}")
         self._mover: Mover | None = None
-        self._size_bytes, self._waited_s, self._told = 0, 0.0, set[bool]()
+        self._size_bytes, self._waited_s, self._printed = 0, 0.0, set[bool]()
         self.away_bytes = 0  # while nothing needs it
 
     def reserve(self, storages: Storages, device: torch.device) -> None:
         """Reserve room; without it the state stays in memory."""
-        self._size_bytes = sum(it.nbytes() for it in storages)
+        self._size_bytes = sum(storage.nbytes() for storage in storages)
         if not storages:
-            self._say(f"there is no {self._what} to put away")
+            self._print_line(f"there is no {self._what} to offload")
             return
         try:
-            self._mover = Mover(_place(self._size_bytes, device, self._wish.folder), storages)
+            self._mover = Mover(_place(self._size_bytes, device, self._options.folder), storages)
         except OSError as error:
             self._stop(error)
 
     def leave(self, storages: Storages, idle_s: float) -> None:
-        """Let the state go if that pays, where nothing needs it for so long; until `expect` it stays out."""
+        """Offload the state if that pays for an idle time; it stays out until `expect`."""
         if self._mover is None:
             return
         if self._mover.refused is not None:
             self._stop(self._mover.refused)
             return
-        if sum(it.nbytes() for it in storages) > self._size_bytes:
+        if sum(storage.nbytes() for storage in storages) > self._size_bytes:
             self._stop(OSError("it has grown"))
             return
-        copies, how = self._mover.copies, self._wish.how
+        copies, how = self._mover.copies, self._options.how
         goes = pays(idle_s, copies, how)
-        if goes not in self._told:
-            self._told.add(goes)
-            self._say(reason(self._what, self._size_bytes, idle_s, copies, how))
+        if goes not in self._printed:
+            self._printed.add(goes)
+            self._print_line(reason(self._what, self._size_bytes, idle_s, copies, how))
         self.away_bytes = self._size_bytes if goes else 0
         if goes:
             self._mover.leave(storages, inf)
 
     def expect(self, needed_at_s: float) -> None:
-        """Say when the state is needed."""
+        """Set when the state is needed."""
         if self._mover is not None:
             self._mover.expect(back_at_s(needed_at_s, self._mover.copies))
 
@@ -310,12 +312,12 @@ class _Part:
             self._waited_s += self._mover.need()
 
     def measured(self, idle_s: float, sync_s: float) -> PartMeasured | None:
-        """Return what became of it, if it could be put away at all; of an idle time the last part is the sum's."""
+        """Return measurements, if it could be offloaded at all; the sum of gradients ends the idle time."""
         if self._mover is None:
             return None
         copies, trips = self._mover.copies, self._mover.trips
-        goes = pays(idle_s, copies, self._wish.how)
-        own = self._wish.has_own_core
+        goes = pays(idle_s, copies, self._options.how)
+        own = self._options.has_own_core
         longer_s = unhidden_s(sync_s, copies, both_in_wait=idle_s <= sync_s, has_own_core=own) if goes else 0.0
         return PartMeasured(
             rank=self._rank, what=self._what, size_bytes=self._size_bytes, trips=trips, idle_s=idle_s,
@@ -325,58 +327,58 @@ class _Part:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give up the room elsewhere; the state stays in memory."""
+        """Release the room elsewhere; the state stays in memory."""
         mover, self._mover, self.away_bytes = self._mover, None, 0
         if mover is not None:
             mover.close()
 
     def _stop(self, error: OSError) -> None:
         size = f"{self._size_bytes / 1e6:.1f} MB"
-        self._say(f"{self._what} ({size}) stays in memory: {error.strerror or error}; training goes on")
+        self._print_line(f"{self._what} ({size}) stays in memory: {error.strerror or error}; training continues")
         self.close()
 
 
-def _place(size: int, device: torch.device, folder: Path) -> Place:
+def _place(size: int, device: torch.device, folder: Path) -> OffloadPlace:
     return PinnedPlace(size, device) if device.type == "cuda" else FilePlace(size, folder)
 
 
 class Offloading:
-    """What of a rank's state is put away, step by step.
+    """The offloading of a rank's state, step by step.
 
     Args:
-        wish: What is asked for.
-        rank: Who it is.
-        optimizer: Whose state nothing needs between two updates.
-        parameters: Which nothing needs while gradients are summed.
-        say: Prints a line.
+        options: How to offload.
+        rank: Its number.
+        optimizer: Its state is idle between two updates.
+        parameters: They are idle while gradients are summed.
+        print_line: Prints a line.
     """
 
     def __init__(
         self,
-        wish: Wish,
+        options: OffloadOptions,
         rank: int,
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[nn.Parameter],
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> None:
         self._optimizer, self._parameters = optimizer, parameters
         if parameters[0].device.type == "cpu":
-            places.keep_little()
-        part = partial(_Part, wish=wish, rank=rank, say=say)
+            places.limit_heap()
+        part = partial(_StatePart, options=options, rank=rank, print_line=print_line)
         self._state, self._weights = part("optimizer state"), part("parameters")
-        self._idle, self._sync = Expected(), Expected()
+        self._idle, self._sync = MedianForecast(), MedianForecast()
         self._is_reserved = False
         self._idle_since_s = self._sync_since_s = time.perf_counter()
 
     def step_begins(self) -> None:
-        """Take the time, before there is any state."""
+        """Record the time, before there is any state."""
         if not self._is_reserved:
             self._idle_since_s = time.perf_counter()
 
     def sync_begins(self) -> None:
-        """Gradients are about to be summed: nothing needs parameters until that has ended.
+        """Gradients are about to be summed: parameters are idle until that has ended.
 
-        The optimizer's state comes back from here on, and not sooner: what was kept for the way back is gone by now.
+        The optimizer's state returns from here on, and not sooner: activations are released by now.
         """
         now_s = self._sync_since_s = time.perf_counter()
         sync_s = self._sync.seconds
@@ -394,7 +396,7 @@ class Offloading:
         self._weights.need()
 
     def update_ended(self) -> None:
-        """Parameters are updated: nothing needs the optimizer's state until the next sum has ended."""
+        """Parameters are updated: the optimizer's state is idle until the next sum has ended."""
         if not self._is_reserved:
             self._is_reserved = True
             device = self._parameters[0].device
@@ -405,16 +407,16 @@ class Offloading:
 
     @property
     def away_bytes(self) -> int:
-        """State that is put away in a step."""
+        """State that is offloaded in a step."""
         return self._state.away_bytes + self._weights.away_bytes
 
     def measured(self) -> list[PartMeasured]:
-        """Return what became of each part."""
+        """Return the measurements of each part."""
         sync_s = self._sync.seconds
         found = [self._state.measured(self._idle.seconds, sync_s), self._weights.measured(sync_s, sync_s)]
-        return [it for it in found if it is not None]
+        return [part for part in found if part is not None]
 
     def close(self) -> None:
-        """Bring all back, and end."""
+        """Bring all state back, and end."""
         self._state.close()
         self._weights.close()

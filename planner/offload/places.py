@@ -1,9 +1,7 @@
 """Where offloaded state is kept: in pinned memory of the host, or in a file without a name.
 
-The heap of a process on the GNU library, set so that what is put away is seen in the process's memory.
-
-By default the heap keeps what computation has freed, as much as 200 MB more or less from run to run. State that comes
-back would be added to that.
+On a machine without GPUs, the GNU library's heap is set to release freed memory. By default it keeps up to 200 MB, and
+state that returns would be added to that.
 
 Source: SPEC P4.
 """
@@ -21,36 +19,34 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-# Larger pieces are mapped apart, and given back once they are freed. With less, steps take half as long again, as each
-# of their tensors gets new pages.
+# Larger pieces are mapped separately, and released once they are freed. With a smaller limit steps take 1.5 times as
+# long, as each of their tensors gets new pages.
 LARGE_BYTES = 8_000_000
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of `mallopt`
 OF_USERS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
 _HEAP_LIBRARY = ctypes.CDLL(None)
 
 
-def keep_little() -> None:
-    """Let the heap keep little of what is freed from here on; leave what a user has set, and other C libraries."""
-    if hasattr(_HEAP_LIBRARY, "mallopt") and not any(it in os.environ for it in OF_USERS):
+def limit_heap() -> None:
+    """Limit the freed memory that the heap keeps, except with settings of a user, or other C libraries."""
+    if hasattr(_HEAP_LIBRARY, "mallopt") and not any(name in os.environ for name in OF_USERS):
         _HEAP_LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
         _HEAP_LIBRARY.mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
-        _HEAP_LIBRARY.mallopt(
-            M_ARENA_MAX, 1
-        )  # backward passes have a thread of their own, which would have its own heap
+        _HEAP_LIBRARY.mallopt(M_ARENA_MAX, 1)  # or the thread of backward passes has its own heap
 
 
-def give_back() -> None:
-    """Give back now what the heap has kept."""
+def trim_heap() -> None:
+    """Release the freed memory that the heap keeps."""
     if hasattr(_HEAP_LIBRARY, "malloc_trim"):
         _HEAP_LIBRARY.malloc_trim(0)
 
 
-PREFIX = "longshore-offload-"
+OFFLOAD_PREFIX = "longshore-offload-"
 MODE = 0o600
 
 
 def reserved_file(folder: Path, size_bytes: int) -> int:
-    """Return a new file, open to read and write, whose whole size is taken on the disk.
+    """Return a new file, open to read and write, whose whole size is reserved on the disk.
 
     Raises:
         OSError: If there is no room, or no such folder.
@@ -66,73 +62,73 @@ def reserved_file(folder: Path, size_bytes: int) -> int:
 
 def _nameless(folder: Path) -> int:
     sweep(folder)
-    with suppress(OSError, AttributeError):  # not every file system has it, nor every system
+    with suppress(OSError, AttributeError):  # not every file system or system has it
         return os.open(folder, os.O_TMPFILE | os.O_RDWR, MODE)
-    file, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
+    file, name = tempfile.mkstemp(prefix=OFFLOAD_PREFIX, dir=folder)
     Path(name).unlink(missing_ok=True)
     return file
 
 
 def sweep(folder: Path) -> None:
-    """Remove files of processes that were killed before they could take the name away.
+    """Remove files of processes that were killed before they removed the name.
 
-    A file that another process has just made may go as well: it needs the open file alone, and removes the name next.
+    This may remove a file that another process has just made: that needs only the open file, and removes the name next.
     """
-    for path in folder.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or gone
+    for path in folder.glob(f"{OFFLOAD_PREFIX}*"):
+        with suppress(OSError):  # another user's, or removed
             path.unlink()
 
 
 BUFFERS = 256  # of one call to read or write
-SPARE_SHARE = 0.05  # of the machine's memory, which a copy back leaves free
+SPARE_SHARE = 0.05  # of the machine's memory, that a copy back leaves free
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 Storage = torch.UntypedStorage
 Storages = Sequence[Storage]
 
 
-class Place(Protocol):
-    """Room that is reserved."""
+class OffloadPlace(Protocol):
+    """Reserved room for offloaded state."""
 
     @property
     def size_bytes(self) -> int:
-        """How much there is."""
+        """Size of the room."""
 
     def mark(self) -> None:
-        """Let the next copy wait for what this thread has asked the device to do."""
+        """Make the next copy wait for what this thread has queued on the device."""
 
     def copy_out(self, storages: Storages) -> None:
         """Copy content here.
 
         Raises:
-            OSError: If that fails; the content still is in memory.
+            OSError: If that fails; the content is still in memory.
         """
 
     def release(self, storages: Storages) -> None:
-        """Give their memory back to the device, once content is here.
+        """Release their memory on the device, once the content is here.
 
         Raises:
-            OSError: If that fails; the content still is here.
+            OSError: If that fails; the content is still here.
         """
 
     def has_room(self) -> bool:
-        """Return whether the device has memory for so much."""
+        """Return whether the device has memory for the content."""
 
     def copy_back(self, storages: Storages) -> None:
-        """Take memory again, and copy content back into it.
+        """Allocate memory again, and copy content back into it.
 
         Raises:
             OSError: If that fails; the content is lost.
         """
 
     def close(self) -> None:
-        """Give up the room."""
+        """Release the room."""
 
 
 class FilePlace:
-    """A file. It is written and read, not mapped, so it is no memory of the process.
+    """A file. It is written and read, not mapped, so it does not count as memory of the process.
 
     Args:
-        size_bytes: How much room is reserved.
+        size_bytes: Of the reserved room.
         folder: Of the file.
 
     Raises:
@@ -145,38 +141,38 @@ class FilePlace:
 
     @property
     def size_bytes(self) -> int:
-        """How much room there is."""
+        """Size of the room."""
         return self._size_bytes
 
     def mark(self) -> None:
-        """Do nothing: what was asked of a CPU is done."""
+        """Do nothing: a CPU has no queue."""
 
     def copy_out(self, storages: Storages) -> None:
         """Write content."""
         _move(os.pwritev, self._file, storages)
 
     def release(self, storages: Storages) -> None:
-        """Give whole pages back to the machine; their addresses stay taken."""
-        for address, size in (_pages(it) for it in storages):
+        """Release whole pages to the machine; their addresses stay reserved."""
+        for address, size in (_pages(storage) for storage in storages):
             if size and _LIBRARY.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def has_room(self) -> bool:
-        """Return whether the machine has so much memory left, and a little more."""
+        """Return whether the machine has that much free memory, and a little more."""
         return memory_bytes()["MemAvailable"] > self._size_bytes + SPARE_SHARE * self._total_bytes
 
     def copy_back(self, storages: Storages) -> None:
-        """Read content, in place of what the heap has kept."""
-        give_back()
+        """Read content, after trimming the heap."""
+        trim_heap()
         _move(os.preadv, self._file, storages)
 
     def close(self) -> None:
-        """Close the file, which ends it."""
+        """Close the file, which removes it."""
         os.close(self._file)
 
 
 def _move(call: Callable[[int, list[memoryview], int], int], file: int, storages: Storages) -> None:
-    left = [_bytes(it) for it in storages]
+    left = [_bytes(storage) for storage in storages]
     left.reverse()
     at = 0
     while left:
@@ -191,7 +187,7 @@ def _move(call: Callable[[int, list[memoryview], int], int], file: int, storages
 
 
 def _pages(storage: Storage) -> tuple[int, int]:
-    """Return where pages that belong to it alone begin, and how many bytes they have."""
+    """Return the address of the pages that belong to it alone, and their bytes."""
     begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
     return begin, max(0, end - begin)
@@ -202,14 +198,14 @@ def _bytes(storage: Storage) -> memoryview:
 
 
 def memory_bytes() -> dict[str, int]:
-    """Return what the system says of its memory, by its names."""
+    """Return the system's memory figures, by its names."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
 
 
 @contextmanager
-def _told(problem: str) -> Iterator[None]:
-    """Raise what CUDA raises as what fails with a place."""
+def _as_os_error(problem: str) -> Iterator[None]:
+    """Raise errors of CUDA as those of a place."""
     try:
         yield
     except RuntimeError as error:
@@ -224,8 +220,8 @@ class PinnedPlace:
     """Pinned memory; copies go by a stream of their own.
 
     Args:
-        size_bytes: How much.
-        gpu: Whose content comes here.
+        size_bytes: Of the memory.
+        gpu: Whose content is stored here.
 
     Raises:
         OSError: If the host has no room for it.
@@ -233,7 +229,7 @@ class PinnedPlace:
 
     def __init__(self, size_bytes: int, gpu: torch.device) -> None:
         self._gpu = gpu
-        with _told(f"{size_bytes} bytes of pinned memory cannot be had"):
+        with _as_os_error(f"{size_bytes} bytes of pinned memory cannot be had"):
             self._host = self._pinned(size_bytes)
         self._sizes = list[int]()
         self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
@@ -244,67 +240,67 @@ class PinnedPlace:
 
     @property
     def size_bytes(self) -> int:
-        """How much room there is."""
+        """Size of the room."""
         return self._host.numel()
 
     def mark(self) -> None:
-        """Let the next copy wait for what this thread has asked the GPU to do."""
+        """Make the next copy wait for what this thread has queued on the GPU."""
         self._computes = torch.cuda.current_stream(self._gpu)
         self._asked.record(self._computes)
 
     def copy_out(self, storages: Storages) -> None:
         """Copy content here, and wait for it."""
-        self._sizes = [it.nbytes() for it in storages]
-        with _told("it cannot be copied to the host"), torch.cuda.stream(self._stream):
+        self._sizes = [storage.nbytes() for storage in storages]
+        with _as_os_error("it cannot be copied to the host"), torch.cuda.stream(self._stream):
             self._asked.wait(self._stream)
             for host, gpu in self._pairs(storages):
                 host.copy_(gpu, non_blocking=True)
             self._wait_for_copies()
 
     def release(self, storages: Storages) -> None:
-        """Give their memory back to PyTorch's allocator."""
-        for it in storages:
-            it.resize_(0)
+        """Release their memory to PyTorch's allocator."""
+        for storage in storages:
+            storage.resize_(0)
 
     def has_room(self) -> bool:
-        """Return whether the GPU has so much memory left, in the allocator's cache or outside of it."""
+        """Return whether the GPU has that much free memory, in the allocator's cache or outside of it."""
         free, _ = torch.cuda.mem_get_info(self._gpu)
         cached = torch.cuda.memory_reserved(self._gpu) - torch.cuda.memory_allocated(self._gpu)
         return free + cached > self.size_bytes
 
     def copy_back(self, storages: Storages) -> None:
-        """Take memory again, copy content back, and wait for it.
+        """Allocate memory again, copy content back, and wait for it.
 
-        The allocator may give memory that kernels still read which were asked for before it was free: on their stream
-        that is no harm. So memory is taken there, and the copy, on another stream, begins behind them.
+        The allocator may return memory that kernels, queued before it was free, still read: on their stream that is
+        harmless. So memory is allocated there, and the copy, on another stream, begins after them.
         """
-        with _told("there is no memory for it"), torch.cuda.stream(self._computes):
-            for it, size in zip(storages, self._sizes, strict=True):
-                it.resize_(size)
+        with _as_os_error("there is no memory for it"), torch.cuda.stream(self._computes):
+            for storage, size in zip(storages, self._sizes, strict=True):
+                storage.resize_(size)
             self._taken.record(self._computes)
-        with _told("it cannot be copied back"), torch.cuda.stream(self._stream):
+        with _as_os_error("it cannot be copied back"), torch.cuda.stream(self._stream):
             self._taken.wait(self._stream)
             for host, gpu in self._pairs(storages):
                 gpu.copy_(host, non_blocking=True)
             self._wait_for_copies()
 
     def close(self) -> None:
-        """Give up the memory."""
+        """Release the memory."""
         self._unpin()
         self._host = torch.empty(0, dtype=torch.uint8)
 
     def _pinned(self, size_bytes: int) -> Tensor:
-        """Return memory of just this size: PyTorch's own would be of the next power of two, and stay after its end.
+        """Return memory of exactly this size: PyTorch's own has the next power of two, and stays after its end.
 
-        It begins with a page, so that no other is pinned with it, and is shared, so that a fork does not copy it.
+        It is aligned to a page, so that nothing else is pinned, and is shared, so that a fork does not copy it.
         """
         host = torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=torch.uint8)
         library = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._gpu):
             torch.cuda.check_error(library.cudaHostRegister(host.data_ptr(), size_bytes, 0))
-        # The memory is kept as long as it is pinned, whoever forgets to close this.
+        # The memory lives as long as it is pinned, even without `close`.
         self._unpin = weakref.finalize(self, _unpin, library, host)
-        self._unpin.atexit = False  # CUDA may be gone by then, and the system takes all back
+        self._unpin.atexit = False  # CUDA may be shut down by then, and the system releases all memory
         return host
 
     def _wait_for_copies(self) -> None:

@@ -1,4 +1,4 @@
-"""What the user's file gives the profiler: a model, an example batch, hints, or a table of layers.
+"""The profiler's input from the user's file: a model, an example batch, hints, or a table of layers.
 
 Source: SPEC P1.
 """
@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...cluster.files.errors import InputError
 from ...cluster.files.output_file import readable
 from ...cluster.traces.read import Rows, read_rows
-from .profiling import MOST_LAYERS, Amount, LayerProfile, ModelProfile
+from .profiling import MAX_LAYERS, Amount, LayerProfile, ModelProfile
 
 
-class Hint(BaseModel):
+class LayerHint(BaseModel):
     """Figures of a layer for one sample; its output has the shape of its first input."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,10 +32,10 @@ class Hint(BaseModel):
     forward_flops: Amount
     saved_bytes: Amount
     output_bytes: Amount
-    backward_flops: Amount | None = None  # twice the forward ones if left out
+    backward_flops: Amount | None = None  # twice the forward ones by default
 
 
-def hint_for(hints: Mapping[str, Hint], name: str, kind: str) -> Hint | None:
+def hint_for(hints: Mapping[str, LayerHint], name: str, kind: str) -> LayerHint | None:
     """Return the hint for a layer by its name, or else by its class; None if there is none."""
     return hints.get(name) or hints.get(kind)
 
@@ -45,11 +45,11 @@ CONTRACT = "it should return (model, batch), (model, batch, loss) or (model, bat
 
 
 class BuildError(Exception):
-    """The user's file, or what its function returns, cannot be used; the message ends with what to do."""
+    """The user's file, or what its function returns, cannot be used; the message ends with the fix."""
 
 
 class Built(NamedTuple):
-    """What `build` returned."""
+    """The result of `build`."""
 
     model: nn.Module
     batch: Any  # a tensor, a tuple of arguments, or a dict of named ones
@@ -65,8 +65,10 @@ class Built(NamedTuple):
         else:
             output = self.model(self.batch)
         found = self.loss_of(output, self.target)
-        if not any(isinstance(it, Tensor) and it.requires_grad for it in tree_leaves(found)):
-            raise BuildError("the model returns no tensor that training could begin from; return a tensor of numbers")
+        if not any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(found)):
+            raise BuildError(
+                "the model returns no tensor for a backward pass; return a tensor of floating-point numbers"
+            )
         return found
 
     def loss_of(self, output: Any, target: Tensor | None) -> Any:
@@ -83,11 +85,11 @@ class Built(NamedTuple):
     @property
     def tensors(self) -> list[Tensor]:
         """Tensors of the batch."""
-        return [it for it in tree_leaves(self.batch) if isinstance(it, Tensor)]
+        return [leaf for leaf in tree_leaves(self.batch) if isinstance(leaf, Tensor)]
 
     @property
     def tokens_per_sample(self) -> int:
-        """Length of a sequence, 1 for what is no sequence: numbers of words, or vectors side by side."""
+        """Length of a sequence, 1 if a sample is none; a sequence has token numbers, or vectors."""
         first = self.tensors[0]
         is_sequence = first.dim() == (3 if first.is_floating_point() else 2)
         return int(first.shape[1]) if is_sequence else 1
@@ -98,7 +100,7 @@ class Built(NamedTuple):
         return Built(self.model.to(device=device, dtype=dtype).train(), batch, self.loss, target)
 
     def with_samples(self, samples: int) -> "Built":
-        """Return the same with its first sample so many times."""
+        """Return the same with N copies of its first sample."""
         whole = self.samples
 
         def repeated(value: Any) -> Any:
@@ -118,12 +120,12 @@ def _moved(batch: Any, device: str, dtype: torch.dtype) -> Any:
     return tree_map(moved, batch)
 
 
-def loaded(path: str, function: str) -> tuple[Callable[[], Any], dict[str, Hint]]:
+def loaded(path: str, function: str) -> tuple[Callable[[], Any], dict[str, LayerHint]]:
     """Run a file; return its function, and the hints in it.
 
     Raises:
         BuildError: If there is no such function, or the hints cannot be used.
-        Exception: Whatever the file raises.
+        Exception: Any that the file raises.
     """
     module = run(path)
     return function_of(module, function), _hints(getattr(module, "profile_hint", {}))
@@ -134,7 +136,7 @@ def run(path: str) -> ModuleType:
 
     Raises:
         BuildError: If it is no Python file.
-        Exception: Whatever the file raises.
+        Exception: Any that the file raises.
     """
     sys.path.insert(0, str(Path(path).parent))
     sys.argv = [path]
@@ -148,9 +150,9 @@ def run(path: str) -> ModuleType:
 
 
 def user_line(error: BaseException) -> str:
-    """Return the line of the user's code that an error comes from, "" if it comes from none.
+    """Return the line of the user's code that an error comes from, "" if there is none.
 
-    That is the last one on the way to the error in the user's file, or in another of the same folder.
+    That is the innermost one in the user's file, or in another of the same folder.
     """
     path = getattr(sys.modules.get(MODULE), "__file__", None)
     folder = Path(path).parent if path else None
@@ -172,27 +174,27 @@ def function_of(module: ModuleType, function: str) -> Callable[[], Any]:
     """
     found: object = getattr(module, function, None)
     if not callable(found):
-        raise BuildError(f"there is no function {function!r}; define it, or name another as FILE.py:FUNCTION")
+        raise BuildError(f"there is no function {function!r}; define it, or name another one as FILE.py:FUNCTION")
     return found
 
 
-def _hints(given: object) -> dict[str, Hint]:
+def _hints(given: object) -> dict[str, LayerHint]:
     if not isinstance(given, Mapping):
         raise BuildError("profile_hint is no dict; give for each layer or class its figures")
     try:
-        return {str(name): Hint.model_validate(hint) for name, hint in given.items()}
+        return {str(name): LayerHint.model_validate(hint) for name, hint in given.items()}
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "it"
-        raise BuildError(f"profile_hint: {place}: {first['msg']}; docs/planner.md says what it holds") from error
+        raise BuildError(f"profile_hint: {place}: {first['msg']}; docs/planner.md has the format") from error
 
 
 def built(build: Callable[[], Any]) -> Built:
     """Call the function and check what it returns.
 
     Raises:
-        BuildError: If it is not what it should be.
-        Exception: Whatever the function raises.
+        BuildError: If the result is invalid.
+        Exception: Any that the function raises.
     """
     made = build()
     if not isinstance(made, tuple) or len(made) not in (2, 3, 4):
@@ -211,7 +213,7 @@ def built(build: Callable[[], Any]) -> Built:
         raise BuildError(
             "the model has lazy layers, whose shapes are unknown; let it run once on the batch in the file"
         )
-    if not any(it.requires_grad for it in model.parameters()):
+    if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BuildError("the model has no parameter to train; build a model with trainable parameters")
     return found
 
@@ -220,24 +222,24 @@ def _kind(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-COLUMNS = ("name", "parameters", "forward_flops", "saved_bytes", "output_bytes")
+TABLE_COLUMNS = ("name", "parameters", "forward_flops", "saved_bytes", "output_bytes")
 AMOUNTS = ("backward_flops", "tied_parameters", "input_elements", "frozen_parameters", "frozen_bytes", "fixed_costs")
-OPTIONAL = (*AMOUNTS, "heads", "is_block", "tokens")
-MOST = 1e30
+OPTIONAL_COLUMNS = (*AMOUNTS, "heads", "is_block", "tokens")
+MAX_AMOUNT = 1e30
 NUMBER_BYTES = 2.0  # of a weight that is not trained
 
 
 def read_table(path: Path) -> ModelProfile:
-    """Return the profile of a table: a row for each layer, in order; docs/planner.md has the columns.
+    """Read the profile of a table: a row for each layer, in order; docs/planner.md has the columns.
 
     Raises:
         InputError: If it cannot be used.
     """
     layers, tokens = list[LayerProfile](), 1.0
-    with closing(read_rows(path, COLUMNS, optional=OPTIONAL)) as chunks:
+    with closing(read_rows(path, TABLE_COLUMNS, optional=OPTIONAL_COLUMNS)) as chunks:
         for rows in chunks:
-            if len(layers) + len(rows.lines) > MOST_LAYERS:
-                raise InputError(f"there are more than {MOST_LAYERS:,} layers", "put some into one row", path=path)
+            if len(layers) + len(rows.lines) > MAX_LAYERS:
+                raise InputError(f"there are more than {MAX_LAYERS:,} layers", "put some into one row", path=path)
             layers += _layers(rows)
             if rows.has("tokens"):
                 tokens = float(rows.numbers("tokens", least=1.0, most=1e12)[0])
@@ -249,15 +251,15 @@ def read_table(path: Path) -> ModelProfile:
 
 
 def _layers(rows: Rows) -> list[LayerProfile]:
-    columns = {name: rows.numbers(name, most=MOST).tolist() for name in COLUMNS[1:]}
+    columns = {name: rows.numbers(name, most=MAX_AMOUNT).tolist() for name in TABLE_COLUMNS[1:]}
     for name in AMOUNTS:
         if rows.has(name):
-            columns[name] = rows.numbers(name, most=MOST).tolist()
+            columns[name] = rows.numbers(name, most=MAX_AMOUNT).tolist()
     for name, most in (("heads", 1_000_000), ("is_block", 1)):
         if rows.has(name):
             columns[name] = rows.whole_numbers(name, most=most).tolist()
     columns.setdefault("backward_flops", [2.0 * value for value in columns["forward_flops"]])
-    # Where nothing is said, as much reaches a layer as it sends on, two bytes a number.
+    # By default a layer's input is as large as its output, with two bytes per number.
     columns.setdefault("input_elements", [value / 2.0 for value in columns["output_bytes"]])
     frozen = columns.setdefault("frozen_parameters", [0.0] * len(rows.lines))
     columns.setdefault("frozen_bytes", [NUMBER_BYTES * value for value in frozen])

@@ -17,22 +17,18 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
 from ...cluster.files.output_file import readable
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 Amount = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=300)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class LayerProfile(_Part):
+class LayerProfile(BaseModel, frozen=True, extra="forbid"):
     """One layer: the smallest part of a model that a pipeline stage may hold. All but parameters is for one sample."""
 
     name: Text
@@ -40,27 +36,27 @@ class LayerProfile(_Part):
     forward_flops: Amount
     backward_flops: Amount
     parameters: Amount  # that no earlier layer has
-    frozen_parameters: Amount = 0.0  # of these, what is not trained
+    frozen_parameters: Amount = 0.0  # of these, not trained
     frozen_bytes: Amount = 0.0  # of these, and of buffers
-    tied_parameters: Amount = 0.0  # trained ones that an earlier layer has too: on another stage it needs a copy
+    tied_parameters: Amount = 0.0  # trained ones that an earlier layer has too: another stage needs a copy
     tied_frozen_bytes: Amount = 0.0  # the same of what is not trained
     saved_bytes: Amount  # that the forward pass keeps for the backward pass
     input_elements: Amount
-    output_bytes: Amount  # what crosses the network if the pipeline is cut behind it
+    output_bytes: Amount  # sent over the network if the pipeline is cut after it
     heads: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # of its attention; 0 for none
-    is_block: bool = False  # one of several alike: it may be computed again in place of being kept
-    fixed_costs: Amount = 0.0  # launches of kernels, in those of one decoder layer
+    is_block: bool = False  # one of several equal layers: it may be recomputed
+    fixed_costs: Amount = 0.0  # kernel launches, in units of one decoder layer
 
 
-class ModelProfile(_Part):
-    """What a model computes, keeps and sends for each sample."""
+class ModelProfile(BaseModel, frozen=True, extra="forbid"):
+    """What a model computes, saves and sends for each sample."""
 
     name: Text
     rung: Text  # how it was measured
     tokens_per_sample: Annotated[float, Field(gt=0, le=1e12)]
-    layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1, max_length=MOST_LAYERS)]
-    notes: tuple[Text, ...] = ()  # what its reader should know
-    least_samples: Annotated[int, Field(ge=1)] = 1  # that it can train on at a time
+    layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1, max_length=MAX_LAYERS)]
+    notes: tuple[Text, ...] = ()  # for the reader
+    min_samples: Annotated[int, Field(ge=1)] = 1  # of a micro-batch
 
     @property
     def parameters(self) -> float:
@@ -69,7 +65,7 @@ class ModelProfile(_Part):
 
     @property
     def trained_parameters(self) -> float:
-        """Of these, what training changes."""
+        """Of these, trained ones."""
         return sum(layer.parameters - layer.frozen_parameters for layer in self.layers)
 
     @property
@@ -87,9 +83,9 @@ class ModelProfile(_Part):
         return np.array([getattr(layer, name) for layer in self.layers], dtype=np.float64)
 
 
-MOST_BYTES = 64 << 20  # of an answer: a profile of 10,000 layers has 5 MiB
-# The system ends it should who started it be gone, however that ended (1 is PR_SET_PDEATHSIG).
-_RUN = """\
+MAX_PROFILE_BYTES = 64 << 20  # of a reply: a profile of 10,000 layers has 5 MiB
+# The system kills it when its parent exits, however that ends (1 is PR_SET_PDEATHSIG).
+_WORKER_PROGRAM = """\
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 sys.path[:] = sys.argv.pop().split(os.pathsep)
@@ -99,33 +95,31 @@ main()
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a user's code may take while its model is profiled."""
+class ProfilingLimits:
+    """Limits of a user's code while its model is profiled."""
 
     time_s: float = 120.0
     memory_bytes: float = 8 * 2.0**30
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _ProfileReply(BaseModel, frozen=True, extra="forbid"):
     problem: str | None = None
     rung: str = ""
     tokens_per_sample: float = 1.0
     layers: tuple[LayerProfile, ...] = ()
     notes: tuple[str, ...] = ()
-    least_samples: int = 1
+    min_samples: int = 1
 
 
-def profile(target: str, limits: Limits) -> ModelProfile:
-    """Return the profile of a model.
+def profile(target: str, limits: ProfilingLimits) -> ModelProfile:
+    """Profile a model.
 
     Args:
-        target: `FILE.py:FUNCTION`, or a file alone, of which the function is `build`.
+        target: `FILE.py:FUNCTION`, or a file with the function `build`.
         limits: Of the process that runs the file.
 
     Raises:
-        InputError: If the model cannot be profiled, saying why.
+        InputError: If the model cannot be profiled, with the reason.
     """
     path, function = _parts(target)
     if not _is_file(path):
@@ -135,20 +129,20 @@ def profile(target: str, limits: Limits) -> ModelProfile:
     if not line:
         raise InputError(*_end(status, taken_s, limits, function), path=path)
     try:
-        answer = _Answer.model_validate_json(line)
+        answer = _ProfileReply.model_validate_json(line)
         if answer.problem is None:
             return ModelProfile(
                 name=readable(f"{path.name}:{function}")[-300:], rung=answer.rung,
                 tokens_per_sample=answer.tokens_per_sample,
-                layers=answer.layers, notes=answer.notes, least_samples=answer.least_samples,
+                layers=answer.layers, notes=answer.notes, min_samples=answer.min_samples,
             )  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        problem = f"its profile makes no sense: {place}: {first['msg']}"
+        problem = f"its profile is invalid: {place}: {first['msg']}"
         raise InputError(problem, "give a table of its layers (docs/planner.md)", path=path) from error
     problem, _, fix = answer.problem.partition("; ")
-    raise InputError(problem, fix or "docs/planner.md says what to do", path=path, field=function)
+    raise InputError(problem, fix or "see docs/planner.md", path=path, field=function)
 
 
 def _parts(target: str) -> tuple[Path, str]:
@@ -163,12 +157,12 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _run(path: Path, function: str, limits: Limits) -> tuple[bytes, int | None, float]:
-    """Return the line that the process answered, empty if none; its exit status, None past its time; the time."""
+def _run(path: Path, function: str, limits: ProfilingLimits) -> tuple[bytes, int | None, float]:
+    """Return the reply of the process, empty if none; its exit status, None after its time limit; the seconds."""
     began = time.monotonic()
     reads, writes = os.pipe()
     try:
-        with os.fdopen(writes, "wb", buffering=0):  # the process has it too, once it is started
+        with os.fdopen(writes, "wb", buffering=0):  # the process inherits it
             process = _started(path, function, limits, writes)
         try:
             line = _line(reads, began + limits.time_s)
@@ -182,25 +176,25 @@ def _run(path: Path, function: str, limits: Limits) -> tuple[bytes, int | None, 
     return line, status, time.monotonic() - began
 
 
-def _started(path: Path, function: str, limits: Limits, writes: int) -> "subprocess.Popen[bytes]":
+def _started(path: Path, function: str, limits: ProfilingLimits, writes: int) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen(
-        [sys.executable, "-c", _RUN, os.pathsep.join(sys.path)],
+        [sys.executable, "-c", _WORKER_PROGRAM, os.pathsep.join(sys.path)],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(writes,), start_new_session=True,
     )  # fmt: skip
-    asked = {
+    request = {
         "path": str(path.resolve()), "function": function, "memory_bytes": int(limits.memory_bytes), "answer": writes,
         "cpu_s": int(limits.time_s * (os.cpu_count() or 1)) + 1,
     }  # fmt: skip
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin:
-        process.stdin.write(json.dumps(asked).encode() + b"\n")
+        process.stdin.write(json.dumps(request).encode() + b"\n")
     return process
 
 
 def _line(reads: int, until: float) -> bytes:
-    """Return the line that comes, without its end; empty if none comes in time, or one that has no end."""
+    """Return the line that arrives, without its end; empty if no whole line arrives in time."""
     got = bytearray()
-    while len(got) < MOST_BYTES:
+    while len(got) < MAX_PROFILE_BYTES:
         ready, _, _ = select.select([reads], [], [], max(0.0, until - time.monotonic()))
         part = os.read(reads, 1 << 16) if ready else b""
         if not part:
@@ -218,19 +212,19 @@ def _status(process: "subprocess.Popen[bytes]", until: float) -> int | None:
         return None
 
 
-def _end(status: int | None, taken_s: float, limits: Limits, function: str) -> tuple[str, str]:
-    """Return how the process ended without an answer, and what to do."""
+def _end(status: int | None, taken_s: float, limits: ProfilingLimits, function: str) -> tuple[str, str]:
+    """Return how the process ended without a reply, and what to do."""
     if status is None:
         return (
             f"{function} was not profiled after {taken_s:.0f} s",
-            "let it build the model alone, or raise --time-limit",
+            "let it only build the model, or raise --time-limit",
         )
     if status == -signal.SIGKILL:
-        return "its process was killed, as by a lack of memory", "build a smaller batch, or free some memory"
+        return "its process was killed, perhaps for lack of memory", "build a smaller batch, or free some memory"
     if status < 0:
-        return f"its process ended with {signal.Signals(-status).name}", "run it alone to see where"
+        return f"its process ended with {signal.Signals(-status).name}", "run it by itself to find where"
     gib = limits.memory_bytes / 2**30
     return (
-        f"its process ended with status {status} and no answer",
+        f"its process ended with status {status} and no reply",
         f"let the file define {function} and not exit; if it needs more than {gib:.3g} GiB, raise --memory-limit",
     )

@@ -1,22 +1,17 @@
-"""Records what each layer of a model does in one training step: FLOPs both ways, kept activations, sent bytes.
+"""Records each layer of a model in one training step: FLOPs both ways, saved activations, sent bytes.
 
-What each layer of a model does in one training step: FLOPs both ways, what is kept for the way back, what it sends.
+Layers are the parts that a pipeline may be cut between: blocks (equal modules in one list), and around them every
+module that holds no such list. Each layer runs alone on its input: forward, while the tensors that autograd saves are
+counted, and backward. Equal blocks run once. After each layer the model continues with tensors like its output, so that
+the rest of the step costs what is in no layer. On the meta device nothing is computed and nothing is stored.
 
-Each layer is run alone on what reaches it: forward, with all that autograd keeps written down, and backward. Blocks
-that are alike are run once. Behind each layer the model goes on with tensors like its output, so that the rest of it
-costs what is in no layer. On the meta device nothing is computed and nothing is stored.
-
-What models call, replaced by what a GPU would run: attention that keeps no T x T matrix, dropout that keeps a mask.
-
-On the meta device the plain functions keep what no training on a GPU keeps. On the way, products and heads are counted.
-
-Which modules of a model are its layers: the parts that a pipeline may be cut between.
-
-Several modules alike in one list are blocks, each a layer. Around them every module that holds no such list is a layer.
+Attention and dropout are replaced by what a GPU would run, which saves no T x T matrix, and a mask: on the meta device
+the plain functions save more. Products and heads are counted, too.
 
 Source: SPEC P1.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -30,8 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
-from .building import Hint, hint_for
-from .finding import Found, layers_in, likeness
+from .building import LayerHint, hint_for
 
 ATTENTION = functional.scaled_dot_product_attention
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
@@ -45,7 +39,7 @@ PRODUCTS = {
 
 @dataclass(slots=True)
 class Tally:
-    """What has been called so far."""
+    """Counts of the calls so far."""
 
     products: int = 0
     attentions: int = 0
@@ -54,7 +48,7 @@ class Tally:
 
 
 class AsOnGpu(TorchFunctionMode):
-    """Runs attention and dropout as kernels of a GPU do, and keeps a tally."""
+    """Runs attention and dropout like kernels of a GPU, and keeps a tally."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,12 +61,12 @@ class AsOnGpu(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, or what stands for it."""
+        """Call a function of torch, or its replacement."""
         del types
         named = dict(kwargs or {})
         self._count(func, args, named)
         if func is ATTENTION:
-            # Shapes that no flash kernel takes go the plain way.
+            # Shapes without a flash kernel use the plain function.
             with suppress(RuntimeError, ValueError, TypeError):
                 return _flash(*args, **named)
         if func is functional.dropout and not named.get("inplace"):
@@ -95,17 +89,17 @@ def _flash(
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002  # as in the function that it stands for
+    is_causal: bool = False,  # noqa: FBT001, FBT002  # as in the replaced function
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
-    """Return attention by the flash kernel, to which a mask is no matrix that autograd keeps."""
+    """Return attention by the flash kernel, for which autograd saves no mask matrix."""
     del attn_mask
     if query.dim() != 4:
         raise ValueError("the kernel takes batch, heads, sequence and width")
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
-        key, value = (it.repeat_interleave(groups, dim=1) for it in (key, value))
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     attend = torch.ops.aten._scaled_dot_product_flash_attention
     if query.device.type == "cpu":
         attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -114,7 +108,7 @@ def _flash(
 
 
 def _dropout(
-    input: Tensor,  # noqa: A002  # as in the function that it stands for
+    input: Tensor,  # noqa: A002  # as in the replaced function
     p: float = 0.5,
     training: bool = True,  # noqa: FBT001, FBT002
     inplace: bool = False,  # noqa: FBT001, FBT002
@@ -124,23 +118,23 @@ def _dropout(
 
 
 def stand_ins(output: Any, inputs: Any, same: dict[int, int]) -> Any:
-    """Return what the model goes on with behind a layer.
+    """Return the tensors with which the model continues after a layer.
 
     Args:
         output: Of the layer, run alone.
-        inputs: That reached it.
-        same: Takes for each new storage the one that it stands for.
+        inputs: Of the layer.
+        same: Receives for each new storage the one that it stands for.
     """
     leaves, form = tree_flatten(output)
-    templates = [it for it in leaves if isinstance(it, Tensor)]
+    templates = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not templates:
         return output
-    reached = [it for it in tree_leaves(inputs) if isinstance(it, Tensor) and it.requires_grad]
+    reached = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
     anchor = torch.zeros((), device=templates[0].device, requires_grad=True)  # parameters are reached too
     apply: Callable[..., tuple[Tensor, ...]] = _StandIn.apply
     made = iter(apply(templates, anchor, *reached))
-    new = [next(made) if isinstance(it, Tensor) else it for it in leaves]
-    for it, old in zip([it for it in new if isinstance(it, Tensor)], templates, strict=True):
+    new = [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    for it, old in zip([leaf for leaf in new if isinstance(leaf, Tensor)], templates, strict=True):
         number = old.untyped_storage()._cdata
         same[it.untyped_storage()._cdata] = same.get(number, number)
     return tree_unflatten(new, form)
@@ -149,9 +143,11 @@ def stand_ins(output: Any, inputs: Any, same: dict[int, int]) -> Any:
 class _StandIn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, templates: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.forms = [(it.shape, it.dtype, it.device) for it in inputs]
-        made = tuple(it.detach().clone() for it in templates)
-        ctx.mark_non_differentiable(*(new for new, it in zip(made, templates, strict=True) if not it.requires_grad))
+        ctx.forms = [(tensor.shape, tensor.dtype, tensor.device) for tensor in inputs]
+        made = tuple(tensor.detach().clone() for tensor in templates)
+        ctx.mark_non_differentiable(
+            *(new for new, tensor in zip(made, templates, strict=True) if not tensor.requires_grad)
+        )
         return made
 
     @staticmethod
@@ -160,12 +156,63 @@ class _StandIn(torch.autograd.Function):
         return (None, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.forms))
 
 
+Lists = (nn.ModuleList, nn.Sequential)
+
+
+class FoundLayer(NamedTuple):
+    """One layer."""
+
+    name: str  # as `named_modules` has it
+    module: nn.Module
+    is_block: bool  # others in its list are equal
+
+
+def layers_in(model: nn.Module) -> list[FoundLayer]:
+    """Return the layers of a model, in the order in which they are defined."""
+    return list(_inside(model, ""))
+
+
+def likeness(module: nn.Module) -> tuple[object, ...]:
+    """Return a key that is equal for modules that compute the same: types, settings, and shapes of parameters."""
+    return tuple(
+        (name, type(child).__qualname__, "" if list(child.children()) else repr(child), _shapes(child))
+        for name, child in module.named_modules()
+    )
+
+
+def _shapes(module: nn.Module) -> tuple[object, ...]:
+    own = module.named_parameters(recurse=False)
+    return tuple((name, tuple(parameter.shape), parameter.dtype, parameter.requires_grad) for name, parameter in own)
+
+
+def _inside(parent: nn.Module, prefix: str) -> Iterator[FoundLayer]:
+    alike = Counter(likeness(child) for child in parent.children()) if isinstance(parent, Lists) else Counter[object]()
+    for name, module in parent.named_children():
+        full = f"{prefix}{name}"
+        is_block = alike[likeness(module)] > 1 and any(True for _ in module.parameters())
+        if is_block or not (isinstance(module, nn.ModuleList | nn.ModuleDict) or _holds_blocks(module)):
+            yield FoundLayer(full, module, is_block)
+        else:
+            yield from _inside(module, f"{full}.")
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """Return whether a list of equal modules is inside."""
+    lists = [child for child in module.modules() if isinstance(child, Lists)]
+    return any(most > 1 for blocks in lists for most in _counts(blocks))
+
+
+def _counts(module: nn.Module) -> list[int]:
+    kinds = Counter(likeness(child) for child in module.children() if any(True for _ in child.parameters()))
+    return list(kinds.values())
+
+
 OUTSIDE = "(outside of all layers)"
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """What one layer does for a batch."""
+class LayerFigures:
+    """The figures of one layer for a batch."""
 
     forward_flops: float = 0.0
     backward_flops: float = 0.0
@@ -177,23 +224,23 @@ class Figures:
 
 
 class Weights(NamedTuple):
-    """What a layer holds: numbers of weights, and bytes of those that are not trained and of buffers."""
+    """The weights of a layer: their number, and bytes of those that are not trained and of buffers."""
 
-    parameters: float = 0.0  # that no layer before it has
+    parameters: float = 0.0  # that no earlier layer has
     frozen_parameters: float = 0.0  # of these
     frozen_bytes: float = 0.0
-    tied_parameters: float = 0.0  # trained ones that a layer before it has
+    tied_parameters: float = 0.0  # trained ones that an earlier layer has
     tied_frozen_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LayerCall:
     """One call of a layer."""
 
     name: str
     kind: str
     is_block: bool
-    figures: Figures
+    figures: LayerFigures
     weights: Weights
     hinted: bool = False
 
@@ -204,7 +251,7 @@ class LayerError(Exception):
 
 @dataclass(slots=True)
 class _Kept:
-    """Storages that autograd has kept, each counted once. They stay alive: their numbers would be given again."""
+    """Storages that autograd has saved, each counted once. They stay alive, as their numbers would be reused."""
 
     passed_over: set[int] = field(default_factory=set)  # parameters and buffers
     storages: dict[int, object] = field(default_factory=dict)
@@ -213,7 +260,7 @@ class _Kept:
     bytes: float = 0.0
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that is kept for the way back."""
+        """Count a tensor that is saved for the backward pass."""
         storage = tensor.untyped_storage()
         number = self.same.get(storage._cdata, storage._cdata)
         if number not in self.passed_over and number not in self.storages:
@@ -226,36 +273,36 @@ class Recorder:
     """Records one training step of a model.
 
     Args:
-        model: On the device that it is to be recorded on.
+        model: On the device of the recording.
         hints: Of the user, for layers that cannot be run.
-        float_scale: Bytes of a number in training, over those that it has here.
-        element_bytes: Of a number of each parameter and buffer that is not trained, by their names.
+        float_scale: Bytes of a number in training, over those here.
+        element_bytes: Of a number of each parameter and buffer that is not trained, by name.
     """
 
     def __init__(
-        self, model: nn.Module, hints: Mapping[str, Hint], float_scale: float, element_bytes: Mapping[str, float]
+        self, model: nn.Module, hints: Mapping[str, LayerHint], float_scale: float, element_bytes: Mapping[str, float]
     ) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[LayerCall] = []
         self._model, self._hints = model, hints
-        self._known: dict[object, tuple[Figures, Any, bool]] = {}
+        self._known: dict[object, tuple[LayerFigures, Any, bool]] = {}
         self._kept = _Kept(scale=float_scale)
         for tensor in (*model.parameters(), *model.buffers()):
             self._kept.passed_over.add(tensor.untyped_storage()._cdata)
         self._met: set[int] = set()  # parameters and buffers
-        self._element_bytes = {id(it): element_bytes[name] for name, it in _tensors(model)}
-        self._counter, self._seen = FlopCounterMode(display=False), AsOnGpu()
-        self._alone = 0.0  # FLOPs of layers that were run alone
+        self._element_bytes = {id(tensor): element_bytes[name] for name, tensor in _tensors(model)}
+        self._counter, self._as_on_gpu = FlopCounterMode(display=False), AsOnGpu()
+        self._alone = 0.0  # FLOPs of layers that ran alone
         self._forward = True
 
-    def record(self, step: Callable[[], Any]) -> list[Call]:
-        """Run a step, which returns what the model returns or its loss; return the calls of layers, in order.
+    def record(self, step: Callable[[], Any]) -> list[LayerCall]:
+        """Run a step, which returns the model's output or its loss; return the calls of layers, in order.
 
-        The last call stands for what is in no layer, if anything is.
+        The last call stands for what is in no layer, if there is any.
 
         Raises:
             LayerError: If a layer cannot be run.
         """
-        with self._layers_replaced(), self._counter, self._seen:
+        with self._layers_replaced(), self._counter, self._as_on_gpu:
             with saved_tensors_hooks(self._kept.pack, _unpack):
                 output = step()
             forward = self._flops() - self._alone
@@ -263,10 +310,10 @@ class Recorder:
             self._forward = False
             _backward(output)
             backward = self._flops() - self._alone - forward
-        rest = Figures(forward, backward, saved_bytes, self._seen.tally.elements, self._bytes_of(output))
+        rest = LayerFigures(forward, backward, saved_bytes, self._as_on_gpu.tally.elements, self._bytes_of(output))
         weights = self._weights_of(self._model)._replace(tied_parameters=0.0, tied_frozen_bytes=0.0)
         if forward or weights.parameters or saved_bytes:
-            self.calls.append(Call(OUTSIDE, "", is_block=False, figures=rest, weights=weights))
+            self.calls.append(LayerCall(OUTSIDE, "", is_block=False, figures=rest, weights=weights))
         return self.calls
 
     @contextmanager
@@ -277,14 +324,14 @@ class Recorder:
                 it.module.forward = self._replacement(it)
             yield
         finally:
-            for it in found:
-                it.module.__dict__.pop("forward", None)
+            for layer in found:
+                layer.module.__dict__.pop("forward", None)
 
-    def _replacement(self, found: Found) -> Callable[..., Any]:
+    def _replacement(self, found: FoundLayer) -> Callable[..., Any]:
         forward, like = found.module.forward, likeness(found.module)
 
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            if not self._forward:  # recomputed by the model itself on the way back
+            if not self._forward:  # recomputed by the model itself in the backward pass
                 return forward(*args, **kwargs)
             key = (like, str(tree_map(_form, (args, kwargs))))
             if key not in self._known:
@@ -292,20 +339,20 @@ class Recorder:
             figures, output, hinted = self._known[key]
             kind = type(found.module).__name__
             self.calls.append(
-                Call(found.name, kind, found.is_block, figures, self._weights_of(found.module), hinted=hinted)
+                LayerCall(found.name, kind, found.is_block, figures, self._weights_of(found.module), hinted=hinted)
             )
             return stand_ins(output, (args, kwargs), self._kept.same)
 
         return replacement
 
     def _run_or_hint(
-        self, found: Found, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> tuple[Figures, Any, bool]:
+        self, found: FoundLayer, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> tuple[LayerFigures, Any, bool]:
         before, kept = self._flops(), self._kept.bytes
         try:
             figures, output = self._run_alone(forward, args, kwargs)
             return figures, output, False
-        except Exception as error:  # whatever a user's layer raises
+        except Exception as error:  # a user's layer may raise anything
             hint = hint_for(self._hints, found.name, type(found.module).__name__)
             if hint is None:
                 raise LayerError(
@@ -313,25 +360,25 @@ class Recorder:
                 ) from error
             self._alone += self._flops() - before
             self._kept.bytes = kept
-            inputs = [it for it in tree_leaves((args, kwargs)) if isinstance(it, Tensor)]
+            inputs = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
             figures = _hinted(hint, inputs[0])
             self._kept.bytes += figures.saved_bytes
             return figures, inputs[0].detach().clone().requires_grad_(inputs[0].is_floating_point()), True
 
-    def _run_alone(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Figures, Any]:
+    def _run_alone(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[LayerFigures, Any]:
         args, kwargs = tree_map(_detached, (args, kwargs))
-        before, kept, seen = self._flops(), self._kept.bytes, replace(self._seen.tally)
+        before, kept, seen = self._flops(), self._kept.bytes, replace(self._as_on_gpu.tally)
         with torch.enable_grad(), saved_tensors_hooks(self._kept.pack, _unpack):
             output = forward(*args, **kwargs)
         between = self._flops()
         _backward(output)
-        after, now = self._flops(), self._seen.tally
+        after, now = self._flops(), self._as_on_gpu.tally
         self._alone += after - before
-        figures = Figures(
+        figures = LayerFigures(
             forward_flops=between - before,
             backward_flops=after - between,
             saved_bytes=self._kept.bytes - kept,
-            input_elements=float(max((it.numel() for it in _floats((args, kwargs))), default=0)),
+            input_elements=float(max((tensor.numel() for tensor in _floats((args, kwargs))), default=0)),
             output_bytes=self._bytes_of(output),
             heads=now.heads if now.attentions > seen.attentions else 0,
             products=now.products - seen.products,
@@ -342,10 +389,10 @@ class Recorder:
         return float(self._counter.get_total_flops())
 
     def _bytes_of(self, output: Any) -> float:
-        return float(sum(it.numel() * it.element_size() for it in _floats(output))) * self._kept.scale
+        return float(sum(tensor.numel() * tensor.element_size() for tensor in _floats(output))) * self._kept.scale
 
     def _weights_of(self, module: nn.Module) -> Weights:
-        """Return what a module holds that no module before it has had, and what one has."""
+        """Return the weights of a module: those that no earlier module has, and those that one has."""
         found = dict.fromkeys(Weights._fields, 0.0)
         for tensor in (*module.parameters(), *module.buffers()):
             number, is_parameter = tensor.untyped_storage()._cdata, isinstance(tensor, nn.Parameter)
@@ -361,7 +408,7 @@ class Recorder:
         return Weights(**found)
 
     def _width(self, tensor: Tensor) -> float:
-        return self._element_bytes.get(id(tensor), _own_bytes(tensor))  # some come only when the model runs
+        return self._element_bytes.get(id(tensor), _own_bytes(tensor))  # some are created only when the model runs
 
 
 def _own_bytes(tensor: Tensor) -> float:
@@ -370,11 +417,11 @@ def _own_bytes(tensor: Tensor) -> float:
 
 
 def element_bytes(model: nn.Module) -> dict[str, float]:
-    """Return the bytes of a number of each parameter and buffer where it is not trained, by their names.
+    """Return the bytes of a number of each parameter and buffer if it is not trained, by name.
 
-    Numbers of more than 16 bits are kept in 16, as those that are trained are.
+    Numbers of more than 16 bits count as 16 bits, like trained ones.
     """
-    return {name: _own_bytes(it) for name, it in _tensors(model)}
+    return {name: _own_bytes(tensor) for name, tensor in _tensors(model)}
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -386,11 +433,11 @@ def _unpack(tensor: Tensor) -> Tensor:
 
 
 def _floats(values: Any) -> list[Tensor]:
-    return [it for it in tree_leaves(values) if isinstance(it, Tensor) and it.is_floating_point()]
+    return [tensor for tensor in tree_leaves(values) if isinstance(tensor, Tensor) and tensor.is_floating_point()]
 
 
 def _form(value: Any) -> object:
-    """Return what a layer's cost may hang on in one of its arguments."""
+    """Return what a layer's cost may depend on in one of its arguments."""
     if isinstance(value, Tensor):
         return (tuple(value.shape), str(value.dtype), value.requires_grad)
     return value if isinstance(value, int | float | str | bool | None) else type(value).__qualname__
@@ -403,14 +450,14 @@ def _detached(value: Any) -> Any:
 
 
 def _backward(output: Any) -> None:
-    ends = [it for it in _floats(output) if it.requires_grad]
+    ends = [tensor for tensor in _floats(output) if tensor.requires_grad]
     if ends:
-        torch.autograd.backward(ends, [torch.ones_like(it) for it in ends])
+        torch.autograd.backward(ends, [torch.ones_like(tensor) for tensor in ends])
 
 
-def _hinted(hint: Hint, first: Tensor) -> Figures:
+def _hinted(hint: LayerHint, first: Tensor) -> LayerFigures:
     samples = first.shape[0]
-    return Figures(
+    return LayerFigures(
         hint.forward_flops * samples,
         (2.0 * hint.forward_flops if hint.backward_flops is None else hint.backward_flops) * samples,
         hint.saved_bytes * samples,

@@ -1,8 +1,6 @@
-"""The ways to profile a model, from the one without weights to a run on the CPU, tried in order.
+"""The ways to profile a model, in order of cost: without weights, then a run on the CPU. The first that works is used.
 
-The ladder: the model without its weights, with the user's hints where a layer cannot be run so; then on the CPU.
-
-Each rung costs more than the one before. The first that works is told with the profile.
+Without weights, the user's hints replace layers that cannot run. The profile names its rung.
 
 Source: SPEC P1.
 """
@@ -16,24 +14,26 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_flop_count
 
-from .building import BuildError, Built, Hint, built, user_line
+from .building import BuildError, Built, LayerHint, built, user_line
 from .profiling import LayerProfile
-from .recording import Call, Figures, LayerError, Recorder, element_bytes
+from .recording import LayerCall, LayerError, LayerFigures, Recorder, element_bytes
 
 DECODER_PRODUCTS = 6.0  # of a decoder layer: three projections, attention, the fourth projection, and two of the MLP
-ADDED = tuple(it.name for it in fields(Figures) if it.name not in ("heads", "products"))  # what samples add up to
+ADDED = tuple(
+    field.name for field in fields(LayerFigures) if field.name not in ("heads", "products")
+)  # figures that grow with samples
 
 
 class UnlikeError(Exception):
-    """Two recordings of one model that are not of the same layers."""
+    """Raised if two recordings of one model have different layers."""
 
 
 class Batches(NamedTuple):
     """A step that was recorded once at a batch size, or at two."""
 
-    calls: Sequence[Call]
+    calls: Sequence[LayerCall]
     samples: int
-    more: Sequence[Call] = ()  # with twice as many samples, for what a sample adds
+    more: Sequence[LayerCall] = ()  # with twice the samples, for what a sample adds
 
 
 def layer_profiles(recorded: Batches) -> list[LayerProfile]:
@@ -42,7 +42,7 @@ def layer_profiles(recorded: Batches) -> list[LayerProfile]:
     Raises:
         UnlikeError: If two recordings do not have the same layers.
     """
-    if recorded.more and [it.name for it in recorded.more] != [it.name for it in recorded.calls]:
+    if recorded.more and [call.name for call in recorded.more] != [call.name for call in recorded.calls]:
         twice = 2 * recorded.samples
         raise UnlikeError(f"the model runs other layers with {twice} samples than with {recorded.samples}")
     if recorded.more:
@@ -51,16 +51,16 @@ def layer_profiles(recorded: Batches) -> list[LayerProfile]:
     return [_layer(call, _shared(call.figures, recorded.samples)) for call in recorded.calls]
 
 
-def _added(one: Figures, two: Figures, samples: int) -> dict[str, float]:
-    """Return what each of so many more samples adds; of what does not grow with samples, nothing."""
+def _added(one: LayerFigures, two: LayerFigures, samples: int) -> dict[str, float]:
+    """Return what each of N more samples adds, without fixed parts."""
     return {name: max(0.0, getattr(two, name) - getattr(one, name)) / samples for name in ADDED}
 
 
-def _shared(figures: Figures, samples: int) -> dict[str, float]:
+def _shared(figures: LayerFigures, samples: int) -> dict[str, float]:
     return {name: getattr(figures, name) / samples for name in ADDED}
 
 
-def _layer(call: Call, per_sample: dict[str, float]) -> LayerProfile:
+def _layer(call: LayerCall, per_sample: dict[str, float]) -> LayerProfile:
     is_decoder = call.is_block and call.figures.heads > 0
     return LayerProfile(
         name=call.name[-300:],
@@ -74,25 +74,25 @@ def _layer(call: Call, per_sample: dict[str, float]) -> LayerProfile:
 
 
 META, CPU = "without weights (meta device)", "run on the CPU with {} and {} samples"
-OUT_OF_MEMORY = "it takes more memory than it may"
+OUT_OF_MEMORY = "it exceeds its memory limit"
 INITIALISERS = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
 
 
 class Profiled(NamedTuple):
-    """What a rung found."""
+    """The result of a rung."""
 
     rung: str
     tokens_per_sample: int
     layers: list[LayerProfile]
     notes: tuple[str, ...]
-    least_samples: int
+    min_samples: int
 
 
 class RungError(Exception):
-    """No rung worked; the message says why each did not."""
+    """Raised if no rung works; the message has the reason of each."""
 
 
-def climb(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) -> Profiled:
+def climb(build: Callable[[], Any], hints: Mapping[str, LayerHint], formulas: int) -> Profiled:
     """Return the profile by the first rung that works.
 
     Args:
@@ -106,7 +106,7 @@ def climb(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) ->
     """
     try:
         return _without_weights(build, hints, formulas)
-    except Exception as error:  # whatever a user's model raises
+    except Exception as error:  # a user's model may raise anything
         first, first_at = _reason(error), user_line(error)
         if isinstance(error, BuildError):
             raise
@@ -119,18 +119,18 @@ def climb(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) ->
         fix = "give a table of its layers, or a profile_hint" if OUT_OF_MEMORY not in second else "raise --memory-limit"
         one, two = (f"{reason} ({at})" if at else reason for reason, at in ((first, first_at), (second, second_at)))
         if first_at == second_at and _about(first, first_at) == _about(second, second_at):
-            raise RungError(f"{two}, with weights and without; mend it, or {fix}") from error
+            raise RungError(f"{two}, with weights and without; correct it, or {fix}") from error
         raise RungError(f"without weights: {one}, on the CPU: {two}; {fix}") from error
 
 
-def _without_weights(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) -> Profiled:
+def _without_weights(build: Callable[[], Any], hints: Mapping[str, LayerHint], formulas: int) -> Profiled:
     with _default_type(torch.bfloat16), torch.device("meta"):
         with _no_initial_values():
             made = built(build)
         widths = element_bytes(made.model)
         made = made.on("meta", torch.bfloat16)
         calls = Recorder(made.model, hints, 1.0, widths).record(made.step)
-        least = _least_samples(made)
+        least = _min_samples(made)
     hinted = sum(call.hinted for call in calls)
     parts = [META]
     parts += [f"{hinted} layers by profile_hint"] if hinted else []
@@ -140,20 +140,20 @@ def _without_weights(build: Callable[[], Any], hints: Mapping[str, Hint], formul
 
 
 def _sample_counts(made: Built) -> list[int]:
-    """Return with how many samples a model is tried: some do not train on one, such as batch norm behind pooling."""
+    """Return the batch sizes to try: some models do not train on one sample, such as batch norm after pooling."""
     return sorted({1, 2, made.samples})
 
 
-def _least_samples(made: Built) -> int:
-    """Return the fewest samples that a model runs with, of those that are tried; it runs with its own."""
+def _min_samples(made: Built) -> int:
+    """Return the smallest batch size that works, of those to try; the model's own works."""
     for samples in _sample_counts(made):
-        with suppress(Exception):  # whatever a user's model raises
+        with suppress(Exception):  # a user's model may raise anything
             made.with_samples(samples).step()
             return samples
     return made.samples
 
 
-def _on_cpu(build: Callable[[], Any], hints: Mapping[str, Hint], first: str) -> Profiled:
+def _on_cpu(build: Callable[[], Any], hints: Mapping[str, LayerHint], first: str) -> Profiled:
     _count_attention_on_cpu()
     made = built(build)
     widths = element_bytes(made.model)
@@ -162,17 +162,17 @@ def _on_cpu(build: Callable[[], Any], hints: Mapping[str, Hint], first: str) -> 
     for samples in _sample_counts(made):
         try:
             with _no_fused_kernels():
-                one, two = (_recorded(made.with_samples(it), hints, widths) for it in (samples, 2 * samples))
+                one, two = (_recorded(made.with_samples(count), hints, widths) for count in (samples, 2 * samples))
             layers = layer_profiles(Batches(one, samples, two))
-        except Exception as error:  # whatever a user's model raises
+        except Exception as error:  # a user's model may raise anything
             problems[samples] = error
             continue
         note = f"it does not run without weights: {first}"[:300]
         return Profiled(CPU.format(samples, 2 * samples), made.tokens_per_sample, layers, (note,), samples)
-    raise problems[made.samples]  # of the example as it is
+    raise problems[made.samples]  # of the unchanged example
 
 
-def _recorded(made: Built, hints: Mapping[str, Hint], widths: Mapping[str, float]) -> list[Any]:
+def _recorded(made: Built, hints: Mapping[str, LayerHint], widths: Mapping[str, float]) -> list[Any]:
     # numbers have 2 bytes in training, here 4
     return list(Recorder(made.model, hints, 0.5, widths).record(made.step))
 
@@ -187,7 +187,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _about(reason: str, at: str) -> list[str]:
-    """Return what two errors have in common that are one mistake, which devices only put into other words."""
+    """Return a key that is equal for two errors of one mistake, which devices report in other words."""
     if reason.startswith("layer "):
         return reason.split(": ")[:2]
     return reason.split(": ")[:1] if at else [reason]
@@ -205,7 +205,7 @@ def _default_type(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _no_initial_values() -> Iterator[None]:
-    """Draw no initial weights: there is nothing to draw them into, and it would take seconds."""
+    """Skip the initialisation of weights, which have no content here; it would take seconds."""
     kept = {name: getattr(nn.init, name) for name in INITIALISERS}
 
     def untouched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -221,7 +221,7 @@ def _no_initial_values() -> Iterator[None]:
 
 @contextmanager
 def _no_fused_kernels() -> Iterator[None]:
-    """Use no fused kernels of the CPU: they would hide the products of an LSTM."""
+    """Disable fused kernels of the CPU: they would hide the products of an LSTM."""
     before = torch.backends.mkldnn.set_flags(_enabled=False)[0]  # type: ignore[no-untyped-call]
     try:
         yield
@@ -240,6 +240,6 @@ def _count_attention_on_cpu() -> None:
 
 
 def plain_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Stand for `torch.utils.checkpoint.checkpoint`: the plan says what is recomputed, not the model."""
+    """Replace `torch.utils.checkpoint.checkpoint`: the plan decides what is recomputed, not the model."""
     own = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
     return function(*args, **{name: value for name, value in kwargs.items() if name not in own})

@@ -1,7 +1,7 @@
 """The process in which a user's model is built and profiled: `python -m longshore.planner.profile.worker`.
 
-It reads one line of JSON from standard input, and writes one to the descriptor that the line names. What the user's
-code prints goes to standard error.
+It reads a request, one line of JSON, from standard input, and writes the reply to the descriptor that the request
+names. What the user's code prints goes to standard error.
 """
 
 import contextlib
@@ -13,26 +13,26 @@ from typing import Any
 
 
 def main() -> None:
-    """Profile what standard input names, within limits, and answer."""
-    asked = json.loads(sys.stdin.readline())
-    answer = int(asked["answer"])
+    """Profile the model of the request, within limits, and reply."""
+    request = json.loads(sys.stdin.readline())
+    answer = int(request["answer"])
     os.set_inheritable(answer, False)  # noqa: FBT003  # its own signature
     os.dup2(2, 1)
-    limit = int(asked["memory_bytes"])
-    # What the process may write to: address space alone says little, as torch reserves more than it uses.
+    limit = int(request["memory_bytes"])
+    # Limit data, not address space: torch reserves more address space than it uses.
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # What the user's code starts has it too: it does not spin for ever, should nobody be left to end it.
-    resource.setrlimit(resource.RLIMIT_CPU, (int(asked["cpu_s"]), int(asked["cpu_s"])))
-    found = _answer(asked["path"], asked["function"])
+    # Processes that the user's code starts inherit it, so that none spins for ever without a parent.
+    resource.setrlimit(resource.RLIMIT_CPU, (int(request["cpu_s"]), int(request["cpu_s"])))
+    found = _answer(request["path"], request["function"])
     with os.fdopen(answer, "w", encoding="utf-8") as out:
         out.write(json.dumps(found) + "\n")
         out.flush()
-    os._exit(0)  # threads and exit handlers of the user's code have nothing more to do
+    os._exit(0)  # threads and exit handlers of the user's code must not run
 
 
 def _answer(path: str, function: str) -> dict[str, Any]:
-    """Return the profile, or what went wrong."""
+    """Return the profile, or the problem."""
     import torch
     import torch.utils.checkpoint
     from torch.utils.flop_counter import flop_registry
@@ -49,18 +49,18 @@ def _answer(path: str, function: str) -> dict[str, Any]:
     except (BuildError, RungError) as error:
         return {"problem": str(error)}
     except SystemExit as error:
-        return {"problem": f"the file ended the process with status {error.code}; let it define {function} alone"}
+        return {"problem": f"the file ended the process with status {error.code}; let it only define {function}"}
     except MemoryError:
         return {"problem": f"{OUT_OF_MEMORY}; raise --memory-limit"}
-    except BaseException as error:  # whatever a user's file raises
+    except BaseException as error:  # a user's file may raise anything
         text = " ".join(str(error).split())[:300]
         at = user_line(error)
         where = f" ({at})" if at else ""
-        return {"problem": f"it raised {type(error).__name__}: {text}{where}; run `python {path}` to see more"}
+        return {"problem": f"it raised {type(error).__name__}: {text}{where}; run `python {path}` for details"}
     layers = [layer.model_dump() for layer in found.layers]
     return {
         "rung": found.rung, "tokens_per_sample": found.tokens_per_sample, "layers": layers, "notes": found.notes,
-        "least_samples": found.least_samples,
+        "min_samples": found.min_samples,
     }  # fmt: skip
 
 

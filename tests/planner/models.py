@@ -2,15 +2,16 @@
 
 import numpy as np
 
-from longshore.planner.model import DEFAULT, Exchange, HostProfile, LayerRates
+from longshore.planner.model import DEFAULT, ExchangeCost, HostProfile, LayerRates
 from longshore.planner.pool import GpuType
 from longshore.planner.profile.profiling import LayerProfile, ModelProfile
 
 RATES = LayerRates(flop_s=1e-11, kept_byte_s=1e-10, parameter_s=1e-10, layer_s=1e-4)
 HOST = HostProfile(
     name="ours", cores=2, memory_bytes=16e9, forward=RATES, backward=RATES, speeds=(1.0, 1.0, 0.66, 0.5),
-    send=Exchange(members=2, start_s=1e-4, byte_s=1e-9), update_start_s=1e-4, update_parameter_s=1e-9,
-    reduce=tuple(Exchange(members=it, start_s=1e-3, byte_s=1e-9 * it) for it in (2, 3, 4)), accuracy=DEFAULT.accuracy,
+    send=ExchangeCost(members=2, start_s=1e-4, byte_s=1e-9), update_start_s=1e-4, update_parameter_s=1e-9,
+    reduce=tuple(ExchangeCost(members=members, start_s=1e-3, byte_s=1e-9 * members) for members in (2, 3, 4)),
+    accuracy=DEFAULT.accuracy,
 )  # fmt: skip
 
 

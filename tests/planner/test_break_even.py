@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.planner.model import MARGIN_S, Copies, Offload, back_at_s, pays, reason, unhidden_s
+from longshore.planner.model import OFFLOAD_MARGIN_S, Copies, Offload, back_at_s, pays, reason, unhidden_s
 
 SECONDS = st.floats(0.0, 100.0)
 COPIES = st.builds(
@@ -16,13 +16,13 @@ COPIES = st.builds(
 
 @given(SECONDS, COPIES)
 def test_state_goes_only_if_both_copies_and_a_margin_fit(idle_s: float, copies: Copies) -> None:
-    assert pays(idle_s, copies, Offload.auto) == (idle_s > copies.out_s + copies.back_s + MARGIN_S)
+    assert pays(idle_s, copies, Offload.auto) == (idle_s > copies.out_s + copies.back_s + OFFLOAD_MARGIN_S)
     assert not pays(idle_s, copies, Offload.never)
 
 
 @given(SECONDS, COPIES)
 def test_the_reading_of_one_copy_lets_at_least_as_much_go(idle_s: float, copies: Copies) -> None:
-    assert pays(idle_s, copies, Offload.one_copy) == (idle_s > copies.out_s + MARGIN_S)
+    assert pays(idle_s, copies, Offload.one_copy) == (idle_s > copies.out_s + OFFLOAD_MARGIN_S)
     assert pays(idle_s, copies, Offload.one_copy) >= pays(idle_s, copies, Offload.auto)
 
 
@@ -43,9 +43,8 @@ def test_a_step_gets_longer_by_what_no_wait_hides(wait_s: float, copies: Copies)
 def test_it_is_said_what_was_decided_and_why() -> None:
     copies = Copies(0.02, 0.03)
     assert reason("parameters", 5_000_000, 0.1, copies, Offload.auto) == (
-        "parameters (5.0 MB) goes out: nothing needs it for 100.0 ms, "
-        "more than 20.0 ms out + 30.0 ms back + 5 ms margin"
+        "parameters (5.0 MB) is offloaded: it is idle for 100.0 ms, more than 20.0 ms out + 30.0 ms back + 5 ms margin"
     )
     assert reason("parameters", 5_000_000, 0.02, copies, Offload.one_copy) == (
-        "parameters (5.0 MB) stays: nothing needs it for 20.0 ms, not more than 20.0 ms out + 5 ms margin"
+        "parameters (5.0 MB) stays: it is idle for 20.0 ms, not more than 20.0 ms out + 5 ms margin"
     )

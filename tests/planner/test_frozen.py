@@ -13,11 +13,11 @@ from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.training_plan import Saving
 from longshore.planner.evaluating import evaluate
 from longshore.planner.model import DEFAULT, state_bytes
-from longshore.planner.plan import FoundPlan, Layout
+from longshore.planner.plan import FoundPlan, PlanLayout
 from longshore.planner.profile.profiling import LayerProfile, ModelProfile
 from longshore.planner.profile.rungs import CPU, META, Profiled, climb
-from longshore.planner.question import Question, layers_of, memory, question
-from longshore.planner.search import choose
+from longshore.planner.request import PlanRequest, layers_of, make_request, memory
+from longshore.planner.search import find_plan
 
 from .models import a100, gpt
 
@@ -104,7 +104,7 @@ HELD: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[float
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_a_profile_tells_trained_weights_from_others(name: str) -> None:
+def test_a_profile_reports_trained_weights_from_others(name: str) -> None:
     model, batch, held = HELD[name]
     layers = profiled(model, batch).layers
     names = ("parameters", "frozen_parameters", "frozen_bytes", "tied_parameters", "tied_frozen_bytes")
@@ -139,12 +139,12 @@ def test_what_is_not_trained_takes_two_bytes_and_no_gradient_or_optimizer(saving
     assert np.allclose(found.optimizer_bytes, trained.optimizer_bytes * (1.0 - share))
 
 
-def asked(profile: ModelProfile, batch: int = 64, gpus: int = 8) -> Question:
-    return question(profile, DEFAULT, (a100(gpus),), batch=batch, samples=1e4, deadline_s=None)
+def request(profile: ModelProfile, batch: int = 64, gpus: int = 8) -> PlanRequest:
+    return make_request(profile, DEFAULT, (a100(gpus),), batch=batch, samples=1e4, deadline_s=None)
 
 
 def planned(profile: ModelProfile) -> FoundPlan:
-    found = evaluate(asked(profile), (a100(8),), Layout(8, 1, 1, 8, Saving.none))
+    found = evaluate(request(profile), (a100(8),), PlanLayout(8, 1, 1, 8, Saving.none))
     assert isinstance(found, FoundPlan)
     return found
 
@@ -188,7 +188,7 @@ def test_a_model_is_profiled_with_as_many_samples_as_it_needs(
     found = profile_of(looks=looks, groups=groups)
     is_run = looks or samples == 1  # without weights the example is taken as it is, and one sample does not do
     assert found.rung == (CPU.format(least, 2 * least) if is_run else META)
-    assert found.least_samples == least
+    assert found.min_samples == least
     plain = climb(lambda: (Normed(), torch.ones(8, 3, 9, 9)), {}, 0)
     for name in ("forward_flops", "output_bytes", "input_elements"):
         # Looking at a value is in no layer, and counts as one behind them.
@@ -197,14 +197,14 @@ def test_a_model_is_profiled_with_as_many_samples_as_it_needs(
 
 @pytest.mark.parametrize("least", [1, 2, 5, 100])
 def test_no_plan_has_micro_batches_that_the_model_does_not_train_on(least: int) -> None:
-    profile = gpt(layers=2).model_copy(update={"least_samples": least})
-    plan = choose(asked(profile, batch=400)).plan
+    profile = gpt(layers=2).model_copy(update={"min_samples": least})
+    plan = find_plan(request(profile, batch=400)).plan
     assert plan is not None
     assert plan.layout.micro_batch >= least
 
 
 def test_a_batch_of_fewer_samples_than_the_model_needs_is_refused() -> None:
-    profile = gpt(layers=2).model_copy(update={"least_samples": 4})
+    profile = gpt(layers=2).model_copy(update={"min_samples": 4})
     with pytest.raises(InputError, match="fewer than 4 samples") as refused:
-        choose(asked(profile, batch=2))
+        find_plan(request(profile, batch=2))
     assert refused.value.field == "--batch"

@@ -11,32 +11,32 @@ from longshore.planner.model import (
     DEFAULT,
     FULL,
     NONE,
-    Machine,
-    Measured,
-    Runs,
+    HardwareRates,
+    MeasuredHardware,
+    MeasuredRuns,
     kept_share,
     predicted_s,
     state_bytes,
     work_of,
 )
-from longshore.planner.plan import FoundPlan, Layout
-from longshore.planner.question import question
+from longshore.planner.plan import FoundPlan, PlanLayout
+from longshore.planner.request import make_request
 from tests.planner.models import a100, gpt
 
-ON = Machine(312e12, 1.5e12, 25e9)
+ON = HardwareRates(312e12, 1.5e12, 25e9)
 
 
-def one_run(data: int, pipeline: int, tensor: int, micro_batch: int, *, recomputes: bool, batch: int) -> Runs:
+def one_run(data: int, pipeline: int, tensor: int, micro_batch: int, *, recomputes: bool, batch: int) -> MeasuredRuns:
     shape = {"hidden": 2048, "layers": 24, "sequence": 1024, "vocabulary": 51_200}
     degrees = {"gpus": data * pipeline * tensor, "data": data, "pipeline": pipeline, "tensor": tensor}
     others = {"batch": batch, "micro_batch": micro_batch, "recompute": FULL if recomputes else NONE}
     values = {**shape, **degrees, **others, "interleave": 1, "zero3": 0, "iteration_s": 1}
-    return Runs(**{name: np.array([float(value)]) for name, value in values.items()})
+    return MeasuredRuns(**{name: np.array([float(value)]) for name, value in values.items()})
 
 
-def by_hand(runs: Runs) -> float:
+def by_hand(runs: MeasuredRuns) -> float:
     """Return the iteration time of one run, by the formula as it is printed, with plain numbers."""
-    it = Runs(*(float(column[0]) for column in runs))  # type: ignore[arg-type]  # numbers, not arrays
+    it = MeasuredRuns(*(float(column[0]) for column in runs))  # type: ignore[arg-type]  # numbers, not arrays
     b, h, s, t, p, d, c = it.micro_batch, it.hidden, it.sequence, it.tensor, it.pipeline, it.data, DEFAULT.values
     k, a = (4.0, 6.0) if it.recompute == FULL else (3.0, 4.0)
     local, words = it.layers / p, it.vocabulary
@@ -59,7 +59,7 @@ DEGREES = st.tuples(
 
 
 @given(degrees=DEGREES, recomputes=st.booleans())
-def test_runs_take_what_the_printed_formula_says(degrees: tuple[int, int, int, int], *, recomputes: bool) -> None:
+def test_runs_take_the_time_of_the_printed_formula(degrees: tuple[int, int, int, int], *, recomputes: bool) -> None:
     runs = one_run(*degrees, recomputes=recomputes, batch=64)
     assert predicted_s(work_of(runs, ON, 8), DEFAULT.values)[0] == pytest.approx(by_hand(runs), rel=1e-12)
 
@@ -69,23 +69,23 @@ def test_a_plan_of_one_stage_takes_what_is_printed(degrees: tuple[int, int, int,
     """Stages that hold the head and fewer layers are balanced; with one stage there is nothing to balance."""
     data, _, tensor, micro_batch = degrees
     runs = one_run(data, 1, tensor, micro_batch, recomputes=recomputes, batch=64)
-    asked = question(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
+    request = make_request(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
     saving = Saving.recompute if recomputes else Saving.none
-    plan = evaluate(asked, asked.pool, Layout(data, 1, tensor, micro_batch, saving))
+    plan = evaluate(request, request.pool, PlanLayout(data, 1, tensor, micro_batch, saving))
     assert isinstance(plan, FoundPlan)
     assert plan.step_s == pytest.approx(by_hand(runs), rel=1e-9)
 
 
 def test_balanced_stages_are_no_slower_than_the_formula_of_equal_ones() -> None:
-    asked = question(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
-    plan = evaluate(asked, asked.pool, Layout(2, 4, 1, 1, Saving.none))
+    request = make_request(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
+    plan = evaluate(request, request.pool, PlanLayout(2, 4, 1, 1, Saving.none))
     assert isinstance(plan, FoundPlan)
     assert plan.step_s <= by_hand(one_run(2, 4, 1, 1, recomputes=False, batch=64))
 
 
 def test_parts_of_an_iteration_add_up_and_its_edges_carry_what_the_formulas_say() -> None:
-    asked = question(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
-    plan = evaluate(asked, asked.pool, Layout(4, 2, 2, 2, Saving.none))
+    request = make_request(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
+    plan = evaluate(request, request.pool, PlanLayout(4, 2, 2, 2, Saving.none))
     assert isinstance(plan, FoundPlan)
     worst = max(plan.stages, key=lambda it: it.micro_batch_s)
     inside = plan.times.compute_s + plan.times.tensor_s + plan.times.fixed_s
@@ -99,8 +99,8 @@ def test_parts_of_an_iteration_add_up_and_its_edges_carry_what_the_formulas_say(
 def test_memory_of_one_gpu_by_hand() -> None:
     """16 bytes a parameter, 34 s b h a layer, what embedding and head keep; then fragmentation and CUDA."""
     model = gpt()
-    asked = question(model, DEFAULT, (a100(1),), batch=8, samples=1e5, deadline_s=None)
-    plan = evaluate(asked, asked.pool, Layout(1, 1, 1, 2, Saving.none))
+    request = make_request(model, DEFAULT, (a100(1),), batch=8, samples=1e5, deadline_s=None)
+    plan = evaluate(request, request.pool, PlanLayout(1, 1, 1, 2, Saving.none))
     assert isinstance(plan, FoundPlan)
     width = 1024 * 2048
     kept = 2 * (24 * 34 * width + 8 * 1024 + 2 * width)
@@ -108,8 +108,8 @@ def test_memory_of_one_gpu_by_hand() -> None:
 
 
 def test_recomputation_keeps_inputs_and_one_layer() -> None:
-    asked = question(gpt(), DEFAULT, (a100(1),), batch=8, samples=1e5, deadline_s=None)
-    plan = evaluate(asked, asked.pool, Layout(1, 1, 1, 2, Saving.recompute))
+    request = make_request(gpt(), DEFAULT, (a100(1),), batch=8, samples=1e5, deadline_s=None)
+    plan = evaluate(request, request.pool, PlanLayout(1, 1, 1, 2, Saving.recompute))
     assert isinstance(plan, FoundPlan)
     width = 1024 * 2048
     kept = 2 * (24 * 2 * width + 34 * width + 8 * 1024 + 2 * width)
@@ -117,8 +117,8 @@ def test_recomputation_keeps_inputs_and_one_layer() -> None:
 
 
 def test_early_stages_of_a_pipeline_keep_more_micro_batches() -> None:
-    asked = question(gpt(layers=8), DEFAULT, (a100(4),), batch=64, samples=1e5, deadline_s=None)
-    plan = evaluate(asked, asked.pool, Layout(1, 4, 1, 1, Saving.none))
+    request = make_request(gpt(layers=8), DEFAULT, (a100(4),), batch=64, samples=1e5, deadline_s=None)
+    plan = evaluate(request, request.pool, PlanLayout(1, 4, 1, 1, Saving.none))
     assert isinstance(plan, FoundPlan)
     width, of_blocks = 1024 * 2048, [0, 0, 0, 0]
     names = [layer.name for layer in gpt(layers=8).layers]
@@ -147,5 +147,5 @@ def test_tensor_parallelism_spreads_24_of_34_bytes() -> None:
 def test_better_hardware_never_takes_longer(name: str, degrees: tuple[int, int, int, int]) -> None:
     runs = one_run(*degrees, recomputes=True, batch=64)
     better = DEFAULT.values._replace(**{name: 2.0 * getattr(DEFAULT.values, name)})
-    work = work_of(runs, ON, Measured().gpus_per_node)
+    work = work_of(runs, ON, MeasuredHardware().gpus_per_node)
     assert predicted_s(work, better)[0] <= predicted_s(work, DEFAULT.values)[0]

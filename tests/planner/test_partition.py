@@ -24,7 +24,7 @@ def brute_force(stages: list[StageCosts]) -> float | None:
 
 def fits(stages: list[StageCosts], cuts: Cuts) -> bool:
     held = [it.memory_bytes[cuts[k + 1]] - it.memory_bytes[cuts[k]] for k, it in enumerate(stages)]
-    return all(got <= it.most_bytes for got, it in zip(held, stages, strict=True))
+    return all(got <= it.max_bytes for got, it in zip(held, stages, strict=True))
 
 
 def instance(rng: np.random.Generator) -> list[StageCosts]:

@@ -1,4 +1,4 @@
-"""What layers compute and keep, against formulas by hand; nothing has weights unless a test says so."""
+"""What layers compute and keep, against formulas by hand; nothing has weights unless noted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,14 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from longshore.planner.profile import rungs
-from longshore.planner.profile.building import BuildError, Hint
+from longshore.planner.profile.building import BuildError, LayerHint
 from longshore.planner.profile.recording import OUTSIDE
 from longshore.planner.profile.rungs import CPU, META, Profiled, RungError, climb
 
-HINT = Hint(forward_flops=10.0, saved_bytes=20.0, output_bytes=30.0)
+HINT = LayerHint(forward_flops=10.0, saved_bytes=20.0, output_bytes=30.0)
 
 
-def profiled(model: Callable[[], nn.Module], *shape: int, words: int = 0, **hints: Hint) -> Profiled:
+def profiled(model: Callable[[], nn.Module], *shape: int, words: int = 0, **hints: LayerHint) -> Profiled:
     """Profile a model on a batch of ones of a shape; on numbers of words, if there are any."""
     return climb(lambda: (model(), torch.ones(shape, dtype=torch.long if words else None)), hints, 0)
 
@@ -124,7 +124,7 @@ def test_a_backward_pass_of_products_costs_twice_their_forward_pass() -> None:
     found = profiled(lambda: nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 8)), 4, 32)
     first, second = found.layers
     assert second.backward_flops == 2 * second.forward_flops
-    assert first.backward_flops == first.forward_flops  # nobody asks for the gradient of the input
+    assert first.backward_flops == first.forward_flops  # the gradient of the input is not needed
 
 
 def test_a_layer_keeps_what_korthikanti_prints() -> None:
@@ -221,7 +221,7 @@ FAILURES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_what_fails_without_weights_is_run_on_the_cpu_and_says_why(name: str) -> None:
+def test_what_fails_without_weights_runs_on_the_cpu_and_names_the_reason(name: str) -> None:
     class Failing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -261,7 +261,7 @@ def test_lazy_layers_are_refused_with_what_to_do() -> None:
         profiled(lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()), 2, 3)
 
 
-def test_where_no_rung_works_each_says_why() -> None:
+def test_if_no_rung_works_each_has_its_reason() -> None:
     class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()

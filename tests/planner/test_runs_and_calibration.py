@@ -6,15 +6,23 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.planner.calibration import FEWEST, accuracy, calibrate, fit, ratios, read_runs
-from longshore.planner.hardware_file import read_hardware, write_hardware
-from longshore.planner.model import DEFAULT, PRIOR, Measured, select
+from longshore.planner.calibration import (
+    MIN_RUNS,
+    accuracy,
+    calibrate,
+    fit,
+    ratios,
+    read_hardware,
+    read_runs,
+    write_hardware,
+)
+from longshore.planner.model import DEFAULT, PRIOR, MeasuredHardware, select
 from tests.planner.measured_runs import HEAD, ROW, TRUE, made_runs
 
 ROOT = Path(__file__).parent.parent.parent
 DATA = ROOT / ".." / "shared" / "data" / "planner"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the measured runs in ../shared/data are absent")
-ON = Measured()
+ON = MeasuredHardware()
 
 
 def test_a_fit_finds_the_constants_that_made_the_runs() -> None:
@@ -37,7 +45,7 @@ def test_a_constant_that_no_run_depends_on_stays_at_the_datasheet_and_is_named()
 
 
 @pytest.mark.full
-def test_a_bound_covers_what_it_says_of_other_runs() -> None:
+def test_a_bound_covers_its_share_of_other_runs() -> None:
     covered = []
     for seed in range(4):
         runs = made_runs(220, 0.1, seed)
@@ -55,24 +63,24 @@ def test_a_bound_is_the_right_one_of_the_ratios() -> None:
 
 
 def test_too_few_runs_are_refused_with_how_many_it_takes() -> None:
-    with pytest.raises(InputError, match=f"8 runs are too few for a 90% bound; measure {FEWEST} at least"):
-        calibrate(made_runs(FEWEST - 1, 0.1), ON, "few")
+    with pytest.raises(InputError, match=f"8 runs are too few for a 90% bound; measure {MIN_RUNS} at least"):
+        calibrate(made_runs(MIN_RUNS - 1, 0.1), ON, "few")
 
 
 @pytest.mark.parametrize("factor", [1e-9, 1e-12])
 def test_times_that_no_hardware_has_are_refused(factor: float) -> None:
     """Milliseconds in place of seconds are none of this: they may be true."""
     runs = made_runs(20, 0.1)
-    with pytest.raises(InputError, match="on this hardware, which nothing has; look at the units of iteration_s"):
+    with pytest.raises(InputError, match="units of iteration_s"):
         calibrate(runs._replace(iteration_s=runs.iteration_s * factor), ON, "wrong")
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])
 def test_runs_that_differ_in_their_time_alone_count_once(times: int) -> None:
-    few = made_runs(FEWEST - 1, 0.1)
-    rows = np.tile(np.arange(FEWEST - 1), times)
+    few = made_runs(MIN_RUNS - 1, 0.1)
+    rows = np.tile(np.arange(MIN_RUNS - 1), times)
     many = select(few, rows)._replace(iteration_s=few.iteration_s[rows] * np.linspace(1.0, 1.1, rows.size))
-    alike = f", of which {FEWEST - 1} are unlike," if times > 1 else ""
+    alike = f", of which {MIN_RUNS - 1} are unlike," if times > 1 else ""
     with pytest.raises(InputError, match=f"{rows.size} runs{alike} are too few for a 90% bound"):
         calibrate(many, ON, "alike")
 
@@ -92,7 +100,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("0.746", "-1"), "hardware.yaml:11:constants.efficiency: '-1' cannot be used; it should be a number above 0"),
         (("0.746", ".nan"), "constants.efficiency"),
@@ -101,13 +109,13 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
         (("longshore-hardware-1", "longshore-hardware-9"), "format"),
     ],
 )
-def test_a_profile_that_makes_no_sense_is_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+def test_a_profile_that_is_invalid_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     path = tmp_path / "hardware.yaml"
     write_hardware(path, DEFAULT)
     path.write_text(path.read_text().replace(*change))
     with pytest.raises(InputError) as error:
         read_hardware(path)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_columns_may_have_the_names_of_published_runs(tmp_path: Path) -> None:
@@ -121,7 +129,7 @@ def test_columns_may_have_the_names_of_published_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "the file is empty"),
         (HEAD, "the file has no runs; add a row for each"),
@@ -144,12 +152,12 @@ def test_columns_may_have_the_names_of_published_runs(tmp_path: Path) -> None:
         ("\xff\xfe", "no such column"),
     ],
 )
-def test_a_file_of_runs_that_cannot_be_used_is_told_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_of_runs_that_cannot_be_used_is_reported_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(text)
     with pytest.raises(InputError) as error:
         read_runs(path)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 

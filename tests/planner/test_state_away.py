@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from longshore.cluster.model.training_plan import Saving
 from longshore.planner import search
-from longshore.planner.evaluating import evaluate, least_step_s, may_fit, with_copies
-from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, MARGIN_S
-from longshore.planner.plan import FoundPlan, Layout, Misfit
+from longshore.planner.evaluating import evaluate, may_fit, min_step_s, with_copies
+from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, OFFLOAD_MARGIN_S
+from longshore.planner.plan import FoundPlan, Misfit, PlanLayout
 from longshore.planner.pool import GpuType
 from longshore.planner.profile.profiling import ModelProfile
-from longshore.planner.question import Question, question
+from longshore.planner.request import PlanRequest, make_request
 from tests.planner.models import a100, any_model, layer
 from tests.support.budgets import examples
 
 LINK = 25e9  # bytes/s
 
 
-def asked(model: ModelProfile, gpu: GpuType, *, offload: bool = True) -> Question:
-    found = question(model, DEFAULT, (gpu,), batch=8, samples=8.0, deadline_s=None)
+def request(model: ModelProfile, gpu: GpuType, *, offload: bool = True) -> PlanRequest:
+    found = make_request(model, DEFAULT, (gpu,), batch=8, samples=8.0, deadline_s=None)
     return replace(found, offload=offload)
 
 
@@ -41,7 +41,7 @@ def one_gpu(
     memory_bytes: float, link: float = LINK, room: float = math.inf, *, offload: bool = True
 ) -> FoundPlan | Misfit:
     it = gpu(memory_bytes, link, room)
-    return evaluate(asked(blocks(), it, offload=offload), (it,), Layout(1, 1, 1, 1, Saving.none))
+    return evaluate(request(blocks(), it, offload=offload), (it,), PlanLayout(1, 1, 1, 1, Saving.none))
 
 
 def with_overhead(asked_for: float) -> float:
@@ -82,9 +82,9 @@ def test_an_iteration_is_longer_by_what_neither_going_forward_nor_summing_hides(
 
 
 def test_what_is_summed_hides_the_copy_back() -> None:
-    layout = Layout(8, 1, 1, 1, Saving.none)
+    layout = PlanLayout(8, 1, 1, 1, Saving.none)
     it = gpu(with_overhead(WHOLE) * 0.9999, link=1e12)
-    found = evaluate(asked(blocks(), it), (it,), layout)
+    found = evaluate(request(blocks(), it), (it,), layout)
     assert isinstance(found, FoundPlan)
     back_s = found.away_bytes / 1e12
     assert found.times.offload_s == pytest.approx(max(0.0, back_s - found.times.gradients_s))
@@ -92,7 +92,7 @@ def test_what_is_summed_hides_the_copy_back() -> None:
 
 def test_of_zero_3_the_last_sum_alone_hides_the_copy_back() -> None:
     it = gpu(80e9, link=1e12)
-    found = evaluate(asked(blocks(), it), (it,), Layout(2, 1, 1, 1, Saving.zero3))
+    found = evaluate(request(blocks(), it), (it,), PlanLayout(2, 1, 1, 1, Saving.zero3))
     assert isinstance(found, FoundPlan)
     stage = replace(found.stages[0], away_bytes=1e12)  # a second each way
     times = replace(found.times, compute_s=30.0, gradients_s=1.2)
@@ -108,7 +108,7 @@ def test_copies_that_take_longer_than_the_passes_do_not_pay() -> None:
     whole = one_gpu(with_overhead(WHOLE) * 1.0001)
     assert isinstance(whole, FoundPlan)
     passes_s = whole.step_s - whole.times.optimizer_s
-    link = 2 * 4.8e9 / (passes_s - MARGIN_S)  # at which both copies take as long
+    link = 2 * 4.8e9 / (passes_s - OFFLOAD_MARGIN_S)  # at which both copies take as long
     assert isinstance(one_gpu(memory_bytes, link=link * 1.0001), FoundPlan)
     assert isinstance(one_gpu(memory_bytes, link=link * 0.9999), Misfit)
 
@@ -123,9 +123,9 @@ def test_nothing_goes_away_without_a_link_or_room(link: float, room: float) -> N
 @given(st.integers(0, 10**6), st.integers(1, 6), st.sampled_from([2e9, 3e9, 5e9, 10e9]), st.sampled_from([1e9, 1e11]))
 def test_no_layout_is_worse_off_and_bounds_hold(seed: int, gpus: int, memory_bytes: float, link: float) -> None:
     it = a100(gpus, memory_bytes)._replace(host_bytes_per_s=link)
-    with_it = asked(any_model(np.random.default_rng(seed)), it)
-    rows, _ = search.fitting_layouts(with_it, (it,))
-    least_s, may = least_step_s(with_it, (it,), rows), may_fit(with_it, (it,), rows)
+    with_it = request(any_model(np.random.default_rng(seed)), it)
+    rows, _ = search.layouts_on(with_it, (it,))
+    least_s, may = min_step_s(with_it, (it,), rows), may_fit(with_it, (it,), rows)
     for row in range(rows.data.size):
         layout = rows.one(row)
         without = evaluate(replace(with_it, offload=False), (it,), layout)

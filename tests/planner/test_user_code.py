@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.planner.profile.profiling import Limits, profile
+from longshore.planner.profile.profiling import ProfilingLimits, profile
 from tests.support import processes
 
 MODEL = """
@@ -19,7 +19,7 @@ def build():
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.zeros(4, 8)
 """
 BUILD = "import os, sys, time, torch\nfrom torch import nn\ndef build():\n    "
-LIMITS = Limits(time_s=90.0, memory_bytes=2.0 * 2**30)
+LIMITS = ProfilingLimits(time_s=90.0, memory_bytes=2.0 * 2**30)
 NAMED, BARE = "nn.Linear(8, 8)", "torch.zeros(4, 8)"
 
 WRONG = {
@@ -30,7 +30,7 @@ WRONG = {
     "exits": (f"{BUILD}sys.exit(3)", "build: the file ended the process with status 3"),
     "exits hard": (f"{BUILD}os._exit(7)", "its process ended with status 7 and no answer"),
     "exits at import": ("raise SystemExit('bye')", "the file ended the process with status bye"),
-    "is killed": (f"{BUILD}os.kill(os.getpid(), 9)", "its process was killed, as by a lack of memory"),
+    "is killed": (f"{BUILD}os.kill(os.getpid(), 9)", "its process was killed"),
     "crashes": (f"{BUILD}os.kill(os.getpid(), 11)", "its process ended with SIGSEGV"),
     "eats memory": (f"{BUILD}return [bytearray(1 << 28) for _ in range(100)]", "raise --memory-limit"),
     "raises at import": ("x = {}\nx['lost']", "it raised KeyError: 'lost' (line 2 of train.py); run `python"),
@@ -61,13 +61,13 @@ WRONG = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", WRONG)
-def test_a_file_that_cannot_be_profiled_is_told_in_one_line(tmp_path: Path, name: str) -> None:
-    text, said = WRONG[name]
+def test_a_file_that_cannot_be_profiled_is_reported_in_one_line(tmp_path: Path, name: str) -> None:
+    text, message = WRONG[name]
     path = tmp_path / "train.py"
     path.write_text(text)
     with pytest.raises(InputError) as error:
         profile(f"{path}:build", LIMITS)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith(f"{path}")
     assert "\n" not in str(error.value)
 
@@ -79,7 +79,7 @@ def test_a_file_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
     text += f"    open({str(child)!r}, 'w').write(str(started.pid))\n    time.sleep(600)"
     path.write_text(text)
     with pytest.raises(InputError, match=r"build was not profiled after .* s; let it build the model alone"):
-        profile(f"{path}:build", Limits(time_s=15.0))
+        profile(f"{path}:build", ProfilingLimits(time_s=15.0))
     pid, until = int(child.read_text()), time.monotonic() + 30.0
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
         assert time.monotonic() < until
@@ -88,7 +88,7 @@ def test_a_file_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_a_profile_ends_with_who_asked_for_it(tmp_path: Path, number: int) -> None:
+def test_a_profile_ends_with_its_parent(tmp_path: Path, number: int) -> None:
     path, child = tmp_path / "train.py", tmp_path / "child"
     path.write_text(f"{BUILD}open({str(child)!r}, 'w').write(str(os.getpid()))\n    while True: pass")
     code = "import sys; from longshore.planner.profile.profiling import Limits, profile; profile(sys.argv[1], Limits())"
@@ -106,12 +106,12 @@ def test_a_profile_ends_with_who_asked_for_it(tmp_path: Path, number: int) -> No
 
 @pytest.mark.full
 def test_what_a_file_starts_does_not_spin_for_ever(tmp_path: Path) -> None:
-    path, told = tmp_path / "train.py", tmp_path / "told"
+    path, reported = tmp_path / "train.py", tmp_path / "reported"
     text = f"{BUILD}import resource, subprocess\n    of = 'import resource; print(resource.getrlimit(0)[0])'\n"
-    text += f"    subprocess.run([sys.executable, '-c', of], stdout=open({str(told)!r}, 'w'))\n"
+    text += f"    subprocess.run([sys.executable, '-c', of], stdout=open({str(reported)!r}, 'w'))\n"
     path.write_text(f"{text}    return nn.Linear(8, 8), torch.zeros(4, 8)")
     profile(f"{path}:build", LIMITS)
-    assert 0 < int(told.read_text()) <= LIMITS.time_s * (os.cpu_count() or 1) + 1
+    assert 0 < int(reported.read_text()) <= LIMITS.time_s * (os.cpu_count() or 1) + 1
 
 
 @pytest.mark.full
@@ -133,7 +133,7 @@ def test_a_file_alone_has_a_function_build_and_finds_what_is_beside_it(tmp_path:
 
 
 @pytest.mark.full
-def test_a_formula_of_the_user_is_told(tmp_path: Path) -> None:
+def test_a_formula_of_the_user_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
         MODEL
@@ -149,14 +149,14 @@ def flops(shape, out_shape=None, **kwargs):
     assert found.forward_flops == 2 * 2 * 64 + 1000 / 4
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     for target in (tmp_path / "none.py", tmp_path, f"{tmp_path}/none.py:build", f"{tmp_path}:build", "x" * 5000):
         with pytest.raises(InputError, match=r"there is no such file; give FILE\.py:FUNCTION"):
             profile(str(target), LIMITS)
 
 
 @pytest.mark.full
-def test_the_process_runs_as_who_asks(tmp_path: Path) -> None:
+def test_the_process_runs_as_its_user(tmp_path: Path) -> None:
     path, who = tmp_path / "train.py", tmp_path / "who"
     path.write_text(f"import os\nopen({str(who)!r}, 'w').write(f'{{os.getuid()}} {{os.getpid()}}')\n{MODEL}")
     profile(f"{path}:build", LIMITS)

@@ -18,17 +18,17 @@ from ..cluster.files.errors import InputError
 from ..cluster.files.yaml_file import ExactTypes, YamlFile, validated
 from ..cluster.model.training_plan import LEAST_COMPUTE_S as FEWEST_S
 from ..cluster.model.training_plan import PlacedIteration, PlanFile
-from ..planner.asking import model_of, samples_of
+from ..planner.calibration import read_hardware
 from ..planner.execution.plan_file import file_of
-from ..planner.hardware_file import read_hardware
+from ..planner.inputs import model_of, samples_of
 from ..planner.jobs import iteration_of
 from ..planner.model import DEFAULT, HostProfile
 from ..planner.plan import FoundPlan
 from ..planner.pool import GpuType, ranks_of
-from ..planner.profile.profiling import Limits
-from ..planner.question import Question, question
+from ..planner.profile.profiling import ProfilingLimits
 from ..planner.report import layout_words, time_text, verdict
-from ..planner.search import Choice, choose
+from ..planner.request import PlanRequest, make_request
+from ..planner.search import SearchResult, find_plan
 from ..scheduler.model.job_spec import LEAST_COMPUTE_S, LEAST_S, MOST_COMPUTE_S, MOST_PARAMETER_BYTES, YEAR_S, JobFile
 
 AUTO = "auto"
@@ -152,7 +152,7 @@ def questions(
     is_plain: bool,
     is_replicated: bool,
     spares: int,
-) -> list[Question]:
+) -> list[PlanRequest]:
     """Return a question for each GPU type alone: of several types, a job would get any, in any order.
 
     Args:
@@ -178,11 +178,11 @@ def questions(
     if isinstance(hardware, HostProfile):
         rank = ranks_of(hardware)[0]
         pool = [rank._replace(gpus=min(rank.gpus, gpus))]
-    profile = model_of(str(folder / request.model), Limits())
+    profile = model_of(str(folder / request.model), ProfilingLimits())
     samples = samples_of(profile, samples=request.samples, tokens=request.tokens)
     return [
         replace(
-            question(
+            make_request(
                 profile, hardware, (gpu_type._replace(gpus=min(gpu_type.gpus, request.gpus or gpu_type.gpus)),),
                 batch=request.batch, samples=samples, deadline_s=request.deadline_s, degrees=request.three_degrees,
             ),
@@ -201,7 +201,7 @@ def _gpu_type(node_type: Mapping[str, Any]) -> GpuType:
     )  # fmt: skip
 
 
-def best(questions: Sequence[Question]) -> tuple[Question, Choice]:
+def best(questions: Sequence[PlanRequest]) -> tuple[PlanRequest, SearchResult]:
     """Return the best of several answers: the one that meets the deadline with the fewest GPUs, or the fastest.
 
     Raises:
@@ -210,7 +210,7 @@ def best(questions: Sequence[Question]) -> tuple[Question, Choice]:
     found, errors = [], []
     for each in questions:
         try:
-            found.append((each, choose(each)))
+            found.append((each, find_plan(each)))
         except InputError as error:  # such as degrees that this type has too few GPUs for
             errors.append(error)
     if not found:
@@ -218,7 +218,7 @@ def best(questions: Sequence[Question]) -> tuple[Question, Choice]:
     return min(found, key=_rank)
 
 
-def _rank(answer: tuple[Question, Choice]) -> tuple[bool, bool, float, float]:
+def _rank(answer: tuple[PlanRequest, SearchResult]) -> tuple[bool, bool, float, float]:
     question, choice = answer
     if choice.plan is None:
         return True, True, 0.0, 0.0
@@ -270,7 +270,7 @@ def plan_job(
 
 def _chosen(
     file: YamlFile, request: JobPlanRequest, folder: Path, here: Cluster, job: JobFile, *, is_plain: bool
-) -> tuple[Question, FoundPlan, list[str]]:
+) -> tuple[PlanRequest, FoundPlan, list[str]]:
     """Return the plan, its question, and the verdict in words.
 
     Raises:
@@ -297,7 +297,7 @@ def _chosen(
     return question, choice.plan, words
 
 
-def _lines(question: Question, plan: FoundPlan, *, is_plain: bool) -> Iterator[str]:
+def _lines(question: PlanRequest, plan: FoundPlan, *, is_plain: bool) -> Iterator[str]:
     """Yield how the GPUs are used, in words."""
     layout = plan.layout
     yield (
@@ -308,7 +308,7 @@ def _lines(question: Question, plan: FoundPlan, *, is_plain: bool) -> Iterator[s
         yield f"Note: {STAGE} computes on CPUs, and the times are for GPUs."
 
 
-def _placed(question: Question, plan: FoundPlan, here: Cluster) -> PlacedIteration | None:
+def _placed(question: PlanRequest, plan: FoundPlan, here: Cluster) -> PlacedIteration | None:
     """Return the figures by which the scheduler scores placements; None for a plan on CPUs, whose links are unknown."""
     if isinstance(question.hardware, HostProfile):
         return None
@@ -319,7 +319,7 @@ def _placed(question: Question, plan: FoundPlan, here: Cluster) -> PlacedIterati
     return PlacedIteration(**{**figures, "compute_s": max(iteration.compute_s, FEWEST_S)})
 
 
-def _figures(question: Question, plan: FoundPlan, planned: PlanFile, here: Cluster) -> dict[str, Any]:
+def _figures(question: PlanRequest, plan: FoundPlan, planned: PlanFile, here: Cluster) -> dict[str, Any]:
     """Return the name of the model and the figures that policies use, for fields that the job file omits.
 
     Times are for GPUs of speed 1.
@@ -339,7 +339,7 @@ def _figures(question: Question, plan: FoundPlan, planned: PlanFile, here: Clust
     return found | ({"iteration_flops": min(flops, 1e30)} if flops > 0.0 else {})
 
 
-def _demands(question: Question, plan: FoundPlan, rest: Mapping[str, Any]) -> dict[str, Any]:
+def _demands(question: PlanRequest, plan: FoundPlan, rest: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the plan needs of nodes and of the environment."""
     found: dict[str, Any] = {"gpus": plan.gpus}
     gpu_type, tensor = question.pool[0], plan.layout.tensor

@@ -84,27 +84,29 @@ def find(
         raise typer.BadParameter("give either --tokens or --samples")
     with progress("profiling the model") as show:
         from ..cluster.files.output_file import check_outputs
-        from ..planner.asking import Request, ask
-        from ..planner.execution.plan_file import file_of, not_carried_out, write_plan
-        from ..planner.profile.profiling import Limits
+        from ..planner.execution.plan_file import file_of, why_not_runnable, write_plan
+        from ..planner.inputs import PlanOptions, read_request
+        from ..planner.profile.profiling import ProfilingLimits
         from ..planner.report import choice_json, print_choice, print_table
-        from ..planner.search import choose, every_plan
+        from ..planner.search import every_plan, find_plan
 
         check_outputs({"--out": out}, {"MODEL": _file_of(model), "--cluster": cluster, "--hardware": hardware})
-        limits, wanted = Limits(time_limit, memory_limit * 2**30), _degrees(degrees)
-        asked = ask(Request(model, cluster, hardware, deadline, tokens, samples, batch, gpus, limits, wanted, plain))
+        limits, wanted = ProfilingLimits(time_limit, memory_limit * 2**30), _degrees(degrees)
+        request = read_request(
+            PlanOptions(model, cluster, hardware, deadline, tokens, samples, batch, gpus, limits, wanted, plain)
+        )
         show("searching for a plan")
-        choice, rows = choose(asked), list(every_plan(asked)) if table else None
+        choice, rows = find_plan(request), list(every_plan(request)) if table else None
         if out is not None and choice.plan is not None:
-            write_plan(out, file_of(asked, choice.plan))
+            write_plan(out, file_of(request, choice.plan))
     if as_json:
-        typer.echo(choice_json(asked, choice, rows))
+        typer.echo(choice_json(request, choice, rows))
     else:
-        print_choice(console(), asked, choice)
+        print_choice(console(), request, choice)
         if rows is not None:
-            print_table(console(), asked, rows, choice.plan)
+            print_table(console(), request, rows, choice.plan)
         if out is not None and choice.plan is not None:
-            typer.echo(f"\n{out}: {_use(out, model, not_carried_out(file_of(asked, choice.plan)))}")
+            typer.echo(f"\n{out}: {_use(out, model, why_not_runnable(file_of(request, choice.plan)))}")
     raise typer.Exit(0 if choice.plan is not None and choice.meets else NO_PLAN)
 
 
@@ -156,15 +158,14 @@ def calibrate(
     with progress("reading the runs") as show:
         from ..cluster.files.output_file import check_outputs
         from ..planner.calibration import calibrate as fit_profile
-        from ..planner.calibration import read_runs
-        from ..planner.hardware_file import write_hardware
-        from ..planner.model import Measured
+        from ..planner.calibration import read_runs, write_hardware
+        from ..planner.model import MeasuredHardware
         from ..planner.report import print_calibration
 
         check_outputs({"--out": out}, {"RUNS": runs})
         measured = read_runs(runs)
         show(f"fitting to {measured.gpus.size} runs")
-        on = Measured(
+        on = MeasuredHardware(
             peak_flops=peak_flops, memory_bytes_per_s=memory_bandwidth, intra_bytes_per_s=intra_bandwidth,
             nic_bytes_per_s=nic_bandwidth, gpus_per_node=gpus_per_node,
         )  # fmt: skip
@@ -191,12 +192,12 @@ def measure(
     """
     with progress(f"measuring {ranks} ranks"):
         from ..cluster.files.output_file import check_outputs
-        from ..planner.hardware_file import write_hardware
-        from ..planner.measuring import measured_host
+        from ..planner.calibration import write_hardware
+        from ..planner.execution.launching import measure_host
         from ..planner.report import host_table
 
         check_outputs({"--out": out}, {})
-        host = measured_host(ranks)
+        host = measure_host(ranks)
         write_hardware(out, host)
     console().print(host_table(host))
     error = host.accuracy.mean_error

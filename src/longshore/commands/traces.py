@@ -93,7 +93,7 @@ def plan_trace(
         from ..cluster.traces.read import read_trace
         from ..cluster.traces.statistics import write_trace
         from ..cluster.workloads.windows import with_gpus_cut
-        from ..planner.hardware_file import read_gpus
+        from ..planner.calibration import read_gpus
         from ..planner.jobs import Tables, attach, read_models
         from ..planner.model import DEFAULT
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.execution.cutting import script_of
 from longshore.planner.execution.plan_file import read_plan
-from longshore.planner.execution.training import Member, take_seat
+from longshore.planner.execution.training import StageTrainer, take_seat
 from longshore.planner.model import Offload, schedule_of
 from longshore.planner.offload import offloading
-from longshore.planner.sharing import Kind, Turn
+from longshore.planner.sharing import DeviceTurn, PassKind
 
 STEPS, SEED = 3, 3
 WAYS = ("plain", "offload", "shared", "both")
@@ -34,22 +34,22 @@ def run() -> None:
             seat = take_seat(plan)
             # Processes without a seat do not make the groups of parameters that stages share.
             model = f"{target}:{'tied' if plan.ranks == dist.get_world_size() else 'build'}"
-            told = {} if seat is None else trained(plan, model, seat, way, folder)
-            (folder / f"{path.stem}-{way}-{rank}.told").write_text(json.dumps(told))
+            reported = {} if seat is None else trained(plan, model, seat, way, folder)
+            (folder / f"{path.stem}-{way}-{rank}.reported").write_text(json.dumps(reported))
             dist.barrier()
     dist.destroy_process_group()
 
 
 def trained(plan: PlanFile, target: str, seat: Any, way: str, folder: Path) -> dict[str, Any]:
     rank = dist.get_rank()
-    member = Member(plan, script_of(target, SEED), schedule_of(plan.micro_batches, plan.pipeline), seat)
-    said, spans = list[str](), list[tuple[str, float, float]]()
+    member = StageTrainer(plan, script_of(target, SEED), schedule_of(plan.micro_batches, plan.pipeline), seat)
+    message, spans = list[str](), list[tuple[str, float, float]]()
     if way in ("offload", "both"):
-        wish = offloading.Wish(Offload.auto, folder, has_own_core=False)
-        member.offload(wish, said.append)
+        wish = offloading.OffloadOptions(Offload.auto, folder, has_own_core=False)
+        member.offload(wish, message.append)
     if way in ("shared", "both"):
         job = f"{os.environ['MASTER_PORT']}-{plan.data}x{plan.pipeline}-{way}"
-        member.share(Turn(job, rank // 2, rank, starts=rank % 2 == 0))
+        member.share(DeviceTurn(job, rank // 2, rank, starts=rank % 2 == 0))
         record(member, spans)
     losses = [member.step(number)[0] for number in range(STEPS)]
     parts = [it.model_dump() for it in member.close()]
@@ -57,14 +57,14 @@ def trained(plan: PlanFile, target: str, seat: Any, way: str, folder: Path) -> d
     return {"losses": losses, "weights": weights, "parts": parts, "spans": spans}
 
 
-def record(member: Member, spans: list[tuple[str, float, float]]) -> None:
+def record(member: StageTrainer, spans: list[tuple[str, float, float]]) -> None:
     """Write down when a sub-task had the device, and when it summed."""
     turn, total = member._turn, member._sum
     assert turn is not None
     of = turn.of
 
     @contextmanager
-    def recorded(iteration: int, kind: Kind, micro_batch: int = 0) -> Iterator[None]:
+    def recorded(iteration: int, kind: PassKind, micro_batch: int = 0) -> Iterator[None]:
         with of(iteration, kind, micro_batch):
             began_s = time.perf_counter()
             yield

@@ -7,7 +7,7 @@ from torch.nn import functional
 WORDS, SEQUENCE, WIDTH = 31, 8, 16
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     def __init__(self, dropped: float) -> None:
         super().__init__()
         self.drop = nn.Dropout(dropped)
@@ -23,7 +23,7 @@ class Decoder(nn.Module):
     def __init__(self, *, tied: bool = False, dropped: float = 0.0) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
-        self.blocks = nn.ModuleList(Block(dropped) for _ in range(5))
+        self.blocks = nn.ModuleList(DecoderBlock(dropped) for _ in range(5))
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         if tied:
             self.head.weight = self.words.weight

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 WIDTH = 6
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.mix = nn.Linear(WIDTH, WIDTH)
@@ -23,7 +23,7 @@ class Skipping(nn.Module):
         super().__init__()
         self.gain = nn.Parameter(torch.ones(WIDTH))
         self.first = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(DecoderBlock() for _ in range(4))
         self.last = nn.Linear(WIDTH, 1)
 
     def forward(self, x: Tensor, scale: Tensor, wanted: Tensor) -> Tensor:

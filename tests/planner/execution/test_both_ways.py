@@ -21,8 +21,8 @@ RANKS, STEPS = 4, 3
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[dict[str, Any]]]:
-    """Return what each rank tells of each plan in each way."""
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """Return what each rank reports of each plan in each way."""
     folder = tmp_path_factory.mktemp("ways")
     for at, (data, pipeline, micro_batch) in enumerate(DEGREES):
         ends = [round(k * (len(LAYERS) - 1) / pipeline) for k in range(pipeline)] + [len(LAYERS)]
@@ -30,9 +30,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list
         plan = PlanFile(data=data, pipeline=pipeline, micro_batch=micro_batch, batch=24, stages=stages)
         write_plan(folder / f"plan-{at}.json", plan)
     launch(RANKS, [str(folder), str(HERE / "counting.py")], module="tests.planner.execution.both_ways", pipelines=True)
-    assert not [it for it in folder.iterdir() if it.suffix not in (".json", ".told")]
+    assert not [it for it in folder.iterdir() if it.suffix not in (".json", ".reported")]
     return {
-        (at, way): [json.loads((folder / f"plan-{at}-{way}-{rank}.told").read_text()) for rank in range(d * p)]
+        (at, way): [json.loads((folder / f"plan-{at}-{way}-{rank}.reported").read_text()) for rank in range(d * p)]
         for at, (d, p, _) in enumerate(DEGREES)
         for way in ("plain", "offload", "shared", "both")
     }
@@ -43,8 +43,8 @@ Told = dict[tuple[int, str], list[dict[str, Any]]]
 
 @pytest.mark.parametrize("at", range(len(DEGREES)))
 @pytest.mark.parametrize("way", ["offload", "shared", "both"])
-def test_what_is_learned_is_the_same(at: int, way: str, told: Told) -> None:
-    for plain, other in zip(told[at, "plain"], told[at, way], strict=True):
+def test_what_is_learned_is_the_same(at: int, way: str, reported: Told) -> None:
+    for plain, other in zip(reported[at, "plain"], reported[at, way], strict=True):
         if DEGREES[at][0] <= 2 or way == "offload":
             assert (plain["losses"], plain["weights"]) == (other["losses"], other["weights"])
         else:  # sums of more than two in pieces add up in another order
@@ -55,22 +55,22 @@ def test_what_is_learned_is_the_same(at: int, way: str, told: Told) -> None:
 
 @pytest.mark.parametrize("at", range(len(DEGREES)))
 @pytest.mark.parametrize("way", ["offload", "both"])
-def test_the_state_of_every_rank_was_out(at: int, way: str, told: Told) -> None:
-    for rank in told[at, way]:
+def test_the_state_of_every_rank_was_out(at: int, way: str, reported: Told) -> None:
+    for rank in reported[at, way]:
         assert [it["what"] for it in rank["parts"]] == ["optimizer state", "parameters"]
         assert 0 < rank["parts"][0]["trips"] <= STEPS
 
 
-def test_parameters_were_out_in_sums(told: Told) -> None:
+def test_parameters_were_out_in_sums(reported: Told) -> None:
     """Not in each: where gradients come at once they stay."""
-    trips = [rank["parts"][1]["trips"] for (_, way), ranks in told.items() if way == "offload" for rank in ranks]
+    trips = [rank["parts"][1]["trips"] for (_, way), ranks in reported.items() if way == "offload" for rank in ranks]
     assert 0 < max(trips) <= STEPS
 
 
 @pytest.mark.parametrize("at", range(len(DEGREES)))
 @pytest.mark.parametrize("way", ["shared", "both"])
-def test_never_two_have_a_device_at_once(at: int, way: str, told: Told) -> None:
-    ranks = told[at, way]
+def test_never_two_have_a_device_at_once(at: int, way: str, reported: Told) -> None:
+    ranks = reported[at, way]
     for first in range(0, len(ranks), 2):
         spans = [it for rank in ranks[first : first + 2] for it in rank["spans"] if it[0] != "sum"]
         ordered = sorted((began, ended) for _, began, ended in spans)
@@ -78,8 +78,8 @@ def test_never_two_have_a_device_at_once(at: int, way: str, told: Told) -> None:
 
 
 @pytest.mark.parametrize("at", [at for at, it in enumerate(DEGREES) if it[1] == 1])
-def test_one_replica_computes_in_the_synchronisation_of_the_other(at: int, told: Told) -> None:
-    ranks = told[at, "shared"]
+def test_one_replica_computes_in_the_synchronisation_of_the_other(at: int, reported: Told) -> None:
+    ranks = reported[at, "shared"]
     for one, other in combinations(ranks[:2], 2):
         for step in range(STEPS):
             phases, sums = (
@@ -90,8 +90,8 @@ def test_one_replica_computes_in_the_synchronisation_of_the_other(at: int, told:
             assert phases[second][step][2] <= sums[first][step][2]
 
 
-def test_passes_of_a_stage_alternate_backward_first(told: Told) -> None:
+def test_passes_of_a_stage_alternate_backward_first(reported: Told) -> None:
     """1F1B: the last stage does one forward and one backward pass by turns."""
     at = DEGREES.index((1, 2, 3))
-    kinds = [kind for kind, *_ in told[at, "shared"][1]["spans"] if kind in ("forward", "backward")]
+    kinds = [kind for kind, *_ in reported[at, "shared"][1]["spans"] if kind in ("forward", "backward")]
     assert kinds == ["forward", "backward"] * (8 * STEPS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from longshore.planner.execution.worker import Measured
+from longshore.planner.execution.worker import MeasuredTraining
 from tests.command_line import Command
 from tests.support import processes
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def losses(longshore: Command, steps: int, *options: object, plan: str = "plan.json") -> tuple[float, ...]:
     done = longshore("plan", "run", plan, COUNTING, "--steps", steps, "--json", "took.json", *options)
     assert done.status == 0, done.err
-    return Measured.model_validate_json(Path("took.json").read_text()).losses
+    return MeasuredTraining.model_validate_json(Path("took.json").read_text()).losses
 
 
 def names(folder: Path) -> list[str]:
@@ -59,7 +59,7 @@ def test_a_training_that_goes_on_is_bit_equal_to_one_that_never_ended(longshore:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_in_one_line(
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_reported_in_one_line(
     longshore: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ("plan", "run", "two.json", COUNTING, "--checkpoints")
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_in_one_line(
     assert (done.status, "the checkpoint cannot be read" in done.err) == (2, True), done.err
 
 
-def test_a_checkpoint_that_cannot_be_written_stops_nobody(folder: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_stops_no_training(folder: Path) -> None:
     (folder / "kept").write_text("a file")
     command = [sys.executable, "-m", "longshore", "plan", "run", "two.json", COUNTING]
     done = processes.run(

@@ -39,7 +39,7 @@ def test_a_model_is_not_cut_where_it_has_no_place_for_it(last: tuple[str, ...], 
         cut(script_of(COUNTING, 0).made, [FIRST, last], 2)
 
 
-def test_a_model_whose_way_hangs_on_its_data_is_not_cut() -> None:
+def test_a_model_whose_control_flow_depends_on_its_data_is_not_cut() -> None:
     made = Built(Branches(), torch.ones(2, 3), None)
     with pytest.raises(BuildError, match="PyTorch cannot export the model"):
         cut(made, [("words",), ("head",)], 2)

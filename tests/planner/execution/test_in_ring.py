@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from longshore.planner.execution.in_ring import MakeRing
-from longshore.planner.execution.worker import main
+from longshore.planner.execution.worker import MakeRing, main
 from tests.command_line import Command
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
@@ -67,10 +66,10 @@ def test_a_replica_that_is_killed_changes_no_bit(longshore: Command, folder: Pat
     """With a spare that takes its seat; and without one, when the other one computes both shards."""
     done = longshore("plan", "run", "plan.json", f"{HERE / 'counting.py'}:build", "--steps", STEPS, "--save", "all")
     assert done.status == 0, done.err
-    said = in_ring("--seats", "2", "--spares", spares)
+    message = in_ring("--seats", "2", "--spares", spares)
     assert (folder / "killed").exists()
-    assert f"step {STEPS} of {STEPS}: loss of this replica" in said
-    assert "in the median; predicted 0.500 s" in said
+    assert f"step {STEPS} of {STEPS}: loss of this replica" in message
+    assert "in the median; predicted 0.500 s" in message
     all_ranks, ring = (torch.load(folder / name / "stage-0.pt", weights_only=True) for name in ("all", "ring"))
     assert all_ranks.keys() == ring.keys()
     for name, tensor in all_ranks.items():
@@ -82,7 +81,7 @@ def test_a_replica_that_is_killed_changes_no_bit(longshore: Command, folder: Pat
 
 
 @pytest.mark.full
-def test_the_same_command_goes_on_from_the_newest_checkpoint(folder: Path) -> None:
+def test_the_same_command_resumes_from_the_newest_checkpoint(folder: Path) -> None:
     (folder / "killed").touch()
     in_ring("--seats", "2")
     assert "loss of this replica" not in in_ring("--seats", "2")
@@ -91,22 +90,22 @@ def test_the_same_command_goes_on_from_the_newest_checkpoint(folder: Path) -> No
 def test_a_checkpoint_that_cannot_be_written_ends_no_training(folder: Path) -> None:
     (folder / "killed").touch()
     (folder / "file").touch()
-    said = in_ring("--seats", "2", kept="file/kept")
-    assert "no checkpoint of step 3: Not a directory; training goes on" in said
-    assert f"step {STEPS} of {STEPS}: loss of this replica" in said
-    assert "Traceback" not in said
+    message = in_ring("--seats", "2", kept="file/kept")
+    assert "no checkpoint of step 3: Not a directory; training continues" in message
+    assert f"step {STEPS} of {STEPS}: loss of this replica" in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.full
-def test_what_is_no_checkpoint_of_this_training_is_told_in_one_line(folder: Path) -> None:
+def test_what_is_no_checkpoint_of_this_training_is_reported_in_one_line(folder: Path) -> None:
     (folder / "killed").touch()
     for number, spoil in enumerate((cut_short, of_another_model, without_a_ring)):
         kept = folder / f"kept-{number}"
         kept.mkdir()
-        says = spoil(kept)
-        said = in_ring("--seats", "2", kept=kept.name, status=3)
-        assert says in said, said
-        assert "Traceback" not in said
+        message = spoil(kept)
+        message = in_ring("--seats", "2", kept=kept.name, status=3)
+        assert message in message, message
+        assert "Traceback" not in message
 
 
 def cut_short(kept: Path) -> str:
@@ -129,7 +128,7 @@ def unused(*_: object, **__: object) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("plan", "options", "says"),
+    ("plan", "options", "message"),
     [
         ({}, ("--offload", "auto"), "--offload: this is not done in a ring"),
         ({}, ("--ranks-per-device", "2"), "--ranks-per-device: this is not done in a ring"),
@@ -139,18 +138,18 @@ def unused(*_: object, **__: object) -> Any:
             {"pipeline": 2, "stages": [{"layers": ["words"]}, {"layers": ["head"]}]}, (),
             "only the replicas of a data-parallel plan have seats",
         ),
-        ({"saving": "recompute"}, (), "recompute is not carried out"),
+        ({"saving": "recompute"}, (), "recompute is not implemented"),
     ],
 )  # fmt: skip
 def test_what_no_ring_does_is_refused_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], plan: dict[str, Any], options: tuple[str, ...], says: str
+    folder: Path, capsys: pytest.CaptureFixture[str], plan: dict[str, Any], options: tuple[str, ...], message: str
 ) -> None:
     (folder / "plan.json").write_text(json.dumps({**PLAN, **plan}))
     make: MakeRing = unused
     assert main(["plan.json", str(HERE / "counting.py"), *options], ring=make) == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert message in reported
+    assert reported.count("\n") == 1
 
 
 def test_a_ring_of_other_seats_than_the_plan_has_replicas_is_refused(folder: Path) -> None:

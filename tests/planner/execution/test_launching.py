@@ -11,7 +11,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.planner.execution import launching
-from longshore.planner.execution.launching import RANKS, launch
+from longshore.planner.execution.launching import RANKS_MODULE, launch
 from tests.support import processes
 
 LAUNCH = """\
@@ -49,21 +49,21 @@ def test_a_launcher_that_is_killed_leaves_no_process(how: signal.Signals, tmp_pa
     until(lambda: not any(map(lives, ranks)))
 
 
-def test_a_process_whose_launcher_ended_before_it_could_ask_to_be_ended_with_it_ends_itself() -> None:
+def test_a_process_whose_launcher_ended_early_ends_itself() -> None:
     someone_else = str(os.getppid())
-    line = [sys.executable, "-m", RANKS, "--launcher", someone_else, "this"]
+    line = [sys.executable, "-m", RANKS_MODULE, "--launcher", someone_else, "this"]
     done = processes.run(line, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
 
 
 @pytest.mark.full
-def test_a_process_that_fails_ends_the_others_and_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="rank 2 ended with status 3 and said: KeyError: 'what went wrong'"):
+def test_a_process_that_fails_ends_the_others_and_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="rank 2 ended with status 3 and wrote: KeyError: 'what went wrong'"):
         launch(3, [str(tmp_path), "3"], module="tests.planner.execution.waiting")
     assert not any(lives(int(path.read_text())) for path in tmp_path.iterdir())
 
 
 def test_where_no_rank_could_be_started_it_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "RANKS", "no_such_module")
+    monkeypatch.setattr(launching, "RANKS_MODULE", "no_such_module")
     with pytest.raises(InputError, match=r"that starts the ranks ended with status 1 and wrote: .*no_such_module"):
         launch(2, [])

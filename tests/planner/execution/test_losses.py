@@ -1,4 +1,4 @@
-"""Plans that are carried out: whatever the plan, losses and weights are those of one process."""
+"""Planned trainings: whatever the plan, losses and weights are those of one process."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from longshore.cluster.model.training_plan import PlanFile, StagePlan
 from longshore.planner.execution.cutting import script_of
 from longshore.planner.execution.launching import launch
 from longshore.planner.execution.plan_file import write_plan
-from longshore.planner.execution.worker import Measured
+from longshore.planner.execution.worker import MeasuredTraining
 
 pytestmark = pytest.mark.full
 
@@ -106,7 +106,7 @@ def test_a_plan_trains_as_one_process(
     at: int, folder: Path, by_one: dict[str, tuple[list[float], dict[str, torch.Tensor]]]
 ) -> None:
     losses, weights = by_one[CASES[at][0]]
-    found = Measured.model_validate_json((folder / f"{at}.json").read_text())
+    found = MeasuredTraining.model_validate_json((folder / f"{at}.json").read_text())
     assert losses[-1] < losses[0]
     assert found.losses == pytest.approx(losses, rel=1e-5)
     stages = [torch.load(folder / f"weights-{at}" / f"stage-{k}.pt") for k in range(CASES[at][2])]
@@ -117,8 +117,8 @@ def test_a_plan_trains_as_one_process(
 
 
 @pytest.mark.parametrize("at", range(len(CASES)))
-def test_every_stage_says_what_it_took(at: int, folder: Path) -> None:
-    found = Measured.model_validate_json((folder / f"{at}.json").read_text())
+def test_every_stage_reports_its_times(at: int, folder: Path) -> None:
+    found = MeasuredTraining.model_validate_json((folder / f"{at}.json").read_text())
     assert len(found.stages) == CASES[at][2]
     for stage in found.stages:
         assert min(stage.forward_s, stage.backward_s, stage.optimizer_s) > 0.0

@@ -1,4 +1,4 @@
-"""A process that says who it is in a folder, and waits; the last rank ends with a status if one is named."""
+"""A process that writes its number to a folder, and waits; the last rank ends with a status if one is named."""
 
 import os
 import sys

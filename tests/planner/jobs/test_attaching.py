@@ -13,7 +13,7 @@ from longshore.cluster.model.problem import laid_out
 from longshore.cluster.model.workload import Workload, iteration_s, workload_of
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.planner.jobs import (
-    LEAST_ITERATIONS,
+    MIN_ITERATIONS,
     Decoder,
     Tables,
     attach,
@@ -49,7 +49,7 @@ def test_the_examples_are_as_large_as_their_names_say(model: Decoder) -> None:
 @pytest.mark.few(11)
 @pytest.mark.parametrize("model", MODELS, ids=lambda it: it.name)
 @pytest.mark.parametrize("gpus", SIZES)
-def test_on_whole_nodes_of_its_type_a_simulated_plan_takes_as_long_as_the_planner_says(
+def test_on_whole_nodes_of_its_type_a_simulated_plan_takes_as_long_as_the_planner_predicts(
     model: Decoder, gpus: int
 ) -> None:
     choices = tables().choices(model, gpus)
@@ -68,7 +68,7 @@ def test_on_whole_nodes_of_its_type_a_simulated_plan_takes_as_long_as_the_planne
         assert least * (1 - 1e-9) <= found <= plan.step_s * (1 + 1e-9) + edges_s
 
 
-def test_the_first_plan_is_data_parallel_and_takes_what_the_trace_says() -> None:
+def test_the_first_plan_is_data_parallel_and_takes_as_long_as_in_the_trace() -> None:
     asked = jobs()
     found = attach(asked, MODELS, tables(), seed=1).workload
     assert found.plans is not None
@@ -131,7 +131,7 @@ def test_short_jobs_and_those_whose_gpus_split_no_batch_have_no_plan() -> None:
     assert found.workload.plans is not None
     for job, plans in enumerate(found.workload.plans):
         assert not plans or found.workload.gpus[job] != 7
-        assert not plans or found.workload.work_s[job] >= LEAST_ITERATIONS * 0.1
+        assert not plans or found.workload.work_s[job] >= MIN_ITERATIONS * 0.1
     assert found.models.total() == 200
     assert found.models[""] == sum(not plans for plans in found.workload.plans)
 
@@ -145,7 +145,7 @@ def test_short_jobs_and_those_whose_gpus_split_no_batch_have_no_plan() -> None:
         (
             "models: [{name: a, layers: 2, hidden: 8, heads: 2, batch: 8}, "
             "{name: a, layers: 2, hidden: 8, heads: 2, batch: 8}]",
-            "two models are called a",
+            "two models have the name a",
         ),
     ],
 )

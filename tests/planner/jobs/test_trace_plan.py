@@ -1,4 +1,4 @@
-"""`longshore trace plan` as somebody types it."""
+"""`longshore trace plan` from the command line."""
 
 from pathlib import Path
 
@@ -27,10 +27,10 @@ def typed(*words: object) -> tuple[int, str]:
 @pytest.mark.full
 def test_each_job_gets_plans_if_it_can(tmp_path: Path) -> None:
     out = tmp_path / "planned.csv"
-    status, said = typed(trace(tmp_path), out, "--models", MODELS, "--cluster", SMALL)
-    assert status == 0, said
-    assert "5 jobs, 2 with plans" in said
-    assert "3 have no plan" in said
+    status, message = typed(trace(tmp_path), out, "--models", MODELS, "--cluster", SMALL)
+    assert status == 0, message
+    assert "5 jobs, 2 with plans" in message
+    assert "3 have no plan" in message
     found = read_trace(out)
     assert found.plans is not None
     assert [len(plans) > 0 for plans in found.plans] == [True, True, False, False, False]
@@ -50,6 +50,6 @@ def test_each_job_gets_plans_if_it_can(tmp_path: Path) -> None:
 def test_what_cannot_be_planned_is_refused(
     models: Path, cluster: Path, output: str, problem: str, tmp_path: Path
 ) -> None:
-    status, said = typed(trace(tmp_path), tmp_path / output, "--models", models, "--cluster", cluster)
+    status, message = typed(trace(tmp_path), tmp_path / output, "--models", models, "--cluster", cluster)
     assert status != 0
-    assert problem in said
+    assert problem in message

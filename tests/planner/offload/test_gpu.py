@@ -1,4 +1,4 @@
-"""State that is put away from a real GPU; without one these tests are skipped."""
+"""State that is offloaded from a real GPU; without one these tests are skipped."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from longshore.planner.model import Offload
-from longshore.planner.offload.offloading import Mover, Offloading, Wish
+from longshore.planner.offload.offloading import Mover, Offloading, OffloadOptions
 from longshore.planner.offload.places import PinnedPlace
 from tests.support import processes
 
@@ -34,7 +34,7 @@ for call in (mover.need, mover.close):
     try:
         call()
     except CheckpointError as error:
-        print("told", "CUDA error" in str(error))
+        print("reported", "CUDA error" in str(error))
 """
 
 
@@ -78,9 +78,9 @@ def trained(how: Offload | None, folder: Path) -> tuple[list[Tensor], list[float
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(6)]).to(GPU)
     optimizer, drawn = torch.optim.AdamW(model.parameters()), torch.Generator(GPU).manual_seed(1)
-    told: list[str] = []
-    wish = None if how is None else Wish(how, folder, has_own_core=True)
-    parts = None if wish is None else Offloading(wish, 0, optimizer, list(model.parameters()), told.append)
+    reported: list[str] = []
+    wish = None if how is None else OffloadOptions(how, folder, has_own_core=True)
+    parts = None if wish is None else Offloading(wish, 0, optimizer, list(model.parameters()), reported.append)
     least, losses = sys.maxsize, []
     for step in range(STEPS):
         if parts is not None:
@@ -117,8 +117,8 @@ def test_a_training_that_puts_state_away_has_the_same_weights_and_needs_less_mem
     assert other_least < least - state_bytes // 2
 
 
-def test_a_kernel_that_fails_while_state_is_away_is_told_and_nobody_waits() -> None:
+def test_a_kernel_that_fails_while_state_is_away_is_reported_and_no_thread_waits() -> None:
     done = processes.run(
         [sys.executable, "-c", BROKEN], env=dict(os.environ), capture_output=True, timeout_s=120, check=False
     )
-    assert done.stdout.splitlines() == ["told True"] * 2, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["reported True"] * 2, done.stderr[-2000:]

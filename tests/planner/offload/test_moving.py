@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import CheckpointError
 from longshore.planner.offload.offloading import Mover, of_optimizer, of_parameters
-from longshore.planner.offload.places import PREFIX, FilePlace, sweep
+from longshore.planner.offload.places import OFFLOAD_PREFIX, FilePlace, sweep
 from tests.support import processes
 from tests.support.budgets import examples
 
@@ -145,7 +145,7 @@ def test_a_disk_that_gets_full_keeps_state_in_memory(tmp_path: Path) -> None:
     os.close(full)
 
 
-def test_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
+def test_state_that_cannot_be_read_back_is_reported(tmp_path: Path) -> None:
     mover, place, tensors = moved([1000], tmp_path)
     mover.leave([tensors[0].untyped_storage()], FAR_S)
     wait_until_away(mover)
@@ -165,13 +165,13 @@ def test_a_process_killed_at_any_moment_leaves_no_file(how: str, tmp_path: Path)
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(rng.uniform(0.0, 0.2))
-        if how == "named":  # killed between two calls; whoever comes next removes what is left
+        if how == "named":  # killed between two calls; the next process removes what is left
             FilePlace(1, tmp_path).close()
         assert list(tmp_path.iterdir()) == []
 
 
 def test_stale_files_are_swept_and_others_stay(tmp_path: Path) -> None:
-    for name in (f"{PREFIX}abc", f"{PREFIX}x1_2", "longshore-other", "mine"):
+    for name in (f"{OFFLOAD_PREFIX}abc", f"{OFFLOAD_PREFIX}x1_2", "longshore-other", "mine"):
         (tmp_path / name).write_text("x")
     sweep(tmp_path)
     assert {it.name for it in tmp_path.iterdir()} == {"longshore-other", "mine"}

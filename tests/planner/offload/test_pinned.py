@@ -1,6 +1,6 @@
 """Pinned memory against a twin of CUDA's streams, in which an operation knows what it comes behind. No GPU is here.
 
-The twin leaves out bytes, time and memory: it tells whether a copy may meet kernels that are still under way.
+The twin omits bytes, time and memory: it shows whether a copy may meet kernels that are still under way.
 """
 
 import gc
@@ -157,7 +157,7 @@ def test_copies_begin_behind_the_kernels_that_may_use_the_memory(cuda: Cuda) -> 
     assert state[0].taken_on is cuda.computes  # else the allocator may give what kernels there still use
 
 
-def test_just_the_memory_that_is_asked_for_is_pinned_and_given_back_once_also_if_nobody_closes_it(cuda: Cuda) -> None:
+def test_exactly_the_requested_memory_is_pinned_and_released_once_also_without_close(cuda: Cuda) -> None:
     place = places.PinnedPlace(5000, torch.device("cuda", 0))
     assert (place.size_bytes, list(cuda.pinned.values())) == (5000, [5000])
     place.close()
@@ -179,12 +179,14 @@ def test_without_memory_to_pin_there_is_an_error_of_a_place(cuda: Cuda) -> None:
     "breaks", ["copy out", "synchronize", "give memory", "look for room", "take memory", "copy back"]
 )
 @pytest.mark.parametrize("back_at_s", [0.0, math.inf])
-def test_whatever_cuda_raises_nobody_waits_for_ever_and_all_are_told(breaks: str, back_at_s: float, cuda: Cuda) -> None:
+def test_no_thread_waits_for_ever_after_an_error_of_cuda_and_all_are_reported(
+    breaks: str, back_at_s: float, cuda: Cuda
+) -> None:
     state = cast("Any", [Storage(cuda)])
     mover = Mover(places.PinnedPlace(4096, torch.device("cuda", 0)), state)
     cuda.breaks = breaks
     mover.leave(state, back_at_s)
-    told, until_s = list[str](), time.monotonic() + PATIENCE_S
+    reported, until_s = list[str](), time.monotonic() + PATIENCE_S
     while back_at_s == 0.0 and not cuda.broken and time.monotonic() < until_s:
         time.sleep(0.001)  # all is tried there before anybody needs the state
 
@@ -193,12 +195,12 @@ def test_whatever_cuda_raises_nobody_waits_for_ever_and_all_are_told(breaks: str
             try:
                 call()
             except CheckpointError as error:
-                told.append(str(error))
+                reported.append(str(error))
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
     assert cuda.broken or back_at_s > 0.0
-    assert cuda.broken == bool(told or mover.refused)
-    assert all("illegal memory access" in it for it in [*told, *([str(mover.refused)] if mover.refused else [])])
+    assert cuda.broken == bool(reported or mover.refused)
+    assert all("illegal memory access" in it for it in [*reported, *([str(mover.refused)] if mover.refused else [])])

@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import BackendError
 from longshore.planner.model import Schedule, order
-from longshore.planner.sharing import Arbiter, Device, Kind, Pass, Turn, name_of
+from longshore.planner.sharing import Arbiter, DeviceTurn, Pass, PassKind, SharedDevice, name_of
 from tests.support import processes
 
-PASSES = st.builds(Pass, st.integers(0, 3), st.sampled_from(Kind), st.integers(0, 3), st.integers(0, 5))
+PASSES = st.builds(Pass, st.integers(0, 3), st.sampled_from(PassKind), st.integers(0, 3), st.integers(0, 5))
 EVENTS = st.lists(st.tuples(st.sampled_from(["want", "done", "gone", "grant"]), st.integers(0, 5), PASSES), max_size=80)
 
 
 @given(EVENTS)
-def test_the_first_that_waits_has_the_device_and_nobody_else(events: list[tuple[str, int, Pass]]) -> None:
-    device, holder, waiting = Device(), None, dict[int, Pass]()
+def test_only_the_first_waiting_sub_task_holds_the_device(events: list[tuple[str, int, Pass]]) -> None:
+    device, holder, waiting = SharedDevice(), None, dict[int, Pass]()
     for what, who, it in events:
         if what == "want" and who != holder:
-            device.want(who, it)
+            device.request(who, it)
             waiting[who] = it
         elif what in ("done", "gone"):
-            device.done(who)
+            device.release(who)
             waiting.pop(who, None)
             holder = None if holder == who else holder
         granted = device.grant()
@@ -45,8 +45,9 @@ def test_the_first_that_waits_has_the_device_and_nobody_else(events: list[tuple[
 
 def test_backward_comes_before_forward_and_then_the_earliest_micro_batch() -> None:
     passes = [
-        Pass(0, Kind.backward, 1), Pass(0, Kind.backward, 2), Pass(0, Kind.forward, 0), Pass(0, Kind.forward, 3),
-        Pass(0, Kind.update), Pass(1, Kind.backward, 0), Pass(1, Kind.forward, 0),
+        Pass(0, PassKind.backward, 1), Pass(0, PassKind.backward, 2),
+        Pass(0, PassKind.forward, 0), Pass(0, PassKind.forward, 3),
+        Pass(0, PassKind.update), Pass(1, PassKind.backward, 0), Pass(1, PassKind.forward, 0),
     ]  # fmt: skip
     shuffled = passes[3:] + passes[:3]
     assert sorted(shuffled) == passes
@@ -60,19 +61,19 @@ def test_all_passes_of_a_pipeline_on_one_device_run_and_none_is_overtaken_for_ev
     micro_batches = max(stages, micro_batches)
     queues = [
         deque(
-            Pass(at, Kind.backward if back else Kind.forward, it, stage)
+            Pass(at, PassKind.backward if back else PassKind.forward, it, stage)
             for at in range(iterations)
             for back, it in order(Schedule.one_forward_one_backward, stage, stages, micro_batches)
         )
         for stage in range(stages)
     ]
     each = 2 * micro_batches
-    device, ran, asked = Device(), set[Pass](), dict[int, int]()  # when each asked
+    device, ran, asked = SharedDevice(), set[Pass](), dict[int, int]()  # when each asked
     while any(queues):
         ready = [k for k in range(stages) if queues[k] and k not in asked and _is_ready(queues[k][0], ran, stages)]
         lazy = data.draw(st.sets(st.sampled_from(ready))) if len(ready) > 1 else set[int]()
         for k in set(ready) - lazy:
-            device.want(k, queues[k][0])
+            device.request(k, queues[k][0])
             asked[k] = len(ran)
         who = device.grant()
         if who is None:
@@ -81,12 +82,12 @@ def test_all_passes_of_a_pipeline_on_one_device_run_and_none_is_overtaken_for_ev
         it = queues[who].popleft()
         assert len(ran) - asked.pop(who) <= each * (it.iteration + 1) * (stages - 1)
         ran.add(it)
-        device.done(who)
+        device.release(who)
     assert len(ran) == stages * iterations * each
 
 
 def _is_ready(it: Pass, ran: set[Pass], stages: int) -> bool:
-    before = it.rank - 1 if it.kind is Kind.forward else it.rank + 1
+    before = it.rank - 1 if it.kind is PassKind.forward else it.rank + 1
     return not 0 <= before < stages or it._replace(rank=before) in ran
 
 
@@ -105,12 +106,12 @@ def arbiter(request: pytest.FixtureRequest) -> Iterator[tuple[str, threading.Thr
 
 
 def test_sub_tasks_take_turns(arbiter: tuple[str, threading.Thread]) -> None:
-    turns = [Turn(arbiter[0], 0, rank, starts=False) for rank in range(3)]
+    turns = [DeviceTurn(arbiter[0], 0, rank, starts=False) for rank in range(3)]
     inside, most, passes = list[int](), list[int](), list[int]()
 
     def work(rank: int) -> None:
         for at in range(20):
-            with turns[rank].of(at, Kind.phase):
+            with turns[rank].of(at, PassKind.phase):
                 inside.append(rank)
                 most.append(len(inside))
                 time.sleep(0.0005)
@@ -137,49 +138,49 @@ with Turn(sys.argv[1], 0, 0, starts=False).of(0, Kind.forward):
 """
 
 
-def test_a_device_is_free_again_when_who_has_it_is_killed(arbiter: tuple[str, threading.Thread]) -> None:
-    mine = Turn(arbiter[0], 0, 1, starts=False)
+def test_a_device_is_free_again_when_its_holder_is_killed(arbiter: tuple[str, threading.Thread]) -> None:
+    mine = DeviceTurn(arbiter[0], 0, 1, starts=False)
     with processes.start([sys.executable, "-c", HOLDS, arbiter[0]], stdout=processes.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-    with mine.of(0, Kind.backward):
+    with mine.of(0, PassKind.backward):
         pass
     mine.close()
 
 
-@pytest.mark.parametrize("said", [b"job another\n", b"want 0 0 0 0\n", b"\n", b"\xff\xfe\n", b"x" * 500, b"done\n"])
-def test_a_stranger_does_not_get_the_device(said: bytes, arbiter: tuple[str, threading.Thread]) -> None:
-    mine = Turn(arbiter[0], 0, 0, starts=False)
+@pytest.mark.parametrize("message", [b"job another\n", b"want 0 0 0 0\n", b"\n", b"\xff\xfe\n", b"x" * 500, b"done\n"])
+def test_another_user_does_not_get_the_device(message: bytes, arbiter: tuple[str, threading.Thread]) -> None:
+    mine = DeviceTurn(arbiter[0], 0, 0, starts=False)
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(name_of(arbiter[0], 0))
-        stranger.sendall(said)
+        stranger.sendall(message)
         assert stranger.recv(10) == b""
-    with mine.of(0, Kind.update):
+    with mine.of(0, PassKind.update):
         pass
     mine.close()
 
 
-@pytest.mark.parametrize("said", [b"want\n", b"want 0 9 0 0\n", b"want a 0 0 0\n", b"give 0 0 0 0\n"])
-def test_a_sub_task_that_says_something_else_is_dropped(said: bytes, arbiter: tuple[str, threading.Thread]) -> None:
-    mine = Turn(arbiter[0], 0, 0, starts=False)
-    other = Turn(arbiter[0], 0, 1, starts=False)
-    other._line.sendall(said)
-    with pytest.raises(BackendError, match="its arbiter has ended"), other.of(0, Kind.forward):
+@pytest.mark.parametrize("message", [b"want\n", b"want 0 9 0 0\n", b"want a 0 0 0\n", b"give 0 0 0 0\n"])
+def test_a_sub_task_that_sends_something_else_is_dropped(message: bytes, arbiter: tuple[str, threading.Thread]) -> None:
+    mine = DeviceTurn(arbiter[0], 0, 0, starts=False)
+    other = DeviceTurn(arbiter[0], 0, 1, starts=False)
+    other._line.sendall(message)
+    with pytest.raises(BackendError, match="its arbiter has ended"), other.of(0, PassKind.forward):
         pass
     other.close()
-    with mine.of(0, Kind.update):
+    with mine.of(0, PassKind.update):
         pass
     mine.close()
 
 
 def test_the_first_sub_task_starts_the_arbiter_and_it_ends_with_the_last(request: pytest.FixtureRequest) -> None:
     job = f"own-{request.node.name}"
-    first = Turn(job, 3, 0, starts=True)
-    second = Turn(job, 3, 1, starts=False)
-    with second.of(0, Kind.forward):
+    first = DeviceTurn(job, 3, 0, starts=True)
+    second = DeviceTurn(job, 3, 1, starts=False)
+    with second.of(0, PassKind.forward):
         pass
     second.close()
-    with first.of(0, Kind.forward):
+    with first.of(0, PassKind.forward):
         pass
     first.close()
     assert first._arbiter is not None

@@ -1,4 +1,4 @@
-"""What the search is given: a model, GPUs and limits; and what the model's layers cost under a layout.
+"""The request of a search: a model, GPUs and limits; and what the model's layers cost under a layout.
 
 Source: SPEC P1.
 """
@@ -16,19 +16,19 @@ from .model import (
     Constants,
     HardwareProfile,
     HostProfile,
-    Pieces,
+    MicroBatchWork,
     all_reduce_bytes,
     kept_share,
     optimizer_state_bytes,
     state_bytes,
 )
-from .plan import Layout
+from .plan import PlanLayout
 from .pool import GpuType, Pool, carried_over, slowest
 from .profile.profiling import ModelProfile
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class LayerArrays:
     """The figures of a profile as arrays of shape (layers,), for one sample."""
 
     forward_flops: Array
@@ -52,36 +52,36 @@ class Layers:
         return int(self.parameters.size)
 
 
-def layers_of(profile: ModelProfile) -> Layers:
+def layers_of(profile: ModelProfile) -> LayerArrays:
     """Return the figures of a profile as arrays."""
-    names = [it.name for it in fields(Layers) if it.name not in ("has_heads", "heads")]
+    names = [field.name for field in fields(LayerArrays) if field.name not in ("has_heads", "heads")]
     columns = {name: profile.column(name) for name in names}
     columns["parameters"] -= columns["frozen_parameters"]
     has_heads = (profile.column("heads") > 0).astype(np.float64)
-    return Layers(**columns, has_heads=has_heads, heads=profile.heads)
+    return LayerArrays(**columns, has_heads=has_heads, heads=profile.heads)
 
 
-def host_layers(profile: ModelProfile) -> Layers:
+def host_layers(profile: ModelProfile) -> LayerArrays:
     """Return the figures of a profile as arrays, with the bytes of numbers on a machine without GPUs."""
     found, wider = layers_of(profile), HOST_BYTES / NUMBER_BYTES
     names = ("saved_bytes", "output_bytes", "frozen_bytes", "tied_frozen_bytes")
     return replace(found, **{name: getattr(found, name) * wider for name in names})
 
 
-def pieces(layers: Layers, tensor: Array, micro_batch: Array, recomputes: Array) -> Pieces:
+def pieces(layers: LayerArrays, tensor: Array, micro_batch: Array, recomputes: Array) -> MicroBatchWork:
     """Return what a micro-batch does in each layer, arrays of shape (cases, layers).
 
     Args:
         layers: Of the model.
         tensor: Degree of tensor parallelism of each case, shape (cases, 1).
         micro_batch: Samples, in the same shape.
-        recomputes: Whether blocks are computed again on the way back, 1 or 0, in the same shape.
+        recomputes: Whether blocks are computed again in the backward pass, 1 or 0, in the same shape.
     """
     again = recomputes * layers.is_block
     once = layers.forward_flops + layers.backward_flops
     # A decoder layer has four all-reduces, two on either way; with recomputation two more.
     reduces = (4.0 + 2.0 * again) * layers.has_heads
-    return Pieces(
+    return MicroBatchWork(
         flops=micro_batch / tensor * (once + again * layers.forward_flops),
         elements=micro_batch / tensor * layers.input_elements,
         tensor_bytes=all_reduce_bytes(tensor, reduces * micro_batch * layers.output_bytes),
@@ -96,16 +96,18 @@ class MemoryCosts:
 
     state_bytes: Array  # weights, gradients and optimizer, and weights that are not trained
     optimizer_bytes: Array  # of these, the optimizer's
-    kept_bytes: Array  # for each micro-batch that is on its way
-    working_bytes: float  # for the layer at work, whichever it is
+    kept_bytes: Array  # for each micro-batch in the pipeline
+    working_bytes: float  # for the layer that is computed, whichever it is
 
 
-def memory(layers: Layers, saving: Saving, data: int, tensor: int, micro_batch: int, *, copies: bool) -> MemoryCosts:
+def memory(
+    layers: LayerArrays, saving: Saving, data: int, tensor: int, micro_batch: int, *, copies: bool
+) -> MemoryCosts:
     """Return what the layers take on a GPU.
 
     Args:
         layers: Of the model.
-        saving: What is done to need less.
+        saving: How memory is saved.
         data: Data-parallel members.
         tensor: Tensor-parallel members.
         micro_batch: Samples.
@@ -131,25 +133,25 @@ Chain = Pool  # types that one plan may use, in the order in which their GPUs ar
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A model, how long it may take, and with what.
+class PlanRequest:
+    """A model, the time for its training, and the GPUs.
 
     Args:
         profile: Of the model.
         layers: The same as arrays.
-        hardware: Constants of the step-time model, or what ranks of one machine do in a second.
+        hardware: Constants of the step-time model, or rates of ranks of one machine.
         pool: GPUs that may be used.
         batch: Samples of an iteration.
         iterations: Of the whole training.
-        deadline_s: Time for all of them; None for as soon as possible.
-        degrees: Data, pipeline and tensor degree of all plans that count; None for any.
-        is_plain: Whether only plans count that `longshore.stage` carries out.
-        is_replicated: Whether only plans count whose ranks all do the same, so that any may take another's place.
-        offload: Whether a plan that does not fit otherwise may put its optimizer state into host memory.
+        deadline_s: Time for all of them; None for the fastest plan.
+        degrees: Required data, pipeline and tensor degree; None for any.
+        is_plain: Whether plans are limited to those that `longshore.stage` can run.
+        is_replicated: Whether plans are limited to those whose ranks are interchangeable.
+        offload: Whether a plan that does not fit otherwise may offload its optimizer state to host memory.
     """
 
     profile: ModelProfile
-    layers: Layers
+    layers: LayerArrays
     hardware: HardwareProfile | HostProfile
     pool: Pool
     batch: int
@@ -161,15 +163,15 @@ class Question:
     offload: bool = False
 
     @property
-    def most_step_s(self) -> float:
-        """What an iteration may be predicted to take, so that the bound meets the deadline."""
+    def max_step_s(self) -> float:
+        """Longest predicted iteration whose bound meets the deadline."""
         if self.deadline_s is None:
             return 0.0
         return self.deadline_s / (self.iterations * self.hardware.accuracy.bound_factor)
 
     @property
     def fitted(self) -> HardwareProfile:
-        """The constants of the step-time model, where GPUs are planned with."""
+        """The constants of the step-time model, for plans on GPUs."""
         assert isinstance(self.hardware, HardwareProfile)
         return self.hardware
 
@@ -178,7 +180,7 @@ class Question:
         return carried_over(self.fitted.values, self.fitted.measured_on, gpu_type)
 
 
-def question(
+def make_request(
     profile: ModelProfile,
     hardware: HardwareProfile | HostProfile,
     pool: Pool,
@@ -188,25 +190,25 @@ def question(
     deadline_s: float | None,
     degrees: tuple[int, int, int] | None = None,
     is_plain: bool = False,
-) -> Question:
-    """Return the question of training a model on so many samples."""  # fmt: skip
+) -> PlanRequest:
+    """Return the request of training a model on a number of samples."""
     iterations = max(1, ceil(samples / batch))
     layers = host_layers(profile) if isinstance(hardware, HostProfile) else layers_of(profile)
-    return Question(profile, layers, hardware, pool, batch, iterations, deadline_s, degrees, is_plain=is_plain)
+    return PlanRequest(profile, layers, hardware, pool, batch, iterations, deadline_s, degrees, is_plain=is_plain)
 
 
 def chains(pool: Pool) -> list[Chain]:
-    """Return which types plans may use: each alone, and the fastest two, three and so on together."""
-    return [*((it,) for it in pool), *(pool[:count] for count in range(2, len(pool) + 1))]
+    """Return the types that a plan may use: each alone, and the fastest two, three and so on together."""
+    return [*((gpu_type,) for gpu_type in pool), *(pool[:count] for count in range(2, len(pool) + 1))]
 
 
 def gpus_of(chain: Chain) -> int:
     """Return the GPUs of all types."""
-    return sum(it.gpus for it in chain)
+    return sum(gpu_type.gpus for gpu_type in chain)
 
 
-def stage_types(chain: Chain, layout: Layout) -> list[GpuType]:
-    """Return what the GPUs of each stage amount to: a stage goes as fast as its slowest member.
+def stage_types(chain: Chain, layout: PlanLayout) -> list[GpuType]:
+    """Return the effective GPU type of each stage: a stage is as fast as its slowest member.
 
     GPUs are taken in the order of the chain, so the first stages, which keep most, have the fastest.
     """
@@ -219,11 +221,11 @@ def stage_types(chain: Chain, layout: Layout) -> list[GpuType]:
 
 
 def _between(chain: Chain, first: int, end: int) -> list[GpuType]:
-    """Return the types of the GPUs from one to another, with as many GPUs as are taken of each."""
+    """Return the types of the GPUs from one to another, with the number taken of each."""
     found, passed = list[GpuType](), 0
-    for it in chain:
-        taken = min(end, passed + it.gpus) - max(first, passed)
+    for gpu_type in chain:
+        taken = min(end, passed + gpu_type.gpus) - max(first, passed)
         if taken > 0:
-            found.append(it._replace(gpus=taken))
-        passed += it.gpus
+            found.append(gpu_type._replace(gpus=taken))
+        passed += gpu_type.gpus
     return found

@@ -1,4 +1,4 @@
-"""From what a user gives to a question for the search: profile, GPUs of a cluster file, samples and deadline.
+"""The inputs of `longshore plan find`: from options and files to a request for the search.
 
 Source: SPEC P1.
 """
@@ -8,32 +8,32 @@ from pathlib import Path
 
 from ..cluster.files.errors import InputError
 from ..cluster.presets.cluster_file import read_cluster
-from .hardware_file import read_hardware
+from .calibration import read_hardware
 from .model import DEFAULT, HardwareProfile, HostProfile
 from .pool import Pool, pool_of, ranks_of
 from .profile.building import read_table
-from .profile.profiling import Limits, ModelProfile, profile
-from .question import Question, question
+from .profile.profiling import ModelProfile, ProfilingLimits, profile
+from .request import PlanRequest, make_request
 
-MOST_SAMPLES = 1e15
+MAX_SAMPLES = 1e15
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlanOptions:
     """The options of `longshore plan find`.
 
     Args:
         model: `FILE.py:FUNCTION`, or a table of layers.
         cluster: Cluster file; None where the hardware is ranks of this machine.
         hardware: Hardware profile; the one that comes with Longshore if None.
-        deadline_s: Time for all of the training; None for as soon as possible.
+        deadline_s: Time for the whole training; None for the fastest plan.
         tokens: Of the training, or None.
         samples: Of the training, or None.
         batch: Samples of an iteration.
         gpus: At most, of all types together, or None.
         limits: Of the process that profiles the model.
-        degrees: Data, pipeline and tensor degree of plans that count; None for any.
-        is_plain: Whether only plans count that `longshore.stage` carries out.
+        degrees: Required data, pipeline and tensor degree; None for any.
+        is_plain: Whether plans are limited to those that `longshore.stage` can run.
     """
 
     model: str
@@ -44,25 +44,25 @@ class Request:
     samples: float | None
     batch: int
     gpus: int | None
-    limits: Limits
+    limits: ProfilingLimits
     degrees: tuple[int, int, int] | None = None
     is_plain: bool = False
 
 
-def ask(request: Request) -> Question:
-    """Read and profile all that a request names.
+def read_request(options: PlanOptions) -> PlanRequest:
+    """Read the files that the options name, and profile the model.
 
     Raises:
-        InputError: If any of it cannot be used.
+        InputError: If one of them cannot be used.
         PluginError: If the fault model of the cluster file cannot be imported.
     """
-    hardware = DEFAULT if request.hardware is None else read_hardware(request.hardware)
-    pool = limited(_pool(request.cluster, hardware), request.gpus)
-    found = model_of(request.model, request.limits)
-    samples = samples_of(found, samples=request.samples, tokens=request.tokens)
-    return question(
-        found, hardware, pool, batch=request.batch, samples=samples, deadline_s=request.deadline_s,
-        degrees=request.degrees, is_plain=request.is_plain,
+    hardware = DEFAULT if options.hardware is None else read_hardware(options.hardware)
+    pool = limited(_pool(options.cluster, hardware), options.gpus)
+    found = model_of(options.model, options.limits)
+    samples = samples_of(found, samples=options.samples, tokens=options.tokens)
+    return make_request(
+        found, hardware, pool, batch=options.batch, samples=samples, deadline_s=options.deadline_s,
+        degrees=options.degrees, is_plain=options.is_plain,
     )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def _pool(cluster: Path | None, hardware: HardwareProfile | HostProfile) -> Pool
     if isinstance(hardware, HostProfile):
         if cluster is not None:
             problem = "the hardware profile is of ranks of one machine, which need no cluster file"
-            raise InputError(problem, "leave it out", field="--cluster")
+            raise InputError(problem, "omit it", field="--cluster")
         return ranks_of(hardware)
     if cluster is None:
         fix = "give one, or as --hardware a profile of `longshore plan measure`"
@@ -78,31 +78,31 @@ def _pool(cluster: Path | None, hardware: HardwareProfile | HostProfile) -> Pool
     return pool_of(read_cluster(cluster))
 
 
-def model_of(model: str, limits: Limits) -> ModelProfile:
+def model_of(model: str, limits: ProfilingLimits) -> ModelProfile:
     """Return the profile of a model, from its code or from a table of its layers."""
     return read_table(Path(model)) if model.endswith(".csv") else profile(model, limits)
 
 
 def limited(pool: Pool, gpus: int | None) -> Pool:
-    """Return a pool with so many GPUs at most, the fastest first."""
+    """Return a pool of at most N GPUs, the fastest first."""
     left, found = float("inf") if gpus is None else gpus, []
-    for it in pool:
-        taken = int(min(it.gpus, left))
+    for gpu_type in pool:
+        taken = int(min(gpu_type.gpus, left))
         left -= taken
-        found += [it._replace(gpus=taken)] if taken else []
+        found += [gpu_type._replace(gpus=taken)] if taken else []
     return tuple(found)
 
 
 def samples_of(found: ModelProfile, *, samples: float | None, tokens: float | None) -> float:
-    """Return the samples of a training, of which either these or its tokens are given.
+    """Return the samples of a training, from its samples or its tokens.
 
     Raises:
-        InputError: If they are too many.
+        InputError: If there are too many.
     """
     if samples is not None:
         return samples
-    assert tokens is not None  # one of the two, by who asks
+    assert tokens is not None  # the caller gives one of the two
     samples = tokens / found.tokens_per_sample
-    if samples > MOST_SAMPLES:
-        raise InputError(f"{tokens:g} tokens are too many", f"give at most {MOST_SAMPLES:g}", field="--tokens")
+    if samples > MAX_SAMPLES:
+        raise InputError(f"{tokens:g} tokens are too many", f"give at most {MAX_SAMPLES:g}", field="--tokens")
     return samples
