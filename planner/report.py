@@ -306,15 +306,15 @@ def choice_json(request: PlanRequest, choice: SearchResult, table: Sequence[Foun
     answer: dict[str, Any] = {
         "model": {
             "name": profile.name, "rung": profile.rung, "parameters": profile.parameters,
-            "trained_parameters": profile.trained_parameters, "least_samples": profile.min_samples,
+            "trained_parameters": profile.trained_parameters, "min_samples": profile.min_samples,
             "forward_flops": profile.forward_flops, "layers": [layer.name for layer in profile.layers],
             "notes": list(profile.notes),
         },
         "batch": request.batch, "iterations": request.iterations, "deadline_s": request.deadline_s,
         "meets_deadline": choice.meets,
-        "plan": _plan(choice.plan), "would_do": _plan(choice.with_more_gpus),
-        "fewer": _plan(choice.with_fewer_gpus), "closest": _misfit(choice.closest),
-        "looked_at": choice.layouts, "worked_out": choice.evaluated,
+        "plan": _plan(choice.plan), "with_more_gpus": _plan(choice.with_more_gpus),
+        "with_fewer_gpus": _plan(choice.with_fewer_gpus), "closest": _misfit(choice.closest),
+        "layouts": choice.layouts, "evaluated": choice.evaluated,
         "hardware": request.hardware.model_dump(mode="json"),
     }  # fmt: skip
     if table is not None:
