@@ -114,7 +114,7 @@ class Tables:
 
     setup: ClusterSetup
     hardware: HardwareProfile
-    max_gpus: int  # that a job may ask for
+    max_gpus: int  # that a job may request
     _known: dict[str, list[Choices]] = field(default_factory=dict)
 
     def choices(self, decoder: Decoder, gpus: int) -> Choices | None:
@@ -130,13 +130,13 @@ class Tables:
 
     def _on_type(self, decoder: Decoder, gpu_type: GpuType) -> Choices:
         mine = gpu_type._replace(gpus=min(gpu_type.gpus, self.max_gpus))
-        asked = make_request(
+        request = make_request(
             decoder.profile, self.hardware, (mine,), batch=decoder.batch, samples=decoder.batch, deadline_s=None
         )
-        with_offload = replace(asked, offload=gpu_type.host_bytes_per_s > 0.0)
+        with_offload = replace(request, offload=gpu_type.host_bytes_per_s > 0.0)
         cluster, number = self.setup.cluster, self.setup.type_names.index(gpu_type.name)
         speed = float(cluster.speed[cluster.node_type == number][0])
-        data_parallel, any_layout = (fastest_by_gpus(asked, mine, data_parallel=only) for only in (True, False))
+        data_parallel, any_layout = (fastest_by_gpus(request, mine, data_parallel=only) for only in (True, False))
         offload = fastest_by_gpus(with_offload, mine) if with_offload.offload else any_layout
         return Choices(speed, mine, data_parallel, any_layout, offload)
 
@@ -219,12 +219,12 @@ def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[Pla
         return ()
     each = choices.gpu_type.gpus_per_node
     counts = [count for count in range(1, gpus + 1) if count == gpus or each % count == 0 or count % each == 0]
-    asked = [
+    candidates = [
         choices.data_parallel[gpus],
         *(choices.any_layout[count] for count in counts if count in choices.any_layout),
     ]
-    asked += [it for count in counts if (it := choices.offload.get(count)) is not None and it.away_bytes]
-    fixed, *others = [_plan_of(found, choices, tables) for found in asked]
+    candidates += [plan for count in counts if (plan := choices.offload.get(count)) is not None and plan.away_bytes]
+    fixed, *others = [_plan_of(found, choices, tables) for found in candidates]
     order = sorted(others, key=lambda plan: (plan.away_bytes > 0.0, plan.gpus, plan.work_s))
     faster = [
         plan for plan in order if all(plan.work_s < other.work_s for other in others if _comes_before(other, plan))

@@ -533,18 +533,18 @@ def play(
     spent = [[0.0, 0.0, 0.0, 0.0] for _ in range(stages)]
     ends, now = [0.0] * PLAYED_ITERATIONS, 0.0
     while any(at[k] < len(queues[k]) for k in range(stages)):
-        comes = inf
+        next_arrival = inf
         for k in range(stages):
             if left[k] < 0.0 and at[k] < len(queues[k]):
                 ready = _ready_s(works, ended, k, queues[k][at[k]])
                 if ready <= now:
                     left[k] = works[k].seconds[queues[k][at[k]].kind]
                 else:
-                    comes = min(comes, ready)
+                    next_arrival = min(next_arrival, ready)
         busy = [k for k in range(stages) if left[k] >= 0.0]
         speed = speeds[min(len(speeds), len(busy) * replicas) - 1] if busy else 1.0
         step_s = min((left[k] / speed for k in busy), default=inf)
-        step_s = min(step_s, comes - now)
+        step_s = min(step_s, next_arrival - now)
         now += step_s
         for k in busy:
             doing = queues[k][at[k]]

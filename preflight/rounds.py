@@ -344,7 +344,7 @@ MAX_TRIES, MAX_TRYING_S = 3, 60.0
 
 @dataclass(frozen=True, slots=True)
 class PlacementTries:
-    """The rounds of a job's placements so far. A fault in the run begins anew, with the excluded nodes."""
+    """The rounds of a job's placements so far. A fault in the run starts again, with the excluded nodes."""
 
     since_s: float  # when the first round began, on any monotonic clock
     count: int = 0

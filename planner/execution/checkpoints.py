@@ -107,8 +107,8 @@ def _read(path: Path, plan: PlanFile, seat: Seat) -> tuple[int, Mapping[str, Any
         step, layers, state = int(found["step"]), list(found["layers"]), dict(found["state"])
         batch = int(found.get("batch", plan.batch))  # of a step; it decides the samples of a step
     except OSError as error:
-        anew = f"unset {CHECKPOINT} to start from the beginning" if CHECKPOINT in os.environ else NAME_ANOTHER_FOLDER
-        fix = f"put it on storage that all nodes share, or {anew}"
+        instead = f"unset {CHECKPOINT} to start from the beginning" if CHECKPOINT in os.environ else NAME_ANOTHER_FOLDER
+        fix = f"put it on storage that all nodes share, or {instead}"
         raise InputError(f"the checkpoint cannot be read: {error.strerror or error}", fix, path=file) from error
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
         raise InputError("it is no checkpoint of a stage", NAME_ANOTHER_FOLDER, path=file) from error
