@@ -63,7 +63,7 @@ def test_a_bound_is_the_right_one_of_the_ratios() -> None:
 
 
 def test_too_few_runs_are_refused_with_how_many_it_takes() -> None:
-    with pytest.raises(InputError, match=f"8 runs are too few for a 90% bound; measure {MIN_RUNS} at least"):
+    with pytest.raises(InputError, match=f"8 runs are too few for a 90% bound; measure at least {MIN_RUNS}"):
         calibrate(made_runs(MIN_RUNS - 1, 0.1), ON, "few")
 
 
@@ -80,7 +80,7 @@ def test_runs_that_differ_in_their_time_alone_count_once(times: int) -> None:
     few = made_runs(MIN_RUNS - 1, 0.1)
     rows = np.tile(np.arange(MIN_RUNS - 1), times)
     many = select(few, rows)._replace(iteration_s=few.iteration_s[rows] * np.linspace(1.0, 1.1, rows.size))
-    alike = f", of which {MIN_RUNS - 1} are unlike," if times > 1 else ""
+    alike = f", of which {MIN_RUNS - 1} are different," if times > 1 else ""
     with pytest.raises(InputError, match=f"{rows.size} runs{alike} are too few for a 90% bound"):
         calibrate(many, ON, "alike")
 

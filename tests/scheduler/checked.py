@@ -18,7 +18,7 @@ SETTINGS = "cluster: cluster.yaml\nfolder: .longshore\npreflight: {jobs: auto}\n
 PLUGIN = """
 import os, signal, time
 from pathlib import Path
-from longshore.preflight.check import Check, Stage, failed
+from longshore.preflight.check import Check, CheckStage, failed
 
 HERE = Path(__file__).parent
 
@@ -35,7 +35,7 @@ def judge(context, stage):
         yield failed(told, "smoke", "no smoke", "replace it")
 
 BEFORE = Check("site.before", 0, "as a file says", 2.0, lambda context: judge(context, "before"))
-AFTER = Check("site.after", 0, "as a file says", 2.0, lambda context: judge(context, "after"), (), Stage.AFTER)
+AFTER = Check("site.after", 0, "as a file says", 2.0, lambda context: judge(context, "after"), (), CheckStage.AFTER)
 """
 POINTS = "[longshore.checks]\nsite.before = site_checks:BEFORE\nsite.after = site_checks:AFTER\n"
 
