@@ -15,8 +15,8 @@ from longshore.scheduler.dashboard.pages import page_router
 from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, Settings
-from longshore.scheduler.store.attempts import Opening, get_attempt
+from longshore.scheduler.settings import SchedulerSettings, ServeOptions
+from longshore.scheduler.store.attempts import NewAttempt, get_attempt
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
 from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
@@ -39,7 +39,7 @@ racks:
 def full_service(folder: Path) -> Service:
     """Return a service that does not run, in whose store each of its GPUs has a running job."""
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
-    service = Service(Chosen(Settings(folder=folder, open=True)))
+    service = Service(ServeOptions(SchedulerSettings(folder=folder, open=True)))
     fence = service.store.write(lambda tx: acquire(tx, SCHEDULER, "benchmark", now_s=time.time(), ttl_s=3600.0))
     assert fence is not None
     for place in (service.layout.place(gpu) for gpu in range(NODES * GPUS_PER_NODE)):
@@ -60,7 +60,7 @@ def _run_one(fence: int, place: tuple[str, int], tx: Connection) -> None:
     assert job is not None
     node, gpu = place
     write = partial(write_changes, tx, fence, at_s=time.time(), writer="benchmark")
-    write(Changes(opened=[Opened(job, Opening("local", (Share(node, (gpu,)),), 1.0, 0.0), "placed")]))
+    write(Changes(opened=[Opened(job, NewAttempt("local", (Share(node, (gpu,)),), 1.0, 0.0), "placed")]))
     for now in (AttemptState.LAUNCHED, AttemptState.RUNNING):
         row = get_attempt(tx, job.id, 1)
         assert row is not None

@@ -10,12 +10,12 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 
 from .harness import Row, main, progress
 from .real_windows import SEED, Figures, differences, everywhere, figures_of, pooled, problem_of, traces
 
-DEFAULT = Settings()
+DEFAULT = SchedulerSettings()
 RIVALS = {"FIFO with pack": (Regime(), 35.0), "EASY with pack": (Regime("easy"), 20.0)}  # and by how much to be lower
 
 

@@ -19,7 +19,7 @@ import uvicorn
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, Limits, Settings
+from longshore.scheduler.settings import SchedulerSettings, ServeOptions, UserLimits
 from longshore.scheduler.store.tokens import add_token
 from tests.support import processes
 
@@ -77,7 +77,7 @@ def logs(command: str, *options: str) -> Found:
 @contextmanager
 def _asked(folder: Path) -> Iterator[tuple[str, str]]:
     """Serve an application without the lifespan that starts the scheduler; give its URL, and an operator's token."""
-    service = Service(Chosen(Settings(folder=folder, open=True, limits=Limits(queued_jobs=200))))
+    service = Service(ServeOptions(SchedulerSettings(folder=folder, open=True, limits=UserLimits(queued_jobs=200))))
     made = new_token("fuzz", "fuzz", Role.OPERATOR, service.now_s(), None)
     service.store.write(lambda tx: add_token(tx, made.row))
     listener = socket.create_server(("127.0.0.1", 0))

@@ -35,12 +35,12 @@ from longshore.cluster.traces.read import read_trace
 from longshore.cluster.traces.statistics import describe
 from longshore.eval.comparison import run_all
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import Asked, Known, check_decision
+from longshore.scheduler.mirror.standing import JobRequest, MirrorOrigin, check_decision
 from longshore.scheduler.mirror.standing import expected as expected_of
 from longshore.scheduler.model.job_spec import JobFile, stored_job
 from longshore.scheduler.policy_host.answer import MOST_BYTES, Choice, read_message, stored_of
 from longshore.scheduler.service.service import site_of
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 from tests.cluster.traces import small_traces
 
 from .harness import ROOT
@@ -80,9 +80,10 @@ def feed_job(data: bytes, folder: Path) -> bool:
     if JobFile.model_validate(again.model_dump(exclude={"external"})) != job:
         raise AssertionError("the store gives another job back")
     if job.gpus <= _SITE.cluster.gpu_node.size:
-        mirror = ClusterMirror(_SITE, Known(0.0))
+        mirror = ClusterMirror(_SITE, MirrorOrigin(0.0))
         mirror.submit(
-            Asked("job", job.gpus, job.estimate_s, 0.0, compute_s=job.compute_s, parameter_bytes=job.parameter_bytes)
+            JobRequest("job", job.gpus, job.estimate_s, 0.0, compute_s=job.compute_s,
+            parameter_bytes=job.parameter_bytes)
         )  # fmt: skip
         mirror.due()
         expected = expected_of(mirror, "job", range(job.gpus))
@@ -235,8 +236,8 @@ def feed_answer(data: bytes, _: Path) -> bool:
         return True
     if message.record is not None:
         stored_of(message.record)
-    mirror = ClusterMirror(_SITE, Known(0.0))
-    mirror.submit(Asked("job", 2, 60.0, 0.0))
+    mirror = ClusterMirror(_SITE, MirrorOrigin(0.0))
+    mirror.submit(JobRequest("job", 2, 60.0, 0.0))
     mirror.due()
     check_decision(mirror, message.job, message.gpus)
     if message.gpus:
@@ -254,7 +255,7 @@ def _parts(path: Path) -> tuple[bytes, bytes, bytes]:
 _PRESET = hetero64(1, 0)
 _CLUSTERS = [(ROOT / "examples" / name).read_text() for name in ("small.yaml", "hetero64.yaml", "philly64.yaml")]
 _CHECKPOINTS = [_parts(ROOT / "checkpoints" / name) for name in ("hetero64.zip", "hetero64-wait.zip")]
-_SITE = site_of(read_cluster(ROOT / "examples" / "small.yaml"), Settings())
+_SITE = site_of(read_cluster(ROOT / "examples" / "small.yaml"), SchedulerSettings())
 _SEEN = {"observations": "AACAPwAAAEA=", "masks": "AQE=", "log_probabilities": "gWsgv4FrIL8=", "actions": [1]}
 _ANSWERS: list[dict[str, Any]] = [
     {"kind": "choice", "number": 1, "job": "job", "gpus": [0, 1], "rests": False, "took_s": 0.001, "seen": _SEEN},

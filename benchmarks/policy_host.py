@@ -17,7 +17,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import ORDERS, FaultProcess, Rules
 from longshore.cluster.model.topology import grid_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import Asked, Known, Site
+from longshore.scheduler.mirror.standing import ClusterSite, JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.policy_host import rollover
 
@@ -45,7 +45,8 @@ class Load:
         )  # fmt: skip
         gpus = NODES * GPUS_PER_NODE
         self.mirror = ClusterMirror(
-            Site(grid_cluster(NODES, GPUS_PER_NODE, speed=speed), rules, process, np.full(gpus, 1 / 5.4e6)), Known(0.0)
+            ClusterSite(grid_cluster(NODES, GPUS_PER_NODE, speed=speed), rules, process, np.full(gpus, 1 / 5.4e6)),
+            MirrorOrigin(0.0),
         )
         self.rng, self.jobs, self.runs = np.random.default_rng(0), 0, list[str]()
         self.mirror.begin(0.0)
@@ -58,7 +59,7 @@ class Load:
     def submit(self) -> None:
         """Put one more job into the queue."""
         gpus, estimate_s = int(self.rng.choice([1, 2, 3, 4, 5, 6, 8])), float(self.rng.lognormal(9.0, 1.0))
-        self.mirror.submit(Asked(f"{self.jobs:026d}", gpus, estimate_s, self.mirror.now_s))
+        self.mirror.submit(JobRequest(f"{self.jobs:026d}", gpus, estimate_s, self.mirror.now_s))
         self.jobs += 1
 
     def decisions(self, count: int) -> Iterator[tuple[Decision, float]]:

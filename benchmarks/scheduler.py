@@ -21,7 +21,7 @@ from longshore.cluster.model.problem import ORDERS, Problem, stack
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.scheduler.mirror.standing import Site
+from longshore.scheduler.mirror.standing import ClusterSite
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import BACKFILL_DEPTH
@@ -73,7 +73,7 @@ def twin_of(setup: ClusterSetup, folder: Path, jobs: int, policy: str | None, se
     rules = setup.rules._replace(order=ORDERS["easy"], ageing_s=math.inf, waiting=True, backfill_depth=BACKFILL_DEPTH)
     sim = simulation_of(Problem(setup.cluster, scenarios, process, rules))
     layout = Layout(setup.node_names, np.diff(setup.cluster.first_gpu).tolist())
-    site = Site(setup.cluster, rules, process, setup.hazard_per_s)
+    site = ClusterSite(setup.cluster, rules, process, setup.hazard_per_s)
     store = open_store(f"sqlite:///{folder / 'longshore.db'}")
     placer = Placer(HEURISTICS["patient"], policy, 1.0)
     return Twin(SimulatedBackend(sim, layout), site, store, placer)

@@ -27,9 +27,9 @@ from longshore.cluster.state.holding import held_gpus
 from longshore.cluster.state.state import Simulation
 from longshore.cluster.switching import FORMULAS
 from longshore.ring.wire import EmptySeat, SeatRequest
-from longshore.scheduler.control.rings import Around, ring_of
+from longshore.scheduler.control.rings import RingJob, ring_of
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import OF_JOBS, Site, Snapshot
+from longshore.scheduler.mirror.standing import OF_JOBS, ClusterSite, MirrorSnapshot
 from longshore.scheduler.mirror.vacant_seats import choose_for, free_for, with_which_faster
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job_spec import stored_job
@@ -93,7 +93,7 @@ def live_choice(mirror: ClusterMirror, sim: Simulation, job: int, place: int, no
     )
     want, seats, records = _want_of(sim, job, place, noted[0]), _seats(sim, job, place), _records_of(sim, job, noted[1])
     free = free_for(mirror, name)
-    ring = ring_of(Around(mirror, layout, kinds, name, spec), want, want.empty[0], seats, records)
+    ring = ring_of(RingJob(mirror, layout, kinds, name, spec), want, want.empty[0], seats, records)
     if place == sim.cluster.gpu_node.size:
         free = with_which_faster(sim.cluster, ring, free)
     return choose_for(sim.cluster, ring, free, sim.rules.replacement).gpu
@@ -112,13 +112,13 @@ def mirror_of(sim: Simulation) -> ClusterMirror:
     return ClusterMirror.of(snapshot_of(sim))
 
 
-def snapshot_of(sim: Simulation) -> Snapshot:
+def snapshot_of(sim: Simulation) -> MirrorSnapshot:
     """Return the state of a simulation as a live cluster's."""
-    site = Site(sim.cluster, sim.rules, sim.process, sim.scenarios.hazard_per_s[0])
+    site = ClusterSite(sim.cluster, sim.rules, sim.process, sim.scenarios.hazard_per_s[0])
     names = [str(job) for job in range(sim.scenarios.gpus.shape[1])]
     scenarios = {name: getattr(sim.scenarios, name) for name in OF_JOBS}
     slots = {name: at for at, name in enumerate(names)}
-    return Snapshot(site, names, [()], {}, slots, scenarios, sim.state._asdict())
+    return MirrorSnapshot(site, names, [()], {}, slots, scenarios, sim.state._asdict())
 
 
 def _seats(sim: Simulation, job: int, place: int) -> int:

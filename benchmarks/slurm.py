@@ -29,7 +29,7 @@ from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import FINAL, JobState, Run
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.attempts import get_attempt
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
 from longshore.scheduler.store.opening import Store, open_store
@@ -147,7 +147,7 @@ def measure(jobs: int = JOBS) -> Iterator[Row]:
             cluster.start()
             backend = Timed(folder, layout.nodes, conf=cluster.conf)
             backend.took_s = {}
-            site = site_of(setup, Settings(folder=folder))
+            site = site_of(setup, SchedulerSettings(folder=folder))
             placer = Placer(find_policy("spread"))
             monitor = Monitor(backend, "slurm", layout, {})
             parts = Parts(store, backend, "slurm", site, layout, placer, time.time, "benchmark", monitor)

@@ -26,7 +26,7 @@ from longshore.cluster.simulator.event_log import START, SWITCH, events_of
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Log, Simulation, allocate_log
 from longshore.cluster.switching import FORMULAS
-from longshore.scheduler.mirror.standing import Site
+from longshore.scheduler.mirror.standing import ClusterSite
 from longshore.scheduler.model.gpu_index import ONE_OFFER, Layout
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.events import events_after
@@ -136,7 +136,7 @@ def compared(seed: int, formula: int, jobs: int = JOBS, *, transient: bool = Fal
     simulated, real = (trace(seed, formula, jobs, transient=transient) for _ in range(2))
     find_policy("pack").run(simulated, np.zeros(1, dtype=np.int64))
     layout = layout_of(real.cluster)
-    site = Site(real.cluster, stopping(real.rules), real.process, real.scenarios.hazard_per_s[0])
+    site = ClusterSite(real.cluster, stopping(real.rules), real.process, real.scenarios.hazard_per_s[0])
     with TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder) / 'longshore.db'}")
         twin = Twin(SimulatedBackend(real, layout), site, store, Placer(HEURISTICS["pack"]))

@@ -18,7 +18,7 @@ from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.event_log import events_of
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation, allocate_log
-from longshore.scheduler.mirror.standing import Site
+from longshore.scheduler.mirror.standing import ClusterSite
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.opening import open_store
@@ -50,7 +50,7 @@ def scheduled(policy: str, jobs: int, seed: int) -> tuple[list[Start], int]:
     """Return all starts of the scheduler, and how often its policy gave no valid answer."""
     sim = simulation(jobs, seed)
     cluster = sim.cluster._replace(speed=sim.scenarios.speed[0])
-    site = Site(cluster, sim.rules, sim.process, sim.scenarios.hazard_per_s[0])
+    site = ClusterSite(cluster, sim.rules, sim.process, sim.scenarios.hazard_per_s[0])
     layout = Layout([f"n{node}" for node in range(cluster.speed.size)], np.diff(cluster.first_gpu).tolist())
     placer = Placer(HEURISTICS["pack"], policy, PATIENCE_S)
     with TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from longshore.cluster.presets.problems import LOAD, Regime, window_problem
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.workloads.estimates import with_scenario_estimates
 from longshore.eval.setting import TESTED_PART
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 from longshore.training.problems import SIGMA, TRAINED_PART
 from longshore.training.validation import cost_of, tuned_patient
 
@@ -31,7 +31,7 @@ CHECKPOINT = ROOT / "checkpoints" / "traces.zip"
 SEED, TUNING_SEED = 2026, 2027
 WORKLOADS, WINDOWS, DRAWS = 24, 12, 4
 TRACES = ("itp_cluster03", "philly_vc_2869ce")
-DEFAULT = Settings()
+DEFAULT = SchedulerSettings()
 REGIMES = (Regime("fifo", waiting=True), Regime(DEFAULT.order, DEFAULT.ageing_s, waiting=True))
 
 

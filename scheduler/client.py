@@ -28,7 +28,7 @@ REFUSED = (
 END = "end"  # event after the last one of a stream
 
 
-class StreamEvent(NamedTuple):
+class ReceivedEvent(NamedTuple):
     """A server-sent event."""
 
     id: str
@@ -242,7 +242,7 @@ class Client:
         for event in self._follow("/v1/events", {} if after is None else {"after": after}):
             yield event.data
 
-    def _follow(self, path: str, parameters: dict[str, Any]) -> Iterator[StreamEvent]:
+    def _follow(self, path: str, parameters: dict[str, Any]) -> Iterator[ReceivedEvent]:
         """Yield what a stream tells until its end, each event once, also if the scheduler starts anew meanwhile."""
         last: dict[str, str] = {}
         tries, away_s = 0, float("-inf")  # and when it went away that had answered
@@ -333,7 +333,7 @@ class Client:
         self._call("DELETE", f"/v1/users/me/tokens/{_part(name)}", params=asked)
 
 
-def events_of(lines: Iterator[str]) -> Iterator[StreamEvent]:
+def events_of(lines: Iterator[str]) -> Iterator[ReceivedEvent]:
     """Yield the events that the lines of a stream hold; one that was cut off is not among them."""
     fields: dict[str, str] = {}
     for line in lines:
@@ -343,7 +343,7 @@ def events_of(lines: Iterator[str]) -> Iterator[StreamEvent]:
             name, _, value = line.partition(":")
             fields[name] = value.removeprefix(" ")
         elif fields:
-            yield StreamEvent(fields.get("id", ""), fields.get("event", "message"), json.loads(fields["data"]))
+            yield ReceivedEvent(fields.get("id", ""), fields.get("event", "message"), json.loads(fields["data"]))
             fields = {}
 
 

@@ -155,7 +155,7 @@ class Following:
 LEAKS_AFTER_S = 60.0  # beyond a job's grace; killing takes seconds
 
 
-class Standing(Collector):
+class StoreCollector(Collector):
     """Reads the store whenever it is scraped.
 
     Args:
@@ -278,7 +278,7 @@ TICKS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10
 COMMITS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
-class Metrics:
+class SchedulerMetrics:
     """Metrics of a scheduler.
 
     Args:
@@ -329,7 +329,7 @@ class Metrics:
         Info("longshore_build", "Version of Longshore.", registry=self.registry).info({"version": version("longshore")})
         ProcessCollector(registry=self.registry)
         self._following = Following(store, self.registry)
-        self.registry.register(Standing(store, layout, types, time.time))
+        self.registry.register(StoreCollector(store, layout, types, time.time))
         self.registry.register(Stepping(steps))
 
     @contextmanager

@@ -15,18 +15,18 @@ PAGE = "docs/configuration.md"  # on configuration files
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
 
-class _Section(BaseModel):
+class _SettingsSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class BackendChoice(_Section):
+class BackendChoice(_SettingsSection):
     """Who runs the jobs."""
 
     name: Name = "local"
     settings: dict[str, object] = {}  # its own, as docs/configuration.md has them
 
 
-class PolicyChoice(_Section):
+class PolicyChoice(_SettingsSection):
     """Who decides."""
 
     name: Name | None = None  # of a policy, or a checkpoint; the fallback alone if left out
@@ -42,7 +42,7 @@ class PolicyChoice(_Section):
         return self
 
 
-class Limits(_Section):
+class UserLimits(_SettingsSection):
     """What one user may have."""
 
     queued_jobs: Annotated[int, Field(ge=1)] = 10_000  # more are refused
@@ -53,7 +53,7 @@ class Limits(_Section):
 Days = Annotated[float | None, Field(ge=1.0, le=36500.0)]  # a day: for so long a repeated request names its job
 
 
-class RetentionChoice(_Section):
+class RetentionChoice(_SettingsSection):
     """How long what is over is kept; None for ever."""
 
     jobs_days: Days = 90.0  # since their ends, with all that belongs to them: attempts, logs, events, decisions
@@ -61,7 +61,7 @@ class RetentionChoice(_Section):
     decisions_days: Days = 30.0  # the same
 
 
-class PreflightChoice(_Section):
+class PreflightChoice(_SettingsSection):
     """What is checked before jobs start."""
 
     jobs: Literal["auto", "off"] = "off"  # whether those are checked whose job files do not say
@@ -71,7 +71,7 @@ class PreflightChoice(_Section):
     scratch: Path | None = None  # folder on each node in which a job has one of its own, that is removed after it
 
 
-class Settings(_Section):
+class SchedulerSettings(_SettingsSection):
     """What can be chosen of a scheduler. Paths of a file start from its folder."""
 
     cluster: Path | None = None  # four nodes of four slots if left out
@@ -90,7 +90,7 @@ class Settings(_Section):
     poll_s: Annotated[float, Field(ge=0.1, le=60.0)] = 5.0  # in which every node is to answer once
     fencing: Literal["off", "leases"] = "off"  # what proves that nothing runs on a node that does not answer
     preflight: PreflightChoice = PreflightChoice()
-    limits: Limits = Limits()
+    limits: UserLimits = UserLimits()
     retention: RetentionChoice = RetentionChoice()
     least_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # on the disk; with less no job is taken in or started
 
@@ -105,7 +105,7 @@ class Settings(_Section):
         return is_loopback(self.host)
 
 
-def check_open(settings: Settings) -> None:
+def check_open(settings: SchedulerSettings) -> None:
     """Refuse a scheduler that others can ask and that asks for no token.
 
     Raises:
@@ -118,24 +118,24 @@ def check_open(settings: Settings) -> None:
         )
 
 
-class Chosen(NamedTuple):
+class ServeOptions(NamedTuple):
     """Settings, and the file that they come from."""
 
-    settings: Settings = Settings()
+    settings: SchedulerSettings = SchedulerSettings()
     file: YamlFile | None = None
 
 
-def read_settings(path: Path) -> Chosen:
+def read_settings(path: Path) -> ServeOptions:
     """Return the settings of a configuration file.
 
     Raises:
         InputError: If it cannot be read or used, naming the line.
     """
     file = read_yaml(path, PAGE)
-    return Chosen(located(validated(file, Settings, file.data), file), file)
+    return ServeOptions(located(validated(file, SchedulerSettings, file.data), file), file)
 
 
-def located(found: Settings, file: YamlFile) -> Settings:
+def located(found: SchedulerSettings, file: YamlFile) -> SchedulerSettings:
     """Return settings whose paths start from the folder of the file that they come from."""
     home = file.path.absolute().parent
     cluster, asked = _from(home, found.cluster), found.preflight

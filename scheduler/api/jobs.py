@@ -17,7 +17,7 @@ from ..access.tokens import Caller, Role
 from ..model.job import JobRow, is_job_id
 from ..model.job_spec import Priority, is_external, is_switching
 from ..model.states import FINAL, Desired, JobState
-from ..rules.jobs import Retry, retry_step
+from ..rules.jobs import RetryStep, retry_step
 from ..service.queue_now import Queue
 from ..service.service import Service
 from ..store.attempts import MOST_KEPT, AttemptRow, CheckpointRow, attempts_of, checkpoints_of, last_attempts, register
@@ -426,7 +426,7 @@ def retry(row: FoundJob, service: ServiceDep, caller: Writer) -> JobPage:
 
 
 def _refuse_what_stays_ended(row: JobRow) -> None:
-    if retry_step(row) is Retry.REFUSED:
+    if retry_step(row) is RetryStep.REFUSED:
         what = row.state.value if row.state in FINAL - {JobState.FAILED} else "being cancelled or deleted"
         raise ProblemError("ended", f"job {row.id} is {what}; only a failed or held job can be retried")
     if row.state is JobState.FAILED and is_external(row.spec):

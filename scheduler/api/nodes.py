@@ -22,7 +22,7 @@ from ..control.steps import SLOW_NODE
 from ..health.liveness import GpuReport, NodeReport, Report, Sight
 from ..health.node_state import NodeState, state_of
 from ..health.quarantining import Acted, Outcome, by_hand
-from ..model.gpu_index import WHOLE, Clears, Entry, Finding, Place
+from ..model.gpu_index import WHOLE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..rules.quarantine import BY_HAND, CLEARED_S
 from ..service.service import Service
 from ..store.attempts import held_gpus
@@ -125,9 +125,9 @@ class NodeFacts(NamedTuple):
     held: Mapping[tuple[str, int], str]  # job that holds a GPU, by node and index
     faulty: Collection[tuple[str, int]]  # node and index
     reports: Mapping[str, Report]  # of agents
-    quarantines: Sequence[Entry]  # that stand
+    quarantines: Sequence[QuarantineEntry]  # that stand
     closed: Collection[tuple[str, int]]  # node and index of the GPUs that take no job for them
-    running: Collection[Place]  # what is being checked
+    running: Collection[HardwarePlace]  # what is being checked
     let_in: Mapping[str, Sequence[str]]  # at the door of each agent; "" is the scheduler
 
 
@@ -361,11 +361,11 @@ class NewFinding(_QuarantineBody):
         return self
 
     @property
-    def place(self) -> Place:
+    def place(self) -> HardwarePlace:
         """What it is about."""
         gpus = (WHOLE if gpu is None else gpu for gpu in (self.gpu, self.other_gpu))
         first, last = gpus
-        return Place(self.node, first, self.other_node or "", last)
+        return HardwarePlace(self.node, first, self.other_node or "", last)
 
 
 class ActedPage(BaseModel):
@@ -414,7 +414,7 @@ def put(found: NewFinding, service: ServiceDep, caller: Reporter) -> ActedPage:
     finding = by_hand(found.place, found.cause, found.action, now_s)
     if found.check != BY_HAND:
         at_s = now_s if found.at_s is None else min(found.at_s, now_s)
-        finding = Finding(
+        finding = QuarantineFinding(
             found.place, found.check, found.cause, found.evidence, found.action, found.clears, at_s, found.boot_id
         )
     try:
@@ -451,7 +451,7 @@ def clear(body: ClearRequest, service: ServiceDep, caller: Operator) -> ClearedP
     return ClearedPage(cleared=ended, checking=False)
 
 
-def _check_there(place: Place, service: Service) -> None:
+def _check_there(place: HardwarePlace, service: Service) -> None:
     if place.node not in service.layout.nodes:
         raise ProblemError("no-such-node", f"there is no node {place.node!r}")
 

@@ -17,8 +17,8 @@ from ..model.job import new_job_id
 from ..model.job_spec import JobFile
 from ..service.queue_now import room_in
 from ..service.service import Service
-from ..settings import Limits
-from ..store.jobs import GIVEN, UNKNOWN, Answer, NewJob, insert_job, recall, remember
+from ..settings import UserLimits
+from ..store.jobs import GIVEN, UNKNOWN, NewJob, StoredAnswer, insert_job, recall, remember
 from ..store.queries import estimated, queued_of
 from .auth import Operator, ServiceDep, Writer
 from .models import JobPage, PlanPage, UnknownAttemptPage, job_page, shown_spec
@@ -177,7 +177,7 @@ def check_shape(spec: JobFile, service: Service) -> None:
         raise ProblemError("too-large", f"the job asks for {shape.words}, and {have} that many")
 
 
-def check_room(tx: Connection, owner: str, limits: Limits) -> None:
+def check_room(tx: Connection, owner: str, limits: UserLimits) -> None:
     """Refuse one more queued job of an owner than are allowed.
 
     Raises:
@@ -249,7 +249,7 @@ class _RepeatedError(Exception):
     """A key was used before."""
 
 
-def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: Limits) -> Mapping[str, object]:
+def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: UserLimits) -> Mapping[str, object]:
     """Put a job into the queue with the answer to its key, both or none."""
     check_room(tx, new.owner, limits)
     page = job_page(insert_job(tx, estimated(tx, new), writer=API_WRITER)).model_dump(mode="json")
@@ -258,7 +258,7 @@ def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: Lim
     return page
 
 
-def _first_answer(service: Service, owner: str, key: str | None) -> Answer | None:
+def _first_answer(service: Service, owner: str, key: str | None) -> StoredAnswer | None:
     if key is None:
         return None
     with service.store.read() as tx:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..access.browsers import Browsers
     from ..extender.watching import KubernetesAddress
     from ..service.service import Service
-    from ..settings import Chosen
+    from ..settings import ServeOptions
 
 REPEAT_S = 1.5  # of silence, after which the present step is printed again
 COMPILING = "compiling, once after an install or upgrade"
@@ -92,7 +92,7 @@ def serve(
     if log_format is LogFormat.JSON:
         log_as_json()
     count_repeats()
-    chosen = Chosen() if config is None else read_settings(config)
+    chosen = ServeOptions() if config is None else read_settings(config)
     given = {"cluster": cluster, "folder": folder, "store": store, "host": host, "port": port}
     changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     changes |= {name: True for name, is_set in (("open", open_), ("as_root", as_root)) if is_set}

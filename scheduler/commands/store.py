@@ -17,7 +17,7 @@ from .serving import compile_first, progress_lines
 
 if TYPE_CHECKING:
     from ..placement.replay import Compared
-    from ..settings import RetentionChoice, Settings
+    from ..settings import RetentionChoice, SchedulerSettings
     from ..store.opening import Store
 
 ConfigOption = Annotated[Path | None, typer.Option(help="Configuration file of the scheduler.")]
@@ -32,9 +32,9 @@ def settings_of(config: Path | None, folder: Path | None, store: str | None) -> 
         InputError: If the file cannot be used, or there is no such folder.
     """
     from ...cluster.files.paths import is_folder
-    from ..settings import Chosen, read_settings
+    from ..settings import ServeOptions, read_settings
 
-    chosen = Chosen() if config is None else read_settings(config)
+    chosen = ServeOptions() if config is None else read_settings(config)
     given = {name: value for name, value in (("folder", folder), ("store", store)) if value is not None}
     settings = chosen.settings.model_copy(update=given)
     if not is_folder(settings.folder):

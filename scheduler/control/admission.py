@@ -18,9 +18,9 @@ from ...cluster.files.errors import BackendError, words_of
 from ..backends.protocol import Backend, ExternalJob
 from ..mirror.cluster_mirror import ClusterMirror
 from ..model.job import JobRow
-from ..model.job_spec import LEAST_S, YEAR_S, External, Retry, Shape, StoredJob
+from ..model.job_spec import LEAST_S, YEAR_S, External, RetrySpec, Shape, StoredJob
 from ..model.states import FINAL, Desired, JobState
-from ..rules.jobs import Around, JobDo, JobStep, Quota, next_job_step
+from ..rules.jobs import JobDo, JobStep, QueueFacts, Quota, next_job_step
 from ..rules.retry import ExitClass
 from ..store.jobs import GIVEN, MANY, UNKNOWN, JobColumns, NewJob, get_jobs, insert_job, set_desired
 from ..store.leases import check_fence
@@ -81,7 +81,7 @@ def _step_of(cache: StateCache, row: JobRow, now_s: float) -> JobStep:
     is_kept_out = row.id in cache.unfit or cache.errors.rests(row.id, now_s)
     needs = needs_of(row)
     room = cache.parts.layout.gpus_for(needs)
-    around = Around(row.id not in cache.outside, room, is_kept_out, needs.words)
+    around = QueueFacts(row.id not in cache.outside, room, is_kept_out, needs.words)
     return next_job_step(row, around, now_s)
 
 
@@ -153,7 +153,7 @@ DISCARD_S = 2.0  # of a look, for ends at the backend: it takes two commands for
 MOST_NAME = 40  # characters of a job's name
 # Its owner knows nothing of being run again, but after faults of nodes; and the backend may let it wait for its own
 # reasons, which are no fault of the job's however often it is asked for other GPUs.
-RETRY = Retry(infra=1000, resource=0, asked=0, ambiguous=0)
+RETRY = RetrySpec(infra=1000, resource=0, asked=0, ambiguous=0)
 
 
 class ExternalJobs:

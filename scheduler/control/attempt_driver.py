@@ -24,19 +24,19 @@ from ..rules.attempts import (
     SAVED,
     WISHED,
     WISHES,
+    AttemptStep,
     AttemptView,
     Came,
-    Claim,
     Do,
-    Step,
-    Verdict,
+    PollEntry,
+    StopReason,
     how_far,
     in_turns,
     is_over,
     next_step,
 )
 from ..rules.jobs import Hold, hold_step, release_step
-from ..rules.retry import ExitClass, Outcome, class_of, outcome_of
+from ..rules.retry import AttemptOutcome, ExitClass, class_of, outcome_of
 from ..store.attempts import LAUNCH, AttemptRow, get_attempt, latest_before
 from ..store.jobs import JobColumns
 from ..store.transitions import hold_unreadable
@@ -198,7 +198,7 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
     hurt, cut_off = ({cache.mirror.holder(gpu) for gpu in gpus} for gpus in (cache.health.faulty, cache.health.down))
     verdicts = {} if jobs is not None else judge_steps(cache, names, statuses, cut_off, now_s)
     owned = {job: cache.jobs[job] for job in names if job in cache.jobs}
-    claims = [Claim(job, it.owner, it.priority, it.submit_seq) for job, it in owned.items()]
+    claims = [PollEntry(job, it.owner, it.priority, it.submit_seq) for job, it in owned.items()]
     # Those without an open job are only to be closed, and go last.
     going = [*in_turns(claims, cache.had_turn), *(job for job in names if job not in owned)]
     reached = set[str]()
@@ -225,7 +225,7 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
 
 def _try(
     cache: StateCache, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool, is_cut_off: bool,
-    verdict: Verdict | None = None,
+    verdict: StopReason | None = None,
 ) -> bool:  # fmt: skip
     """Take one step with an attempt; one that the backend does not take is tried again at the next look."""
     with cache.about(row.job_id, now_s, what="looking", step=row.state):
@@ -357,7 +357,7 @@ def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     except (CannotHonourError, RefusedError) as error:
         # Other GPUs, or the same a little later, may do; a program that is not there will not come.
         after = AfterStop.RETRY if isinstance(error, CannotHonourError) else AfterStop.FAIL
-        _change_both(cache, row, Step(Do.STOP, str(error), after), now_s)
+        _change_both(cache, row, AttemptStep(Do.STOP, str(error), after), now_s)
         return True
     except BackendError as error:
         if cache.launches.fail(name, str(error), now_s):
@@ -379,7 +379,7 @@ def _begins_with(cache: StateCache, row: AttemptRow) -> dict[str, str]:
     return {} if last is None else {"LONGSHORE_CHECKPOINT": last.path}
 
 
-def _change_both(cache: StateCache, row: AttemptRow, step: Step, now_s: float) -> None:
+def _change_both(cache: StateCache, row: AttemptRow, step: AttemptStep, now_s: float) -> None:
     """Let an attempt and its job run, or drain and stop."""
     job = cache.jobs[row.job_id]
     if step.do is Do.RUN:
@@ -461,7 +461,7 @@ def _ran_s(row: AttemptRow, status: Status, now_s: float) -> float:
     return min(max(ended_s - status.started_s, 0.0), now_s - row.opened_s) if status.started_s else 0.0
 
 
-def _columns(outcome: Outcome, now_s: float) -> JobColumns:
+def _columns(outcome: AttemptOutcome, now_s: float) -> JobColumns:
     used = outcome.used
     return JobColumns(
         cause_class=str(outcome.exit_class), no_progress=outcome.no_progress, after_stop=None,
@@ -470,7 +470,9 @@ def _columns(outcome: Outcome, now_s: float) -> JobColumns:
     )  # fmt: skip
 
 
-def _outcome(cache: StateCache, job: JobRow, row: AttemptRow, status: Status, came: Came, now_s: float) -> Outcome:
+def _outcome(
+    cache: StateCache, job: JobRow, row: AttemptRow, status: Status, came: Came, now_s: float
+) -> AttemptOutcome:
     retry = stored_or_usual(job.spec).retry
     share = float(uniform(job.submit_seq, row.number, 0))
     if row.started_s is not None:  # What was lost may not tell any more that it ran.

@@ -10,7 +10,7 @@ from ..health.liveness import NO_LEASE, Granted, NodeReport, Report, Sight
 from ..health.quarantining import Acted, quarantine
 from ..health.step_monitor import Figures
 from ..health.witnesses import Order
-from ..model.gpu_index import Finding
+from ..model.gpu_index import QuarantineFinding
 from ..model.job import name_of
 from ..placement.placer import Mode
 from ..store.attempts import held_gpus
@@ -34,7 +34,7 @@ class PolicyStatus(NamedTuple):
         return self.name or self.fallback
 
 
-class Control:
+class RunningScheduler:
     """A running scheduler as pages and routes see it. Any thread may use it.
 
     Args:
@@ -133,7 +133,7 @@ class Control:
         """Wait no more for the agent of a node, until it reports again."""
         self._reconciler.parts.monitor.reports.dismiss(node)
 
-    def quarantine(self, finding: Finding, writer: str) -> Acted:
+    def quarantine(self, finding: QuarantineFinding, writer: str) -> Acted:
         """Put what was found to be broken into quarantine, unless the rules are against it.
 
         Raises:

@@ -38,7 +38,7 @@ from ...preflight.rounds import (
 from ...preflight.travelling import SCRATCH, wrapped
 from ..health.monitor import Health
 from ..health.quarantining import Acted, quarantine
-from ..model.gpu_index import WHOLE, Clears, Finding, Place
+from ..model.gpu_index import WHOLE, Clears, HardwarePlace, QuarantineFinding
 from ..model.job import JobRow, NewEvent, name_of
 from ..model.job_spec import StoredJob, checked_job_of, stored_or_usual
 from ..model.states import AttemptState, JobState, Run
@@ -54,7 +54,9 @@ MOST_TOLD, MOST_TEXT = 20, 300  # results of a round in an event, and characters
 _GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", is blamed on the node
 
 
-def findings_of(report: RoundReport, placement: Placement, at_s: float, of_job: Container[str] = ()) -> list[Finding]:
+def findings_of(
+    report: RoundReport, placement: Placement, at_s: float, of_job: Container[str] = ()
+) -> list[QuarantineFinding]:
     """Return what comes into quarantine: GPUs of which a check tells, else nodes; each place once for each check.
 
     Args:
@@ -65,11 +67,11 @@ def findings_of(report: RoundReport, placement: Placement, at_s: float, of_job: 
             not start, and nothing comes into quarantine.
     """
     chosen = {(share.node, gpu) for share in placement for gpu in share.gpus}
-    found = dict[tuple[Place, str], Finding]()
+    found = dict[tuple[HardwarePlace, str], QuarantineFinding]()
     for it in (it for it in report.bad if it.check not in of_job):
         place = _place_of(it, chosen)
         how = "did not pass" if it.outcome is CheckOutcome.FAIL else "did not come to an end"
-        finding = Finding(
+        finding = QuarantineFinding(
             place, it.check, f"{it.check} {how}", _evidence(it), short(it.action), Clears.CHECKS, at_s
         )  # fmt: skip
         found.setdefault((place, it.check), finding)
@@ -87,10 +89,10 @@ def told_of(results: Iterable[CheckResult]) -> list[Mapping[str, object]]:
     return [{name: short(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut]
 
 
-def _place_of(result: CheckResult, chosen: Container[tuple[str, int]]) -> Place:
+def _place_of(result: CheckResult, chosen: Container[tuple[str, int]]) -> HardwarePlace:
     found = _GPU.fullmatch(result.device)
     gpu = WHOLE if found is None else int(found[1])
-    return Place(result.node, gpu if (result.node, gpu) in chosen else WHOLE)
+    return HardwarePlace(result.node, gpu if (result.node, gpu) in chosen else WHOLE)
 
 
 def _evidence(result: CheckResult) -> str:
@@ -121,7 +123,7 @@ class When(Enum):
     END = "end"  # after an attempt
 
 
-class Standing(NamedTuple):
+class CheckStatus(NamedTuple):
     """How the checks of an attempt stand, or those of a GPU that its ring is to have."""
 
     checks: Checks = Checks.NONE
@@ -133,7 +135,7 @@ _NOT_PASSED = {When.START: UNFIT, When.SEAT: "the checks before its seat did not
 _ELSEWHERE = {When.START: "it is tried elsewhere", When.SEAT: "another one is tried"}
 
 
-class _Round(NamedTuple):
+class _CheckRound(NamedTuple):
     """A round that was begun."""
 
     job: str
@@ -173,15 +175,15 @@ class NodeChecks:
         self._link_bytes_per_s, self._scratch = link_bytes_per_s, scratch
         self.checked: frozenset[str] = frozenset()
         self._fence: int | None = None
-        self._begun: dict[str, _Round] = {}  # by the name of the round
+        self._begun: dict[str, _CheckRound] = {}  # by the name of the round
         self._passed: dict[str, float] = {}  # when, by the name of the attempt
         self._unfit: dict[str, _Unfit] = {}  # likewise
-        self._newcomers: dict[tuple[str, str], Standing] = {}  # by job, and name of the round
+        self._newcomers: dict[tuple[str, str], CheckStatus] = {}  # by job, and name of the round
         self._rests_until_s: dict[str, float] = {}  # jobs whose rings get nobody, by `time.monotonic`
         self._clean: set[str] = set()  # names of attempts that have been cleaned up after
         self._tried: dict[str, PlacementTries] = {}  # by job
         self._waited: dict[str, int] = {}  # how often the tries of a job were over
-        self._resting: dict[Place, float] = {}  # until when
+        self._resting: dict[HardwarePlace, float] = {}  # until when
         self._closed: frozenset[int] = frozenset()  # GPUs that took no jobs at the last look
 
     def are_wanted(self, spec: StoredJob) -> bool:
@@ -212,7 +214,7 @@ class NodeChecks:
             raise BackendError(f"scratch folder {folder} cannot be made: {error.strerror}") from error
         return {SCRATCH: str(folder)}
 
-    def standing(self, row: AttemptRow, job: JobRow | None, run: Run) -> Standing:
+    def standing(self, row: AttemptRow, job: JobRow | None, run: Run) -> CheckStatus:
         """Return how the checks of an attempt stand.
 
         Args:
@@ -222,17 +224,17 @@ class NodeChecks:
         """
         name = name_of(row.job_id, row.number)
         if self._rounds is None or job is None or row.state not in (AttemptState.RESERVED, AttemptState.DRAINING):
-            return Standing()
+            return CheckStatus()
         if not row.placement or not self.are_wanted(stored_or_usual(job.spec)):  # where a torn one lies is not known
-            return Standing()
+            return CheckStatus()
         if row.state is AttemptState.RESERVED:
             if name in self._unfit:
-                return Standing(Checks.FAILED, self._unfit[name].found)
+                return CheckStatus(Checks.FAILED, self._unfit[name].found)
             passed_s = self._passed.get(name)
-            return Standing(Checks.RUN) if passed_s is None else Standing(passed_s=passed_s)
+            return CheckStatus(Checks.RUN) if passed_s is None else CheckStatus(passed_s=passed_s)
         # One that never ran may have had its GPUs set for it, and its scratch folder made.
         is_dirty = (run in ENDED or name in self._passed) and name not in self._clean
-        return Standing(Checks.RUN if is_dirty or self._is_checked(name) else Checks.NONE)
+        return CheckStatus(Checks.RUN if is_dirty or self._is_checked(name) else Checks.NONE)
 
     def _is_checked(self, attempt: str) -> bool:
         """Say whether checks run that began before the end of an attempt."""
@@ -247,10 +249,10 @@ class NodeChecks:
             self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
             self.checked |= {row.job_id}
         of_job = frozenset({JOB_SAMPLE}) if stored_or_usual(job.spec).sample is not None else frozenset[str]()
-        begun = _Round(row.job_id, row.number, name, When.START if is_start else When.END, row.placement, of_job)
+        begun = _CheckRound(row.job_id, row.number, name, When.START if is_start else When.END, row.placement, of_job)
         self._begin(_round_name(name, begun.when.value), begun, job)
 
-    def newcomer(self, row: AttemptRow, job: JobRow, share: Share) -> Standing:
+    def newcomer(self, row: AttemptRow, job: JobRow, share: Share) -> CheckStatus:
         """Return how the checks of a GPU stand that a ring is to have; begin them unless they run.
 
         Args:
@@ -264,22 +266,22 @@ class NodeChecks:
             return found
         self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
         if round_name not in self._begun:
-            self._begin(round_name, _Round(row.job_id, row.number, name, When.SEAT, (share,)), job)
-        return Standing(Checks.RUN)
+            self._begin(round_name, _CheckRound(row.job_id, row.number, name, When.SEAT, (share,)), job)
+        return CheckStatus(Checks.RUN)
 
     def against_newcomers(self, job: str) -> str:
         """Return why no GPU is checked for the ring of a job at the moment, "" if one may be."""
         left_s = self._rests_until_s.get(job, 0.0) - time.monotonic()
         return f"too many did not pass their checks, and others are tried in {left_s:.0f} s" if left_s > 0.0 else ""
 
-    def _begin(self, round_name: str, begun: _Round, job: JobRow) -> None:
+    def _begin(self, round_name: str, begun: _CheckRound, job: JobRow) -> None:
         """Begin a round, if there is room for it."""
         if self._rounds is not None:
             nodes = (share.node for share in begun.placement)
             if self._rounds.begin(round_name, nodes, self._work(begun, stored_or_usual(job.spec))):
                 self._begun[round_name] = begun
 
-    def _work(self, begun: _Round, spec: StoredJob) -> Work:
+    def _work(self, begun: _CheckRound, spec: StoredJob) -> Work:
         """Return what a round does."""
         workload = checked_job_of(spec, link_bytes_per_s=self._link_bytes_per_s).model_copy(update={"job": begun.job})
         scratch = "" if self._scratch is None else str(self._scratch / begun.attempt)
@@ -359,7 +361,7 @@ class NodeChecks:
             store.write(write)
             jobs |= {job: row._replace(not_before_s=now_s) for job, row in rows.items()}
 
-    def _event(self, begun: _Round, ended: FinishedRound, now_s: float) -> NewEvent | None:
+    def _event(self, begun: _CheckRound, ended: FinishedRound, now_s: float) -> NewEvent | None:
         """Return what is told of a round; nothing of one that has put a node in order."""
         report = ended.report
         is_end = begun.when is When.END
@@ -375,7 +377,7 @@ class NodeChecks:
             PREFLIGHT, WRITER, now_s, begun.job, begun.number, now=now, fence=self._fence, cause=cause, data=data
         )  # fmt: skip
 
-    def _note(self, name: str, begun: _Round, ended: FinishedRound) -> None:
+    def _note(self, name: str, begun: _CheckRound, ended: FinishedRound) -> None:
         """Note what follows from a round for its attempt."""
         if begun.when is When.END:
             self._clean.add(begun.attempt)
@@ -385,7 +387,7 @@ class NodeChecks:
             log.warning("attempt %s: %s", begun.attempt, unfit.found)
         if begun.when is When.SEAT:
             self._newcomers[begun.job, name] = (
-                Standing(passed_s=ended.ended_s) if unfit is None else Standing(Checks.FAILED, unfit.found)
+                CheckStatus(passed_s=ended.ended_s) if unfit is None else CheckStatus(Checks.FAILED, unfit.found)
             )
             self._rests_until_s[begun.job] = time.monotonic() + (0.0 if unfit is None else unfit.wait_s)
             return
@@ -395,7 +397,7 @@ class NodeChecks:
         else:
             self._unfit[begun.attempt] = unfit
 
-    def _judge(self, begun: _Round, ended: FinishedRound) -> _Unfit | None:
+    def _judge(self, begun: _CheckRound, ended: FinishedRound) -> _Unfit | None:
         """Return why what a round checked is not fit, and for how long its job waits then; None if it is."""
         if ended.report is None:
             return self._give_up(begun, (ended.problem,))
@@ -411,7 +413,7 @@ class NodeChecks:
             return _Unfit(told + "; ".join(lines_of(ended.report)), 0.0)
         return self._give_up(begun, step.diagnostics)
 
-    def _give_up(self, begun: _Round, diagnostics: Sequence[str]) -> _Unfit:
+    def _give_up(self, begun: _CheckRound, diagnostics: Sequence[str]) -> _Unfit:
         """Let a job wait, with all that was found."""
         self._tried.pop(begun.job, None)
         times = self._waited[begun.job] = self._waited.get(begun.job, 0) + 1
@@ -424,8 +426,8 @@ def _round_name(attempt: str, when: str) -> str:
 
 
 def _put(
-    tx: Connection, *, fleet: Fleet, fence: int, found: Sequence[Finding], event: NewEvent | None
-) -> list[Place]:  # fmt: skip
+    tx: Connection, *, fleet: Fleet, fence: int, found: Sequence[QuarantineFinding], event: NewEvent | None
+) -> list[HardwarePlace]:  # fmt: skip
     """Put what was found into quarantine, and return what the limit keeps out of it."""
     check_fence(tx, fence)
     refused = [it.place for it in found if quarantine(tx, fleet, it, it.at_s, writer=WRITER) is Acted.REFUSED]

@@ -15,7 +15,7 @@ from ...cluster.files.processes import is_proven_dead
 from ..mirror.vacant_seats import fitted
 from ..placement.placer import Decision
 from ..policy_host.answer import Stored, record_of
-from ..store.attempts import Opening, held_gpus
+from ..store.attempts import NewAttempt, held_gpus
 from ..store.decisions import NewDecision
 from ..store.engines import FencedError, StaleWriteError, TakenError
 from ..store.leases import NEVER, SCHEDULER, LeaseRow, acquire, clock, give_up, lease_row, renew
@@ -36,7 +36,7 @@ PLACE_S = 0.5  # after which what was decided is launched before more is decided
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class ReconcilerTiming:
     """What a scheduler goes by, beside the time of its jobs."""
 
     passed_s: Callable[[], float] = time.monotonic  # by a clock that nobody sets
@@ -47,7 +47,7 @@ class Times:
     find_again_s: float = FIND_AGAIN_S
 
 
-TIMES = Times()
+TIMES = ReconcilerTiming()
 
 
 class Reconciler:
@@ -58,7 +58,7 @@ class Reconciler:
         times: What it goes by.
     """
 
-    def __init__(self, parts: Parts, times: Times = TIMES) -> None:
+    def __init__(self, parts: Parts, times: ReconcilerTiming = TIMES) -> None:
         self.parts, self._times = parts, times
         self.cache: StateCache | None = None  # None while it does not lead, or has to read the store anew
         self._fence: int | None = None  # token of its lease, None while it does not lead
@@ -268,7 +268,7 @@ class Reconciler:
     def _open(self, cache: StateCache, decision: Decision, now_s: float) -> int:
         standing = cache.mirror.standing(decision.job)
         placement = self.parts.layout.placement(decision.gpus)
-        opening = Opening(self.parts.backend_name, placement, standing.slowdown, standing.overhead_s)
+        opening = NewAttempt(self.parts.backend_name, placement, standing.slowdown, standing.overhead_s)
         return cache.open(cache.jobs[decision.job], opening, f"placed by {decision.by}", now_s)
 
     def _noted(self, decision: Decision, number: int | None, now_s: float) -> NewDecision:

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from ...cluster.model.needs import ANYTHING, Needs
 from ...cluster.model.placement import Share
 from ...cluster.model.training_plan import PlanFile
-from ..mirror.standing import Asked, Known, Spread, Standing, Turn
-from ..mirror.vacant_seats import Form
+from ..mirror.standing import JobProgress, JobRequest, MirrorOrigin, QueueTurn, Spread
+from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
 from ..model.job import JobRow, ReservationRow, Tries
 from ..model.job_spec import LEAST_S, StoredJob, has_needs, is_shaped, is_switching, stored_job, stored_or_usual
@@ -34,18 +34,18 @@ def _within(value: object, least: float, most: float, otherwise: float) -> float
     return float(value) if isinstance(value, int | float) and least <= value <= most else otherwise
 
 
-def asked_of(row: JobRow, layout: Layout) -> Asked:
+def asked_of(row: JobRow, layout: Layout) -> JobRequest:
     """Return what a job asks for of a cluster."""
     spec = stored_or_usual(row.spec)
     submitted_s, types = _within(row.submitted_s, 0.0, MOST_S, 0.0), layout.types_for(spec.wants)
-    asked = Asked(
+    asked = JobRequest(
         row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes, types,
         user=row.owner,
     )  # fmt: skip
     return asked if spec.plan is None or spec.plan.ranks != spec.gpus else _by_plan(asked, spec.plan)
 
 
-def _by_plan(asked: Asked, plan: PlanFile) -> Asked:
+def _by_plan(asked: JobRequest, plan: PlanFile) -> JobRequest:
     """Return what a job with a plan asks for: placements are scored by what an iteration does by it."""
     did = plan.iteration
     if did is None:
@@ -64,12 +64,12 @@ def estimate_of(row: JobRow) -> float:
     return _within(row.estimate_s, LEAST_S, MOST_S, StoredJob.model_fields["estimate_s"].default)
 
 
-def form_of(row: JobRow) -> Form | None:
+def form_of(row: JobRow) -> PlacementShape | None:
     """Return how a job's GPUs must lie on nodes, None if it takes any GPUs."""
     if not is_shaped(row.spec):
         return None
     spec = stored_job(row.spec)
-    return None if spec.shape is None else Form(spec.shape.nodes, spec.external is not None)
+    return None if spec.shape is None else PlacementShape(spec.shape.nodes, spec.external is not None)
 
 
 def needs_of(row: JobRow) -> Needs:
@@ -82,20 +82,20 @@ def used_by(row: JobRow) -> Tries:
     return Tries(row.stops_infra, row.stops_resource, row.stops_user, row.stops_asked, row.stops_ambiguous)
 
 
-def waiting_standing(row: JobRow) -> Standing:
+def waiting_standing(row: JobRow) -> JobProgress:
     """Return where a job stands that waits."""
     guess_s, entered_s, saved_s = _times(row)
-    return Standing(
+    return JobProgress(
         guess_s, entered_s, saved_s, wait_s=_within(row.wait_s, -MOST_S, MOST_S, 0.0), stops=row.attempt,
         first_start_s=_within(row.submitted_s, 0.0, MOST_S, 0.0) if row.attempt else -1.0, came_back=goes_first(row),
     )  # fmt: skip
 
 
-def running_standing(row: JobRow, attempt: AttemptRow, layout: Layout) -> Standing:
+def running_standing(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobProgress:
     """Return where a job stands that holds GPUs."""
     opened_s = _within(attempt.opened_s, 0.0, MOST_S, 0.0)
     guess_s, entered_s, saved_s = _times(row)
-    return Standing(
+    return JobProgress(
         guess_s, entered_s, saved_s, wait_s=_within(row.wait_s + opened_s - row.entered_s, -MOST_S, MOST_S, 0.0),
         stops=attempt.number - 1, first_start_s=opened_s, start_s=opened_s,
         overhead_s=_within(attempt.overhead_s, 0.0, MOST_SLOWDOWN, 0.0),
@@ -160,7 +160,7 @@ def known_of(
     gpus_per_user: int | None = None,
     about: Callable[[str], AbstractContextManager[None]] = lambda _job: nullcontext(),
     turns: Mapping[tuple[str, int], UserTurn] = MappingProxyType({}),
-) -> Known:
+) -> MirrorOrigin:
     """Return how a cluster stands.
 
     Args:
@@ -175,7 +175,7 @@ def known_of(
     """
     holding = {job: row for job, row in attempts.items() if row.state in OPEN_ATTEMPTS}
     quota = Quota(gpus_per_user, (row for row in jobs if row.id in holding))
-    standing, waiting = dict[str, tuple[Asked, Standing]](), list[tuple[tuple[int, int, float, int], JobRow]]()
+    standing, waiting = dict[str, tuple[JobRequest, JobProgress]](), list[tuple[tuple[int, int, float, int], JobRow]]()
     for row in jobs:
         with about(row.id):
             if row.id in holding:
@@ -185,5 +185,5 @@ def known_of(
                 waiting.append((queue_key(row), row))
     queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.take(row)}
     inside = [it for job, it in standing.items() if job in holding or job in queued]
-    had = [Turn(user, -priority, *turn[2:]) for (user, priority), turn in turns.items()]
-    return Known(now_s, inside, list(queued), down, turns=had)
+    had = [QueueTurn(user, -priority, *turn[2:]) for (user, priority), turn in turns.items()]
+    return MirrorOrigin(now_s, inside, list(queued), down, turns=had)

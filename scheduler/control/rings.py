@@ -21,7 +21,7 @@ from ..backends.protocol import RingConnection, call_backend
 from ..health.link_probes import State
 from ..health.link_table import AGAIN_S, ROUND_S, Link, LinkTable, Pair
 from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.vacant_seats import Choice, Considered, Ring
+from ..mirror.vacant_seats import Considered, RingGap, SeatChoice
 from ..model.gpu_index import Layout
 from ..model.job import NewEvent, name_of
 from ..model.job_spec import StoredJob, is_switching, stored_or_usual
@@ -132,7 +132,7 @@ class Probing(NamedTuple):
         return self.began_s + ROUND_S
 
 
-class Seen(NamedTuple):
+class LinkMeasurements(NamedTuple):
     """What is known of links, by numbers of nodes."""
 
     measured: Mapping[Numbers, float] = {}  # bytes/s
@@ -149,7 +149,7 @@ class LinksOf(NamedTuple):
     words: str
 
 
-def seen_in(known: Mapping[Pair, Link], nodes: Sequence[str], now_s: float) -> Seen:
+def seen_in(known: Mapping[Pair, Link], nodes: Sequence[str], now_s: float) -> LinkMeasurements:
     """Return what is known of links.
 
     Args:
@@ -164,7 +164,7 @@ def seen_in(known: Mapping[Pair, Link], nodes: Sequence[str], now_s: float) -> S
         return {pair: it.outcome.why for pair, it in links.items() if it.outcome.state is state}
 
     measured = {pair: it for pair, it in links.items() if it.outcome.state is State.MEASURED}
-    return Seen(
+    return LinkMeasurements(
         {pair: it.outcome.bytes_per_s for pair, it in measured.items()},
         {pair: max(now_s - it.at_s, 0.0) for pair, it in measured.items()},
         why(State.BROKEN),
@@ -215,7 +215,7 @@ def is_open(links: LinkTable, probing: Probing, wake: Callable[[], object]) -> b
 class LinksAround(NamedTuple):
     """The links between candidates and the neighbours of a seat."""
 
-    seen: Seen = Seen()
+    seen: LinkMeasurements = LinkMeasurements()
     around: tuple[int, int] = (-1, -1)  # nodes of the members before and behind the seat
     nodes: Sequence[str] = ()  # names
     gpu_node: NDArray[np.int32] = NO_GPUS  # (gpus,) node of each GPU
@@ -244,7 +244,7 @@ class LinksAround(NamedTuple):
         return (self.around[0], node), (node, self.around[1])
 
 
-def _words(seen: Seen, pair: Numbers) -> str:
+def _words(seen: LinkMeasurements, pair: Numbers) -> str:
     if pair[0] == pair[1]:
         return "within the node"
     if pair in seen.age_s:
@@ -257,7 +257,7 @@ MEASURED = ("from_previous_measured_s", "to_next_measured_s")  # seconds ago; no
 BANDWIDTHS = ("from_previous_bytes_per_s", "to_next_bytes_per_s", *MEASURED)
 
 
-class Around(NamedTuple):
+class RingJob(NamedTuple):
     """What is known of a ring's job and of the cluster that it runs on."""
 
     mirror: ClusterMirror
@@ -267,7 +267,7 @@ class Around(NamedTuple):
     spec: StoredJob
 
 
-def ring_of(around: Around, want: SeatRequest, empty: EmptySeat, seats: int, records: Iterable[ComputeRecord]) -> Ring:
+def ring_of(around: RingJob, want: SeatRequest, empty: EmptySeat, seats: int, records: Iterable[ComputeRecord]) -> RingGap:
     """Return a ring with one of its empty seats, from what its coordinator says and what is recorded of the job.
 
     What a coordinator says comes from processes of the job, which may say anything.
@@ -291,7 +291,7 @@ def ring_of(around: Around, want: SeatRequest, empty: EmptySeat, seats: int, rec
         nodes, gap = [int(site.cluster.gpu_node[gpu]) for gpu in held], len(held)
     elif not recorded:
         recorded = _means((int(site.cluster.node_type[nodes[at]]), time_s) for at, time_s in told_s.items())
-    return Ring(
+    return RingGap(
         nodes=nodes,
         gap=gap,
         seats=seats,
@@ -304,7 +304,7 @@ def ring_of(around: Around, want: SeatRequest, empty: EmptySeat, seats: int, rec
     )
 
 
-def _recorded(around: Around, records: Iterable[ComputeRecord]) -> dict[int, float]:
+def _recorded(around: RingJob, records: Iterable[ComputeRecord]) -> dict[int, float]:
     """Return the mean computing time by number of the node type, of those types that the cluster has."""
     node_type = around.mirror.site.cluster.node_type
     type_of = {around.kinds.get(node, ""): int(node_type[at]) for at, node in enumerate(around.layout.nodes)}
@@ -319,7 +319,7 @@ def _means(times: Iterable[tuple[int, float]]) -> dict[int, float]:
     return {kind: sum(times_s) / len(times_s) for kind, times_s in found.items()}
 
 
-class Chosen(NamedTuple):
+class ChosenGpu(NamedTuple):
     """A GPU that is to take a seat, and why."""
 
     gpu: int
@@ -329,8 +329,8 @@ class Chosen(NamedTuple):
 
 
 def chosen_of(
-    choice: Choice, links: LinksAround, want: SeatRequest, formula: str, layout: Layout, took_s: float
-) -> Chosen:  # fmt: skip
+    choice: SeatChoice, links: LinksAround, want: SeatRequest, formula: str, layout: Layout, took_s: float
+) -> ChosenGpu:  # fmt: skip
     """Return who was chosen for a seat.
 
     Args:
@@ -346,11 +346,11 @@ def chosen_of(
     is_measured = any(getattr(mine, name) is not None for name in MEASURED)
     passed_over = [it.words for it in links.broken.values()][:BEST]
     told = [words, *([f"its links: {mine.words}"] if is_measured else []), *passed_over]
-    return Chosen(choice.gpu, "; ".join(told), kept, took_s)
+    return ChosenGpu(choice.gpu, "; ".join(told), kept, took_s)
 
 
 def described(
-    choice: Choice, links: LinksAround, want: SeatRequest, formula: str, layout: Layout
+    choice: SeatChoice, links: LinksAround, want: SeatRequest, formula: str, layout: Layout
 ) -> dict[str, Any]:  # fmt: skip
     """Return a choice as the store keeps it: the candidates with their times, the chosen one first."""
     kept = sorted(choice.considered, key=lambda it: (it.gpu != choice.gpu, _time_s(it, formula)))[:MOST_KEPT]
@@ -364,7 +364,7 @@ def described(
     }
 
 
-def words_of_choice(choice: Choice, want: SeatRequest, formula: str) -> str:
+def words_of_choice(choice: SeatChoice, want: SeatRequest, formula: str) -> str:
     """Return why a candidate was chosen, for people."""
     chosen = next(it for it in choice.considered if it.gpu == choice.gpu)
     time_s, among = _time_s(chosen, formula), f"of {len(choice.considered)} candidates"
@@ -402,10 +402,10 @@ def _time_s(it: Considered, formula: str) -> float:
     return it.source_s if formula == "source" else it.ring_s
 
 
-class Checked(NamedTuple):
+class PendingCheck(NamedTuple):
     """A GPU that a ring gets if it passes its checks."""
 
-    chosen: Chosen
+    chosen: ChosenGpu
     since_s: float  # by `time.monotonic`
 
 
@@ -420,7 +420,7 @@ class LiveRing:
     def __init__(self, row: AttemptRow, connection: RingConnection) -> None:
         self.row, self.connection = row, connection
         self.given: list[ReplacementRow] | None = None  # None while the store is to be asked
-        self.checked: dict[int, Checked] = {}  # GPUs that are reserved and not given yet
+        self.checked: dict[int, PendingCheck] = {}  # GPUs that are reserved and not given yet
         self.probing: Probing | None = None  # links that were measured last
         self.waits_since_s = 0.0  # for links to be measured, by `time.monotonic`; 0 if it does not
         self.reminded: SeatRequest | None = None  # the last wish that came while members were on their way

@@ -15,9 +15,9 @@ from ..health.link_table import Pair
 from ..health.liveness import Report
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.vacant_seats import (
-    Choice,
     Free,
-    Ring,
+    RingGap,
+    SeatChoice,
     best_of,
     choose_for,
     free_for,
@@ -31,10 +31,10 @@ from ..model.job_spec import StoredJob, stored_or_usual
 from ..store.nodes import list_gpus, records_of
 from .rings import (
     BEST,
-    Around,
-    Chosen,
+    ChosenGpu,
     LinksAround,
     LiveRing,
+    RingJob,
     chosen_of,
     is_open,
     pairs_around,
@@ -46,15 +46,14 @@ from .state_cache import Parts, StateCache
 
 HOUR_S = 3600.0
 LEAST_IN_AN_HOUR = 3  # GPUs that a ring is given; one of many seats may have as many as these
-NOBODY = Choice(-1, ())
-# The coordinator's last request, the seat, and how many seats the ring has members on once it is filled.
-Seat = tuple[SeatRequest, EmptySeat, int]
+NOBODY = SeatChoice(-1, ())
+Seat = tuple[SeatRequest, EmptySeat, int]  # what the coordinator said last, the seat, and seats of the ring once it is filled
 
 
-class Found(NamedTuple):
+class SeatSearch(NamedTuple):
     """Who takes a seat, or why nobody does."""
 
-    choice: Choice
+    choice: SeatChoice
     why: str = ""  # nobody does
     links: LinksAround = LinksAround()  # that the choice rests on
 
@@ -62,7 +61,7 @@ class Found(NamedTuple):
 def choose_gpu(
     parts: Parts, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], seat: Seat, now_s: float,
     *, grows: bool, unfit: Sequence[int] = (),
-) -> Found | None:  # fmt: skip
+) -> SeatSearch | None:  # fmt: skip
     """Choose a free GPU for a seat; None while the links of the best candidates are measured.
 
     Those that the ring has left before come into question if there is no other, or if they were found faulty then
@@ -81,7 +80,7 @@ def choose_gpu(
     job = cache.jobs[ring.row.job_id]
     spec = stored_or_usual(job.spec)
     if why := _against_more(parts, ring, spec.seats, now_s):
-        return Found(NOBODY, why)
+        return SeatSearch(NOBODY, why)
     with parts.store.read() as tx:
         records, gpus = records_of(tx, job.id), list_gpus(tx)
     well_s = {(it.node, it.gpu): it.since_s for it in gpus if it.healthy}
@@ -89,10 +88,10 @@ def choose_gpu(
     free = free_for(cache.mirror, job.id, [*left, *unfit])
     if not free.gpus.size:
         free = free_for(cache.mirror, job.id, unfit)
-    around = Around(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
+    around = RingJob(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
     inside = ring_of(around, *seat, records)
     if not free.gpus.size or not inside.nodes:
-        return Found(NOBODY, "no free GPU suits it")
+        return SeatSearch(NOBODY, "no free GPU suits it")
     choosing = _Choosing(parts, cache.mirror, inside, free, grows=grows)
     ring.probing = probing_for(ring.probing, seat[0].generation, seat[1], choosing.pairs, grows=grows)
     return None if is_open(parts.monitor.links, ring.probing, parts.wake) else choosing.found()
@@ -114,7 +113,7 @@ class _Choosing:
         grows: Whether the ring goes on without.
     """
 
-    def __init__(self, parts: Parts, mirror: ClusterMirror, ring: Ring, free: Free, *, grows: bool) -> None:
+    def __init__(self, parts: Parts, mirror: ClusterMirror, ring: RingGap, free: Free, *, grows: bool) -> None:
         self._cluster, self._formula = mirror.site.cluster, mirror.site.rules.replacement
         self._parts, self._ring, self._free, self._grows = parts, ring, free, grows
 
@@ -126,16 +125,16 @@ class _Choosing:
         best = best_of(cluster, self._ring, self._fit(links), self._formula, BEST, links.seen.measured)
         return pairs_around(links.nodes, links.around, [int(cluster.gpu_node[gpu]) for gpu in best])
 
-    def found(self) -> Found:
+    def found(self) -> SeatSearch:
         """Return who takes the seat."""
         links = self._links()
         if len(links.broken) == self._free.gpus.size:
-            return Found(NOBODY, "; ".join([it.words for it in links.broken.values()][:BEST]))
+            return SeatSearch(NOBODY, "; ".join([it.words for it in links.broken.values()][:BEST]))
         fit = self._fit(links)
         if not fit.gpus.size:
-            return Found(NOBODY, "it would be faster with no free GPU")
+            return SeatSearch(NOBODY, "it would be faster with no free GPU")
         choice = choose_for(self._cluster, self._ring, fit, self._formula, links.seen.measured)
-        return Found(choice, "" if choice.gpu >= 0 else "no free GPU suits it", links)
+        return SeatSearch(choice, "" if choice.gpu >= 0 else "no free GPU suits it", links)
 
     def _links(self) -> LinksAround:
         names, cluster = list(self._parts.layout.nodes), self._cluster
@@ -195,9 +194,9 @@ def wanted(want: SeatRequest | None, spec: StoredJob) -> list[SlowSeat]:
 
 
 def choose(
-    parts: Parts, cache: StateCache, ring: LiveRing, want: SeatRequest, places: Sequence[MemberPlace],
-    slow: Sequence[SlowSeat], at: int, now_s: float,
-) -> Chosen | str | None:  # fmt: skip
+    parts: Parts, cache: StateCache, ring: LiveRing, want: SeatRequest, places: Sequence[MemberPlace], slow: Sequence[SlowSeat],
+    at: int, now_s: float,
+) -> ChosenGpu | str | None:  # fmt: skip
     """Choose a free GPU for a backup.
 
     Args:
@@ -280,7 +279,7 @@ def against_more(cache: StateCache, row: JobRow) -> str:
     return "" if has < most else f"its owner has {has} of {most} GPUs"
 
 
-def against(choice: Choice, want: SeatRequest) -> str:
+def against(choice: SeatChoice, want: SeatRequest) -> str:
     """Return why a GPU gets no backup that was chosen, "" if it does: the ring is to be faster with it."""
     it = next(it for it in choice.considered if it.gpu == choice.gpu)
     # What nobody can tell speaks for a GPU.

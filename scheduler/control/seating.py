@@ -44,7 +44,7 @@ from ..store.rings import (
     take_back,
 )
 from . import seat_choice
-from .rings import BANDWIDTHS, Checked, Chosen, LiveRing, chosen_of
+from .rings import BANDWIDTHS, ChosenGpu, LiveRing, PendingCheck, chosen_of
 from .seat_choice import LEAST_IN_AN_HOUR, choose_gpu, formula_of
 from .state_cache import WRITER, Parts, StateCache
 
@@ -330,7 +330,7 @@ class Seating:
         found = seat_choice.choose(self._parts, cache, ring, want, places, slow, len(slow) - lacking, now_s)
         if found is None or self.measures:
             self.measures = True
-        elif isinstance(found, Chosen):
+        elif isinstance(found, ChosenGpu):
             self._give_or_check(cache, ring, backend, places, found, now_s)
         elif ring.told_slow != (told := tuple(it.member for it in slow)):
             ring.told_slow, member = told, slow[-lacking].member
@@ -340,7 +340,7 @@ class Seating:
             self._parts.store.write(partial(note, event=event))
 
     def _give_or_check(
-        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: Chosen,
+        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: ChosenGpu,
         now_s: float,
     ) -> None:  # fmt: skip
         if self._parts.checks.are_wanted(stored_or_usual(cache.jobs[ring.row.job_id].spec)):
@@ -348,7 +348,7 @@ class Seating:
         else:
             self._give(cache, ring, backend, places, chosen, now_s)
 
-    def _check(self, cache: StateCache, ring: LiveRing, chosen: Chosen, now_s: float) -> None:
+    def _check(self, cache: StateCache, ring: LiveRing, chosen: ChosenGpu, now_s: float) -> None:
         """Reserve a GPU that is to be checked before the ring gets it."""
         job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
         row = ReservationRow(node, gpu, job, ring.row.number, now_s)
@@ -358,11 +358,11 @@ class Seating:
         self._parts.store.write(lambda tx: hold(tx, row, event))
         cache.happens(now_s)
         cache.mirror.claim(job, chosen.gpu)
-        ring.checked[chosen.gpu] = Checked(chosen, time.monotonic() - chosen.took_s)
+        ring.checked[chosen.gpu] = PendingCheck(chosen, time.monotonic() - chosen.took_s)
         self._parts.checks.newcomer(ring.row, cache.jobs[job], Share(node, (gpu,)))
 
     def _give(
-        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: Chosen,
+        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: ChosenGpu,
         now_s: float, *, is_held: bool = False,
     ) -> None:  # fmt: skip
         """Reserve a GPU for a ring, and let the backend start a member there."""
@@ -403,7 +403,7 @@ class Seating:
         )  # fmt: skip
 
 
-def _use(chosen: Chosen) -> str:
+def _use(chosen: ChosenGpu) -> str:
     """Return what a GPU is for, for people."""
     member = chosen.choice.get("backup_for")
     return "takes an empty seat" if member is None else f"is the backup of member {member}, which all others wait for"

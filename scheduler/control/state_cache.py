@@ -13,14 +13,14 @@ from ..backends.protocol import Backend
 from ..health.fault_report import learned_from, read_fault_history
 from ..health.monitor import Health, Monitor
 from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.standing import Known, Site
-from ..mirror.vacant_seats import Form
+from ..mirror.standing import ClusterSite, MirrorOrigin
+from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
 from ..model.job import JobRow, NewEvent, ReservationRow
 from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
 from ..rules.attempts import Whose
-from ..store.attempts import AttemptColumns, AttemptRow, Opening, held_gpus
+from ..store.attempts import AttemptColumns, AttemptRow, NewAttempt, held_gpus
 from ..store.decisions import NewDecision
 from ..store.engines import StoreRefusesError
 from ..store.events import last_complete_seq, told_by_others
@@ -59,7 +59,7 @@ class Parts:
     store: Store
     backend: Backend
     backend_name: str  # its full name
-    site: Site
+    site: ClusterSite
     layout: Layout
     placer: Placer
     now_s: Callable[[], float]  # Unix time
@@ -130,7 +130,7 @@ class StateCache:
         self._moment_s = now_s - 1.0
         parts.placer.begin(self.mirror)
 
-    def _held_by_others(self, held: Iterable[ReservationRow], known: Known) -> list[int]:
+    def _held_by_others(self, held: Iterable[ReservationRow], known: MirrorOrigin) -> list[int]:
         """Return the GPUs that are reserved for what does not stand in the cluster's arrays: nobody gets them."""
         seen, layout = {gpu for _, standing in known.jobs for gpu in standing.gpus}, self.parts.layout
         return sorted({layout.number(it.node, it.gpu) for it in held} - seen)
@@ -221,7 +221,7 @@ class StateCache:
         else:
             self.attempts[after.job_id] = after
 
-    def open(self, job: JobRow, opening: Opening, cause: str, now_s: float) -> int:
+    def open(self, job: JobRow, opening: NewAttempt, cause: str, now_s: float) -> int:
         """Start a job, and return the number of its attempt."""
         turn = self.mirror.turn(job.id)
         had = None if turn is None else UserTurn(job.owner, -turn.rank, *turn[2:])
@@ -233,7 +233,7 @@ class StateCache:
         self._keep(opened_job(opened))
         return attempt.number
 
-    def form_of(self, job: str) -> Form | None:
+    def form_of(self, job: str) -> PlacementShape | None:
         """Return how the GPUs of an open job must lie on nodes, None if it takes any GPUs."""
         return form_of(self.jobs[job])
 

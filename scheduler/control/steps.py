@@ -17,7 +17,7 @@ from ..mirror.vacant_seats import GAIN, best_step_s
 from ..model.job import NewEvent
 from ..model.job_spec import Watching, stored_or_usual
 from ..model.states import AfterStop, AttemptState, Contact, JobState, Run, Status
-from ..rules.attempts import LastLook, Verdict
+from ..rules.attempts import LastLook, StopReason
 from ..store.attempts import AttemptRow, CheckpointRow, checkpoints_of, register
 from ..store.events import append_all, last_such_s
 from ..store.leases import check_fence
@@ -59,7 +59,7 @@ def judge_steps(
     statuses: Mapping[str, Status],
     cut_off: Collection[str | None],
     now_s: float,
-) -> dict[str, Verdict]:
+) -> dict[str, StopReason]:
     """Take in what running jobs have told, write down what follows, and return those that are not to run on.
 
     Args:
@@ -85,7 +85,7 @@ def judge_steps(
     _record(cache, now_s)
     if not any(found):
         return {}
-    notes, verdicts = _Notes(), dict[str, Verdict]()
+    notes, verdicts = _Notes(), dict[str, StopReason]()
     for job, name in names.items():  # one that has ended meanwhile had a last look
         with cache.about(job, now_s):
             notes.saved += _rows(cache.attempts[job], found.saved.get(name, ()), now_s)
@@ -93,7 +93,7 @@ def judge_steps(
         with cache.about(job, now_s):
             cause = _words_on_hang(hang)
             event = _event(cache.attempts[job], SlowWord.HUNG, cause, now_s)
-            verdicts[job] = Verdict(cause, AfterStop.HUNG, event)
+            verdicts[job] = StopReason(cause, AfterStop.HUNG, event)
     for job, stragglers in found.stragglers.items():
         notes.events += [_on_straggler(cache.attempts[job], it, now_s) for it in stragglers]
     _judge_slow(cache, found, notes, verdicts, now_s)
@@ -158,7 +158,7 @@ def _rows(row: AttemptRow, saved: Sequence[Saved], now_s: float) -> list[Checkpo
 
 
 def _judge_slow(
-    cache: StateCache, found: Findings, notes: _Notes, verdicts: dict[str, Verdict], now_s: float
+    cache: StateCache, found: Findings, notes: _Notes, verdicts: dict[str, StopReason], now_s: float
 ) -> None:  # fmt: skip
     if found.shared:
         text = (
@@ -176,7 +176,7 @@ def _judge_slow(
 
 
 def _judge_one(
-    cache: StateCache, job: str, slow: Slow, notes: _Notes, verdicts: dict[str, Verdict], now_s: float
+    cache: StateCache, job: str, slow: Slow, notes: _Notes, verdicts: dict[str, StopReason], now_s: float
 ) -> None:  # fmt: skip
     row = cache.attempts[job]
     against = _against_moving(cache, row, slow, verdicts, now_s)
@@ -186,11 +186,11 @@ def _judge_one(
         cause = f"slow on {', '.join(sorted(slow.nodes))}, moved"
         event = _event(row, SlowWord.MOVED, cause, now_s, slow)
         nodes = dict.fromkeys(slow.nodes, f"{SLOW_NODE}job {job} told so")
-        verdicts[job] = Verdict(cause, AfterStop.RELOCATE, event, nodes)
+        verdicts[job] = StopReason(cause, AfterStop.RELOCATE, event, nodes)
 
 
 def _against_moving(
-    cache: StateCache, row: AttemptRow, slow: Slow, verdicts: Mapping[str, Verdict], now_s: float
+    cache: StateCache, row: AttemptRow, slow: Slow, verdicts: Mapping[str, StopReason], now_s: float
 ) -> str:  # fmt: skip
     """Return why a slow job is not moved, "" if it is."""
     job, told = cache.jobs[row.job_id], slow.slowness

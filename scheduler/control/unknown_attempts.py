@@ -19,7 +19,7 @@ from ...cluster.model.placement import Placement
 from ..backends.protocol import Attempt, call_backend
 from ..model.job import JobRow, NewEvent
 from ..model.states import AttemptState, Desired, JobState
-from ..store.attempts import Opening, get_attempt
+from ..store.attempts import NewAttempt, get_attempt
 from ..store.engines import StaleWriteError, TakenError
 from ..store.events import append
 from ..store.jobs import get_job
@@ -195,7 +195,7 @@ class UnknownAttempts:
         if job is None or not _is_next(job, attempt, placement):
             return False
         cause = f"{name} was found at the backend"
-        opening = Opening(self._parts.backend_name, placement, slowdown=1.0, overhead_s=0.0)
+        opening = NewAttempt(self._parts.backend_name, placement, slowdown=1.0, overhead_s=0.0)
         changes = Changes(opened=[Opened(job, opening, cause)])
         try:
             self._parts.layout.numbers(placement)  # of a cluster file that has them

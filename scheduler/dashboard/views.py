@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from ...cluster.model.placement import Placement
 from ..api.models import WAITS, waiting_pages
 from ..logs import BLOCK_BYTES, Read, near_end
-from ..model.gpu_index import Entry, Layout
+from ..model.gpu_index import Layout, QuarantineEntry
 from ..model.job import JobRow
 from ..model.job_spec import UnreadableSpecError, stored_job, stored_or_usual
 from ..model.states import FINAL, AttemptState, JobState

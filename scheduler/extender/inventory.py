@@ -125,7 +125,7 @@ NODE_PENALTY = 0.25
 class NamedSite(NamedTuple):
     """What policies know of a cluster, and the names of its nodes."""
 
-    site: Site
+    site: ClusterSite
     names: tuple[str, ...]
 
 

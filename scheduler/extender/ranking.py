@@ -35,7 +35,7 @@ class Ranked(NamedTuple):
 
     nodes: list[int]  # best first
     shares: dict[int, int]  # GPUs of each node in the first choice
-    advice: Advice | None  # the first; None if there was nothing to decide
+    advice: PlacementAdvice | None  # the first; None if there was nothing to decide
 
 
 class Mirror:
@@ -90,7 +90,7 @@ class Mirror:
         self._held[uid] = held
         self._taken[node] += held.gpus
 
-    def _submit(self, asked: Asked) -> None:
+    def _submit(self, asked: JobRequest) -> None:
         if self.cluster.is_full:
             self._reveal(set(self._hidden))  # hidden GPUs are revealed one by one, which takes long
         self.cluster.submit(asked)

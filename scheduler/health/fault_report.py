@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from ...cluster.state.beliefs import HALF_LIFE_S
 from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.standing import Beliefs, Known, Site
+from ..mirror.standing import Beliefs, ClusterSite, MirrorOrigin
 from ..model.gpu_index import Layout
 from ..store.events import EventRow, first_event_s, last_of_no_job
 from ..store.nodes import CHANGE, FAULTY, HEALTHY, IN_SERVICE, OUT_OF_SERVICE
@@ -39,11 +39,11 @@ def read_fault_history(tx: Connection, now_s: float) -> FaultHistory:
     return FaultHistory(min(since_s, now_s), events, now_s)
 
 
-def learned_from(site: Site, layout: Layout, past: FaultHistory) -> Beliefs | None:
+def learned_from(site: ClusterSite, layout: Layout, past: FaultHistory) -> Beliefs | None:
     """Return what a scheduler that saw all this has learned, None where nothing is learned."""
     if not site.rules.estimated_hazards:
         return None
-    mirror = ClusterMirror(site, Known(past.since_s))
+    mirror = ClusterMirror(site, MirrorOrigin(past.since_s))
     told = _Told(mirror, layout)
     for event in past.events:
         told.tell(event, min(max(event.at_s, mirror.now_s), past.now_s))  # a clock may have been set back

@@ -35,7 +35,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from ...cluster.files.yaml_file import ExactTypes
 from ...cluster.model.placement import Placement
-from ..model.states import Verdict
+from ..model.states import ProbeVerdict
 from ..store.nodes import NodeRow
 from ..store.schema import Liveness
 from .link_probes import ProbePlace
@@ -189,22 +189,22 @@ class Evidence(NamedTuple):
 NOTHING = Evidence()
 
 
-def verdict_of(evidence: Evidence) -> Verdict:
+def verdict_of(evidence: Evidence) -> ProbeVerdict:
     """Return what evidence says of a node from which nothing is heard."""
     own, other = evidence.own, evidence.other
     sights = [it.sight for it in (own, other) if it is not None]
     if Sight.ANSWERED in sights:
-        return Verdict.REACHED
+        return ProbeVerdict.REACHED
     if Sight.ACCEPTED in sights:
-        return Verdict.STUCK
+        return ProbeVerdict.STUCK
     if own is None or not _fails(own):
-        return Verdict.NONE
+        return ProbeVerdict.NONE
     if other is None:
         # Nobody else is there to look. A refusal says alone that the agent is gone; silence may be the link's.
-        return Verdict.GONE if own.sight is Sight.REFUSED and not evidence.has_others else Verdict.NONE
+        return ProbeVerdict.GONE if own.sight is Sight.REFUSED and not evidence.has_others else ProbeVerdict.NONE
     if not _fails(other):
-        return Verdict.NONE
-    return Verdict.GONE if {own.sight, other.sight} == {Sight.REFUSED} else Verdict.SILENT
+        return ProbeVerdict.NONE
+    return ProbeVerdict.GONE if {own.sight, other.sight} == {Sight.REFUSED} else ProbeVerdict.SILENT
 
 
 def _fails(found: Found) -> bool:
@@ -222,7 +222,7 @@ def words_of(evidence: Evidence) -> str:
     found = [_found(it) for it in (own, other) if it is not None]
     if not evidence.has_others:
         found.append("no other agent can look")
-    if verdict_of(evidence) is Verdict.STUCK:
+    if verdict_of(evidence) is ProbeVerdict.STUCK:
         found.append("so its machine lives, and its agent stands still")
     return ", ".join(found)
 
@@ -300,27 +300,27 @@ def _named(row: NodeRow, at_once: frozenset[str], found: Evidence, now_s: float)
     verdict = verdict_of(found)
     liveness = _liveness(row, at_once, verdict)
     if liveness is Liveness.UP:
-        row = row._replace(verdict=Verdict.NONE, found="")
+        row = row._replace(verdict=ProbeVerdict.NONE, found="")
     else:
         row = row._replace(verdict=_verdict(row, liveness, verdict), found=words_of(found) or row.found)
     return row if liveness is row.liveness else row._replace(liveness=liveness, since_s=now_s)
 
 
-def _liveness(row: NodeRow, at_once: frozenset[str], verdict: Verdict) -> Liveness:
+def _liveness(row: NodeRow, at_once: frozenset[str], verdict: ProbeVerdict) -> Liveness:
     was_down = row.liveness is Liveness.DOWN
     if row.misses < SUSPECT_MISSES:
         return Liveness.UP
     if row.name in at_once or (at_once and not was_down):
         return Liveness.SUSPECT
-    return Liveness.DOWN if was_down or row.misses >= DOWN_MISSES or verdict is Verdict.GONE else Liveness.SUSPECT
+    return Liveness.DOWN if was_down or row.misses >= DOWN_MISSES or verdict is ProbeVerdict.GONE else Liveness.SUSPECT
 
 
-def _verdict(row: NodeRow, liveness: Liveness, verdict: Verdict) -> Verdict:
+def _verdict(row: NodeRow, liveness: Liveness, verdict: ProbeVerdict) -> ProbeVerdict:
     """Return what a node counts as: as long as it is down, what was concluded stands until something else is."""
     if liveness is not Liveness.DOWN:
-        return Verdict.NONE
-    before = row.verdict if row.liveness is Liveness.DOWN else Verdict.NONE
-    return before if verdict is Verdict.NONE or (before.is_dead and verdict.is_dead) else verdict
+        return ProbeVerdict.NONE
+    before = row.verdict if row.liveness is Liveness.DOWN else ProbeVerdict.NONE
+    return before if verdict is ProbeVerdict.NONE or (before.is_dead and verdict.is_dead) else verdict
 
 
 Count = Annotated[int, Field(ge=0, le=2**53)]

@@ -26,7 +26,7 @@ from ..backends.protocol import Backend, NodeView
 from ..logs import Repeats
 from ..model.gpu_index import Layout
 from ..model.job import NewEvent, name_of
-from ..model.states import Verdict
+from ..model.states import ProbeVerdict
 from ..rules.quarantine import Fleet
 from ..store.attempts import held_gpus
 from ..store.nodes import (
@@ -131,7 +131,7 @@ def told_of(was: NodeRow, row: NodeRow, now_s: float) -> Iterator[NewEvent]:
     """Yield what there is to tell of a node, compared with how it stood before."""
     if row.liveness is not was.liveness:
         yield _turned(was, row, now_s)
-    if row.verdict is not was.verdict and row.verdict is not Verdict.NONE:
+    if row.verdict is not was.verdict and row.verdict is not ProbeVerdict.NONE:
         yield _judged(row, now_s)
     if was.boot_id and row.boot_id and row.boot_id != was.boot_id:
         text = f"{row.name} was restarted: its boot id is another one, so nothing that ran there before runs there now"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from ..model.gpu_index import Entry, Place
+from ..model.gpu_index import HardwarePlace, QuarantineEntry
 from ..store.nodes import NodeRow
 from ..store.schema import Liveness
 from .liveness import DOWN_MISSES, GpuReport, Report
@@ -33,7 +33,7 @@ class NodeState(NamedTuple):
     evidence: str
 
 
-def state_of(row: NodeRow, quarantines: Sequence[Entry], *, is_fenced: bool, now_s: float) -> NodeState:
+def state_of(row: NodeRow, quarantines: Sequence[QuarantineEntry], *, is_fenced: bool, now_s: float) -> NodeState:
     """Return what a node is.
 
     Args:
@@ -43,7 +43,7 @@ def state_of(row: NodeRow, quarantines: Sequence[Entry], *, is_fenced: bool, now
         now_s: Unix time.
     """
     if row.liveness is Liveness.UP:
-        whole = next((it for it in quarantines if it.place == Place(row.name)), None)
+        whole = next((it for it in quarantines if it.place == HardwarePlace(row.name)), None)
         if whole is not None:
             return NodeState(State.QUARANTINED, f"{whole.cause} ({whole.check}); {whole.action}")
         return NodeState(State.ALIVE, _seen(row, now_s))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import InputError
-from ..model.gpu_index import WHOLE, Clears, Entry, Finding, Place
+from ..model.gpu_index import WHOLE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..model.job import NewEvent
 from ..rules.quarantine import (
     BUDGET_S,
@@ -60,7 +60,7 @@ class Acted(StrEnum):
     REFUSED = "refused"  # too much of its node type came into quarantine within an hour
 
 
-def quarantine(tx: Connection, fleet: Fleet, finding: Finding, now_s: float, *, writer: str) -> Acted:
+def quarantine(tx: Connection, fleet: Fleet, finding: QuarantineFinding, now_s: float, *, writer: str) -> Acted:
     """Put what was found to be broken into quarantine, unless the rules are against it; safe to repeat.
 
     Args:
@@ -93,20 +93,22 @@ def quarantine(tx: Connection, fleet: Fleet, finding: Finding, now_s: float, *, 
     return Acted.SET
 
 
-def _stands(entry: Entry) -> bool:
+def _stands(entry: QuarantineEntry) -> bool:
     return entry.cleared_s is None
 
 
-def _check_known(place: Place, fleet: Fleet) -> None:
+def _check_known(place: HardwarePlace, fleet: Fleet) -> None:
     for end in place.ends:
         if end.node not in fleet.sizes or not WHOLE <= end.gpu < fleet.sizes[end.node]:
             raise InputError(f"the cluster has no {end.words}", "`longshore node list` lists nodes and their GPUs")
 
 
-def _set(tx: Connection, finding: Finding, entries: Sequence[Entry], now_s: float, writer: str) -> bool:
+def _set(
+    tx: Connection, finding: QuarantineFinding, entries: Sequence[QuarantineEntry], now_s: float, writer: str
+) -> bool:
     place, tries = finding.place, tries_of(finding.place, finding.cause, entries, now_s)
     clears = who_clears(place, finding.cause, finding.clears, entries, now_s)
-    entry = Entry(
+    entry = QuarantineEntry(
         0, place, now_s, max(finding.at_s, now_s), finding.check, finding.cause, finding.evidence, finding.action,
         clears, tries, finding.boot_id, now_s + back_off_s(tries),
     )  # fmt: skip
@@ -118,10 +120,11 @@ def _set(tx: Connection, finding: Finding, entries: Sequence[Entry], now_s: floa
 
 
 def _widen(
-    tx: Connection, fleet: Fleet, finding: Finding, entries: Sequence[Entry], now_s: float, writer: str
+    tx: Connection, fleet: Fleet, finding: QuarantineFinding, entries: Sequence[QuarantineEntry], now_s: float,
+    writer: str
 ) -> None:  # fmt: skip
     """Put the node of a GPU into quarantine as well; checks end that only where they end all of its GPUs'."""
-    node = Place(finding.place.node)
+    node = HardwarePlace(finding.place.node)
     others = [it for it in entries if _stands(it) and it.place.node == node.node]
     found = finding._replace(
         place=node, cause=TWO_GPUS, clears=stricter([finding.clears, *(it.clears for it in others)]),
@@ -135,7 +138,7 @@ def _widen(
         _set(tx, found, entries, now_s, writer)
 
 
-def _refuse(tx: Connection, finding: Finding, fleet: Fleet, now_s: float, writer: str) -> None:
+def _refuse(tx: Connection, finding: QuarantineFinding, fleet: Fleet, now_s: float, writer: str) -> None:
     """Raise an alarm, once an hour for each node type."""
     kind = fleet.types[finding.place.node]
     told = last_of_no_job(tx, QUARANTINE, now_s - BUDGET_S, 1000)
@@ -148,14 +151,14 @@ def _refuse(tx: Connection, finding: Finding, fleet: Fleet, now_s: float, writer
     _tell(tx, finding.place, REFUSED, text, now_s, writer, type=kind)
 
 
-def entries_for(entries: Sequence[Entry], place: Place) -> list[Entry]:
+def entries_for(entries: Sequence[QuarantineEntry], place: HardwarePlace) -> list[QuarantineEntry]:
     """Return those of some quarantines that end when a place is cleared: of a node, all of its GPUs and links.
 
     Raises:
         InputError: If there are none, or if the whole node of a GPU stands in quarantine.
     """
     place = place.ordered()
-    if place.gpu != WHOLE and any(it.place == Place(place.node) for it in entries):
+    if place.gpu != WHOLE and any(it.place == HardwarePlace(place.node) for it in entries):
         raise InputError(f"the whole node {place.node} is in quarantine", f"clear it: {place.node}")
     found = [it for it in entries if it.place == place or place.covers(it.place)]
     if not found:
@@ -164,8 +167,8 @@ def entries_for(entries: Sequence[Entry], place: Place) -> list[Entry]:
 
 
 def clear(
-    tx: Connection, place: Place, by: str, evidence: str, now_s: float, *, writer: str,
-    is_ready: Callable[[Entry], bool] = lambda _entry: True,
+    tx: Connection, place: HardwarePlace, by: str, evidence: str, now_s: float, *, writer: str,
+    is_ready: Callable[[QuarantineEntry], bool] = lambda _entry: True,
 ) -> int:  # fmt: skip
     """End the quarantine of a place, of a node also that of its GPUs and links; return how many ended.
 
@@ -189,7 +192,7 @@ def clear(
     return ended
 
 
-def keep(tx: Connection, place: Place, evidence: str, now_s: float, *, writer: str) -> None:
+def keep(tx: Connection, place: HardwarePlace, evidence: str, now_s: float, *, writer: str) -> None:
     """Note that checks of a place did not pass: they are not run again by themselves for a longer time."""
     for entry in entries_for(open_entries(tx), place):
         tries = entry.tries + 1
@@ -197,12 +200,12 @@ def keep(tx: Connection, place: Place, evidence: str, now_s: float, *, writer: s
     _tell(tx, place, NOT_CLEARED, f"{place.words} stays in quarantine: {evidence}", now_s, writer)
 
 
-def by_hand(place: Place, reason: str, action: str, now_s: float) -> Finding:
+def by_hand(place: HardwarePlace, reason: str, action: str, now_s: float) -> QuarantineFinding:
     """Return what an operator puts into quarantine."""
-    return Finding(place, BY_HAND, reason, "an operator says so", action, Clears.OPERATOR, now_s)
+    return QuarantineFinding(place, BY_HAND, reason, "an operator says so", action, Clears.OPERATOR, now_s)
 
 
-def _tell(tx: Connection, place: Place, now: str, text: str, now_s: float, writer: str, **data: str) -> None:
+def _tell(tx: Connection, place: HardwarePlace, now: str, text: str, now_s: float, writer: str, **data: str) -> None:
     told = {"node": place.node, "gpu": None if place.gpu == WHOLE else place.gpu, "place": place.words, **data}
     append(tx, NewEvent(QUARANTINE, writer, now_s, now=now, cause=text, data=told))
 

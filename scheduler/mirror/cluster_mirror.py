@@ -29,14 +29,14 @@ from ...cluster.state.holding import claim_gpu, give_up_gpu
 from .standing import (
     OF_JOBS,
     ROW,
-    Asked,
     Beliefs,
-    Known,
+    ClusterSite,
+    JobProgress,
+    JobRequest,
     MirrorCall,
-    Site,
-    Snapshot,
-    Standing,
-    Turn,
+    MirrorOrigin,
+    MirrorSnapshot,
+    QueueTurn,
     check_claim,
     check_gpus,
     check_held,
@@ -53,14 +53,14 @@ class ClusterMirror:
     taken back, and all others move up in the same order.
     """
 
-    def __init__(self, site: Site, known: Known) -> None:
+    def __init__(self, site: ClusterSite, known: MirrorOrigin) -> None:
         self.site = site
         self.origin = known  # where it began
         self.changes = 0  # how often something was done to it
         self.journal: list[MirrorCall] | None = None  # what was done, if that is kept for another one to do the same
         self._take_over(known)
 
-    def _take_over(self, known: Known, also: Asked | None = None) -> None:
+    def _take_over(self, known: MirrorOrigin, also: JobRequest | None = None) -> None:
         every = [asked for asked, _ in known.jobs] + ([] if also is None else [also])
         self._types = list(dict.fromkeys([(), *(it.types for it in every)]))  # of each class
         self.site = self.site.with_classes(self._types)
@@ -68,7 +68,7 @@ class ClusterMirror:
         has_plans = any(it.spread for it in every)
         self.sim = empty_row(*self.site, room, has_plans=has_plans)
         engine.reset(self.sim, ROW, 0)
-        self._asked: list[Asked] = []  # by slot
+        self._asked: list[JobRequest] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
         self._lines: dict[tuple[str, int], int] = {}  # by user and rank, where users take turns
         state = self.sim.state
@@ -95,7 +95,7 @@ class ClusterMirror:
     def _takes_turns(self) -> bool:
         return bool(self.sim.rules.turns)
 
-    def _take_up_turns(self, known: Known) -> None:
+    def _take_up_turns(self, known: MirrorOrigin) -> None:
         """Let users be where they were in their turns, and jobs that came back go before others."""
         state, lines = self.sim.state, self.sim.state.line_head.shape[1]
         for turn in known.turns:
@@ -141,7 +141,7 @@ class ClusterMirror:
         self._note("begin", now_s)
         engine.begin_moment(self.sim, ROW, now_s)
 
-    def submit(self, asked: Asked) -> None:
+    def submit(self, asked: JobRequest) -> None:
         """Put a job into the queue, behind all others of its rank."""
         self._note("submit", asked)
         slot = self._write(asked)
@@ -149,14 +149,14 @@ class ClusterMirror:
         count_from(self.sim, ROW, slot, min(asked.submitted_s, self.now_s))
         move_by_rank(self.sim, ROW, slot)
 
-    def come_back(self, asked: Asked, standing: Standing) -> None:
+    def come_back(self, asked: JobRequest, standing: JobProgress) -> None:
         """Put a job back into the queue that stood there since it was stopped, before all others of its rank."""
         self._note("come_back", asked, standing)
         slot = self._take_up(asked, standing, is_new=False)
         come_back(self.sim, ROW, slot, standing.entered_s)
         move_by_rank(self.sim, ROW, slot)
 
-    def rejoin(self, asked: Asked, standing: Standing) -> None:
+    def rejoin(self, asked: JobRequest, standing: JobProgress) -> None:
         """Put a job back into the queue that was out of it, behind all others of its rank."""
         self._note("rejoin", asked, standing)
         slot = self._take_up(asked, standing, is_new=False)
@@ -351,35 +351,35 @@ class ClusterMirror:
         slot = int(self.sim.state.gpu_job[ROW, gpu])
         return None if slot < 0 else self._asked[slot].job
 
-    def standing(self, job: str) -> Standing:
+    def standing(self, job: str) -> JobProgress:
         """Return what has happened to a job of the system."""
         slot, state = self._slot[job], self.sim.state
         values = {name: float(getattr(state, name)[ROW, slot]) for name in TIMES}
         gpus = self.picks(job) if state.run_place[ROW, slot] >= 0 else ()
         came_back = self._takes_turns and not gpus and bool(state.came_back[ROW, slot])
-        return Standing(**values, stops=int(state.stops[ROW, slot]), gpus=gpus, came_back=came_back)
+        return JobProgress(**values, stops=int(state.stops[ROW, slot]), gpus=gpus, came_back=came_back)
 
-    def turn(self, job: str) -> Turn | None:
+    def turn(self, job: str) -> QueueTurn | None:
         """Return the last turns of the user of a job of the system, at its rank; None where users take no turns."""
         asked = self.asked(job)
         return self._turn_of(asked.user, asked.rank) if self._takes_turns else None
 
-    def _turn_of(self, user: str, rank: int) -> Turn:
+    def _turn_of(self, user: str, rank: int) -> QueueTurn:
         state, lines = self.sim.state, self.sim.state.line_head.shape[1]
         led, started = (rotation * lines + self._line_of(user, rank) for rotation in (LEADING, PASSING))
-        return Turn(
+        return QueueTurn(
             user, rank, float(state.turn_s[ROW, led]), int(state.turn_number[ROW, led]),
             float(state.turn_s[ROW, started]), int(state.turn_number[ROW, started]),
         )  # fmt: skip
 
-    def known(self) -> Known:
+    def known(self) -> MirrorOrigin:
         """Return all that another object needs to go on from here."""
         jobs = [(self._asked[slot], self.standing(job)) for job, slot in self._slot.items()]
         state = self.sim.state
         down = np.repeat(np.arange(state.gpu_down.shape[1]), state.gpu_down[ROW]).tolist()
         estimates = int(state.estimated[ROW]), float(state.estimates_s[ROW])
         turns = tuple(turn for user in self._lines if (turn := self._turn_of(*user)).started > 0)
-        return Known(self.now_s, jobs, tuple(self._queue()), down, estimates, self.beliefs(), turns)
+        return MirrorOrigin(self.now_s, jobs, tuple(self._queue()), down, estimates, self.beliefs(), turns)
 
     def beliefs(self) -> Beliefs | None:
         """Return what was learned of fault rates, None where nothing is."""
@@ -387,9 +387,9 @@ class ClusterMirror:
             return None
         return Beliefs(*(tuple(getattr(self.sim.state, name)[ROW].tolist()) for name in Beliefs._fields))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MirrorSnapshot:
         """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
-        return Snapshot(
+        return MirrorSnapshot(
             self.site, [asked.job for asked in self._asked], self._types.copy(), self._lines.copy(),
             self._slot.copy(),
             {name: getattr(self.sim.scenarios, name).copy() for name in OF_JOBS},
@@ -397,9 +397,9 @@ class ClusterMirror:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> "ClusterMirror":
+    def of(cls, snapshot: MirrorSnapshot) -> "ClusterMirror":
         """Return a live cluster that is the same to the bit."""
-        mirror = cls(snapshot.site, Known(0.0))
+        mirror = cls(snapshot.site, MirrorOrigin(0.0))
         mirror.sim = empty_row(*snapshot.site, snapshot.room, has_plans=snapshot.has_plans)
         mirror.site, mirror._slot, mirror._types = snapshot.site, snapshot.slot, snapshot.types
         mirror._lines = snapshot.lines
@@ -421,7 +421,7 @@ class ClusterMirror:
         suits: NDArray[np.bool_] = cluster.suits[kind, cluster.gpu_node] == 1
         return suits
 
-    def asked(self, job: str) -> Asked:
+    def asked(self, job: str) -> JobRequest:
         """Return what a job of the system asks for."""
         return self._asked[self._slot[job]]
 
@@ -432,7 +432,7 @@ class ClusterMirror:
             yield self._asked[slot].job
             slot = int(state.next_job[ROW, slot])
 
-    def _make_room(self, asked: Asked | None = None) -> None:
+    def _make_room(self, asked: JobRequest | None = None) -> None:
         """Take the slots of jobs back that have ended; have room for more, and for one of such needs or plan."""
         old, slots = self.sim.state, self._slot
         self._take_over(self.known(), asked)
@@ -440,7 +440,7 @@ class ClusterMirror:
             getattr(self.sim.state, name)[ROW] = getattr(old, name)[ROW]
         self.sim.state.passed[ROW, : len(slots)] = old.passed[ROW, list(slots.values())]
 
-    def _write(self, asked: Asked) -> int:
+    def _write(self, asked: JobRequest) -> int:
         """Write what a job asks into the next slot, and return that."""
         has_plans = self.sim.scenarios.pipeline.size > 0
         is_full = self.is_full or self._lacks_line(asked.user, asked.rank)
@@ -462,7 +462,7 @@ class ClusterMirror:
         self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = asked.estimate_s, -1.0
         return slot
 
-    def _take_up(self, asked: Asked, standing: Standing, *, is_new: bool = True) -> int:
+    def _take_up(self, asked: JobRequest, standing: JobProgress, *, is_new: bool = True) -> int:
         """Put a job where it stands, but for the queue, and return its slot."""
         slot, state = self._write(asked), self.sim.state
         state.submitted[ROW] = slot + 1

@@ -22,7 +22,7 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
 from ...cluster.model.problem import OLDER_RULES, ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
-from .standing import Asked, Beliefs, Known, MirrorCall, Site, Spread, Standing, Turn
+from .standing import Beliefs, ClusterSite, JobProgress, JobRequest, MirrorCall, MirrorOrigin, QueueTurn, Spread
 
 _OLDER_ASKED = tuple[str, int, float, float, int, float, float]  # also of a job that takes every node
 _ASKED = (
@@ -54,12 +54,12 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "wait": TypeAdapter(tuple[bool]),
     "pass_over": TypeAdapter(tuple[()]),
 }
-_OF_ASKED = attrgetter(*(field.name for field in fields(Asked)))
-_OF_STANDING = attrgetter(*(field.name for field in fields(Standing)))
+_OF_ASKED = attrgetter(*(field.name for field in fields(JobRequest)))
+_OF_STANDING = attrgetter(*(field.name for field in fields(JobProgress)))
 DECISIONS = frozenset({"carry_out", "wait"})
 _FROM_KNOWN: TypeAdapter[Any] = TypeAdapter(_KNOWN)
 _FROM_BELIEFS: TypeAdapter[Any] = TypeAdapter(_BELIEFS)
-_FROM_TURNS: TypeAdapter[Any] = TypeAdapter(list[Turn])
+_FROM_TURNS: TypeAdapter[Any] = TypeAdapter(list[QueueTurn])
 COMPRESSED_FROM = 4096  # bytes
 MOST_BYTES = 1 << 30
 MOST_GPUS = 1 << 31  # of a job
@@ -67,22 +67,22 @@ MOST_TURNS = 1 << 62
 NUMBERED_ORDERS = ("fifo", "easy", "easy-shortest", "shortest")  # as older versions stored them
 
 
-class Opening(NamedTuple):
+class JournalOpening(NamedTuple):
     """What a past begins with."""
 
-    site: Site
-    known: Known
+    site: ClusterSite
+    known: MirrorOrigin
 
 
-class Past(NamedTuple):
+class JournalRecord(NamedTuple):
     """What led to a decision, and what was decided."""
 
     number: int  # in its past, from 0
-    opening: Opening | None  # of the first alone
+    opening: JournalOpening | None  # of the first alone
     calls: Sequence[MirrorCall]  # the decision last
 
 
-def encode_opening(opening: Opening) -> str:
+def encode_opening(opening: JournalOpening) -> str:
     """Return how a past begins, for `encode`; apart from it, for it takes long where there are many jobs."""
     learned = {} if opening.known.beliefs is None else {"beliefs": opening.known.beliefs}
     turns = {"turns": list(opening.known.turns)} if opening.known.turns else {}
@@ -118,7 +118,7 @@ class ForeignPastError(InputError):
     """The past of a decision that another version stored, which told of what happened in other words."""
 
 
-def decode(written: Mapping[str, Any]) -> Past:
+def decode(written: Mapping[str, Any]) -> JournalRecord:
     """Return what led to a decision from an object of JSON.
 
     Raises:
@@ -130,21 +130,21 @@ def decode(written: Mapping[str, Any]) -> Past:
         opening = None
         if "site" in written:
             known = _read_known(written["known"])._replace(beliefs=_read_beliefs(written), turns=_read_turns(written))
-            opening = Opening(_read_site(written["site"]), known)
+            opening = JournalOpening(_read_site(written["site"]), known)
             _check_known(opening)
             _check_beliefs(opening)
             _check_turns(opening)
-        return Past(int(written["n"]), opening, calls)
+        return JournalRecord(int(written["n"]), opening, calls)
     except (ValidationError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise InputError(f"the past of a decision cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _plain(argument: object) -> object:
-    return _fields(argument) if isinstance(argument, Asked | Standing) else argument
+    return _fields(argument) if isinstance(argument, JobRequest | JobProgress) else argument
 
 
-def _fields(record: Asked | Standing) -> tuple[object, ...]:
-    if isinstance(record, Standing):
+def _fields(record: JobRequest | JobProgress) -> tuple[object, ...]:
+    if isinstance(record, JobProgress):
         stands: tuple[object, ...] = _OF_STANDING(record)
         return stands if record.came_back else stands[:-1]
     told: tuple[object, ...] = _OF_ASKED(record)
@@ -163,15 +163,15 @@ def _call_of(method: str, arguments: list[object]) -> MirrorCall:
     return MirrorCall(method, values)
 
 
-def _waiting(values: tuple[Any, ...]) -> Standing:
-    standing = Standing(*values)
+def _waiting(values: tuple[Any, ...]) -> JobProgress:
+    standing = JobProgress(*values)
     if standing.gpus or not 0.0 < standing.guess_s < np.inf:
         raise ValueError("a job that comes back holds no GPUs, and work is expected of it")
     return standing
 
 
-def _asked(values: tuple[Any, ...]) -> Asked:
-    asked = Asked(*values)
+def _asked(values: tuple[Any, ...]) -> JobRequest:
+    asked = JobRequest(*values)
     if not 0 < asked.gpus < MOST_GPUS or not 0.0 < asked.estimate_s < np.inf:
         raise ValueError(f"job {asked.job} asks for {asked.gpus} GPUs for {asked.estimate_s} s")
     if asked.spread is not None and not asked.spread.suits(asked.gpus):
@@ -179,14 +179,16 @@ def _asked(values: tuple[Any, ...]) -> Asked:
     return asked
 
 
-def _known(known: Known) -> list[object]:
+def _known(known: MirrorOrigin) -> list[object]:
     jobs = [[_fields(asked), _fields(standing)] for asked, standing in known.jobs]
     return [known.now_s, jobs, list(known.queue), list(known.down), list(known.estimates)]
 
 
-def _read_known(written: object) -> Known:
+def _read_known(written: object) -> MirrorOrigin:
     now_s, jobs, queue, down, estimates = _FROM_KNOWN.validate_python(written)
-    return Known(now_s, [(_asked(asked), Standing(*standing)) for asked, standing in jobs], queue, down, estimates)
+    return MirrorOrigin(
+        now_s, [(_asked(asked), JobProgress(*standing)) for asked, standing in jobs], queue, down, estimates
+    )
 
 
 def _read_beliefs(written: Mapping[str, Any]) -> Beliefs | None:
@@ -194,12 +196,12 @@ def _read_beliefs(written: Mapping[str, Any]) -> Beliefs | None:
     return Beliefs(*_FROM_BELIEFS.validate_python(written["beliefs"])) if "beliefs" in written else None
 
 
-def _read_turns(written: Mapping[str, Any]) -> Sequence[Turn]:
-    turns: list[Turn] = _FROM_TURNS.validate_python(written.get("turns", []))
+def _read_turns(written: Mapping[str, Any]) -> Sequence[QueueTurn]:
+    turns: list[QueueTurn] = _FROM_TURNS.validate_python(written.get("turns", []))
     return turns
 
 
-def _check_turns(opening: Opening) -> None:
+def _check_turns(opening: JournalOpening) -> None:
     """Refuse turns with impossible times or numbers."""
     known = opening.known
     fits = all(
@@ -211,7 +213,7 @@ def _check_turns(opening: Opening) -> None:
         raise ValueError(f"turns of users that cannot be, of {len(known.turns)} users")
 
 
-def _site(site: Site) -> dict[str, object]:
+def _site(site: ClusterSite) -> dict[str, object]:
     return {
         # Not which nodes suit whom: that comes with the jobs.
         "cluster": {name: _array(array) for name, array in site.cluster._asdict().items() if name != "suits"},
@@ -225,7 +227,7 @@ def _site(site: Site) -> dict[str, object]:
     }
 
 
-def _read_site(written: Mapping[str, Any]) -> Site:
+def _read_site(written: Mapping[str, Any]) -> ClusterSite:
     arrays = {name: _read_array(array) for name, array in written["cluster"].items()}
     cluster = Cluster(**arrays, suits=np.ones((1, arrays["speed"].size), dtype=np.int32))
     told = {**OLDER_RULES, **written["rules"], "order": _order(written["rules"]["order"])}
@@ -233,7 +235,7 @@ def _read_site(written: Mapping[str, Any]) -> Site:
     process = _read_process(written["process"])
     hazard_per_s = _read_array(written["hazard_per_s"])
     _check(cluster, hazard_per_s)
-    return Site(cluster, rules, process, hazard_per_s)
+    return ClusterSite(cluster, rules, process, hazard_per_s)
 
 
 def _order(written: object) -> int:
@@ -270,7 +272,7 @@ def _check(cluster: Cluster, hazard_per_s: NDArray[Any]) -> None:
         raise ValueError(f"a cluster of {gpus} GPUs on {nodes} nodes whose parts do not go together")
 
 
-def _check_known(opening: Opening) -> None:
+def _check_known(opening: JournalOpening) -> None:
     """Refuse jobs and GPUs that cannot be: compiled code trusts them."""
     known, gpus = opening.known, opening.site.cluster.gpu_node.size
     held = [gpu for _, standing in known.jobs for gpu in standing.gpus]
@@ -288,7 +290,7 @@ def _check_known(opening: Opening) -> None:
         raise ValueError(f"a cluster of {gpus} GPUs whose {len(known.jobs)} jobs do not go together")
 
 
-def _check_beliefs(opening: Opening) -> None:
+def _check_beliefs(opening: JournalOpening) -> None:
     """Refuse rates that nobody can have learned."""
     beliefs, cluster = opening.known.beliefs, opening.site.cluster
     if beliefs is None:

@@ -14,7 +14,7 @@ from ...cluster.simulator.simulation import simulation_of
 from ...cluster.state.state import Simulation
 from . import cluster_mirror, standing
 from .cluster_mirror import ClusterMirror
-from .standing import ROW, Asked, Known, Site, Standing, expected
+from .standing import ROW, ClusterSite, JobProgress, JobRequest, MirrorOrigin, expected
 
 _HERE = "longshore.scheduler.mirror.rehearsal"
 HOUR_S = 3600.0
@@ -56,7 +56,7 @@ def decisions(name: str) -> Rehearsal:
     def play() -> None:
         mirror = _mirror()
         for job in "ab":
-            mirror.submit(Asked(job, 1, HOUR_S, 0.0))
+            mirror.submit(JobRequest(job, 1, HOUR_S, 0.0))
             if mirror.due() is not None and policy.place(mirror.sim, ROW):
                 mirror.start()
 
@@ -68,7 +68,7 @@ def rehearse() -> None:
     mirror = _mirror()
     mirror.begin(1.0)
     for job, user in zip("abcde", "xxyyx", strict=True):
-        mirror.submit(Asked(job, 1, HOUR_S, 1.0, user=user))
+        mirror.submit(JobRequest(job, 1, HOUR_S, 1.0, user=user))
     for gpu, job in enumerate("ab"):
         mirror.due()
         expected(mirror, job, [gpu])
@@ -92,8 +92,8 @@ def rehearse() -> None:
     mirror.give_place("b", 1, None)
     mirror.withdraw("c")
     mirror.finish("a")
-    mirror.come_back(Asked("f", 1, HOUR_S, 1.0), Standing(HOUR_S, 1.0))
-    mirror.rejoin(Asked("g", 1, HOUR_S, 1.0), Standing(HOUR_S, 1.0))
+    mirror.come_back(JobRequest("f", 1, HOUR_S, 1.0), JobProgress(HOUR_S, 1.0))
+    mirror.rejoin(JobRequest("g", 1, HOUR_S, 1.0), JobProgress(HOUR_S, 1.0))
     mirror.due()
     mirror.carry_out(mirror.current, [0])
     ClusterMirror.of(mirror.snapshot())
@@ -107,4 +107,4 @@ def _sim() -> Simulation:
 def _mirror() -> ClusterMirror:
     cluster, _, process, rules = hetero64(1, 0, nodes=4, jobs=1)
     rules = rules._replace(waiting=True, order=ORDERS["easy"], turns=True)
-    return ClusterMirror(Site(cluster, rules, process, np.zeros(cluster.gpu_node.size)), Known(0.0))
+    return ClusterMirror(ClusterSite(cluster, rules, process, np.zeros(cluster.gpu_node.size)), MirrorOrigin(0.0))

@@ -23,7 +23,7 @@ OF_JOBS = ("jobs", *PER_JOB, *PLANNED, *LINED)  # the arrays of scenarios that a
 ROW = 0  # of the simulation that holds the cluster
 
 
-class Site(NamedTuple):
+class ClusterSite(NamedTuple):
     """What stays the same of a cluster."""
 
     cluster: Cluster
@@ -31,7 +31,7 @@ class Site(NamedTuple):
     process: FaultProcess  # of imagined futures
     hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it before any fault
 
-    def with_classes(self, types: Sequence[tuple[int, ...]]) -> "Site":
+    def with_classes(self, types: Sequence[tuple[int, ...]]) -> "ClusterSite":
         """Return the same with a class of needs for each tuple of node types, of which the first takes every node."""
         return self._replace(cluster=with_classes(self.cluster, map(frozenset, types[1:])))
 
@@ -53,7 +53,7 @@ class Spread(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JobRequest:
     """What is known of a job when it is submitted."""
 
     job: str
@@ -69,7 +69,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobProgress:
     """What has happened to a job, complete enough to go on from."""
 
     guess_s: float  # the estimate, doubled whenever it was outlived
@@ -86,7 +86,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedRun:
     """What is expected of a start."""
 
     slowdown: float  # run time over work
@@ -105,7 +105,7 @@ class Beliefs(NamedTuple):
     failed_s: tuple[float, ...]
 
 
-class Turn(NamedTuple):
+class QueueTurn(NamedTuple):
     """The last turns of a user in the queue, of the jobs of one rank: when, and their numbers, 0 for none."""
 
     user: str
@@ -116,18 +116,18 @@ class Turn(NamedTuple):
     started: int
 
 
-class Known(NamedTuple):
+class MirrorOrigin(NamedTuple):
     """A cluster at one moment, as it can be taken up again."""
 
     now_s: float
-    jobs: Sequence[tuple[Asked, Standing]] = ()  # in the order of submission
+    jobs: Sequence[tuple[JobRequest, JobProgress]] = ()  # in the order of submission
     queue: Sequence[str] = ()  # those that wait, in the order of the queue
     down: Sequence[int] = ()  # GPUs out of service, each as often as it was taken out
     # All jobs so far, and the sum of their estimates: the mean is the measure of time in what policies see. Of these
     # jobs alone where that is more.
     estimates: tuple[int, float] = (0, 0.0)
     beliefs: Beliefs | None = None  # None where nothing was observed yet, or nothing is learned
-    turns: Sequence[Turn] = ()  # that users have had
+    turns: Sequence[QueueTurn] = ()  # that users have had
 
 
 class MirrorCall(NamedTuple):
@@ -137,10 +137,10 @@ class MirrorCall(NamedTuple):
     arguments: tuple[object, ...]
 
 
-class Snapshot(NamedTuple):
+class MirrorSnapshot(NamedTuple):
     """All that a live cluster holds, to the bit; a copy that nobody else changes."""
 
-    site: Site
+    site: ClusterSite
     names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
     types: list[tuple[int, ...]]  # of node types that suit each class of jobs
     lines: dict[tuple[str, int], int]  # of jobs, by user and rank
@@ -158,7 +158,7 @@ class Snapshot(NamedTuple):
         """Whether any of its jobs may have a plan."""
         return self.scenarios["pipeline"].size > 0
 
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[JobRequest]:
         """Return what its jobs ask for, by slot."""
         users = {line: user for (user, _), line in self.lines.items()}
         told = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
@@ -169,7 +169,7 @@ class Snapshot(NamedTuple):
             plans = zip(*(self.scenarios[name][0].tolist() for name in PLANNED), strict=True)
             spreads = [Spread(*it) if it[0] else None for it in plans]
         of = [users.get(line, "") for line in self.scenarios["line"][0]] if self.lines else [""] * len(types)
-        return [Asked(*values) for values in zip(self.names, *columns, types, spreads, of, strict=False)]
+        return [JobRequest(*values) for values in zip(self.names, *columns, types, spreads, of, strict=False)]
 
     def copy_into(self, sim: Simulation) -> None:
         """Copy its numbers into a simulation of one row with as much room."""
@@ -248,7 +248,7 @@ def check_decision(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> No
             raise PluginError(f"job {job} may not start before job {due}")
 
 
-def expected(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> Expected:
+def expected(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> ExpectedRun:
     """Return what is expected of a job on GPUs that it could start on now; the job that is due stays so.
 
     Raises:
@@ -263,4 +263,4 @@ def expected(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> Expected
     end_s = mirror.now_s + float(expected_run_s(mirror.sim, ROW, slot, slowdown))
     mirror.take_back()
     mirror.due()
-    return Expected(slowdown, end_s)
+    return ExpectedRun(slowdown, end_s)

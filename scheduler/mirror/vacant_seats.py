@@ -36,7 +36,7 @@ Measured = Mapping[tuple[int, int], float]  # bytes/s from one node to another
 NOTHING: Measured = MappingProxyType({})
 
 
-class Ring(NamedTuple):
+class RingGap(NamedTuple):
     """The members of a ring beside one empty seat, and what is known of the job."""
 
     nodes: Sequence[int]  # of the living members, in the order of the ring
@@ -68,7 +68,7 @@ class Considered(NamedTuple):
     to_next_bytes_per_s: float
 
 
-class Choice(NamedTuple):
+class SeatChoice(NamedTuple):
     """Who takes a seat, and among whom."""
 
     gpu: int  # -1 for nobody
@@ -98,7 +98,7 @@ def free_for(mirror: ClusterMirror, job: str, without: Collection[int] = ()) -> 
     return Free(gpus, hazard[gpus])
 
 
-def choose_for(cluster: Cluster, ring: Ring, free: Free, formula: int, measured: Measured = NOTHING) -> Choice:
+def choose_for(cluster: Cluster, ring: RingGap, free: Free, formula: int, measured: Measured = NOTHING) -> SeatChoice:
     """Return which free GPU takes the seat.
 
     Args:
@@ -111,15 +111,15 @@ def choose_for(cluster: Cluster, ring: Ring, free: Free, formula: int, measured:
     Source: SPEC F6, F7.
     """
     if not free.gpus.size or not ring.nodes:
-        return Choice(-1, ())
+        return SeatChoice(-1, ())
     vacancy = vacancy_of(cluster, ring, measured)
     candidates = _candidates_of(cluster, ring, free, formula, measured)
     chosen = choose(vacancy, candidates, formula)
-    return Choice(int(free.gpus[chosen]) if chosen >= 0 else -1, tuple(_considered(vacancy, candidates, free)))
+    return SeatChoice(int(free.gpus[chosen]) if chosen >= 0 else -1, tuple(_considered(vacancy, candidates, free)))
 
 
 def best_of(
-    cluster: Cluster, ring: Ring, free: Free, formula: int, most: int, measured: Measured = NOTHING
+    cluster: Cluster, ring: RingGap, free: Free, formula: int, most: int, measured: Measured = NOTHING
 ) -> Iterator[int]:  # fmt: skip
     """Yield the GPUs that would take the seat, each if there were none of those before it; at most so many."""
     for _ in range(most):
@@ -130,7 +130,7 @@ def best_of(
         free = without(free, [gpu])
 
 
-def neighbours(ring: Ring) -> tuple[int, int]:
+def neighbours(ring: RingGap) -> tuple[int, int]:
     """Return the nodes of the members before and behind the seat."""
     return ring.nodes[ring.gap - 1], ring.nodes[ring.gap % len(ring.nodes)]
 
@@ -148,7 +148,7 @@ def bytes_per_s(cluster: Cluster, node: int, other: int, measured: Measured = NO
     return reckoned if told is None or node == other else believed_bytes_per_s(reckoned, told)
 
 
-def vacancy_of(cluster: Cluster, ring: Ring, measured: Measured = NOTHING) -> Vacancy:
+def vacancy_of(cluster: Cluster, ring: RingGap, measured: Measured = NOTHING) -> Vacancy:
     """Return the ring as `choose` takes it: the slowest link is that of all neighbours but those around the seat."""
     order = [*ring.nodes[ring.gap :], *ring.nodes[: ring.gap]]  # begins behind the seat, and ends before it
     links = [bytes_per_s(cluster, node, after, measured) for node, after in pairwise(order)]
@@ -156,7 +156,7 @@ def vacancy_of(cluster: Cluster, ring: Ring, measured: Measured = NOTHING) -> Va
     return Vacancy(ring.seats, ring.volume_bytes, ring.average_s, longest_s, min(links, default=math.inf))
 
 
-def with_which_faster(cluster: Cluster, ring: Ring, free: Free, measured: Measured = NOTHING) -> Free:
+def with_which_faster(cluster: Cluster, ring: RingGap, free: Free, measured: Measured = NOTHING) -> Free:
     """Return the GPUs with which a ring would be faster that runs on its living members alone.
 
     What nobody can tell speaks for a GPU.
@@ -176,7 +176,7 @@ def with_which_faster(cluster: Cluster, ring: Ring, free: Free, measured: Measur
     return Free(free.gpus[kept], free.hazard_per_s[kept])
 
 
-def _candidates_of(cluster: Cluster, ring: Ring, free: Free, formula: int, measured: Measured) -> Candidates:
+def _candidates_of(cluster: Cluster, ring: RingGap, free: Free, formula: int, measured: Measured) -> Candidates:
     nodes = cluster.gpu_node[free.gpus].tolist()
     kinds, peak = cluster.node_type[nodes], cluster.peak_flops[nodes]
     peak_of = {int(kind): float(cluster.peak_flops[node]) for node, kind in enumerate(cluster.node_type)}
@@ -212,13 +212,13 @@ def _considered(vacancy: Vacancy, candidates: Candidates, free: Free) -> list[Co
 
 def warm_up(cluster: Cluster) -> None:
     """Let what is compiled be so before a fault: a ring waits for the choice."""
-    ring = Ring([0], 1, 2, 1.0, 1.0, 1.0, math.nan, {})
+    ring = RingGap([0], 1, 2, 1.0, 1.0, 1.0, math.nan, {})
     for formula in FORMULAS.values():
         choose_for(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)), formula)
     with_which_faster(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)))
 
 
-class Form(NamedTuple):
+class PlacementShape(NamedTuple):
     """How the GPUs of a job must lie on nodes."""
 
     nodes: int  # that give as many GPUs each
@@ -226,7 +226,7 @@ class Form(NamedTuple):
 
 
 def fitted(
-    mirror: ClusterMirror, job: str, chosen: Iterable[int], form: Form, *, in_service: bool = False
+    mirror: ClusterMirror, job: str, chosen: Iterable[int], form: PlacementShape, *, in_service: bool = False
 ) -> tuple[int, ...]:
     """Return free GPUs that suit a waiting job, as many of them as can be from those that were chosen for it.
 
@@ -246,7 +246,7 @@ def fitted(
 
 
 def suiting(
-    mirror: ClusterMirror, usable: NDArray[np.bool_], chosen: Iterable[int], gpus: int, form: Form
+    mirror: ClusterMirror, usable: NDArray[np.bool_], chosen: Iterable[int], gpus: int, form: PlacementShape
 ) -> tuple[int, ...]:
     """Return usable GPUs that lie as a form says, as many of them as can be from those that were chosen.
 
@@ -315,7 +315,7 @@ GAIN = 0.8  # of the present step time, at most, on other GPUs
 
 
 def candidates(
-    mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus: Iterable[int], form: Form | None = None
+    mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus: Iterable[int], form: PlacementShape | None = None
 ) -> list[list[int]]:
     """Return sets of GPUs that a running job could have instead: on few nodes, and on fast ones.
 
@@ -371,7 +371,11 @@ def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
 
 
 def best_step_s(
-    mirror: ClusterMirror, own: tuple[int, ...], slow_gpus: Iterable[int], usual_s: float, form: Form | None = None
+    mirror: ClusterMirror,
+    own: tuple[int, ...],
+    slow_gpus: Iterable[int],
+    usual_s: float,
+    form: PlacementShape | None = None,
 ) -> float:
     """Return the step time that a running job is predicted to have on other GPUs, inf if there are none for it.
 

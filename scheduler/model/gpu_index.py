@@ -141,7 +141,7 @@ class Clears(StrEnum):
     OPERATOR = "operator"  # an operator, who knows that the action is done
 
 
-class Place(NamedTuple):
+class HardwarePlace(NamedTuple):
     """What is in quarantine: a node, a GPU of it, or a link from there to another end."""
 
     node: str
@@ -157,9 +157,9 @@ class Place(NamedTuple):
         return Scope.NODE if self.gpu == WHOLE else Scope.DEVICE
 
     @property
-    def ends(self) -> tuple["Place", ...]:
+    def ends(self) -> tuple["HardwarePlace", ...]:
         """The ends of a link; of all else the place itself."""
-        ends = (Place(self.node, self.gpu), Place(self.other_node, self.other_gpu))
+        ends = (HardwarePlace(self.node, self.gpu), HardwarePlace(self.other_node, self.other_gpu))
         return ends if self.other_node else ends[:1]
 
     @property
@@ -167,22 +167,22 @@ class Place(NamedTuple):
         """How people write it."""
         return " to ".join(it.node if it.gpu == WHOLE else f"{it.node}:{it.gpu}" for it in self.ends)
 
-    def ordered(self) -> "Place":
+    def ordered(self) -> "HardwarePlace":
         """Return the same link from the other end, if that comes first: a link has no direction here."""
         first, last = min(self.ends), max(self.ends)
-        return Place(*first[:2], *last[:2]) if self.other_node else self
+        return HardwarePlace(*first[:2], *last[:2]) if self.other_node else self
 
-    def covers(self, other: "Place") -> bool:
+    def covers(self, other: "HardwarePlace") -> bool:
         """Say whether what happens to this place happens to another one: a node has its GPUs, and ends have links."""
         return any(
             self == end or (self.scope is Scope.NODE and self.node == end.node) for end in (*other.ends, other)
         )  # fmt: skip
 
 
-class Finding(NamedTuple):
+class QuarantineFinding(NamedTuple):
     """What a check, an agent or an operator found."""
 
-    place: Place
+    place: HardwarePlace
     check: str  # name of the check, as `xid.recent`
     cause: str  # what is wrong, in the same few words each time: how often it came is counted by them
     evidence: str  # what was seen: figures, lines of a log
@@ -192,11 +192,11 @@ class Finding(NamedTuple):
     boot_id: str = ""  # of the node then, "" if nobody knows
 
 
-class Entry(NamedTuple):
+class QuarantineEntry(NamedTuple):
     """One quarantine, over or not."""
 
     seq: int
-    place: Place
+    place: HardwarePlace
     since_s: float  # Unix time
     symptom_s: float  # when it was last seen
     check: str

@@ -61,11 +61,11 @@ class Watching(NamedTuple):
     hang_s: float | None = None  # how long a step may take, inf for as long as it likes; None to go by those before
 
 
-class _Section(ExactTypes):
+class _SpecSection(ExactTypes):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Retry(_Section):
+class RetrySpec(_SpecSection):
     """How often a job is tried again after an end of each class, and how often in vain."""
 
     infra: Count = DEFAULT_TRIES.infra
@@ -80,7 +80,7 @@ class Retry(_Section):
         return Tries(self.infra, self.resource, self.user, self.asked, self.ambiguous)
 
 
-class Health(_Section):
+class HealthSpec(_SpecSection):
     """What is done about steps that are slow, or do not end; only of a job that tells of its steps."""
 
     slow: DetectorName = Watching().slow
@@ -97,7 +97,7 @@ def _is_none(value: object) -> bool:  # such a field is not written: what older 
     return value is None
 
 
-class Shape(_Section):
+class Shape(_SpecSection):
     """How the GPUs of a job lie on nodes."""
 
     nodes: int = Field(ge=1, le=1_000_000)
@@ -121,7 +121,7 @@ class Shape(_Section):
         return self
 
 
-class JobNeeds(_Section):
+class JobNeeds(_SpecSection):
     """What a job needs of the nodes that it runs on. CPUs and memory count by a node's share for each of its GPUs."""
 
     gpu_types: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field((), max_length=100)
@@ -130,21 +130,21 @@ class JobNeeds(_Section):
     host_memory_bytes_per_gpu: float = Field(0.0, ge=0.0, le=1e18)
 
 
-class Sample(_Section):
+class SampleSpec(_SpecSection):
     """Two steps of a job, run on its nodes before it starts: the last line that it prints is {"losses": [...]}."""
 
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
     limit_s: float = Field(60.0, ge=1.0, le=600.0)  # of a node; a program that loads PyTorch takes seconds
 
 
-class GpuSettings(_Section):
+class GpuSettings(_SpecSection):
     """How GPUs run while they serve a job; what is not given stays as it is by default."""
 
     clock_mhz: int | None = Field(None, ge=1, le=100_000)  # of the cores, which then neither rises nor falls
     power_w: float | None = Field(None, ge=1.0, le=100_000.0)  # most that a GPU may take
 
 
-class JobFile(_Section):
+class JobFile(_SpecSection):
     """A job. Times are in seconds; the command runs once for each GPU, and never meets a shell."""
 
     version: Literal[1] = 1
@@ -181,11 +181,11 @@ class JobFile(_Section):
     attachments: tuple[Attachment, ...] = Field(
         ALL_ATTACHMENTS, min_length=1, max_length=3, exclude_if=lambda it: it == ALL_ATTACHMENTS
     )
-    sample: Sample | None = Field(None, exclude_if=_is_none)  # of its own steps, in place of ours
+    sample: SampleSpec | None = Field(None, exclude_if=_is_none)  # of its own steps, in place of ours
     gpu_settings: GpuSettings | None = Field(None, exclude_if=_is_none)  # that its GPUs are given while it runs
     plan: PlanFile | None = Field(None, exclude_if=_is_none)  # what each rank does (docs/planner.md)
-    retry: Retry = Retry()
-    health: Health = Health()
+    retry: RetrySpec = RetrySpec()
+    health: HealthSpec = HealthSpec()
 
     @property
     def all_gpus(self) -> int:
@@ -272,7 +272,7 @@ def plan_text(plan: PlanFile) -> str:
     return plan.model_dump_json(exclude_defaults=True)
 
 
-class External(_Section):
+class External(_SpecSection):
     """A job of another queue, such as Slurm's. It is held there until its GPUs have been chosen.
 
     The other queue can only be told of GPUs with the same indices on each node.
@@ -412,7 +412,7 @@ def checked_job_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> CheckedJob
         gpu_memory_bytes=job.wants.gpu_memory_bytes,
         link_bytes_per_s=link_bytes_per_s,
         sample=() if sample is None else sample.command,
-        sample_limit_s=Sample.model_fields["limit_s"].default if sample is None else sample.limit_s,
+        sample_limit_s=SampleSpec.model_fields["limit_s"].default if sample is None else sample.limit_s,
         sample_folder="" if sample is None else job.folder,
         environment=() if sample is None else tuple(job.environment.items()),
         clock_mhz=0 if settings is None else settings.clock_mhz or 0,

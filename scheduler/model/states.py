@@ -103,7 +103,7 @@ FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})  # 
 OPEN_ATTEMPTS = frozenset(ATTEMPT_CHANGES) - {AttemptState.RELEASED, AttemptState.CLOSED}
 
 
-class Verdict(StrEnum):
+class ProbeVerdict(StrEnum):
     """What was found at the agent of a node from which nothing is heard."""
 
     NONE = ""  # nobody looked, or nothing can be concluded
@@ -115,7 +115,7 @@ class Verdict(StrEnum):
     @property
     def is_dead(self) -> bool:
         """Whether the node counts as dead."""
-        return self in (Verdict.GONE, Verdict.SILENT)
+        return self in (ProbeVerdict.GONE, ProbeVerdict.SILENT)
 
 
 PASSED_ON = 128  # that is added to the number of a signal

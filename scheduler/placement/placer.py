@@ -14,10 +14,19 @@ from typing import NamedTuple
 from ...agents.protocol import Policy
 from ...cluster.files.errors import PluginError
 from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.journal import Opening, encode, encode_opening
+from ..mirror.journal import JournalOpening, encode, encode_opening
 from ..mirror.rehearsal import rehearse
-from ..mirror.standing import ROW, Asked, Expected, Known, MirrorCall, Site, check_decision, expected
-from ..mirror.vacant_seats import Form, fitted
+from ..mirror.standing import (
+    ROW,
+    ClusterSite,
+    ExpectedRun,
+    JobRequest,
+    MirrorCall,
+    MirrorOrigin,
+    check_decision,
+    expected,
+)
+from ..mirror.vacant_seats import PlacementShape, fitted
 from ..policy_host.answer import RecordParts, Stored, stored_of
 from ..policy_host.process import Miss, MissError
 from ..policy_host.rollover import Breaker, Rollover
@@ -56,10 +65,10 @@ class Decision(NamedTuple):
     by: str  # name of who was obeyed
     version: str  # of the policy
     proposal: Proposal | None  # by the policy, None if it said nothing of use
-    proposal_expected: Expected | None  # of what the policy said, None where it said nothing or waits
-    expected: Expected | None  # of what is done, None where it waits
+    proposal_expected: ExpectedRun | None  # of what the policy said, None where it said nothing or waits
+    expected: ExpectedRun | None  # of what is done, None where it waits
     fallback_proposal: Proposal  # what the heuristic says
-    fallback_expected: Expected | None
+    fallback_expected: ExpectedRun | None
     rests: bool  # all jobs wait
     took_s: float
     kind: Miss | None  # why the policy was not heard, None if it was
@@ -68,7 +77,7 @@ class Decision(NamedTuple):
     past: bytes  # what led to the decision, none if it is not worth to be kept
 
 
-class Advice(NamedTuple):
+class PlacementAdvice(NamedTuple):
     """What somebody would do; nothing has been done."""
 
     proposal: Proposal
@@ -89,7 +98,7 @@ class PastLimits:
 PAST_LIMITS = PastLimits()
 
 
-def _any_form(_: str) -> Form | None:
+def _any_form(_: str) -> PlacementShape | None:
     return None
 
 
@@ -126,7 +135,7 @@ class Placer:
     def begin(self, mirror: ClusterMirror) -> None:
         """Follow a cluster from here on; nothing has happened to it since it was made."""
         mirror.journal = []
-        self._opening, self._number, self._untold = encode_opening(Opening(mirror.site, mirror.origin)), 0, []
+        self._opening, self._number, self._untold = encode_opening(JournalOpening(mirror.site, mirror.origin)), 0, []
         self._began = self._limits.passed_s()
         if self.rollover is not None:
             self.rollover.begin(mirror)
@@ -137,11 +146,11 @@ class Placer:
         limits = self._limits
         return len(self._untold) > limits.most_left_over or limits.passed_s() - self._began > limits.past_s
 
-    def warm_up(self, site: Site) -> None:
+    def warm_up(self, site: ClusterSite) -> None:
         """Let the heuristic decide once about nothing, and all happen once: else the first time would compile it."""
         rehearse()
-        mirror = ClusterMirror(site, Known(0.0))
-        mirror.submit(Asked("first", 1, 60.0, 0.0))
+        mirror = ClusterMirror(site, MirrorOrigin(0.0))
+        mirror.submit(JobRequest("first", 1, 60.0, 0.0))
         if mirror.due() is not None:
             _carry_out(mirror, self._fall_back(mirror))
 
@@ -179,7 +188,7 @@ class Placer:
         """Say whether the policy can be asked, or there is none."""
         return self.rollover is None or self.rollover.is_ready(wait_s)
 
-    def settle(self, mirror: ClusterMirror, form_of: Callable[[str], Form | None] = _any_form) -> Decision:
+    def settle(self, mirror: ClusterMirror, form_of: Callable[[str], PlacementShape | None] = _any_form) -> Decision:
         """Decide about the job that is due, and carry it out on the cluster's arrays.
 
         Args:
@@ -239,19 +248,19 @@ class Placer:
         self._number, self._opening, self._untold = self._number + 1, "", []
         return past
 
-    def consult(self, mirror: ClusterMirror) -> Advice:
+    def consult(self, mirror: ClusterMirror) -> PlacementAdvice:
         """Say what to do with the job that is due, without doing it; the heuristic is asked only in need."""
         self._happened(mirror)
         miss = self._ask(mirror)
         proposal, _, miss = self._hear(mirror) if miss is None else (None, None, miss)
         if proposal is not None and self.policy is not None:
-            return Advice(proposal, self.policy, "")
-        return Advice(self._fall_back(mirror), self.fallback.name, "" if miss is None else str(miss))
+            return PlacementAdvice(proposal, self.policy, "")
+        return PlacementAdvice(self._fall_back(mirror), self.fallback.name, "" if miss is None else str(miss))
 
-    def consult_fallback(self, mirror: ClusterMirror) -> Advice:
+    def consult_fallback(self, mirror: ClusterMirror) -> PlacementAdvice:
         """Say what the heuristic would do with the job that is due, without doing it or asking the policy."""
         self._happened(mirror)
-        return Advice(self._fall_back(mirror), self.fallback.name, "")
+        return PlacementAdvice(self._fall_back(mirror), self.fallback.name, "")
 
     def _happened(self, mirror: ClusterMirror) -> Sequence[MirrorCall]:
         """Return what has happened since this was last asked, after the policy's processes were told."""
@@ -316,7 +325,9 @@ class Placer:
         return proposal, self.policy
 
 
-def _suited(mirror: ClusterMirror, proposal: Proposal, form_of: Callable[[str], Form | None]) -> Proposal | None:
+def _suited(
+    mirror: ClusterMirror, proposal: Proposal, form_of: Callable[[str], PlacementShape | None]
+) -> Proposal | None:
     """Return what somebody said with GPUs that the job can have, None if there are none."""
     form = form_of(proposal.job) if proposal.gpus else None
     if form is None:
@@ -325,7 +336,7 @@ def _suited(mirror: ClusterMirror, proposal: Proposal, form_of: Callable[[str], 
     return proposal._replace(gpus=gpus) if gpus else None
 
 
-def _expected(mirror: ClusterMirror, proposal: Proposal) -> Expected | None:
+def _expected(mirror: ClusterMirror, proposal: Proposal) -> ExpectedRun | None:
     return expected(mirror, proposal.job, proposal.gpus) if proposal.gpus else None
 
 

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from ...cluster.files.errors import PluginError
 from ...cluster.files.output_file import in_one_line
-from ..mirror.standing import MirrorCall, Site, Snapshot
+from ..mirror.standing import ClusterSite, MirrorCall, MirrorSnapshot
 from .answer import MOST_BYTES, Channel, Choice, Edition, Failed, Followed, Message, Ready, Refused, read_message
 from .worker import Begin, Question
 
@@ -93,7 +93,7 @@ class PolicyProcess:
     """
 
     def __init__(
-        self, edition: Edition, site: Site, deadline_s: float, sample_temperature: float | None = None
+        self, edition: Edition, site: ClusterSite, deadline_s: float, sample_temperature: float | None = None
     ) -> None:
         self.edition, self.deadline_s = edition, deadline_s
         self.is_over = False
@@ -159,7 +159,7 @@ class PolicyProcess:
             log.warning("policy %s: %s", self.edition.name, in_one_line(message.remark))
         return message
 
-    def catch_up(self, snapshot: Callable[[], Snapshot], until: float) -> bool:
+    def catch_up(self, snapshot: Callable[[], MirrorSnapshot], until: float) -> bool:
         """Return whether a loaded policy can be asked; if too much has happened it is sent the cluster anew.
 
         Args:
@@ -191,7 +191,7 @@ class PolicyProcess:
         self._takes_up = False
         return True
 
-    def ask(self, snapshot: Callable[[], Snapshot]) -> None:
+    def ask(self, snapshot: Callable[[], MirrorSnapshot]) -> None:
         """Ask what the policy would do at the decision that is due.
 
         Args:

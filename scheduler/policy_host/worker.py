@@ -27,7 +27,7 @@ from ...cluster.files.output_file import in_one_line
 from ...cluster.model.problem import ORDERS
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.rehearsal import rehearse
-from ..mirror.standing import ROW, Asked, Known, MirrorCall, Site, Snapshot
+from ..mirror.standing import ROW, ClusterSite, JobRequest, MirrorCall, MirrorOrigin, MirrorSnapshot
 from .answer import (
     MOST_REMARK,
     Channel,
@@ -54,7 +54,7 @@ class Begin:
 
     edition: Edition
     deadline_s: float
-    site: Site
+    site: ClusterSite
     sample_temperature: float | None = None  # at which it draws what it does; None: it does what it holds for best
     orders: tuple[str, ...] = tuple(ORDERS)  # whose numbers the site's rules have
 
@@ -65,7 +65,7 @@ class Question:
 
     number: int
     calls: Sequence[MirrorCall] = ()  # what has happened since the last one
-    snapshot: Snapshot | None = None  # the cluster, to be followed from here on; then nothing is asked
+    snapshot: MirrorSnapshot | None = None  # the cluster, to be followed from here on; then nothing is asked
 
 
 def main() -> None:
@@ -111,7 +111,7 @@ def serve(channel: Channel) -> None:
         return
     channel.send(ready.model_dump_json().encode())
     with suppress(EOFError):
-        _answer_all(channel, policy, ClusterMirror(begin.site, Known(0.0)))
+        _answer_all(channel, policy, ClusterMirror(begin.site, MirrorOrigin(0.0)))
 
 
 def _answer_all(channel: Channel, policy: Policy, mirror: ClusterMirror) -> NoReturn:
@@ -185,11 +185,11 @@ def _answer(policy: Policy, observing: Observing | None, mirror: ClusterMirror, 
         mirror.take_back()
 
 
-def _warm_up(policy: Policy, site: Site) -> None:
+def _warm_up(policy: Policy, site: ClusterSite) -> None:
     """Let the policy decide once, and all happen once, so that everything is compiled before it counts."""
     rehearse()
-    mirror = ClusterMirror(site, Known(0.0))
+    mirror = ClusterMirror(site, MirrorOrigin(0.0))
     for job in ("first", "second"):
-        mirror.submit(Asked(job, 1, 3600.0, 0.0))
+        mirror.submit(JobRequest(job, 1, 3600.0, 0.0))
         if mirror.due() is not None and policy.place(mirror.sim, ROW):
             mirror.start()

@@ -38,7 +38,7 @@ class Checks(StrEnum):
     FAILED = "failed"  # its nodes are not fit
 
 
-class Step(NamedTuple):
+class AttemptStep(NamedTuple):
     """What is to be done next."""
 
     do: Do
@@ -47,7 +47,7 @@ class Step(NamedTuple):
     contact: Contact = Contact.OK
 
 
-class Verdict(NamedTuple):
+class StopReason(NamedTuple):
     """Why an attempt that runs is not to run on, by the steps that it tells of."""
 
     cause: str
@@ -67,7 +67,7 @@ class AttemptView(NamedTuple):
     is_cancelled: bool  # the backend has been told to stop it, now or as soon as it starts
     has_fault: bool  # a GPU of it is out of service
     is_cut_off: bool = False  # a node of it is down, which says nothing of what runs there
-    verdict: Verdict | None = None
+    verdict: StopReason | None = None
     checks: Checks = Checks.NONE
     found: str = ""  # what they found, if they failed
     launch_error: str = ""  # why the backend did not take it the last time, "" if it did
@@ -78,7 +78,7 @@ WISHED = {Desired.CANCEL: "cancelled on request", Desired.HOLD: "held on request
 ENDED = (Run.EXITED, Run.LOST)
 
 
-def next_step(view: AttemptView, now_s: float) -> Step:
+def next_step(view: AttemptView, now_s: float) -> AttemptStep:
     """Return the next step for an attempt; after it has been taken there may be another one at once."""
     step = _next_step(view, now_s)
     return step._replace(contact=Contact.UNKNOWN) if view.is_cut_off and step.do is not Do.CLOSE else step
@@ -90,59 +90,65 @@ def is_over(run: Run, *, is_cancelled: bool) -> bool:
     return run in ENDED or (run is Run.ABSENT and is_cancelled)
 
 
-def _next_step(view: AttemptView, now_s: float) -> Step:
+def _next_step(view: AttemptView, now_s: float) -> AttemptStep:
     if view.state is AttemptState.RELEASED:
-        return Step(Do.CLOSE)
+        return AttemptStep(Do.CLOSE)
     if view.status.run is Run.UNREACHABLE:
-        return Step(Do.NOTHING, contact=Contact.UNKNOWN)
+        return AttemptStep(Do.NOTHING, contact=Contact.UNKNOWN)
     if view.state is AttemptState.DRAINING:
         over = is_over(view.status.run, is_cancelled=view.is_cancelled)
         if not (over and view.is_gone):
-            return Step(Do.CANCEL)
-        return Step(Do.CHECK if view.checks is Checks.RUN else Do.RELEASE)
+            return AttemptStep(Do.CANCEL)
+        return AttemptStep(Do.CHECK if view.checks is Checks.RUN else Do.RELEASE)
     if view.has_fault:
-        return Step(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)
+        return AttemptStep(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)
     if view.status.run in ENDED:
-        return Step(Do.STOP, class_of(view.status)[1])
+        return AttemptStep(Do.STOP, class_of(view.status)[1])
     if view.desired in WISHES:
-        return Step(Do.STOP, WISHED[view.desired], WISHES[view.desired])
+        return AttemptStep(Do.STOP, WISHED[view.desired], WISHES[view.desired])
     return _towards_running(view, now_s)
 
 
-def _towards_running(view: AttemptView, now_s: float) -> Step:
+def _towards_running(view: AttemptView, now_s: float) -> AttemptStep:
     """Return the next step of an attempt that is to run and has not ended."""
     if view.state is AttemptState.RUNNING:
         if view.status.run is Run.ABSENT:
-            return Step(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
-        return Step(Do.NOTHING) if view.verdict is None else Step(Do.STOP, view.verdict.cause, view.verdict.after)
+            return AttemptStep(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
+        return (
+            AttemptStep(Do.NOTHING)
+            if view.verdict is None
+            else AttemptStep(Do.STOP, view.verdict.cause, view.verdict.after)
+        )
     if view.status.run is Run.RUNNING:
         if view.state is AttemptState.RESERVED:
-            return Step(Do.LAUNCH)  # it was launched, and nobody has noted it
-        return Step(Do.RUN, "all ranks are running")
+            return AttemptStep(Do.LAUNCH)  # it was launched, and nobody has noted it
+        return AttemptStep(Do.RUN, "all ranks are running")
     if view.is_cut_off:
         # It has next to nothing to lose, waits there for ever if the node is gone for good, and is not to blame.
-        return Step(Do.STOP, "a node of it is down, and not all its ranks run yet", AfterStop.RELOCATE)
+        return AttemptStep(Do.STOP, "a node of it is down, and not all its ranks run yet", AfterStop.RELOCATE)
     if view.state is AttemptState.RESERVED and view.status.run is Run.ABSENT and view.checks is not Checks.NONE:
         # Nothing of it has started, and it did nothing wrong.
-        return Step(Do.CHECK) if view.checks is Checks.RUN else Step(Do.STOP, view.found, AfterStop.RELOCATE)
+        return (
+            AttemptStep(Do.CHECK) if view.checks is Checks.RUN else AttemptStep(Do.STOP, view.found, AfterStop.RELOCATE)
+        )
     return _towards_start(view, now_s)
 
 
-def _towards_start(view: AttemptView, now_s: float) -> Step:
+def _towards_start(view: AttemptView, now_s: float) -> AttemptStep:
     """Return the next step of an attempt that does not run yet, and may."""
     if now_s - view.opened_s > START_LIMIT_S:
         why = f": {view.launch_error}" if view.launch_error else ""
-        return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s{why}", AfterStop.RETRY)
+        return AttemptStep(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s{why}", AfterStop.RETRY)
     is_late = view.status.run is Run.PENDING and now_s - view.opened_s > LAUNCH_AGAIN_S
     if view.state is AttemptState.RESERVED or view.status.run is Run.ABSENT or is_late:
-        return Step(Do.LAUNCH)
-    return Step(Do.NOTHING)
+        return AttemptStep(Do.LAUNCH)
+    return AttemptStep(Do.NOTHING)
 
 
 Whose = tuple[int, str]  # priority and user
 
 
-class Claim(NamedTuple):
+class PollEntry(NamedTuple):
     """An attempt that is to be looked after."""
 
     job: str
@@ -156,7 +162,7 @@ class Claim(NamedTuple):
         return self.priority, self.user
 
 
-def in_turns(claims: Iterable[Claim], had_turn: Mapping[str, Whose]) -> list[str]:
+def in_turns(claims: Iterable[PollEntry], had_turn: Mapping[str, Whose]) -> list[str]:
     """Return the jobs in their order: those that had no turn yet, then higher priorities, then users by turns.
 
     So a user with thousands of attempts keeps none of another user's waiting for more than one of their own.

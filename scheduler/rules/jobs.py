@@ -22,7 +22,7 @@ from ...cluster.queue.orders import Order
 from ..model.job import JobRow
 from ..model.states import FINAL, AfterStop, AttemptState, Desired, JobState
 from .attempts import WISHED
-from .retry import Outcome
+from .retry import AttemptOutcome
 
 AFTER: dict[AfterStop, JobState] = {
     AfterStop.RETRY: JobState.QUEUED,
@@ -51,7 +51,7 @@ class JobStep(NamedTuple):
     is_released: bool = False  # it was held: what it waited before does not count
 
 
-class Around(NamedTuple):
+class QueueFacts(NamedTuple):
     """What a step depends on beside the job itself."""
 
     is_in_queue: bool  # of the cluster
@@ -60,7 +60,7 @@ class Around(NamedTuple):
     needs: str = ""  # what it needs of them, in words
 
 
-def next_job_step(job: JobRow, around: Around, now_s: float) -> JobStep:
+def next_job_step(job: JobRow, around: QueueFacts, now_s: float) -> JobStep:
     """Return the next step of a job that is queued or held."""
     if around.is_in_queue:
         is_unwanted = job.state is JobState.QUEUED and job.desired is not Desired.RUN
@@ -76,7 +76,7 @@ def may_enter(job: JobRow, now_s: float) -> bool:
     return job.state is JobState.QUEUED and job.desired is Desired.RUN and job.not_before_s <= now_s
 
 
-def _change_outside(job: JobRow, around: Around) -> JobStep | None:
+def _change_outside(job: JobRow, around: QueueFacts) -> JobStep | None:
     """Return how a job outside of the queue comes into the state that is wanted of it, None if it is in that state."""
     if job.desired is Desired.CANCEL:
         return JobStep(JobDo.CHANGE, JobState.CANCELLED, WISHED[Desired.CANCEL])
@@ -100,7 +100,7 @@ class Release(NamedTuple):
     stays: bool  # in the queue of the cluster
 
 
-def release_step(job: JobRow, outcome: Outcome) -> Release:
+def release_step(job: JobRow, outcome: AttemptOutcome) -> Release:
     """Return what becomes of a job after an attempt."""
     now = AFTER[outcome.after]
     is_wanted = job.desired is Desired.RUN  # it may be wanted otherwise since it was being stopped
@@ -110,7 +110,7 @@ def release_step(job: JobRow, outcome: Outcome) -> Release:
     return Release(now, desired, stays=now is JobState.QUEUED and outcome.wait_s <= 0.0 and is_wanted)
 
 
-class Retry(StrEnum):
+class RetryStep(StrEnum):
     """What it means to try a job again."""
 
     REQUEUE = "requeue"  # it has failed, and comes back into the queue
@@ -119,13 +119,13 @@ class Retry(StrEnum):
     REFUSED = "refused"  # it stays ended
 
 
-def retry_step(job: JobRow) -> Retry:
+def retry_step(job: JobRow) -> RetryStep:
     """Return what it means to try a job again, as its owner wants."""
     if job.desired is Desired.CANCEL or job.state in FINAL - {JobState.FAILED}:
-        return Retry.REFUSED
+        return RetryStep.REFUSED
     if job.state is JobState.FAILED:
-        return Retry.REQUEUE
-    return Retry.RELEASE if job.desired is Desired.HOLD else Retry.NOTHING
+        return RetryStep.REQUEUE
+    return RetryStep.RELEASE if job.desired is Desired.HOLD else RetryStep.NOTHING
 
 
 class Hold(StrEnum):
@@ -148,7 +148,7 @@ def hold_step(job: JobRow, attempt: AttemptState | None) -> Hold:
     return Hold.DRAIN if attempt in (AttemptState.RESERVED, AttemptState.LAUNCHED) else Hold.NOTHING
 
 
-class Waiting(NamedTuple):
+class WaitingJob(NamedTuple):
     """A job in the queue."""
 
     id: str
@@ -174,9 +174,9 @@ Turns = Mapping[tuple[str, int], Led]  # by owner and priority
 
 
 def in_order(
-    waiting: Iterable[Waiting], order: Order, ageing_s: float, now_s: float, in_service: int,
+    waiting: Iterable[WaitingJob], order: Order, ageing_s: float, now_s: float, in_service: int,
     turns: Turns | None = None,
-) -> list[Waiting]:  # fmt: skip
+) -> list[WaitingJob]:  # fmt: skip
     """Return waiting jobs as they are offered GPUs, the first one first.
 
     Args:
@@ -204,19 +204,19 @@ def in_order(
     return [*aged, *(it for it in line if it.id not in old)]
 
 
-def _after(started: Iterable[Waiting], turns: Turns, order: Order, now_s: float) -> Turns:
+def _after(started: Iterable[WaitingJob], turns: Turns, order: Order, now_s: float) -> Turns:
     """Return the turns that users have had once some jobs, which have aged, have started."""
     last = max((turn.number for turn in turns.values()), default=0)
     taking = (it for it in started if order.goes_first or it.not_before_s == 0.0)
     return {**turns, **{(it.owner, it.priority): Led(now_s, last + at) for at, it in enumerate(taking, 1)}}
 
 
-def _by_key(jobs: Iterable[Waiting], order: Order) -> list[Waiting]:
+def _by_key(jobs: Iterable[WaitingJob], order: Order) -> list[WaitingJob]:
     key = order.key
     return list(jobs) if key is None else sorted(jobs, key=lambda it: (-it.priority, key(it.gpus, _left_s(it))))
 
 
-def _in_rounds(jobs: Sequence[Waiting], order: Order, turns: Turns, *, leads: bool) -> list[Waiting]:
+def _in_rounds(jobs: Sequence[WaitingJob], order: Order, turns: Turns, *, leads: bool) -> list[WaitingJob]:
     """Return jobs of one priority, in the order of the queue, as their users take turns.
 
     Args:
@@ -229,7 +229,7 @@ def _in_rounds(jobs: Sequence[Waiting], order: Order, turns: Turns, *, leads: bo
     if order.key is not None:
         back = back[:1] if leads and not order.goes_first else []
     ahead = {it.id for it in back}
-    lines: dict[str, list[Waiting]] = {}
+    lines: dict[str, list[WaitingJob]] = {}
     for it in jobs:
         if it.id not in ahead:
             lines.setdefault(it.owner, []).append(it)
@@ -243,13 +243,13 @@ def _in_rounds(jobs: Sequence[Waiting], order: Order, turns: Turns, *, leads: bo
     return back + [lines[user][at] for at in rounds for user in users if at < len(lines[user])]
 
 
-def in_turn(jobs: Iterable[Waiting], turns: Turns) -> list[str]:
+def in_turn(jobs: Iterable[WaitingJob], turns: Turns) -> list[str]:
     """Return the users of waiting jobs of one priority, the one first whose turn it is to lead."""
-    oldest: dict[str, Waiting] = {}
+    oldest: dict[str, WaitingJob] = {}
     for it in sorted(jobs, key=lambda it: (it.not_before_s > 0.0, it.entered_s, it.submit_seq)):
         oldest.setdefault(it.owner, it)
 
-    def since(it: Waiting) -> tuple[float, int, int]:
+    def since(it: WaitingJob) -> tuple[float, int, int]:
         led = turns.get((it.owner, it.priority), Led(0.0, 0))
         at_s, number = max((it.entered_s, 0), (led.at_s, led.number)) if led.number else (it.entered_s, 0)
         return at_s, number, it.submit_seq
@@ -257,23 +257,23 @@ def in_turn(jobs: Iterable[Waiting], turns: Turns) -> list[str]:
     return [it.owner for it in sorted(oldest.values(), key=since)]
 
 
-def places(line: Sequence[Waiting]) -> dict[str, int]:
+def places(line: Sequence[WaitingJob]) -> dict[str, int]:
     """Return the place of each job in the queue, from 1."""
     return {it.id: place for place, it in enumerate(line, 1)}
 
 
-def _place(it: Waiting) -> tuple[int, int, float, int]:
+def _place(it: WaitingJob) -> tuple[int, int, float, int]:
     """Return what puts jobs into the order of the queue: as `recall.queue_key`."""
     if it.not_before_s > 0.0:
         return -it.priority, 0, -max(it.entered_s, it.not_before_s), -it.submit_seq
     return -it.priority, 1, it.entered_s, it.submit_seq
 
 
-def _since_s(it: Waiting) -> float:
+def _since_s(it: WaitingJob) -> float:
     return it.entered_s - it.wait_s
 
 
-def _left_s(it: Waiting) -> float:
+def _left_s(it: WaitingJob) -> float:
     """Return the estimated work that a job has left; the estimate doubles until it exceeds what is saved."""
     guess_s = it.guess_s
     while 0.0 < guess_s <= it.saved_s:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..model.gpu_index import WHOLE, Clears, Entry, Finding, Place, Scope
+from ..model.gpu_index import WHOLE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding, Scope
 
 BACK_OFF_S = (600.0, 3600.0, 21600.0)  # before checks alone may end it: the first time, the second, and from then on
 QUIET_S = 600.0  # that must have passed without the symptom
@@ -25,7 +25,7 @@ class Fleet(NamedTuple):
     types: Mapping[str, str]  # node type of each
 
 
-def is_old(finding: Finding, entries: Iterable[Entry], now_s: float) -> bool:
+def is_old(finding: QuarantineFinding, entries: Iterable[QuarantineEntry], now_s: float) -> bool:
     """Say whether something was cleared since it was found, so that it must not act again."""
     cleared_s = [it.cleared_s for it in entries if it.cleared_s is not None and _is_about(it.place, finding.place)]
     for at_s in cleared_s:
@@ -35,12 +35,12 @@ def is_old(finding: Finding, entries: Iterable[Entry], now_s: float) -> bool:
     return False
 
 
-def _is_about(cleared: Place, found: Place) -> bool:
+def _is_about(cleared: HardwarePlace, found: HardwarePlace) -> bool:
     """Say whether the clearance of a place is one of what was found, too."""
     return cleared == found or cleared.covers(found)
 
 
-def tries_of(place: Place, cause: str, entries: Iterable[Entry], now_s: float) -> int:
+def tries_of(place: HardwarePlace, cause: str, entries: Iterable[QuarantineEntry], now_s: float) -> int:
     """Return how often a place comes into quarantine for a cause of late, with this time."""
     return 1 + sum(it.place == place and it.cause == cause and is_near(it.since_s, now_s, CLEARED_S) for it in entries)
 
@@ -50,7 +50,9 @@ def back_off_s(tries: int) -> float:
     return BACK_OFF_S[min(max(tries, 1), len(BACK_OFF_S)) - 1]
 
 
-def who_clears(place: Place, cause: str, wanted: Clears, entries: Iterable[Entry], now_s: float) -> Clears:
+def who_clears(
+    place: HardwarePlace, cause: str, wanted: Clears, entries: Iterable[QuarantineEntry], now_s: float
+) -> Clears:
     """Return what ends a quarantine: an operator, where checks have ended the same one often enough."""
     before = sum(
         it.place == place and it.cause == cause and it.cleared_by == BY_CHECKS
@@ -60,7 +62,7 @@ def who_clears(place: Place, cause: str, wanted: Clears, entries: Iterable[Entry
     return Clears.OPERATOR if before >= CLEARED_MOST else wanted
 
 
-def makes_it_the_node(place: Place, entries: Iterable[Entry], now_s: float) -> bool:
+def makes_it_the_node(place: HardwarePlace, entries: Iterable[QuarantineEntry], now_s: float) -> bool:
     """Say whether another GPU of the same node came into quarantine within the last hour."""
     return place.scope is Scope.DEVICE and any(
         it.place.scope is Scope.DEVICE and it.place.node == place.node and it.place.gpu != place.gpu
@@ -69,7 +71,7 @@ def makes_it_the_node(place: Place, entries: Iterable[Entry], now_s: float) -> b
     )  # fmt: skip
 
 
-def is_over_budget(place: Place, entries: Iterable[Entry], fleet: Fleet, now_s: float) -> bool:
+def is_over_budget(place: HardwarePlace, entries: Iterable[QuarantineEntry], fleet: Fleet, now_s: float) -> bool:
     """Say whether so much of a node type would have come into quarantine within the last hour that it is not to blame.
 
     A check, a driver or a switch is the likelier cause then.
@@ -81,7 +83,7 @@ def is_over_budget(place: Place, entries: Iterable[Entry], fleet: Fleet, now_s: 
     return len(gpus) > max(BUDGET * total, float(fleet.sizes[place.node]))
 
 
-def _counted(place: Place, fleet: Fleet) -> set[tuple[str, int]]:
+def _counted(place: HardwarePlace, fleet: Fleet) -> set[tuple[str, int]]:
     """Return the GPUs that the budget counts: one of a link."""
     if place.node not in fleet.sizes:
         return set()
@@ -90,7 +92,7 @@ def _counted(place: Place, fleet: Fleet) -> set[tuple[str, int]]:
     return {(place.node, place.gpu)}
 
 
-def closed_gpus(places: Iterable[Place], sizes: Mapping[str, int]) -> set[tuple[str, int]]:
+def closed_gpus(places: Iterable[HardwarePlace], sizes: Mapping[str, int]) -> set[tuple[str, int]]:
     """Return node and index of the GPUs that no job may have.
 
     Of a link one end is closed, so that no job gets both. That end is the one with most bad links; of equal ones the
@@ -107,12 +109,12 @@ def closed_gpus(places: Iterable[Place], sizes: Mapping[str, int]) -> set[tuple[
     return {gpu for it in closed for gpu in _gpus_of(it, sizes)}
 
 
-def _gpus_of(place: Place, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+def _gpus_of(place: HardwarePlace, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     gpus = range(sizes.get(place.node, 0))
     return [(place.node, gpu) for gpu in gpus if place.gpu in (WHOLE, gpu)]
 
 
-def is_due(entry: Entry, boot_id: str, now_s: float) -> bool:
+def is_due(entry: QuarantineEntry, boot_id: str, now_s: float) -> bool:
     """Say whether checks may be run that end a quarantine by themselves.
 
     Args:

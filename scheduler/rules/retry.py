@@ -46,7 +46,7 @@ _RETRIED: dict[AfterStop | None, ExitClass] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttemptOutcome:
     """What becomes of a job after an attempt."""
 
     after: AfterStop
@@ -139,7 +139,7 @@ def outcome_of(
     progressed: bool,
     wait_share: float,
     most_stuck: int = NO_PROGRESS,
-) -> Outcome:
+) -> AttemptOutcome:
     """Return what becomes of a job whose attempt has ended.
 
     Args:
@@ -158,24 +158,26 @@ def outcome_of(
     # A program that takes a signal well ends with 0 whether its work is done or not.
     was_stopped = asked is not None and status.by in STOPPED
     if exit_class is ExitClass.SUCCESS and not was_stopped:
-        return Outcome(AfterStop.SUCCEED, exit_class, cause, used, 0)
+        return AttemptOutcome(AfterStop.SUCCEED, exit_class, cause, used, 0)
     if asked in _RETRIED:
         exit_class = _RETRIED[asked]
     elif asked is AfterStop.RELOCATE and exit_class is not ExitClass.LIMIT:
-        return Outcome(AfterStop.RETRY, ExitClass.ASKED, cause, used, no_progress)
+        return AttemptOutcome(AfterStop.RETRY, ExitClass.ASKED, cause, used, no_progress)
     elif asked is not None and exit_class is not ExitClass.LIMIT:
         # Only what the backend will never start is stopped to let the job fail.
         exit_class = ExitClass.USER if asked is AfterStop.FAIL else ExitClass.ASKED
-        return Outcome(asked, exit_class, status.reason or cause, used, no_progress)
+        return AttemptOutcome(asked, exit_class, status.reason or cause, used, no_progress)
     began = status.started_s > 0.0 or bool(status.ends)
     stuck = 0 if progressed else no_progress + began
     field = _BUDGETS.get(exit_class, "")
     before: int = getattr(used, field, 0)
     if before >= getattr(allowed, field, 0):
-        return Outcome(AfterStop.FAIL, exit_class, cause, used, stuck)
+        return AttemptOutcome(AfterStop.FAIL, exit_class, cause, used, stuck)
     if stuck >= most_stuck:
-        return Outcome(AfterStop.HOLD, exit_class, f"no progress in {stuck} attempts; the last: {cause}", used, stuck)
+        return AttemptOutcome(
+            AfterStop.HOLD, exit_class, f"no progress in {stuck} attempts; the last: {cause}", used, stuck
+        )
     # Other GPUs may be there at once; a program that failed by itself would only fail again, and so may a start.
     waits = exit_class is not ExitClass.INFRASTRUCTURE or not began
     wait_s = waits * wait_share * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**before)
-    return Outcome(AfterStop.RETRY, exit_class, cause, used._replace(**{field: before + 1}), stuck, wait_s)
+    return AttemptOutcome(AfterStop.RETRY, exit_class, cause, used._replace(**{field: before + 1}), stuck, wait_s)

@@ -18,31 +18,31 @@ from ...cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..access.browsers import is_loopback
 from ..backends.building import PLACE, kind_of
 from ..policy_host.worker import sampling
-from ..settings import PAGE, Settings, check_open, cluster_of, located
+from ..settings import PAGE, SchedulerSettings, check_open, cluster_of, located
 from ..store.engines import check_folder_of, check_url, file_of
 
 
-class Checked(NamedTuple):
+class ConfigReport(NamedTuple):
     """What a configuration comes to."""
 
     problems: list[LongshoreError]
-    settings: Settings  # without what is wrong with them
+    settings: SchedulerSettings  # without what is wrong with them
     cluster: ClusterSetup | None  # None if there is none in a file, or it cannot be read
     remarks: tuple[str, ...] = ()  # on policies that were trained under something else
 
 
-def check(path: Path | None) -> Checked:
+def check(path: Path | None) -> ConfigReport:
     """Return what is wrong with a configuration file, and what it says; the defaults without one.
 
     Nothing is made, opened or asked: neither folder, store, nor backend.
     """
     if path is None:
-        return Checked([], Settings(), None)
+        return ConfigReport([], SchedulerSettings(), None)
     try:
         file = read_yaml(path, PAGE)
     except InputError as error:
-        return Checked([error], Settings(), None)
-    problems = _problems_in(file, Settings, file.data)
+        return ConfigReport([error], SchedulerSettings(), None)
+    problems = _problems_in(file, SchedulerSettings, file.data)
     settings = located(_sound(file.data), file)
     problems += _of_backend(file, settings)
     own = cluster = None
@@ -67,16 +67,16 @@ def check(path: Path | None) -> Checked:
             check_folder_of(path)
     with _noted(problems, file, ("open",)):
         check_open(settings)
-    return Checked(problems, settings, cluster, tuple(remarks))
+    return ConfigReport(problems, settings, cluster, tuple(remarks))
 
 
-def _use_of(settings: Settings) -> UsedUnder:
+def _use_of(settings: SchedulerSettings) -> UsedUnder:
     """Return what policies are used under."""
     ageing_h = None if isinf(settings.ageing_s) else settings.ageing_s / 3600.0
     return UsedUnder((settings.order,), ageing_h, settings.waiting, USERS, oracle=False)
 
 
-def summary(checked: Checked) -> Iterator[str]:
+def summary(checked: ConfigReport) -> Iterator[str]:
     """Yield what a configuration comes to, a line for each part."""
     settings, cluster = checked.settings, checked.cluster
     if cluster is None:
@@ -102,7 +102,7 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"{there} is no folder", "name one, or none that exists")
 
 
-def _of_backend(file: YamlFile, settings: Settings) -> list[LongshoreError]:
+def _of_backend(file: YamlFile, settings: SchedulerSettings) -> list[LongshoreError]:
     choice = settings.backend
     try:
         kind: type[BaseModel] = kind_of(choice.name, file).Settings
@@ -124,14 +124,18 @@ def _each(error: InputError) -> list[InputError]:
     return list(error.errors) if isinstance(error, ManyProblemsError) else [error]
 
 
-def _sound(data: object) -> Settings:
+def _sound(data: object) -> SchedulerSettings:
     """Return the settings of a file without the sections in which something is wrong."""
-    known = {name: data[name] for name in Settings.model_fields if name in data} if isinstance(data, Mapping) else {}
+    known = (
+        {name: data[name] for name in SchedulerSettings.model_fields if name in data}
+        if isinstance(data, Mapping)
+        else {}
+    )
     try:
-        return Settings.model_validate(known)
+        return SchedulerSettings.model_validate(known)
     except ValidationError as error:
         wrong = {str(it["loc"][0]) for it in error.errors()}
-        return Settings.model_validate({name: value for name, value in known.items() if name not in wrong})
+        return SchedulerSettings.model_validate({name: value for name, value in known.items() if name not in wrong})
 
 
 @contextmanager

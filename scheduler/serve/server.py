@@ -32,7 +32,7 @@ BUSY = (
 )  # fmt: skip
 
 
-class Bounds(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """How many connections there may be."""
 
     most: int  # in all
@@ -47,13 +47,13 @@ class Patience(NamedTuple):
     unread_s: float = 60.0  # that what was sent may wait to be read
 
 
-def bounds_of(files: int) -> Bounds:
+def bounds_of(files: int) -> ConnectionLimits:
     """Return bounds that leave half of the files that a process may open to other things."""
     most = max(LEAST, min(MOST, files // 2))
-    return Bounds(most, max(1, most // 2))
+    return ConnectionLimits(most, max(1, most // 2))
 
 
-def bounded_protocol(bounds: Bounds, patience: Patience) -> type[H11Protocol]:
+def bounded_protocol(bounds: ConnectionLimits, patience: Patience) -> type[H11Protocol]:
     """Return what makes the connections of a server that has bounds on them; uvicorn does no more than call it."""
     return cast("type[H11Protocol]", partial(_Bounded, _Connections(bounds), patience))
 
@@ -130,7 +130,7 @@ class _Bounded(H11Protocol):
 class _Connections:
     """All connections of a server; those that ask stand in the order in which they began to."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: ConnectionLimits) -> None:
         self._bounds = bounds
         self._all: set[_Bounded] = set()
         self._asking: dict[str, dict[_Bounded, None]] = {}  # by address

@@ -28,9 +28,9 @@ from ...preflight.warm import WarmNodes, load_ahead
 from ...preflight.wiring import read_blueprint, read_facts
 from ..control.node_checks import NodeChecks
 from ..health.quarantining import CheckOrders, clear, entries_for, keep
-from ..model.gpu_index import WHOLE, Entry, Layout, Place
+from ..model.gpu_index import WHOLE, HardwarePlace, Layout, QuarantineEntry
 from ..rules.quarantine import BY_CHECKS, Fleet, is_due
-from ..settings import Settings
+from ..settings import SchedulerSettings
 from ..store.attempts import held_gpus
 from ..store.nodes import boot_ids, open_entries
 from ..store.opening import Store
@@ -50,7 +50,7 @@ class ServiceChecks(NamedTuple):
     close: Callable[[], None]
 
 
-def checks_of(settings: Settings, layout: Layout, wake: Callable[[], None], *, slots: bool) -> ServiceChecks:
+def checks_of(settings: SchedulerSettings, layout: Layout, wake: Callable[[], None], *, slots: bool) -> ServiceChecks:
     """Return what checks the nodes of a scheduler.
 
     Args:
@@ -126,20 +126,20 @@ class Clearing:
         can: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._store, self._check, self._fleet, self._now_s, self._can = store, check, fleet, now_s, can
-        self._running: set[Place] = set()
+        self._running: set[HardwarePlace] = set()
         self._lock = threading.Lock()
 
-    def can_check(self, place: Place) -> bool:
+    def can_check(self, place: HardwarePlace) -> bool:
         """Say whether there are checks of a place."""
         return self._check is not None and all(self._can(end.node) for end in place.ends)
 
     @property
-    def running(self) -> frozenset[Place]:
+    def running(self) -> frozenset[HardwarePlace]:
         """The places that are being checked."""
         with self._lock:
             return frozenset(self._running)
 
-    def ask(self, place: Place, by: str) -> None:
+    def ask(self, place: HardwarePlace, by: str) -> None:
         """Begin to check a place, and end its quarantine if the checks pass.
 
         Args:
@@ -158,7 +158,7 @@ class Clearing:
                 )
         self._begin(place, by)
 
-    def skip_checks(self, place: Place, by: str) -> int:
+    def skip_checks(self, place: HardwarePlace, by: str) -> int:
         """End the quarantine of a place without any check, and return how many ended.
 
         Raises:
@@ -175,21 +175,21 @@ class Clearing:
         for place in free[: max(MOST_AT_ONCE - len(self.running), 0)]:
             self._begin(place, BY_CHECKS)
 
-    def _jobs_on(self, tx: Connection, place: Place) -> Collection[str]:
+    def _jobs_on(self, tx: Connection, place: HardwarePlace) -> Collection[str]:
         return {
             row.job_id
             for row in held_gpus(tx)
             if any(end.node == row.node and end.gpu in (WHOLE, row.gpu) for end in place.ends)
         }
 
-    def _begin(self, place: Place, by: str) -> None:
+    def _begin(self, place: HardwarePlace, by: str) -> None:
         with self._lock:
             if place in self._running:
                 return
             self._running.add(place)
         threading.Thread(target=self._run, args=(place, by), name=f"checks of {place.words}", daemon=True).start()
 
-    def _run(self, place: Place, by: str) -> None:
+    def _run(self, place: HardwarePlace, by: str) -> None:
         try:
             passed, evidence = self._checked(place)
             self._store.write(lambda tx: self._settle(tx, place, by, evidence, passed=passed))
@@ -201,7 +201,7 @@ class Clearing:
             with self._lock:
                 self._running.discard(place)
 
-    def _checked(self, place: Place) -> tuple[bool, str]:
+    def _checked(self, place: HardwarePlace) -> tuple[bool, str]:
         """Run the checks of all ends of a place; what they raise is no pass."""
         assert self._check is not None
         found = []
@@ -213,14 +213,14 @@ class Clearing:
             found.append((bool(passed), f"{end.words}: {evidence}"))
         return all(passed for passed, _ in found), "; ".join(words for _, words in found)
 
-    def _settle(self, tx: Connection, place: Place, by: str, evidence: str, *, passed: bool) -> None:
+    def _settle(self, tx: Connection, place: HardwarePlace, by: str, evidence: str, *, passed: bool) -> None:
         now_s = self._now_s()
         if not passed:
             keep(tx, place, evidence, now_s, writer=WRITER)
             return
         boots = boot_ids(tx)
 
-        def is_ready(entry: Entry) -> bool:
+        def is_ready(entry: QuarantineEntry) -> bool:
             """Say whether a quarantine ends; without anybody asking only one that the rules let checks end."""
             return by != BY_CHECKS or (entry.place == place and is_due(entry, boots.get(entry.place.node, ""), now_s))
 

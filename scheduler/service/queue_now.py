@@ -24,12 +24,12 @@ from sqlalchemy import Connection
 from ...cluster.model.problem import ORDERS
 from ...cluster.model.training_plan import PlanFile, StagePlan
 from ...cluster.queue.order_table import order_of
-from ..control.facade import Control
+from ..control.facade import RunningScheduler
 from ..control.job_errors import JobErrors
 from ..health.step_monitor import Figures
 from ..model.gpu_index import Layout
-from ..rules.jobs import Led, Turns, Waiting, in_order, in_turn, places
-from ..settings import Settings
+from ..rules.jobs import Led, Turns, WaitingJob, in_order, in_turn, places
+from ..settings import SchedulerSettings
 from ..store.attempts import AttemptRow, held_gpus
 from ..store.events import last_seq
 from ..store.nodes import gpus_in_service, user_turns
@@ -38,7 +38,7 @@ from ..store.queries import owners_of, waiting_jobs
 FRESH_S = 1.0  # back-offs end, and jobs age, without an event
 
 
-class Room(NamedTuple):
+class GpuCounts(NamedTuple):
     """GPUs of some nodes."""
 
     by_node: Mapping[str, int]
@@ -60,9 +60,9 @@ class Room(NamedTuple):
         """Those in service that nobody holds."""
         return sum(self.free_by_node.values())
 
-    def on(self, nodes: Container[str]) -> "Room":
+    def on(self, nodes: Container[str]) -> "GpuCounts":
         """Return those of some of the nodes."""
-        return Room(*({node: gpus for node, gpus in part.items() if node in nodes} for part in self))
+        return GpuCounts(*({node: gpus for node, gpus in part.items() if node in nodes} for part in self))
 
     def has(self, nodes: int, gpus_per_node: int) -> bool:
         """Say whether so many nodes have so many free GPUs each."""
@@ -73,7 +73,7 @@ class Queue(NamedTuple):
     """All that tells why jobs wait."""
 
     layout: Layout
-    room: Room
+    room: GpuCounts
     places: dict[str, int]  # of the jobs in the queue, from 1
     turns: Mapping[tuple[str, int], int]  # users whose turn comes before an owner's at a priority; none without turns
     held: Counter[str]  # GPUs that each owner's jobs hold
@@ -85,12 +85,12 @@ class Queue(NamedTuple):
     why_not_launched: Callable[[str], str]  # of a job whose GPUs are reserved; "" if nothing keeps it
 
 
-def room_in(tx: Connection, layout: Layout) -> Room:
+def room_in(tx: Connection, layout: Layout) -> GpuCounts:
     """Return how many GPUs there are, in service and free: a drained, silent or faulty one is not."""
     in_service = gpus_in_service(tx, layout.nodes)
     held = {(row.node, row.gpu) for row in held_gpus(tx)}
     free = in_service - held
-    return Room(layout.nodes, *(Counter(node for node, _ in part) for part in (in_service, free)))
+    return GpuCounts(layout.nodes, *(Counter(node for node, _ in part) for part in (in_service, free)))
 
 
 class QueueNow:
@@ -103,7 +103,9 @@ class QueueNow:
         fresh_s: For which it is not read again while nothing happens.
     """
 
-    def __init__(self, settings: Settings, layout: Layout, control: Control, *, fresh_s: float = FRESH_S) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, layout: Layout, control: RunningScheduler, *, fresh_s: float = FRESH_S
+    ) -> None:
         self._settings, self._layout, self._control, self._fresh_s = settings, layout, control, fresh_s
         self._lock = threading.Lock()
         self._last: tuple[int, float, Queue] | None = None  # number of the last event, when it was read, what was read
@@ -147,14 +149,14 @@ class QueueNow:
 
     def ahead_of_new(self, tx: Connection, owner: str, priority: int, now_s: float) -> int:
         """Return how many waiting jobs would stand before one of an owner and a priority that is submitted now."""
-        new = Waiting("", owner, priority, 1, 1 << 62, now_s, 0.0, 0.0, 1.0, 0.0)
+        new = WaitingJob("", owner, priority, 1, 1 << 62, now_s, 0.0, 0.0, 1.0, 0.0)
         line = in_order([*waiting_jobs(tx, now_s), new], order_of(ORDERS["easy"]), math.inf, now_s, 0, self._had(tx))
         return line.index(new)
 
 
-def _turns_before(waiting: Iterable[Waiting], had: Turns) -> dict[tuple[str, int], int]:
+def _turns_before(waiting: Iterable[WaitingJob], had: Turns) -> dict[tuple[str, int], int]:
     """Return how many users have their turn before each owner of waiting jobs, at each priority."""
-    by_priority: dict[int, list[Waiting]] = {}
+    by_priority: dict[int, list[WaitingJob]] = {}
     for it in waiting:
         by_priority.setdefault(it.priority, []).append(it)
     return {
@@ -242,7 +244,7 @@ class PlacedTask(NamedTuple):
     away_bytes: int | None  # of its state that is put away; none of one that tells of none
 
 
-class Planned(NamedTuple):
+class PlannedStart(NamedTuple):
     """A job with a plan."""
 
     plan: PlanFile
@@ -254,7 +256,7 @@ class Planned(NamedTuple):
 
 def planned(
     plan: PlanFile, attempts: list[AttemptRow], figures: Figures | None, now_s: float, seats: Mapping[int, Sitting]
-) -> Planned:
+) -> PlannedStart:
     """Return how a job with a plan stands.
 
     Args:
@@ -275,7 +277,7 @@ def planned(
         found.append(PlacedTask(task, rank, node, gpu, waits, _told(computed_s, rank), _told(away_bytes, rank)))
     average = None if figures is None else figures.average
     step_s = None if average is None else average.iteration_s
-    return Planned(
+    return PlannedStart(
         plan,
         tuple(found),
         None if figures is None else figures.step,

@@ -19,7 +19,7 @@ from ..store.opening import Store
 from ..store.pruning import (
     FIRST,
     MOST_ROWS,
-    Page,
+    PrunedRows,
     attempt_numbers,
     claim_jobs,
     count_old,
@@ -47,7 +47,7 @@ class Horizon(NamedTuple):
 class DeletePage(Protocol):
     """Deletes the old ones among the next rows of a table."""
 
-    def __call__(self, tx: Connection, before_s: float, after_seq: int) -> Page:
+    def __call__(self, tx: Connection, before_s: float, after_seq: int) -> PrunedRows:
         """Return what became of them."""
         ...
 
@@ -163,7 +163,7 @@ def _shrink(store: Store, job_id: str, goes_on: Callable[[], bool]) -> None:
 
 
 def _prune_pages(store: Store, delete_page: DeletePage, before_s: float, goes_on: Callable[[], bool]) -> int:
-    deleted, page = 0, Page(0, 0, is_last=False)
+    deleted, page = 0, PrunedRows(0, 0, is_last=False)
     while not page.is_last and goes_on():
         try:
             page = store.write(partial(delete_page, before_s=before_s, after_seq=page.last_seq))

@@ -20,17 +20,17 @@ from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_clus
 from ..access.tokens import Role, first_token
 from ..backends.building import build, full_name
 from ..backends.protocol import Backend
-from ..control.facade import Control
+from ..control.facade import RunningScheduler
 from ..control.reconciler import Reconciler
 from ..control.state_cache import Parts
 from ..health.liveness import Leases
 from ..health.monitor import Monitor
 from ..health.node_state import Usage, sample_of
-from ..metrics import Metrics
-from ..mirror.standing import Site
+from ..metrics import SchedulerMetrics
+from ..mirror.standing import ClusterSite
 from ..model.gpu_index import Layout
 from ..placement.placer import Mode, Placer
-from ..settings import Chosen, Settings, check_open, cluster_of
+from ..settings import SchedulerSettings, ServeOptions, check_open, cluster_of
 from ..store.attempts import held_gpus
 from ..store.engines import StoreUnreachableError, file_of
 from ..store.jobs import forget_before
@@ -97,7 +97,7 @@ class Service:
             the API and nobody has a token.
     """
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: ServeOptions) -> None:
         settings = self.settings = chosen.settings
         check_open(settings)
         choice = settings.policy
@@ -137,9 +137,9 @@ class Service:
             self.checks.place, self.checks.of_jobs, self.wake,
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
-        self.control = Control(self.reconciler)
+        self.control = RunningScheduler(self.reconciler)
         self.clearing = Clearing(self.store, parts.check_place, monitor.fleet, parts.now_s, self.checks.can)
-        self.metrics = Metrics(
+        self.metrics = SchedulerMetrics(
             self.store, self.layout, self.node_types, self.leads,
             lambda: monitor.steps.figures if self.leads() else {}, self.room,
         )  # fmt: skip
@@ -336,7 +336,7 @@ def default_cluster(folder: Path) -> Path:
     return path
 
 
-def _room_of(settings: Settings) -> Room:
+def _room_of(settings: SchedulerSettings) -> Room:
     """Return what watches the disks of a scheduler; where they are full, the reserve lets it start."""
     file = file_of(settings.store_url)
     room = Room([settings.folder] if file is None else [file.parent, settings.folder], settings.least_free_bytes)
@@ -357,20 +357,20 @@ def node_types_of(setup: ClusterSetup) -> dict[str, str]:
     return dict(zip(setup.node_names, types, strict=True))
 
 
-def _note_training(policy: Policy, site: Site) -> None:
+def _note_training(policy: Policy, site: ClusterSite) -> None:
     """Say how the use of the fallback differs from its training; of the policy itself, its process says that."""
     if remark := remark_on(policy, use_of(site.rules, USERS)):
         log.warning("policy %s: %s", policy.name, remark)
 
 
-def site_of(setup: ClusterSetup, settings: Settings) -> Site:
+def site_of(setup: ClusterSetup, settings: SchedulerSettings) -> ClusterSite:
     """Return what policies know of a cluster."""
     rules = stopping(setup.rules)._replace(
         order=ORDERS[settings.order], ageing_s=settings.ageing_s, waiting=settings.waiting,
         backfill_depth=BACKFILL_DEPTH, estimated_hazards=True, turns=settings.turns,
     )  # fmt: skip
     process = draw_faults(setup, 0)[1]
-    return Site(setup.cluster, rules, process, setup.hazard_per_s)
+    return ClusterSite(setup.cluster, rules, process, setup.hazard_per_s)
 
 
 def _has_slots(backend: Backend) -> bool:

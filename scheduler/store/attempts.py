@@ -19,7 +19,7 @@ from .schema import attempt, checkpoint, job, put_all, reservation
 CHANGE, CONTACT, CLEANUP, LAUNCH = "attempt", "contact", "cleanup", "launch"  # kinds of events
 
 
-class Opening(NamedTuple):
+class NewAttempt(NamedTuple):
     """What an attempt begins with."""
 
     backend: str

@@ -15,7 +15,7 @@ from .opening import VERSION_TABLE, is_known
 BESIDE = ("", "-wal", "-shm")  # what SQLite keeps beside a file, too
 
 
-class Holder(NamedTuple):
+class LeaseHolder(NamedTuple):
     """Who holds the scheduler's lease in a store."""
 
     owner: str
@@ -92,14 +92,14 @@ def _replace(file: Path, draft: Path, aside: Path, mark: Path, stamp: str) -> No
     mark.unlink()
 
 
-def holder_of(file: Path) -> Holder | None:
+def holder_of(file: Path) -> LeaseHolder | None:
     """Return who holds the scheduler's lease in a store, None if that is nobody or nothing can be read."""
     try:
         with closing(_opened(file)) as store:
             found = store.execute("SELECT owner, expires_s FROM lease WHERE name = ?", (SCHEDULER,)).fetchone()
     except sqlite3.Error:
         return None
-    return None if found is None else Holder(str(found[0]), float(found[1]))
+    return None if found is None else LeaseHolder(str(found[0]), float(found[1]))
 
 
 def open_in(file: Path) -> list[int]:

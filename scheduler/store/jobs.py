@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from ..model.job import JobRow, NewEvent
 from ..model.states import FINAL, AfterStop, Desired, JobState
-from ..rules.jobs import Retry, retry_step
+from ..rules.jobs import RetryStep, retry_step
 from .engines import StaleWriteError
 from .events import append
 from .schema import idempotency, insert_if_absent, job, pruned
@@ -294,11 +294,11 @@ def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
     """
     row = locked_job(tx, job_id)
     step, version = retry_step(row), row.version + 1
-    if step is Retry.REQUEUE:
+    if step is RetryStep.REQUEUE:
         tx.execute(_AGAIN, {"at_id": job_id, "at_s": at_s})
         change = (version, row.state.value, JobState.QUEUED.value)
         append(tx, NewEvent(CHANGE, writer, at_s, job_id, None, *change, cause=CAUSE))
-    elif step is Retry.RELEASE:
+    elif step is RetryStep.RELEASE:
         tx.execute(_RELEASE, {"at_id": job_id})
         change = (version, row.desired.value, Desired.RUN.value)
         append(tx, NewEvent(WISH, writer, at_s, job_id, None, *change, cause=CAUSE))
@@ -319,7 +319,7 @@ def bring_forward(tx: Connection, job_ids: Sequence[str], at_s: float) -> None:
         tx.execute(_FORWARD, {"ids": job_ids[at : at + MANY], "at_s": at_s})
 
 
-class Answer(NamedTuple):
+class StoredAnswer(NamedTuple):
     """What was answered to a request."""
 
     request: str  # SHA-256 of the canonical request in hexadecimal
@@ -328,19 +328,19 @@ class Answer(NamedTuple):
     at_s: float  # Unix time
 
 
-_ONE_ANSWER = select(*(idempotency.c[name] for name in Answer._fields)).where(
+_ONE_ANSWER = select(*(idempotency.c[name] for name in StoredAnswer._fields)).where(
     idempotency.c.owner == bindparam("of_owner"), idempotency.c.key == bindparam("of_key")
 )
 _FORGET = delete(idempotency).where(idempotency.c.at_s < bindparam("before_s"))
 
 
-def recall(tx: Connection, owner: str, key: str) -> Answer | None:
+def recall(tx: Connection, owner: str, key: str) -> StoredAnswer | None:
     """Return what was answered to an owner's request with a key, None if there was none."""
     row = tx.execute(_ONE_ANSWER, {"of_owner": owner, "of_key": key}).first()
-    return None if row is None else Answer._make(row)
+    return None if row is None else StoredAnswer._make(row)
 
 
-def remember(tx: Connection, owner: str, key: str, answer: Answer) -> bool:
+def remember(tx: Connection, owner: str, key: str, answer: StoredAnswer) -> bool:
     """Keep an answer in the transaction of what it tells; return False if there is one, and undo that then."""
     return insert_if_absent(tx, idempotency, {"owner": owner, "key": key, **answer._asdict()})
 

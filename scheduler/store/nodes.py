@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, or_, select, update
 
-from ..model.gpu_index import Entry, Place
+from ..model.gpu_index import HardwarePlace, QuarantineEntry
 from ..model.job import NewEvent
-from ..model.states import Verdict
+from ..model.states import ProbeVerdict
 from ..rules.quarantine import closed_gpus
 from .events import append, append_all
 from .leases import check_fence
@@ -24,9 +24,11 @@ from .schema import Liveness, compute_record, gpu, insert_if_absent, job, node, 
 QUARANTINE = "quarantine"  # kind of events
 SET, CLEARED, NOT_CLEARED, REFUSED = "quarantined", "cleared", "not cleared", "alarm"
 
-_PLACE = tuple(quarantine.c[name] for name in Place._fields)
+_PLACE = tuple(quarantine.c[name] for name in HardwarePlace._fields)
 _REST = tuple(
-    quarantine.c["check_name" if name == "check" else name] for name in Entry._fields if name not in ("seq", "place")
+    quarantine.c["check_name" if name == "check" else name]
+    for name in QuarantineEntry._fields
+    if name not in ("seq", "place")
 )
 _ALL_QUARANTINES = select(quarantine.c.seq, *_PLACE, *_REST).order_by(quarantine.c.seq)
 _OPEN = _ALL_QUARANTINES.where(quarantine.c.cleared_s.is_(None))
@@ -44,12 +46,12 @@ _CHECKED = _OF_SEQ.values(checked=bindparam("told"), tries=bindparam("times"), n
 _CLEAR = _OF_SEQ.values(cleared_s=bindparam("at_s"), cleared_by=bindparam("who"), checked=bindparam("told"))
 
 
-def open_entries(tx: Connection) -> list[Entry]:
+def open_entries(tx: Connection) -> list[QuarantineEntry]:
     """Return what stands in quarantine, the first first."""
     return [_entry(row) for row in tx.execute(_OPEN)]
 
 
-def entries_since(tx: Connection, after_s: float) -> list[Entry]:
+def entries_since(tx: Connection, after_s: float) -> list[QuarantineEntry]:
     """Return what stands in quarantine, or came there or was cleared since a Unix time."""
     return [_entry(row) for row in tx.execute(_SINCE, {"after_s": after_s})]
 
@@ -61,11 +63,11 @@ def quarantined(tx: Connection, sizes: Mapping[str, int]) -> frozenset[tuple[str
         tx: Transaction.
         sizes: GPUs of each node of the cluster.
     """
-    places = [Place(*row) for row in tx.execute(_PLACES)]
+    places = [HardwarePlace(*row) for row in tx.execute(_PLACES)]
     return frozenset(closed_gpus(places, sizes)) if places else frozenset()
 
 
-def add_entry(tx: Connection, entry: Entry) -> bool:
+def add_entry(tx: Connection, entry: QuarantineEntry) -> bool:
     """Put something into quarantine, and return whether it was not there for the same cause already."""
     values: dict[str, Any] = {**entry._asdict(), **entry.place._asdict(), "scope": entry.place.scope}
     values["check_name"] = values.pop("check")
@@ -73,27 +75,27 @@ def add_entry(tx: Connection, entry: Entry) -> bool:
     return insert_if_absent(tx, quarantine, values)
 
 
-def note_symptom(tx: Connection, entry: Entry, evidence: str, at_s: float) -> None:
+def note_symptom(tx: Connection, entry: QuarantineEntry, evidence: str, at_s: float) -> None:
     """Note that what stands in quarantine shows its symptom again."""
     tx.execute(_SEEN, {"of_seq": entry.seq, "seen_s": max(at_s, entry.symptom_s), "found": evidence})
 
 
-def note_failed_checks(tx: Connection, entry: Entry, evidence: str, tries: int, not_before_s: float) -> None:
+def note_failed_checks(tx: Connection, entry: QuarantineEntry, evidence: str, tries: int, not_before_s: float) -> None:
     """Note that checks that were to clear something did not pass."""
     tx.execute(_CHECKED, {"of_seq": entry.seq, "told": evidence, "times": tries, "until_s": not_before_s})
 
 
-def clear_entries(tx: Connection, entries: Iterable[Entry], by: str, evidence: str, now_s: float) -> int:
+def clear_entries(tx: Connection, entries: Iterable[QuarantineEntry], by: str, evidence: str, now_s: float) -> int:
     """End quarantines, and return how many stood."""
     return sum(
         tx.execute(_CLEAR, {"of_seq": it.seq, "at_s": now_s, "who": by, "told": evidence}).rowcount for it in entries
     )
 
 
-def _entry(row: Row[Any]) -> Entry:
+def _entry(row: Row[Any]) -> QuarantineEntry:
     values: Sequence[Any] = tuple(row)
-    places = len(Place._fields)
-    return Entry(values[0], Place(*values[1 : 1 + places]), *values[1 + places :])
+    places = len(HardwarePlace._fields)
+    return QuarantineEntry(values[0], HardwarePlace(*values[1 : 1 + places]), *values[1 + places :])
 
 
 CHANGE = "node"  # kind of events
@@ -119,7 +121,7 @@ class NodeRow(NamedTuple):
     boot_id: str = ""  # names its time since its last start, "" if unknown
     agent_version: str = ""  # of Longshore
     guarded: bool = False  # its agent kills what runs there when its lease runs out
-    verdict: Verdict = Verdict.NONE  # of those who knock at its agent's door, while it is down
+    verdict: ProbeVerdict = ProbeVerdict.NONE  # of those who knock at its agent's door, while it is down
     found: str = ""  # by them, in words, while it is silent
 
 

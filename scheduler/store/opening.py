@@ -19,7 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from ...cluster.model.placement import Share
 from ..model.states import AttemptState
-from .attempts import AttemptColumns, Opening
+from .attempts import AttemptColumns, NewAttempt
 from .decisions import NewDecision
 from .engines import (
     StoreError,
@@ -299,7 +299,7 @@ def try_out(store: Store, fence: int, at_s: float, writer: str) -> None:
 
     def work(tx: Connection) -> None:
         job = insert_job(tx, NewJob(NOBODY, NOBODY, NOBODY, {}, 0, 1, 1.0, at_s), writer=writer)
-        opened = Opened(job, Opening(NOBODY, (Share(NOBODY, (0,)),), 1.0, 0.0), "")
+        opened = Opened(job, NewAttempt(NOBODY, (Share(NOBODY, (0,)),), 1.0, 0.0), "")
         decision = NewDecision(job.id, 1, at_s, "", "", "", None, None, {}, None, None, None, None, 0.0)
         attempt = opened_attempt(opened, at_s)
         launched = AttemptChange(attempt, AttemptState.LAUNCHED, attempt.contact, "", AttemptColumns())

@@ -67,7 +67,7 @@ class OldJob(NamedTuple):
 FIRST = OldJob("", float("-inf"), 0)  # before all others
 
 
-class Page(NamedTuple):
+class PrunedRows(NamedTuple):
     """What became of some rows, in their order."""
 
     last_seq: int  # of the last that was looked at
@@ -113,12 +113,12 @@ def delete_jobs(tx: Connection, job_ids: Sequence[str], before_s: float) -> int:
     return len(ids)
 
 
-def delete_events(tx: Connection, before_s: float, after_seq: int) -> Page:
+def delete_events(tx: Connection, before_s: float, after_seq: int) -> PrunedRows:
     """Delete the events among the next ones that are older than a Unix time, but for those of jobs not yet ended."""
     return _delete_page(tx, event, before_s, after_seq, event.c.seq < _LAST_EVENT)
 
 
-def delete_decisions(tx: Connection, before_s: float, after_seq: int) -> Page:
+def delete_decisions(tx: Connection, before_s: float, after_seq: int) -> PrunedRows:
     """Delete the decisions among the next ones that are older than a Unix time, but for those of jobs not yet ended."""
     return _delete_page(tx, decision, before_s, after_seq)
 
@@ -134,17 +134,17 @@ def count_old(tx: Connection, table: Table, before_s: float) -> int:
 
 def _delete_page(
     tx: Connection, table: Table, before_s: float, after_seq: int, *conditions: ColumnElement[bool]
-) -> Page:
+) -> PrunedRows:
     """Delete the old ones among the next rows of a table that is numbered in the order of time."""
     rows = tx.execute(
         select(table.c.seq, table.c.at_s).where(table.c.seq > after_seq).order_by(table.c.seq).limit(MOST_ROWS)
     ).all()
     if not rows:
-        return Page(after_seq, 0, is_last=True)
+        return PrunedRows(after_seq, 0, is_last=True)
     last = rows[-1].seq
     within = (table.c.seq > after_seq, table.c.seq <= last, table.c.at_s < before_s)
     deleted = tx.execute(delete(table).where(*within, _ended(table), *conditions)).rowcount
-    return Page(last, deleted, is_last=len(rows) < MOST_ROWS or rows[-1].at_s >= before_s)
+    return PrunedRows(last, deleted, is_last=len(rows) < MOST_ROWS or rows[-1].at_s >= before_s)
 
 
 def _ended(table: Table) -> ColumnElement[bool]:

@@ -16,7 +16,7 @@ from ...cluster.workloads.estimates import RECENT_JOBS, Alike, predicted_s
 from ..model.job import JobRow
 from ..model.job_spec import LEAST_S, YEAR_S, JobFile
 from ..model.states import FINAL, OPEN_ATTEMPTS, AttemptState, Contact, Desired, JobState
-from ..rules.jobs import Waiting
+from ..rules.jobs import WaitingJob
 from .attempts import SAVED
 from .decisions import DecisionRow
 from .events import EventRow
@@ -227,7 +227,7 @@ def opened_before(tx: Connection, job_id: str, before_seq: int) -> int | None:
 
 
 _WAITS = and_(job.c.state == JobState.QUEUED, job.c.desired == Desired.RUN, job.c.not_before_s <= bindparam("now_s"))
-_WAITING = select(*(job.c[name] for name in Waiting._fields)).where(_WAITS)
+_WAITING = select(*(job.c[name] for name in WaitingJob._fields)).where(_WAITS)
 # Held ones too: they come back to the queue when their owner wants.
 _QUEUED = select(func.count()).where(
     job.c.owner == bindparam("of_owner"), job.c.state.in_((JobState.QUEUED, JobState.HELD))
@@ -240,9 +240,9 @@ def queued_of(tx: Connection, owner: str) -> int:
     return count
 
 
-def waiting_jobs(tx: Connection, now_s: float) -> list[Waiting]:
+def waiting_jobs(tx: Connection, now_s: float) -> list[WaitingJob]:
     """Return all jobs that stand in the queue, in no order."""
-    return [Waiting._make(row) for row in tx.execute(_WAITING, {"now_s": now_s})]
+    return [WaitingJob._make(row) for row in tx.execute(_WAITING, {"now_s": now_s})]
 
 
 def listed_jobs(

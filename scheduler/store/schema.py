@@ -37,7 +37,7 @@ from sqlalchemy.types import TypeDecorator
 
 from ...cluster.model.placement import Placement, Share
 from ..model.gpu_index import Clears, Scope
-from ..model.states import OPEN_ATTEMPTS, AfterStop, AttemptState, Contact, Desired, JobState, RankEnd, Verdict
+from ..model.states import OPEN_ATTEMPTS, AfterStop, AttemptState, Contact, Desired, JobState, ProbeVerdict, RankEnd
 
 ENUM_LENGTH = 16  # longer than any state's name
 
@@ -280,7 +280,9 @@ node = Table(
     Column("boot_id", Text, nullable=False, server_default=""),  # names its time since its last start, "" if unknown
     Column("agent_version", Text, nullable=False, server_default=""),  # of Longshore
     Column("guarded", Boolean, nullable=False, server_default=false()),  # its agent kills what runs without a lease
-    Column("verdict", enum_column(Verdict), nullable=False, server_default=""),  # of those who knock while it is down
+    Column(
+        "verdict", enum_column(ProbeVerdict), nullable=False, server_default=""
+    ),  # of those who knock while it is down
     Column("found", Text, nullable=False, server_default=""),  # by them, in words, while it is silent
 )
 

@@ -21,7 +21,7 @@ from .attempts import (
     CONTACT,
     AttemptColumns,
     AttemptRow,
-    Opening,
+    NewAttempt,
     free,
     get_attempt,
     reserve,
@@ -63,7 +63,7 @@ class Opened(NamedTuple):
     """A job that starts: its GPUs are reserved, and it has another attempt."""
 
     job: JobRow  # as it was read, queued
-    opening: Opening
+    opening: NewAttempt
     cause: str
     turn: UserTurn | None = None  # of its owner, with this start; None where users take no turns
 
@@ -331,22 +331,24 @@ _UNCLOSED = (
 )
 
 
-class Jobs(NamedTuple):
+class ReadJobs(NamedTuple):
     """Jobs as far as they can be read."""
 
     rows: list[JobRow]
     unreadable: dict[str, str]  # why, by the ids of the others
 
 
-def open_jobs_apart(tx: Connection) -> Jobs:
+def open_jobs_apart(tx: Connection) -> ReadJobs:
     """Return all jobs that are in no final state, in the order of submission."""
-    return Jobs(*_apart(lambda: open_jobs(tx), lambda: tx.execute(_OPEN_JOBS).scalars(), lambda job: get_job(tx, job)))
+    return ReadJobs(
+        *_apart(lambda: open_jobs(tx), lambda: tx.execute(_OPEN_JOBS).scalars(), lambda job: get_job(tx, job))
+    )
 
 
-def jobs_apart(tx: Connection, job_ids: list[str]) -> Jobs:
+def jobs_apart(tx: Connection, job_ids: list[str]) -> ReadJobs:
     """Return those of some jobs that there are, in the order of submission."""
     rows, unreadable = _apart(lambda: get_jobs(tx, job_ids), lambda: job_ids, lambda job: get_job(tx, job))
-    return Jobs(sorted(rows, key=lambda row: row.submit_seq), unreadable)
+    return ReadJobs(sorted(rows, key=lambda row: row.submit_seq), unreadable)
 
 
 def unclosed_attempts_apart(tx: Connection) -> tuple[list[AttemptRow], dict[tuple[str, int], str]]:

@@ -29,7 +29,7 @@ from longshore.scheduler.backends.ray.backend import RaySettings
 from longshore.scheduler.backends.slurm.commands import SlurmSettings
 from longshore.scheduler.health.liveness import NodeReport
 from longshore.scheduler.model.job_spec import JobFile
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 from longshore.training.config import TrainingConfig
 
 MODELS: list[type[BaseModel]] = [

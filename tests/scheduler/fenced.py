@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.control.facade import Control
+from longshore.scheduler.control.facade import RunningScheduler
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.health.liveness import Leases, NodeReport
 from longshore.scheduler.health.monitor import Monitor
@@ -66,7 +66,7 @@ class Fenced(Trial):
             for node in self.nodes:
                 if node not in self.silent:
                     told = NodeReport(boot_id="b1", attempts=tuple(sorted(self.living[node])))
-                    answer = Control(self.scheduler).take_report(node, told)
+                    answer = RunningScheduler(self.scheduler).take_report(node, told)
                     self.living[node] -= set(answer.kill)
             self.scheduler.tick()
 

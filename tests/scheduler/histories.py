@@ -21,7 +21,7 @@ from longshore.scheduler.model.states import (
     Run,
     Status,
 )
-from longshore.scheduler.rules.attempts import START_LIMIT_S, AttemptView, Do, Step, next_step
+from longshore.scheduler.rules.attempts import START_LIMIT_S, AttemptStep, AttemptView, Do, next_step
 from longshore.scheduler.rules.jobs import AFTER
 from longshore.scheduler.rules.retry import outcome_of
 
@@ -158,7 +158,7 @@ class World:
         self.point()
         return True
 
-    def stop(self, attempt: Attempt, step: Step) -> None:
+    def stop(self, attempt: Attempt, step: AttemptStep) -> None:
         self.change(attempt, AttemptState.DRAINING)
         self.change_job(attempt.job, JobState.STOPPING, step.after)
 
@@ -168,7 +168,7 @@ class World:
         if self.failing:
             turn = self.rng.random()
             if turn < 0.3:
-                self.stop(attempt, Step(Do.STOP, "", AfterStop.RETRY))
+                self.stop(attempt, AttemptStep(Do.STOP, "", AfterStop.RETRY))
                 return True
             if turn < 0.6:
                 self.call_launch(attempt, partial=True)

@@ -10,24 +10,24 @@ from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import ROW, Asked, Known, Site, Spread
+from longshore.scheduler.mirror.standing import ROW, ClusterSite, JobRequest, MirrorOrigin, Spread
 from tests.compiled_runs import picks
 from tests.strategies import Case
 
 Decided = tuple[str | None, bool, str, list[int]]  # the job that was due, whether it started, what did, and its GPUs
 
 
-def site_of(case: Case) -> Site:
+def site_of(case: Case) -> ClusterSite:
     scenarios = case.scenarios
     cluster = case.cluster._replace(speed=scenarios.speed[case.row])
-    return Site(cluster, case.rules, case.process, scenarios.hazard_per_s[case.row])
+    return ClusterSite(cluster, case.rules, case.process, scenarios.hazard_per_s[case.row])
 
 
-def asked_in(case: Case, job: int) -> Asked:
+def asked_in(case: Case, job: int) -> JobRequest:
     it, row = case.scenarios, case.row
     kind = it.needs[row, job]
     types = tuple(np.flatnonzero(case.cluster.suits[kind]).tolist()) if kind else ()  # each node is a type of its own
-    return Asked(
+    return JobRequest(
         str(job), int(it.gpus[row, job]), float(it.estimate_s[row, job]), float(it.submit_s[row, job]),
         compute_s=float(it.compute_s[row, job]), parameter_bytes=float(it.parameter_bytes[row, job]), types=types,
         spread=spread_in(case, job), user=f"user {it.line[row, job]}" if it.line.size else "",
@@ -46,7 +46,7 @@ class Told:
 
     def __init__(self, case: Case, world: Simulation) -> None:
         self.case, self.world, self.read = case, world, 0
-        self.mirror = ClusterMirror(site_of(case), Known(0.0))
+        self.mirror = ClusterMirror(site_of(case), MirrorOrigin(0.0))
 
     def catch_up(self) -> None:
         """Tell all that has happened since the last decision, moment by moment."""

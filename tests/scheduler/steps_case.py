@@ -9,7 +9,7 @@ from pathlib import Path
 from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, Settings
+from longshore.scheduler.settings import SchedulerSettings, ServeOptions
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.events import EventRow, events_after
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
@@ -29,7 +29,7 @@ class StepsCase:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now_s = time.time()
-        self.service = Service(Chosen(Settings(folder=folder, open=True)))
+        self.service = Service(ServeOptions(SchedulerSettings(folder=folder, open=True)))
         scheduler = self.service.reconciler
         scheduler.parts = replace(scheduler.parts, now_s=lambda: self.now_s)
         self.store = self.service.store

@@ -10,7 +10,7 @@ from longshore.cluster.model.placement import Share
 from longshore.preflight.check import CheckOutcome, CheckResult, RoundReport
 from longshore.scheduler.control.node_checks import MOST_TEXT, MOST_TOLD, findings_of, lines_of, told_of
 from longshore.scheduler.health.quarantining import Acted, clear, quarantine
-from longshore.scheduler.model.gpu_index import WHOLE, Clears, Place
+from longshore.scheduler.model.gpu_index import WHOLE, Clears, HardwarePlace
 from longshore.scheduler.rules.quarantine import Fleet
 from longshore.scheduler.store.nodes import open_entries
 from longshore.scheduler.store.opening import open_store
@@ -26,15 +26,16 @@ def report(*results: CheckResult) -> RoundReport:
 @pytest.mark.parametrize(
     ("device", "place"),
     [
-        ("", Place("a")), ("gpu 0", Place("a", 0)), ("gpu 2", Place("a", 2)), ("gpu 2 link 0", Place("a")),
-        ("gpu 1", Place("a")), ("gpu 99", Place("a")), ("gpu -1", Place("a")), ("gpu 0\n", Place("a")),
-        ("gpu 000000000000", Place("a")), ("GPU 0", Place("a")), ("mlx5_0/1", Place("a")), ("gpu ²", Place("a")),
+        ("", HardwarePlace("a")), ("gpu 0", HardwarePlace("a", 0)), ("gpu 2", HardwarePlace("a", 2)), ("gpu 2 link 0",
+        HardwarePlace("a")),
+        ("gpu 1", HardwarePlace("a")), ("gpu 99", HardwarePlace("a")), ("gpu -1", HardwarePlace("a")), ("gpu 0\n",
+        HardwarePlace("a")),
+        ("gpu 000000000000", HardwarePlace("a")), ("GPU 0", HardwarePlace("a")), ("mlx5_0/1", HardwarePlace("a")),
+        ("gpu ²", HardwarePlace("a")),
     ],
 )  # fmt: skip
-def test_a_gpu_that_was_chosen_is_blamed_alone_and_for_all_else_its_node(device: str, place: Place) -> None:
-    (found,) = findings_of(
-        report(CheckResult("x", "a", CheckOutcome.FAIL, device, "got", "wanted", "mend")), PLACEMENT, 7.0
-    )
+def test_a_gpu_that_was_chosen_is_blamed_alone_and_for_all_else_its_node(device: str, place: HardwarePlace) -> None:
+    (found,) = findings_of(report(CheckResult("x", "a", CheckOutcome.FAIL, device, "got", "wanted", "mend")), PLACEMENT, 7.0)
     assert (found.place, found.clears, found.at_s, found.action) == (place, Clears.CHECKS, 7.0, "mend")
 
 
@@ -68,7 +69,7 @@ def test_what_was_found_before_a_place_was_cleared_does_nothing_any_more(tmp_pat
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
     (found,) = findings_of(report(CheckResult("x", "a", CheckOutcome.FAIL, "gpu 0", "smoke")), PLACEMENT, 100.0)
     assert store.write(lambda tx: quarantine(tx, FLEET, found, 100.0, writer="t")) is Acted.SET
-    store.write(lambda tx: clear(tx, Place("a", 0), "ann", "mended", 200.0, writer="t"))
+    store.write(lambda tx: clear(tx, HardwarePlace("a", 0), "ann", "mended", 200.0, writer="t"))
     assert store.write(lambda tx: quarantine(tx, FLEET, found, 300.0, writer="t")) is Acted.OLD
     with store.read() as tx:
         assert open_entries(tx) == []

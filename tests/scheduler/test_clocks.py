@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.processes import this_process
-from longshore.scheduler.control.reconciler import LEASE_S, Times
+from longshore.scheduler.control.reconciler import LEASE_S, ReconcilerTiming
 from longshore.scheduler.model.states import Contact, Desired, JobState
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import Trial, local_trial
@@ -24,7 +24,7 @@ class Clocks:
 @pytest.fixture
 def clocks(trial: Trial) -> Clocks:
     it = Clocks()
-    trial.times = Times(passed_s=lambda: it.passed_s, store_s=lambda _tx: it.store_s)
+    trial.times = ReconcilerTiming(passed_s=lambda: it.passed_s, store_s=lambda _tx: it.store_s)
     return it
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.facade import Control
+from longshore.scheduler.control.facade import RunningScheduler
 from longshore.scheduler.health.liveness import FENCED, Door, NodeReport, look_at
-from longshore.scheduler.model.states import AttemptState, Contact, Verdict
+from longshore.scheduler.model.states import AttemptState, Contact, ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow, list_nodes
 from longshore.scheduler.store.schema import Liveness
 from tests.scheduler.fenced import Fenced
@@ -24,11 +24,11 @@ class Doors(Fenced):
         self.doors: dict[str, Door] = {}
         super().__init__(folder, fencing=fencing)
         self.doors = {node: Door(node, "b1") for node in self.nodes}
-        self.comes_true(lambda: all(len(it) == 3 for it in Control(self.scheduler).let_in().values()))
+        self.comes_true(lambda: all(len(it) == 3 for it in RunningScheduler(self.scheduler).let_in().values()))
 
     def tick(self, times: int = 1) -> None:
         for _ in range(times):
-            control = Control(self.scheduler)
+            control = RunningScheduler(self.scheduler)
             for node in self.nodes:
                 if node not in self.silent:
                     port = self.doors[node].port if node in self.doors else 0
@@ -69,7 +69,7 @@ def test_jobs_on_a_dead_node_keep_their_gpus_and_go_on_when_it_answers(trial: Do
     (node,) = trial.nodes_of(job)
     trial.cut_off(node)
     trial.doors[node].close()
-    trial.comes_true(lambda: trial.row(node).verdict is Verdict.GONE)
+    trial.comes_true(lambda: trial.row(node).verdict is ProbeVerdict.GONE)
     trial.wait(120.0, 1.0)
     (row,) = trial.attempts(job)
     assert (row.state, row.contact) == (AttemptState.RUNNING, Contact.UNKNOWN)
@@ -89,17 +89,17 @@ def test_the_next_scheduler_knows_who_found_what_and_that_the_node_is_dead(trial
     node = next(iter(trial.nodes))
     trial.silent.add(node)
     trial.doors[node].close()
-    trial.comes_true(lambda: trial.row(node).verdict is Verdict.GONE)
+    trial.comes_true(lambda: trial.row(node).verdict is ProbeVerdict.GONE)
     found = trial.row(node).found
     assert found.startswith("the scheduler is refused, ")
     trial.scheduler.close()
     trial.scheduler = trial.fresh()
     trial.wait(30.0, 1.0)
-    assert (trial.row(node).verdict, trial.row(node).found) == (Verdict.GONE, found)
+    assert (trial.row(node).verdict, trial.row(node).found) == (ProbeVerdict.GONE, found)
     assert trial.told("dead") == 1
     trial.silent.clear()
     trial.comes_true(lambda: trial.row(node).liveness is Liveness.UP)
-    assert (trial.row(node).verdict, trial.row(node).found) == (Verdict.NONE, "")
+    assert (trial.row(node).verdict, trial.row(node).found) == (ProbeVerdict.NONE, "")
 
 
 @pytest.mark.parametrize("trial", [True], indirect=True)
@@ -110,7 +110,7 @@ def test_a_dead_node_is_fenced_by_its_lease_alone_and_no_sooner(trial: Doors) ->
     trial.living[node].clear()
     trial.doors[node].close()
     silent_s = trial.later_s
-    trial.comes_true(lambda: trial.row(node).verdict is Verdict.GONE)
+    trial.comes_true(lambda: trial.row(node).verdict is ProbeVerdict.GONE)
     if trial.later_s - silent_s < 12.0:
         assert trial.told(FENCED) == 0
         assert len(trial.attempts(job)) == 1
@@ -122,6 +122,6 @@ def test_a_dead_node_is_fenced_by_its_lease_alone_and_no_sooner(trial: Doors) ->
 def test_an_agent_that_only_has_lost_the_scheduler_is_not_dead(trial: Doors) -> None:
     node = next(iter(trial.nodes))
     trial.silent.add(node)
-    trial.comes_true(lambda: trial.row(node).verdict is Verdict.REACHED)
+    trial.comes_true(lambda: trial.row(node).verdict is ProbeVerdict.REACHED)
     assert trial.row(node).liveness is Liveness.DOWN
     assert (trial.told("dead"), trial.told("unreachable")) == (0, 1)

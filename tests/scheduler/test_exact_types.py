@@ -11,11 +11,12 @@ from longshore.scheduler.api.jobs import JobPatch, NewCheckpoint
 from longshore.scheduler.api.nodes import ClearRequest, NewFinding
 from longshore.scheduler.api.tokens import TokenRequest
 from longshore.scheduler.health.liveness import GpuReport, NodeReport
-from longshore.scheduler.model.job_spec import Health, JobFile, JobNeeds, Retry, Shape
+from longshore.scheduler.model.job_spec import HealthSpec, JobFile, JobNeeds, RetrySpec, Shape
 
 MODELS: tuple[type[ExactTypes], ...] = (
-    JobFile, Shape, JobNeeds, Retry, Health, GpuReport, NodeReport, NewCheckpoint, JobPatch, TokenRequest, NewFinding,
-    ClearRequest,
+    JobFile, Shape, JobNeeds, RetrySpec, HealthSpec, GpuReport, NodeReport, NewCheckpoint, Change, TokenWish,
+    NewFinding,
+    ClearWish,
 )  # fmt: skip
 SAMPLES = {"boolean": True, "integer": 4, "number": 0.5, "string": "4"}
 FITS = {"number": ("number", "integer"), "integer": ("integer",)}

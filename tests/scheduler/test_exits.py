@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.model.job import DEFAULT_TRIES, NO_PROGRESS, Tries
 from longshore.scheduler.model.states import AfterStop, EndedBy, RankEnd, Run, Status, read_reason, reason_of
-from longshore.scheduler.rules.retry import ExitClass, Outcome, class_of, outcome_of, rank_to_look_at
+from longshore.scheduler.rules.retry import AttemptOutcome, ExitClass, class_of, outcome_of, rank_to_look_at
 
 RETRIED = {AfterStop.RETRY, AfterStop.HUNG, AfterStop.RELOCATE}
 
@@ -16,7 +16,9 @@ def ended(*ends: tuple[int, int, float], by: EndedBy = EndedBy.NOBODY) -> Status
     return Status(Run.EXITED, tuple(RankEnd(rank, *end) for rank, end in enumerate(ends)), by)
 
 
-def outcome(status: Status, asked: AfterStop | None = None, used: Tries = DEFAULT_TRIES, stuck: int = 0) -> Outcome:
+def outcome(
+    status: Status, asked: AfterStop | None = None, used: Tries = DEFAULT_TRIES, stuck: int = 0
+) -> AttemptOutcome:
     """Return what becomes of a job, of which no tries are left unless they are given."""
     return outcome_of(status, asked, DEFAULT_TRIES, used, stuck, progressed=False, wait_share=0.5)
 

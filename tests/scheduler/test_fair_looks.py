@@ -12,7 +12,7 @@ from longshore.scheduler.control import attempt_driver
 from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.rules.attempts import Claim, in_turns
+from longshore.scheduler.rules.attempts import PollEntry, in_turns
 from longshore.scheduler.store.jobs import NewJob, insert_job
 from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.trials import Trial
@@ -22,8 +22,8 @@ CLAIMS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.intege
 
 
 def test_one_attempt_of_a_user_stands_behind_one_of_each_other_and_not_behind_thousands() -> None:
-    many = [Claim(f"ada-{place}", "ada", 0, place) for place in range(5000)]
-    order = in_turns([*many, Claim("bob", "bob", 0, 9000), Claim("eve", "eve", 5, 9001)], {})
+    many = [PollEntry(f"ada-{place}", "ada", 0, place) for place in range(5000)]
+    order = in_turns([*many, PollEntry("bob", "bob", 0, 9000), PollEntry("eve", "eve", 5, 9001)], {})
     assert order[:4] == ["eve", "ada-0", "bob", "ada-1"]
     assert len(order) == 5002
 
@@ -31,7 +31,7 @@ def test_one_attempt_of_a_user_stands_behind_one_of_each_other_and_not_behind_th
 @given(CLAIMS)
 def test_the_order_is_by_whose_turn_it_is_then_priority_then_users_by_turns(told: list[tuple[str, int, int]]) -> None:
     """Of each three claims, those of mark 1 had their turn, and those of mark 2 as well but are over."""
-    every = [Claim(f"{place}", *it[:2], place) for place, it in enumerate(told)]
+    every = [PollEntry(f"{place}", *it[:2], place) for place, it in enumerate(told)]
     had = {it.job: it.whose for it, (_, _, mark) in zip(every, told, strict=True) if mark}
     claims = {it.job: it for it, (_, _, mark) in zip(every, told, strict=True) if mark < 2}
     order = [claims[job] for job in in_turns(reversed(claims.values()), had)]

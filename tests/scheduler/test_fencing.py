@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.facade import Control
+from longshore.scheduler.control.facade import RunningScheduler
 from longshore.scheduler.health.liveness import FENCED, NodeReport
 from longshore.scheduler.model.states import AttemptState, Run, Status
 from longshore.scheduler.store.nodes import ALARM
@@ -67,11 +67,11 @@ def test_a_node_that_comes_back_takes_no_job_while_something_given_up_lives_ther
     trial.tried_again(job)
     zombie = trial.living[node]
     assert zombie  # a process that could not be killed
-    kills, stays = Control.take_report, zombie.copy()
+    kills, stays = RunningScheduler.take_report, zombie.copy()
     trial.silent.clear()
     for _ in range(20):
         trial.living[node] |= stays
-        answer = kills(Control(trial.scheduler), node, NodeReport(boot_id="b1", attempts=tuple(stays)))
+        answer = kills(RunningScheduler(trial.scheduler), node, NodeReport(boot_id="b1", attempts=tuple(stays)))
         assert answer.kill == tuple(stays)
         trial.wait(1.0, 1.0)
         trial.living[node] |= stays

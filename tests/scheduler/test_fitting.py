@@ -11,26 +11,26 @@ from hypothesis import strategies as st
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall, Site
-from longshore.scheduler.mirror.vacant_seats import Form, fitted
+from longshore.scheduler.mirror.standing import ClusterSite, JobRequest, MirrorCall, MirrorOrigin
+from longshore.scheduler.mirror.vacant_seats import PlacementShape, fitted
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 
 NODES, GPUS = 4, 4
 ALL = range(NODES * GPUS)
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+def site(tmp_path_factory: pytest.TempPathFactory) -> ClusterSite:
     folder = tmp_path_factory.mktemp("site")
     setup = read_cluster(default_cluster(Path(folder)))
     assert list(layout_of(setup).nodes.values()) == [GPUS] * NODES
-    return site_of(setup, Settings(ageing_s=100.0))
+    return site_of(setup, SchedulerSettings(ageing_s=100.0))
 
 
-def cluster_of(site: Site, out: set[int], *jobs: Asked) -> ClusterMirror:
-    mirror = ClusterMirror(site, Known(0.0, down=sorted(out)))
+def cluster_of(site: ClusterSite, out: set[int], *jobs: JobRequest) -> ClusterMirror:
+    mirror = ClusterMirror(site, MirrorOrigin(0.0, down=sorted(out)))
     for job in jobs:
         mirror.submit(job)
     return mirror
@@ -50,9 +50,9 @@ def suits(gpus: tuple[int, ...], nodes: int, count: int) -> bool:
     chosen=st.sets(st.sampled_from(ALL)),
 )  # fmt: skip
 def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
-    site: Site, out: set[int], nodes: int, each: int, chosen: set[int]
+    site: ClusterSite, out: set[int], nodes: int, each: int, chosen: set[int]
 ) -> None:
-    mirror = cluster_of(site, out, Asked("job", nodes * each, 60.0, 0.0))
+    mirror = cluster_of(site, out, JobRequest("job", nodes * each, 60.0, 0.0))
     free = [gpu for gpu in ALL if gpu not in out]
     ways = [
         way
@@ -61,7 +61,7 @@ def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
         if (way := {node * GPUS + index for node in at for index in indices}) <= set(free)
     ]
 
-    gpus = fitted(mirror, "job", chosen, Form(nodes, same_indices=True))
+    gpus = fitted(mirror, "job", chosen, PlacementShape(nodes, same_indices=True))
 
     if not ways:
         assert gpus == ()
@@ -76,13 +76,13 @@ def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
     chosen=st.sets(st.sampled_from(ALL)),
 )  # fmt: skip
 def test_of_any_indices_they_are_as_many_of_each_node_and_of_the_chosen_ones_as_can_be(
-    site: Site, out: set[int], nodes: int, each: int, chosen: set[int]
+    site: ClusterSite, out: set[int], nodes: int, each: int, chosen: set[int]
 ) -> None:
-    mirror = cluster_of(site, out, Asked("job", nodes * each, 60.0, 0.0))
+    mirror = cluster_of(site, out, JobRequest("job", nodes * each, 60.0, 0.0))
     free = [[gpu for gpu in range(node * GPUS, (node + 1) * GPUS) if gpu not in out] for node in range(NODES)]
     has = sorted((min(each, len(chosen & set(own))) for own in free if len(own) >= each), reverse=True)
 
-    gpus = fitted(mirror, "job", chosen, Form(nodes))
+    gpus = fitted(mirror, "job", chosen, PlacementShape(nodes))
 
     if len(has) < nodes:
         assert gpus == ()
@@ -93,11 +93,11 @@ def test_of_any_indices_they_are_as_many_of_each_node_and_of_the_chosen_ones_as_
         assert len(chosen & set(gpus)) == sum(has[:nodes])
 
 
-def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(site: Site) -> None:
+def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(site: ClusterSite) -> None:
     taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}  # one GPU of each node is left
-    jobs = (Asked("wide", 4, 60.0, 0.0), Asked("small", 1, 60.0, 0.0))
+    jobs = (JobRequest("wide", 4, 60.0, 0.0), JobRequest("small", 1, 60.0, 0.0))
     mirror, placer = cluster_of(site, taken, *jobs), Placer(find_policy("spread"))
-    form_of = {"wide": Form(1), "small": None}.__getitem__
+    form_of = {"wide": PlacementShape(1), "small": None}.__getitem__
     mirror.begin(1.0)
 
     decided = []
@@ -115,22 +115,22 @@ def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(
     assert suits(decision.gpus, 1, 4)
 
 
-def test_an_aged_job_that_no_free_gpus_suit_holds_up_nobody(site: Site) -> None:
+def test_an_aged_job_that_no_free_gpus_suit_holds_up_nobody(site: ClusterSite) -> None:
     aged = site._replace(rules=site.rules._replace(ageing_s=10.0))
     taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}
-    jobs = (Asked("wide", 4, 60.0, 0.0), Asked("small", 1, 60.0, 0.0))
+    jobs = (JobRequest("wide", 4, 60.0, 0.0), JobRequest("small", 1, 60.0, 0.0))
     mirror, placer = cluster_of(aged, taken, *jobs), Placer(find_policy("spread"))
     mirror.begin(100.0)
     decided = []
     while mirror.due() is not None:
-        decision = placer.settle(mirror, {"wide": Form(1), "small": None}.__getitem__)
+        decision = placer.settle(mirror, {"wide": PlacementShape(1), "small": None}.__getitem__)
         decided.append((decision.job, decision.started))
     assert decided == [("wide", False), ("small", True)]
 
 
-def test_who_follows_a_cluster_follows_it_past_a_job_without_room(site: Site) -> None:
+def test_who_follows_a_cluster_follows_it_past_a_job_without_room(site: ClusterSite) -> None:
     taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}
-    jobs = (Asked("wide", 4, 60.0, 0.0), Asked("small", 1, 60.0, 0.0))
+    jobs = (JobRequest("wide", 4, 60.0, 0.0), JobRequest("small", 1, 60.0, 0.0))
     mirror, follower = cluster_of(site, taken, *jobs), cluster_of(site, taken, *jobs)
     mirror.journal = journal = list[MirrorCall]()
     mirror.begin(1.0)

@@ -13,7 +13,7 @@ from longshore.cli import app
 from longshore.cluster.files.errors import InputError, LongshoreError
 from longshore.scheduler.serve.config_check import check
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, Settings
+from longshore.scheduler.settings import SchedulerSettings, ServeOptions
 from longshore.scheduler.store.copying import back_up
 from longshore.scheduler.store.engines import StoreError
 from longshore.scheduler.store.opening import open_store
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_one_is_one_line(tmp_path: Path, name: str) -> N
     with pytest.raises(
         InputError, match=rf"^folder {re.escape(str(tmp_path / name))} cannot be used: .+; choose"
     ) as error:
-        Service(Chosen(Settings(folder=tmp_path / name)))
+        Service(ServeOptions(SchedulerSettings(folder=tmp_path / name)))
 
     assert "\n" not in str(error.value)
 
@@ -85,7 +85,7 @@ def test_a_cluster_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> No
     (tmp_path / "cluster.yaml").symlink_to(tmp_path / "nowhere" / "cluster.yaml")
 
     with pytest.raises(InputError, match=r"cluster\.yaml cannot be written: No such file or directory; choose"):
-        Service(Chosen(Settings(folder=tmp_path)))
+        Service(ServeOptions(SchedulerSettings(folder=tmp_path)))
 
 
 IN_CLOSED = (
@@ -167,6 +167,6 @@ def test_a_configuration_that_names_such_a_place_is_told_of_with_its_line(here: 
 def test_a_scheduler_in_such_a_place_is_refused_in_one_line(here: Path, changes: dict[str, str]) -> None:
     (here / "full").mkdir(mode=0o555)
     with as_nobody(), pytest.raises(LongshoreError) as error:
-        Service(Chosen(Settings.model_validate({"folder": "served", **changes})))
+        Service(ServeOptions(SchedulerSettings.model_validate({"folder": "served", **changes})))
 
     assert "Permission denied" in str(error.value)

@@ -6,12 +6,12 @@ import threading
 import httpx
 import pytest
 
-from longshore.scheduler.client import Client, StreamEvent, events_of
+from longshore.scheduler.client import Client, ReceivedEvent, events_of
 
 from .served import Served, until
 
 
-def stream(served: Served, path: str, **headers: str) -> list[StreamEvent]:
+def stream(served: Served, path: str, **headers: str) -> list[ReceivedEvent]:
     """Return what a stream tells until it ends."""
     with httpx.stream("GET", f"{served.url}{path}", headers={**served.headers, **headers}, timeout=60.0) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.model.topology import Cluster, grid_cluster
-from longshore.scheduler.mirror.vacant_seats import Free, Ring, with_which_faster
+from longshore.scheduler.mirror.vacant_seats import Free, RingGap, with_which_faster
 
 NETWORK = 12.5e9  # bytes/s between two nodes of `grid_cluster`
 
@@ -17,14 +17,14 @@ def cluster(speeds: list[float]) -> Cluster:
     return grid_cluster(len(speeds), 1, speed=np.array(speeds))
 
 
-def ring_of(members: int, asked: int, volume_bytes: float = 0.0, **known: Any) -> Ring:
+def ring_of(members: int, asked: int, volume_bytes: float = 0.0, **known: Any) -> RingGap:
     """Return a ring on the first nodes that computes 1 s where no seat is empty, with one seat more behind it."""
     nodes, share = list(range(members)), asked / (members + 1)
-    ring = Ring(nodes, members, members + 1, 1.0, 2.0, volume_bytes, math.nan, {1: 1.0}, share)
+    ring = RingGap(nodes, members, members + 1, 1.0, 2.0, volume_bytes, math.nan, {1: 1.0}, share)
     return ring._replace(**known)
 
 
-def kept(speeds: list[float], ring: Ring) -> list[int]:
+def kept(speeds: list[float], ring: RingGap) -> list[int]:
     """Return which GPUs behind the members are kept."""
     free = np.arange(len(ring.nodes), len(speeds))
     gpus: list[int] = with_which_faster(cluster(speeds), ring, Free(free, np.zeros(free.size))).gpus.tolist()

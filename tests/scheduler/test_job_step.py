@@ -7,17 +7,17 @@ from longshore.scheduler.model.job import JobRow, Tries
 from longshore.scheduler.model.states import FINAL, JOB_CHANGES, AfterStop, AttemptState, Desired, JobState
 from longshore.scheduler.rules.jobs import (
     AFTER,
-    Around,
     Hold,
     JobDo,
-    Retry,
+    QueueFacts,
+    RetryStep,
     hold_step,
     may_enter,
     next_job_step,
     release_step,
     retry_step,
 )
-from longshore.scheduler.rules.retry import ExitClass, Outcome
+from longshore.scheduler.rules.retry import AttemptOutcome, ExitClass
 
 NOW_S, GPUS = 100.0, 8
 
@@ -33,11 +33,11 @@ JOBS = st.builds(
     row, st.sampled_from((JobState.QUEUED, JobState.HELD)), st.sampled_from(Desired), st.integers(-1, 2 * GPUS),
     st.sampled_from((0.0, NOW_S, NOW_S + 1.0)),
 )  # fmt: skip
-AROUND = st.builds(Around, st.booleans(), st.just(GPUS), st.booleans())
+AROUND = st.builds(QueueFacts, st.booleans(), st.just(GPUS), st.booleans())
 
 
 @given(JOBS, AROUND)
-def test_every_change_is_legal_and_brings_a_job_nearer_to_what_is_wanted(job: JobRow, around: Around) -> None:
+def test_every_change_is_legal_and_brings_a_job_nearer_to_what_is_wanted(job: JobRow, around: QueueFacts) -> None:
     step = next_job_step(job, around, NOW_S)
     if step.do is JobDo.CHANGE:
         assert step.now in JOB_CHANGES[job.state]
@@ -57,7 +57,7 @@ def test_every_change_is_legal_and_brings_a_job_nearer_to_what_is_wanted(job: Jo
 
 @given(JOBS)
 def test_a_job_that_leaves_the_queue_comes_into_the_state_that_is_wanted(job: JobRow) -> None:
-    inside, outside = Around(is_in_queue=True, cluster_gpus=GPUS), Around(is_in_queue=False, cluster_gpus=GPUS)
+    inside, outside = QueueFacts(is_in_queue=True, cluster_gpus=GPUS), QueueFacts(is_in_queue=False, cluster_gpus=GPUS)
     if next_job_step(job, inside, NOW_S).do is JobDo.LEAVE:
         wanted = {Desired.CANCEL: JobState.CANCELLED, Desired.HOLD: JobState.HELD}[job.desired]
         assert next_job_step(job, outside, NOW_S).now is wanted
@@ -71,7 +71,7 @@ def test_a_hold_that_nobody_asked_for_lasts_until_somebody_wants_the_job_to_run(
     after: AfterStop, desired: Desired, asked: AfterStop | None, wait_s: float
 ) -> None:
     job = row(JobState.STOPPING, desired)._replace(after_stop=asked)
-    release = release_step(job, Outcome(after, ExitClass.USER, "why", Tries(), 0, wait_s))
+    release = release_step(job, AttemptOutcome(after, ExitClass.USER, "why", Tries(), 0, wait_s))
     assert release.now in JOB_CHANGES[JobState.STOPPING]
     if after is AfterStop.HOLD and asked is not AfterStop.HOLD and desired is Desired.RUN:
         assert release.desired is Desired.HOLD
@@ -86,8 +86,10 @@ def test_only_a_job_that_failed_or_is_held_is_tried_again_and_none_that_runs_is_
 ) -> None:
     job = row(state, desired)
     retry = retry_step(job)
-    assert (retry is Retry.REFUSED) == (desired is Desired.CANCEL or state in {JobState.SUCCEEDED, JobState.CANCELLED})
-    assert (retry is Retry.REQUEUE) == (state is JobState.FAILED and desired is not Desired.CANCEL)
+    assert (retry is RetryStep.REFUSED) == (
+        desired is Desired.CANCEL or state in {JobState.SUCCEEDED, JobState.CANCELLED}
+    )
+    assert (retry is RetryStep.REQUEUE) == (state is JobState.FAILED and desired is not Desired.CANCEL)
     hold = hold_step(job, attempt)
     assert hold is not Hold.DRAIN or JobState.STOPPING in JOB_CHANGES[JobState.STARTING]
     if attempt is AttemptState.RUNNING and state is not JobState.QUEUED:

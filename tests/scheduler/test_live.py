@@ -10,7 +10,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.envs.features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import ROW, Asked, Known, Standing
+from longshore.scheduler.mirror.standing import ROW, JobProgress, JobRequest, MirrorOrigin
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_candidates
@@ -70,16 +70,16 @@ def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(
 
 def test_slots_of_jobs_that_have_ended_are_taken_back() -> None:
     case = busy_case(ring=False)
-    mirror = ClusterMirror(site_of(case), Known(0.0))
+    mirror = ClusterMirror(site_of(case), MirrorOrigin(0.0))
     mirror.begin(0.0)
-    mirror.submit(Asked("stays", 10, 25.0, 0.0))
+    mirror.submit(JobRequest("stays", 10, 25.0, 0.0))
     assert mirror.due() == "stays"
     assert HEURISTICS["pack"].place(mirror.sim, ROW)
     assert mirror.start()
     held, room = mirror.picks("stays"), mirror.room
 
     for job in range(3 * room):
-        mirror.submit(Asked(str(job), 1, 20.0 if job < room else 10.0, 0.0))
+        mirror.submit(JobRequest(str(job), 1, 20.0 if job < room else 10.0, 0.0))
         if job >= 5:
             mirror.withdraw(str(job - 5))
 
@@ -98,14 +98,14 @@ STEPS = ("submit", "start", "stop", "withdraw", "come back", "give place")
 def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_first_and_moved_ones_where_told(
     steps: list[tuple[str, int]],
 ) -> None:
-    mirror = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0))
+    mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     plain: list[tuple[int, str]] = []  # the queue
     running: list[tuple[int, str]] = []
-    away: list[tuple[int, str, Standing]] = []
+    away: list[tuple[int, str, JobProgress]] = []
     for number, (what, rank) in enumerate(steps):
         mirror.begin(float(number))
         if what == "submit":
-            mirror.submit(Asked(str(number), 1, 10.0, float(number), rank))
+            mirror.submit(JobRequest(str(number), 1, 10.0, float(number), rank))
             plain.append((rank, str(number)))
             plain.sort(key=lambda it: it[0])
         elif what == "start" and plain and len(running) < 10:
@@ -124,7 +124,7 @@ def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_f
             mirror.withdraw(job_id)
         elif what == "come back" and away:
             its_rank, job_id, standing = away.pop(rank % len(away))
-            mirror.come_back(Asked(job_id, 1, 10.0, 0.0, its_rank), standing)
+            mirror.come_back(JobRequest(job_id, 1, 10.0, 0.0, its_rank), standing)
             assert mirror.standing(job_id) == standing
             plain.insert(0, (its_rank, job_id))
             plain.sort(key=lambda it: it[0])
@@ -145,9 +145,9 @@ def free_gpus(mirror: ClusterMirror) -> tuple[list[int], int]:
 
 
 def test_a_gpu_that_comes_back_under_a_running_job_is_free_only_after_the_job() -> None:
-    mirror = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0))
+    mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     empty = free_gpus(mirror)
-    mirror.submit(Asked("job", 1, 60.0, 0.0))
+    mirror.submit(JobRequest("job", 1, 60.0, 0.0))
     assert mirror.due() == "job"
     mirror.carry_out("job", [0])
     running = free_gpus(mirror)
@@ -161,10 +161,10 @@ def test_a_gpu_that_comes_back_under_a_running_job_is_free_only_after_the_job() 
 
 
 def test_nobody_is_placed_on_hidden_nodes_and_all_is_as_before_when_they_are_shown() -> None:
-    mirror = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0))
+    mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     nodes = list(range(mirror.site.cluster.speed.size))
     empty = free_gpus(mirror)
-    mirror.submit(Asked("job", 1, 60.0, 0.0))
+    mirror.submit(JobRequest("job", 1, 60.0, 0.0))
 
     mirror.hide(nodes)
 
@@ -176,11 +176,11 @@ def test_nobody_is_placed_on_hidden_nodes_and_all_is_as_before_when_they_are_sho
 
 
 def test_hidden_nodes_are_in_service_again_for_whoever_took_the_cluster_up_meanwhile() -> None:
-    mirror = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0))
+    mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     mirror.hide([0])
     other = ClusterMirror(mirror.site, mirror.known())
 
     other.show([0])
 
-    assert free_gpus(other) == free_gpus(ClusterMirror(mirror.site, Known(0.0)))
+    assert free_gpus(other) == free_gpus(ClusterMirror(mirror.site, MirrorOrigin(0.0)))
     assert not other.sim.state.source_failed.any()

@@ -12,14 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from longshore.cluster.files.disk_space import Room
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.health.step_monitor import HEALTH, Figures, SlowWord
-from longshore.scheduler.metrics import Metrics
+from longshore.scheduler.metrics import SchedulerMetrics
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job import JobRow, NewEvent
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.policy_host.process import Miss
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, Settings
-from longshore.scheduler.store.attempts import CheckpointRow, Opening, get_attempt, register
+from longshore.scheduler.settings import SchedulerSettings, ServeOptions
+from longshore.scheduler.store.attempts import CheckpointRow, NewAttempt, get_attempt, register
 from longshore.scheduler.store.decisions import NewDecision
 from longshore.scheduler.store.jobs import NewJob, insert_job
 from longshore.scheduler.store.leases import SCHEDULER, acquire
@@ -42,7 +42,9 @@ class Watched:
         layout = Layout(["a", "b"], [2, 2])
         types = {"a": "slow", "b": "fast"}
         self.figures: dict[str, Figures] = {}
-        self.metrics = Metrics(self.store, layout, types, lambda: True, lambda: self.figures, Room([folder], 1 << 20))
+        self.metrics = SchedulerMetrics(
+            self.store, layout, types, lambda: True, lambda: self.figures, Room([folder], 1 << 20)
+        )
         fence = self.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
         assert fence is not None
         self.fence = fence
@@ -67,7 +69,7 @@ class Watched:
         self.store.write(lambda tx: write_health(tx, self.fence, [node], gpus, []))
 
     def start(self, job: JobRow, at_s: float) -> None:
-        self.write(Changes(opened=[Opened(job, Opening("local", (Share("b", (0,)),), 1.0, 0.0), "")]), at_s)
+        self.write(Changes(opened=[Opened(job, NewAttempt("local", (Share("b", (0,)),), 1.0, 0.0), "")]), at_s)
 
     def drain(self, job: str, at_s: float) -> None:
         stops = JobChange(job, JobState.STARTING, JobState.STOPPING, "", {})
@@ -156,7 +158,9 @@ def test_the_end_of_an_attempt_is_counted_by_what_became_of_its_job_and_its_clas
 def test_what_happened_before_a_scheduler_started_is_not_counted(watched: Watched, tmp_path: Path) -> None:
     watched.start(watched.submit(), 100.0)
 
-    later = Metrics(watched.store, Layout(["a"], [1]), {"a": "slow"}, lambda: False, dict, Room([tmp_path], 1 << 20))
+    later = SchedulerMetrics(
+        watched.store, Layout(["a"], [1]), {"a": "slow"}, lambda: False, dict, Room([tmp_path], 1 << 20)
+    )
 
     assert b"longshore_queue_wait_seconds_count 0.0" in later.scrape()
 
@@ -227,7 +231,7 @@ def test_a_store_that_does_not_answer_is_told_and_the_rest_is_still_there(watche
 
 
 def test_a_service_times_its_loop_and_its_store(tmp_path: Path) -> None:
-    service = Service(Chosen(Settings(folder=tmp_path, open=True)))
+    service = Service(ServeOptions(SchedulerSettings(folder=tmp_path, open=True)))
     service.start()
     give_up = time.monotonic() + 120.0
     while b"longshore_reconcile_seconds_count 0.0" in service.metrics.scrape() and time.monotonic() < give_up:

@@ -12,12 +12,12 @@ from longshore.cluster.model.needs import Needs, Offer
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode, encode, to_json
-from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall
-from longshore.scheduler.mirror.vacant_seats import Form, fitted
+from longshore.scheduler.mirror.standing import JobRequest, MirrorCall, MirrorOrigin
+from longshore.scheduler.mirror.vacant_seats import PlacementShape, fitted
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.service.service import layout_of, site_of
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 from tests.scheduler.conftest import Here
 from tests.scheduler.served import Served
 from tests.scheduler.trials import Trial, reason
@@ -170,9 +170,9 @@ def test_needs_that_no_node_can_meet_are_refused_in_one_line(
 def mirror(tmp_path: Path) -> ClusterMirror:
     """A live cluster with a job that needs the second node type."""
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    site = site_of(read_cluster(tmp_path / "cluster.yaml"), Settings(folder=tmp_path))
-    made = ClusterMirror(site, Known(0.0))
-    made.submit(Asked("needy", 2, 60.0, 0.0, types=(1,)))
+    site = site_of(read_cluster(tmp_path / "cluster.yaml"), SchedulerSettings(folder=tmp_path))
+    made = ClusterMirror(site, MirrorOrigin(0.0))
+    made.submit(JobRequest("needy", 2, 60.0, 0.0, types=(1,)))
     return made
 
 
@@ -192,8 +192,8 @@ def test_a_live_cluster_and_its_copies_place_a_job_where_its_needs_are_met(mirro
 def test_a_job_of_new_needs_disturbs_no_other(mirror: ClusterMirror) -> None:
     mirror.due()
     assert mirror.carry_out("needy", (2, 3))
-    mirror.submit(Asked("any", 1, 60.0, 0.0))
-    mirror.submit(Asked("old", 2, 60.0, 0.0, types=(0,)))
+    mirror.submit(JobRequest("any", 1, 60.0, 0.0))
+    mirror.submit(JobRequest("old", 2, 60.0, 0.0, types=(0,)))
 
     assert mirror.picks("needy") == (2, 3)
     assert mirror.due() == "any"
@@ -205,7 +205,7 @@ def test_a_job_of_new_needs_disturbs_no_other(mirror: ClusterMirror) -> None:
 
 
 def test_what_jobs_need_is_kept_in_the_past_of_a_decision_and_older_ones_can_be_read() -> None:
-    calls = [MirrorCall("submit", (Asked("a", 1, 60.0, 0.0, types=types),)) for types in ((1,), ())]
+    calls = [MirrorCall("submit", (JobRequest("a", 1, 60.0, 0.0, types=types),)) for types in ((1,), ())]
     written = to_json(encode(0, calls))
     told: Any = written["told"]
 
@@ -214,5 +214,5 @@ def test_what_jobs_need_is_kept_in_the_past_of_a_decision_and_older_ones_can_be_
 
 
 def test_a_form_is_fitted_to_nodes_that_suit_the_job(mirror: ClusterMirror) -> None:
-    assert fitted(mirror, "needy", (), Form(1)) == (2, 3)
-    assert fitted(mirror, "needy", (), Form(2)) == ()
+    assert fitted(mirror, "needy", (), PlacementShape(1)) == (2, 3)
+    assert fitted(mirror, "needy", (), PlacementShape(2)) == ()

@@ -14,7 +14,7 @@ from longshore.cluster.model.workload import Iteration, iteration_s, reference_i
 from longshore.scheduler.control.rehydrate import asked_of
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode, encode
-from longshore.scheduler.mirror.standing import ROW, Asked, Known, MirrorCall, Spread
+from longshore.scheduler.mirror.standing import ROW, JobRequest, MirrorCall, MirrorOrigin, Spread
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.job_spec import JobFile
@@ -35,7 +35,7 @@ PLAN: dict[str, Any] = {
 
 @given(SPREADS, st.sampled_from([(), (1, 3)]))
 def test_what_is_stored_with_a_decision_has_the_plan(spread: Spread, types: tuple[int, ...]) -> None:
-    asked = Asked("one", 16 * spread.pipeline * spread.tensor, 60.0, 0.0, types=types, spread=spread)
+    asked = JobRequest("one", 16 * spread.pipeline * spread.tensor, 60.0, 0.0, types=types, spread=spread)
     (call,) = decode(json.loads(encode(0, [MirrorCall("submit", (asked,))]))).calls
     assert call == MirrorCall("submit", (asked,))
 
@@ -52,15 +52,15 @@ def test_a_stored_plan_that_cannot_be_is_refused(spread: object) -> None:
 
 
 def test_a_job_without_a_plan_is_stored_as_ever() -> None:
-    (entry,) = json.loads(encode(0, [MirrorCall("submit", (Asked("one", 4, 60.0, 0.0),))]))["told"]
+    (entry,) = json.loads(encode(0, [MirrorCall("submit", (JobRequest("one", 4, 60.0, 0.0),))]))["told"]
     assert entry == ["submit", ["one", 4, 60.0, 0.0, 0, 1.0, 0.0]]
 
 
 def test_a_cluster_that_learns_of_its_first_plan_keeps_all_else_and_its_copy_is_the_same() -> None:
-    mirror = ClusterMirror(site_of(busy_case(ring=True)), Known(0.0))
+    mirror = ClusterMirror(site_of(busy_case(ring=True)), MirrorOrigin(0.0))
     mirror.begin(0.0)
-    mirror.submit(Asked("ring", 2, 60.0, 0.0))
-    planned = Asked("planned", 2, 60.0, 0.0, spread=Spread(2, 1, 0.0, 1e9, 0.0))
+    mirror.submit(JobRequest("ring", 2, 60.0, 0.0))
+    planned = JobRequest("planned", 2, 60.0, 0.0, spread=Spread(2, 1, 0.0, 1e9, 0.0))
     mirror.submit(planned)
     assert list(mirror.known().queue) == ["ring", "planned"]
     copy = ClusterMirror.of(mirror.snapshot())
@@ -72,7 +72,7 @@ def test_a_cluster_that_learns_of_its_first_plan_keeps_all_else_and_its_copy_is_
     assert again.asked("planned") == planned
 
 
-def asked_of_file(content: dict[str, Any]) -> Asked:
+def asked_of_file(content: dict[str, Any]) -> JobRequest:
     """Return what a job file asks for on a cluster of five nodes of two GPUs."""
     job = JobFile.model_validate(content)
     row = dict.fromkeys(JobRow._fields) | {
@@ -85,7 +85,7 @@ def asked_of_file(content: dict[str, Any]) -> Asked:
 @pytest.mark.parametrize(("gpus", "grain"), [((0, 1, 2, 3), 2), ((0, 2, 4, 6), 1)])
 def test_a_placement_of_a_job_file_is_scored_by_its_plan(gpus: tuple[int, ...], grain: int) -> None:
     site = site_of(busy_case(ring=True))
-    mirror = ClusterMirror(site, Known(0.0))
+    mirror = ClusterMirror(site, MirrorOrigin(0.0))
     mirror.begin(0.0)
     mirror.submit(asked_of_file({"command": ["train"], "plan": PLAN}))
     assert mirror.due() == "job"

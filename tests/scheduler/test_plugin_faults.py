@@ -12,7 +12,7 @@ from benchmarks.rogues import LEAVES, VERSION, install
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import PluginError
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import Asked, Known
+from longshore.scheduler.mirror.standing import JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.policy_host.process import Miss
 from longshore.scheduler.policy_host.rollover import Breaker
@@ -37,7 +37,7 @@ class Asks:
     """A cluster to which jobs come one after the other, and who decides about them."""
 
     def __init__(self, policy: str, deadline_s: float = PATIENCE_S, breaker: Breaker | None = None) -> None:
-        self.mirror, self.jobs = ClusterMirror(SITE, Known(0.0)), 0
+        self.mirror, self.jobs = ClusterMirror(SITE, MirrorOrigin(0.0)), 0
         self.placer = Placer(HEURISTICS["pack"], policy, deadline_s, breaker=breaker)
         self.placer.begin(self.mirror)
         self.placer.wait_until_ready(PATIENCE_S)
@@ -45,7 +45,7 @@ class Asks:
     def decide(self, gpus: int) -> Decision:
         job, self.jobs = f"job {self.jobs}", self.jobs + 1
         self.mirror.begin(float(self.jobs))
-        self.mirror.submit(Asked(job, gpus, 60.0, float(self.jobs)))
+        self.mirror.submit(JobRequest(job, gpus, 60.0, float(self.jobs)))
         assert self.mirror.due() == job
         decision = self.placer.settle(self.mirror)
         assert (decision.started, decision.job, len(decision.gpus)) == (True, job, gpus)
@@ -149,7 +149,7 @@ def test_a_policy_follows_another_cluster_without_being_started_again(mixed: Ask
     assert mixed.placer.rollover is not None
     pids = mixed.placer.rollover.pids
     first = mixed.decide(1)
-    mixed.mirror = ClusterMirror(SITE, Known(float(mixed.jobs)))
+    mixed.mirror = ClusterMirror(SITE, MirrorOrigin(float(mixed.jobs)))
 
     mixed.placer.begin(mixed.mirror)
     again = mixed.decide_and_end(1)
@@ -161,7 +161,7 @@ def test_a_policy_follows_another_cluster_without_being_started_again(mixed: Ask
 def test_a_policy_takes_in_whatever_happens_at_once(mixed: Asks) -> None:
     mixed.decide_and_end(1)
     for number in range(1000):
-        mixed.mirror.submit(Asked(f"gone {number}", 1, 60.0, 0.0))
+        mixed.mirror.submit(JobRequest(f"gone {number}", 1, 60.0, 0.0))
         mixed.mirror.withdraw(f"gone {number}")
 
     assert mixed.decide_and_end(1).kind is None
@@ -248,13 +248,13 @@ def test_a_policy_that_cannot_be_loaded_says_why_and_jobs_are_placed_meanwhile(
     with zipfile.ZipFile(rogues / "other.zip", "w") as archive:
         archive.writestr("schema.json", '{"format": 2}')
         archive.writestr("weights.npz", b"")
-    placer, mirror = Placer(HEURISTICS["pack"], name), ClusterMirror(SITE, Known(0.0))
+    placer, mirror = Placer(HEURISTICS["pack"], name), ClusterMirror(SITE, MirrorOrigin(0.0))
     placer.begin(mirror)
 
     with pytest.raises(PluginError, match=reason):
         placer.wait_until_ready(PATIENCE_S)
 
-    mirror.submit(Asked("job", 2, 60.0, 0.0))
+    mirror.submit(JobRequest("job", 2, 60.0, 0.0))
     assert mirror.due() == "job"
     decision = placer.settle(mirror)
     assert (decision.by, decision.started, decision.kind) == ("pack", True, Miss.RESTING)
@@ -264,9 +264,9 @@ def test_a_policy_that_cannot_be_loaded_says_why_and_jobs_are_placed_meanwhile(
 def test_jobs_are_placed_where_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     placer = Placer(HEURISTICS["pack"], "pack", breaker=Breaker(first_rest_s=0.0))
-    mirror = ClusterMirror(SITE, Known(0.0))
+    mirror = ClusterMirror(SITE, MirrorOrigin(0.0))
     placer.begin(mirror)
-    mirror.submit(Asked("job", 2, 60.0, 0.0))
+    mirror.submit(JobRequest("job", 2, 60.0, 0.0))
     assert mirror.due() == "job"
 
     decision = placer.settle(mirror)

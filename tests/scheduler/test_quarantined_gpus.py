@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.health.quarantining import by_hand, clear, quarantine
-from longshore.scheduler.model.gpu_index import Place
+from longshore.scheduler.model.gpu_index import HardwarePlace
 from longshore.scheduler.model.states import JobState
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.trials import Trial
@@ -23,7 +23,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
     made.close()
 
 
-def put(trial: Trial, *places: Place) -> None:
+def put(trial: Trial, *places: HardwarePlace) -> None:
     for place in places:
         fleet, found = trial.scheduler.parts.monitor.fleet, by_hand(place, "noise", "look", trial.now_s())
         trial.store.write(partial(quarantine, fleet=fleet, finding=found, now_s=trial.now_s(), writer="t"))
@@ -37,9 +37,9 @@ def test_no_job_starts_in_quarantine_those_that_run_run_on_and_it_outlives_the_s
     first = trial.submit("one", gpus=2)
     trial.runs(first)
     where = held_by(trial, first)
-    put(trial, *(Place(*gpu) for gpu in where))
+    put(trial, *(HardwarePlace(*gpu) for gpu in where))
     left = {("a", 0), ("a", 1), ("b", 0), ("b", 1)} - where
-    put(trial, Place(*min(left)))
+    put(trial, HardwarePlace(*min(left)))
     second, third = trial.submit("two"), trial.submit("three")
     trial.runs(second)
     for _ in range(2):
@@ -49,13 +49,13 @@ def test_no_job_starts_in_quarantine_those_that_run_run_on_and_it_outlives_the_s
         trial.scheduler.close()
         trial.crash()
 
-    trial.store.write(lambda tx: clear(tx, Place(*min(left)), "operator", "", trial.now_s(), writer="t"))
+    trial.store.write(lambda tx: clear(tx, HardwarePlace(*min(left)), "operator", "", trial.now_s(), writer="t"))
     trial.runs(third)
     assert held_by(trial, third) == {min(left)}
 
 
 def test_a_link_in_quarantine_is_given_to_no_job_and_its_ends_one_by_one_are(trial: Trial) -> None:
-    put(trial, Place("a", 0, "a", 1), Place("b", 0, "b", 1))
+    put(trial, HardwarePlace("a", 0, "a", 1), HardwarePlace("b", 0, "b", 1))
     pair = trial.submit("pair", gpus=2, shape={"nodes": 1, "gpus_per_node": 2})
     singles = [trial.submit("one"), trial.submit("two")]
     for job in singles:

@@ -13,19 +13,19 @@ from longshore.cluster.queue.order_table import order_of
 from longshore.cluster.queue.orders import EASY
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import Asked, Known, Standing, Turn
+from longshore.scheduler.mirror.standing import JobProgress, JobRequest, MirrorOrigin, QueueTurn
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.rules.jobs import Led, Waiting, in_order, places
+from longshore.scheduler.rules.jobs import Led, WaitingJob, in_order, places
 from longshore.scheduler.service.service import QUICKSTART, site_of
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 
 NOW_S, GPUS = 1000.0, 16
 MOST = 8  # jobs of one GPU: all fit at once, so that each is turned to in its turn
-RUNS = Asked("runs", 1, 1e9, 0.0), Standing(1e9, 0.0, gpus=(0,))
+RUNS = JobRequest("runs", 1, 1e9, 0.0), JobProgress(1e9, 0.0, gpus=(0,))
 
 
 @st.composite
-def waiting_jobs(draw: st.DrawFn, owners: tuple[str, ...] = ("ada",)) -> list[Waiting]:
+def waiting_jobs(draw: st.DrawFn, owners: tuple[str, ...] = ("ada",)) -> list[WaitingJob]:
     found = []
     for number in range(draw(st.integers(1, MOST))):
         attempt = draw(st.integers(0, 1))
@@ -33,29 +33,33 @@ def waiting_jobs(draw: st.DrawFn, owners: tuple[str, ...] = ("ada",)) -> list[Wa
         guess_s, saved_s, wait_s = (float(draw(st.integers(least, 4)) * 100) for least in (1, 0, 0))
         priority, has_run = draw(st.integers(-1, 1)), float(attempt)
         times = (entered_s, entered_s * has_run, wait_s * has_run, guess_s, saved_s * has_run)
-        found.append(Waiting(str(number), draw(st.sampled_from(owners)), priority, 1, number, *times))
+        found.append(WaitingJob(str(number), draw(st.sampled_from(owners)), priority, 1, number, *times))
     return found
 
 
-def turns_of(waiting: list[Waiting]) -> dict[tuple[str, int], Led]:
+def turns_of(waiting: list[WaitingJob]) -> dict[tuple[str, int], Led]:
     """Return turns to lead that some of the users have had, some of them at the same time."""
     users = sorted({(it.owner, it.priority) for it in waiting if it.submit_seq % 3})
     return {user: Led(float(number // 2 * 150), number + 1) for number, user in enumerate(users)}
 
 
 def turned_to(
-    waiting: list[Waiting], order: str, ageing_s: float, folder: Path, turns: dict[tuple[str, int], Led] | None = None
+    waiting: list[WaitingJob],
+    order: str,
+    ageing_s: float,
+    folder: Path,
+    turns: dict[tuple[str, int], Led] | None = None,
 ) -> list[str]:
     """Return jobs in the order in which a scheduler gives them GPUs that has just taken up its store."""
     cluster = folder / "cluster.yaml"
     cluster.write_text(QUICKSTART)
-    site = site_of(read_cluster(cluster), Settings())
+    site = site_of(read_cluster(cluster), SchedulerSettings())
     site = site._replace(rules=site.rules._replace(order=ORDERS[order], ageing_s=ageing_s, waiting=False))
     site = site._replace(rules=site.rules._replace(turns=turns is not None))
     jobs = [
         (
-            Asked(it.id, it.gpus, it.guess_s, it.entered_s, -it.priority, user=it.owner),
-            Standing(
+            JobRequest(it.id, it.gpus, it.guess_s, it.entered_s, -it.priority, user=it.owner),
+            JobProgress(
                 it.guess_s,
                 it.entered_s,
                 it.saved_s,
@@ -67,8 +71,8 @@ def turned_to(
         for it in waiting
     ]
     queue = [it.id for it in sorted(waiting, key=queue_key)]  # type: ignore[arg-type]
-    had = [Turn(user, -priority, *led, *led) for (user, priority), led in (turns or {}).items()]
-    mirror = ClusterMirror(site, Known(NOW_S, [RUNS, *jobs], queue, turns=had))
+    had = [QueueTurn(user, -priority, *led, *led) for (user, priority), led in (turns or {}).items()]
+    mirror = ClusterMirror(site, MirrorOrigin(NOW_S, [RUNS, *jobs], queue, turns=had))
     placer = Placer(HEURISTICS["pack"])
     placer.begin(mirror)
     found = []
@@ -82,7 +86,7 @@ def turned_to(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waiting=waiting_jobs(), ageing_s=st.sampled_from([0.0, 300.0, 700.0, float("inf")]))
 def test_the_order_that_is_shown_is_that_of_the_scheduler(
-    tmp_path: Path, order: str, waiting: list[Waiting], ageing_s: float
+    tmp_path: Path, order: str, waiting: list[WaitingJob], ageing_s: float
 ) -> None:
     shown = [it.id for it in in_order(reversed(waiting), order_of(ORDERS[order]), ageing_s, NOW_S, GPUS)]
     assert shown == turned_to(waiting, order, ageing_s, tmp_path)
@@ -91,8 +95,10 @@ def test_the_order_that_is_shown_is_that_of_the_scheduler(
 @pytest.mark.parametrize("order", ["easy", "easy-shortest"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waiting=waiting_jobs())
-def test_jobs_pass_the_first_one_in_the_order_that_is_shown(tmp_path: Path, order: str, waiting: list[Waiting]) -> None:
-    first = Waiting("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
+def test_jobs_pass_the_first_one_in_the_order_that_is_shown(
+    tmp_path: Path, order: str, waiting: list[WaitingJob]
+) -> None:
+    first = WaitingJob("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
     shown = [it.id for it in in_order([*waiting, first], order_of(ORDERS[order]), float("inf"), NOW_S, GPUS)]
     assert shown == ["first", *turned_to([*waiting, first], order, float("inf"), tmp_path)]
 
@@ -101,7 +107,7 @@ def test_jobs_pass_the_first_one_in_the_order_that_is_shown(tmp_path: Path, orde
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waiting=waiting_jobs(("ada", "bob", "eve")), ageing_s=st.sampled_from([300.0, 700.0, float("inf")]))
 def test_users_take_turns_in_the_order_that_is_shown(
-    tmp_path: Path, order: str, waiting: list[Waiting], ageing_s: float
+    tmp_path: Path, order: str, waiting: list[WaitingJob], ageing_s: float
 ) -> None:
     turns, ageing_s = turns_of(waiting), float("inf") if order == "fifo" else ageing_s
     shown = [it.id for it in in_order(reversed(waiting), order_of(ORDERS[order]), ageing_s, NOW_S, GPUS, turns)]
@@ -111,9 +117,9 @@ def test_users_take_turns_in_the_order_that_is_shown(
 @pytest.mark.parametrize("order", ["easy", "easy-shortest", "shortest"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waiting=waiting_jobs(("ada", "bob", "eve")))
-def test_users_take_turns_in_passing_the_first_one(tmp_path: Path, order: str, waiting: list[Waiting]) -> None:
+def test_users_take_turns_in_passing_the_first_one(tmp_path: Path, order: str, waiting: list[WaitingJob]) -> None:
     waiting = [it._replace(not_before_s=0.0, wait_s=0.0, saved_s=0.0) for it in waiting]
-    first = Waiting("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
+    first = WaitingJob("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
     turns = turns_of([*waiting, first])
     every = [*waiting, first]
     shown = [it.id for it in in_order(every, order_of(ORDERS[order]), float("inf"), NOW_S, GPUS, turns)]
@@ -122,7 +128,9 @@ def test_users_take_turns_in_passing_the_first_one(tmp_path: Path, order: str, w
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @given(waiting=waiting_jobs(), ageing_s=st.sampled_from([300.0, float("inf")]))
-def test_of_one_user_alone_the_order_is_that_without_turns(order: str, waiting: list[Waiting], ageing_s: float) -> None:
+def test_of_one_user_alone_the_order_is_that_without_turns(
+    order: str, waiting: list[WaitingJob], ageing_s: float
+) -> None:
     rules = order_of(ORDERS[order]), ageing_s, NOW_S, GPUS
     assert in_order(waiting, *rules, turns_of(waiting)) == in_order(waiting, *rules)
 
@@ -131,7 +139,7 @@ def test_of_one_user_alone_the_order_is_that_without_turns(order: str, waiting: 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waiting=waiting_jobs())
 def test_no_job_goes_before_one_of_higher_priority_unless_it_ages(
-    tmp_path: Path, order: str, waiting: list[Waiting]
+    tmp_path: Path, order: str, waiting: list[WaitingJob]
 ) -> None:
     priority = {it.id: it.priority for it in waiting}
     found = [priority[job] for job in turned_to(waiting, order, float("inf"), tmp_path)]
@@ -139,7 +147,7 @@ def test_no_job_goes_before_one_of_higher_priority_unless_it_ages(
 
 
 def test_a_job_that_asks_for_more_than_is_in_service_does_not_age() -> None:
-    small = Waiting("small", "ada", 0, 4, 2, 900.0, 0.0, 0.0, 100.0, 0.0)
-    large = Waiting("large", "ada", -1, 16, 1, 0.0, 0.0, 0.0, 100.0, 0.0)
+    small = WaitingJob("small", "ada", 0, 4, 2, 900.0, 0.0, 0.0, 100.0, 0.0)
+    large = WaitingJob("large", "ada", -1, 16, 1, 0.0, 0.0, 0.0, 100.0, 0.0)
     assert [it.id for it in in_order([large, small], EASY, 500.0, NOW_S, 16)] == ["large", "small"]
     assert places(in_order([large, small], EASY, 500.0, NOW_S, 8)) == {"small": 1, "large": 2}

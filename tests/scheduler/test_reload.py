@@ -11,7 +11,7 @@ import pytest
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import Asked, Known
+from longshore.scheduler.mirror.standing import JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.policy_host import rollover
 from longshore.scheduler.policy_host.answer import Edition
@@ -27,7 +27,7 @@ class Served:
     """A policy that decides about job after job."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self.mirror, self.jobs = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0)), 0
+        self.mirror, self.jobs = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0)), 0
         self.placer = Placer(HEURISTICS["pack"], str(checkpoint), PATIENCE_S)
         self.placer.begin(self.mirror)
         self.placer.wait_until_ready(PATIENCE_S)
@@ -35,7 +35,7 @@ class Served:
     def decide(self) -> Decision:
         self.jobs += 1
         self.mirror.begin(float(self.jobs))
-        self.mirror.submit(Asked(str(self.jobs), 1, 60.0, float(self.jobs)))
+        self.mirror.submit(JobRequest(str(self.jobs), 1, 60.0, float(self.jobs)))
         assert self.mirror.due() is not None
         decision = self.placer.settle(self.mirror)
         assert decision.kind is None
@@ -112,7 +112,7 @@ def test_a_newer_version_that_cannot_be_read_changes_nothing(monkeypatch: pytest
         raise PackageNotFoundError(name)
 
     served = Rollover("pack", PATIENCE_S)
-    mirror = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0))
+    mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     monkeypatch.setattr(rollover, "read_edition", gone)
     served.reload()
     end_s = time.monotonic() + PATIENCE_S

@@ -7,7 +7,7 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.ranks import Rank, Spec, encode
-from longshore.scheduler.control.reconciler import Times
+from longshore.scheduler.control.reconciler import ReconcilerTiming
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.conftest import Here
 from tests.scheduler.restored_trial import Restored, restored_trial
@@ -91,7 +91,7 @@ def test_an_operator_may_give_the_gpus_of_an_unknown_attempt_away(trial: Restore
 
 
 def test_nothing_starts_until_it_is_known_what_runs(trial: Restored) -> None:
-    trial.times = Times(find_again_s=0.0)
+    trial.times = ReconcilerTiming(find_again_s=0.0)
     trial.crash()
 
     def fail(name: str) -> None:

@@ -18,14 +18,14 @@ from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.control.job_errors import JobErrors
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
-from longshore.scheduler.mirror.standing import Known
+from longshore.scheduler.mirror.standing import MirrorOrigin
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.placement.placer import PAST_S, PastLimits, Placer
 from longshore.scheduler.placement.replay import export, replay
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.retention import Horizon, Pruned, _delete_batch, count, prune, remove_files
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, Settings, read_settings
+from longshore.scheduler.settings import SchedulerSettings, ServeOptions, read_settings
 from longshore.scheduler.store.jobs import try_again
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.pruning import old_jobs
@@ -46,7 +46,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
         yield it
 
 
-def known_at_start(trial: Trial) -> Known:
+def known_at_start(trial: Trial) -> MirrorOrigin:
     """Return what a scheduler begins with that starts now."""
     fence = trial.scheduler._fence
     assert fence is not None
@@ -132,7 +132,7 @@ def test_history_is_deleted_also_where_the_disk_cannot_be_looked_at(tmp_path: Pa
     store = open_store(url)
     store.write(lambda tx: tx.execute(text("UPDATE job SET ended_s = ended_s - 91 * 86400")))
     store.close()
-    service = Service(Chosen(Settings(folder=tmp_path, cluster=tmp_path / "cluster.yaml", store=url)))
+    service = Service(ServeOptions(SchedulerSettings(folder=tmp_path, cluster=tmp_path / "cluster.yaml", store=url)))
     service.room = Room([tmp_path / "gone"], 0)
     service.start()
     until(lambda: not (tmp_path / "attempts" / f"ls-{job}-1").exists())
@@ -175,8 +175,10 @@ def test_a_scheduler_deletes_by_itself_what_is_older_than_its_configuration_says
         lambda tx: tx.execute(text("UPDATE job SET ended_s = ended_s - 91 * 86400 WHERE id = :id"), {"id": old})
     )
     store.close()
-    settings = Settings(folder=tmp_path, cluster=tmp_path / "cluster.yaml", store=f"sqlite:///{tmp_path / 'store.db'}")
-    service = Service(Chosen(settings))
+    settings = SchedulerSettings(
+        folder=tmp_path, cluster=tmp_path / "cluster.yaml", store=f"sqlite:///{tmp_path / 'store.db'}"
+    )
+    service = Service(ServeOptions(settings))
     create_app(service)
     service.start()
     until(lambda: not (tmp_path / "attempts" / f"ls-{old}-1").exists())

@@ -16,7 +16,7 @@ from longshore.scheduler.backends.building import build
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Mode
 from longshore.scheduler.service.service import QUICKSTART, Service, site_of
-from longshore.scheduler.settings import Chosen, PolicyChoice, Settings, read_settings
+from longshore.scheduler.settings import PolicyChoice, SchedulerSettings, ServeOptions, read_settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "longshore.yaml"
@@ -48,8 +48,8 @@ def test_the_example_has_every_field_with_its_default() -> None:
     }
     found = read_settings(EXAMPLE).settings
 
-    assert named == fields(Settings)
-    assert found.model_copy(update={"cluster": None, "folder": Settings().folder}) == Settings()
+    assert named == fields(SchedulerSettings)
+    assert found.model_copy(update={"cluster": None, "folder": SchedulerSettings().folder}) == SchedulerSettings()
     assert found.cluster == ROOT / "examples" / "small.yaml"
     assert found.folder == ROOT / "examples" / ".longshore"
 
@@ -57,7 +57,7 @@ def test_the_example_has_every_field_with_its_default() -> None:
 def test_the_page_on_the_configuration_has_every_field_and_no_other() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
 
-    assert set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)) == fields(Settings)
+    assert set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)) == fields(SchedulerSettings)
 
 
 def test_modes_are_those_of_the_scheduler() -> None:
@@ -80,7 +80,7 @@ def test_modes_are_those_of_the_scheduler() -> None:
 def test_what_cannot_be_used_is_one_line_with_its_place(tmp_path: Path, text: str, told: str) -> None:
     if text.startswith("store"):
         with pytest.raises(Exception, match="a store cannot be in 'mysql'"):
-            Service(Chosen(Settings(folder=tmp_path, store="mysql://x")))
+            Service(ServeOptions(SchedulerSettings(folder=tmp_path, store="mysql://x")))
         return
     message = refused(tmp_path, text)
 
@@ -109,5 +109,5 @@ def test_the_quickstarts_cluster_is_the_one_that_is_made_up_where_none_is_given(
 def test_a_live_cluster_follows_no_rule_of_what_simulated_jobs_do_at_a_fault() -> None:
     setup = read_cluster(ROOT / "examples" / "switching.yaml")
     assert setup.rules.switching
-    rules = site_of(setup, Settings()).rules
+    rules = site_of(setup, SchedulerSettings()).rules
     assert rules == stopping(rules)

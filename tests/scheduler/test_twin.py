@@ -14,7 +14,7 @@ from longshore.cluster.model.problem import ORDERS, FaultProcess, Rules, Scenari
 from longshore.cluster.model.topology import Cluster
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.state.state import Simulation
-from longshore.scheduler.control.reconciler import Reconciler, Times
+from longshore.scheduler.control.reconciler import Reconciler, ReconcilerTiming
 from longshore.scheduler.mirror.standing import Beliefs
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import Desired, JobState
@@ -112,7 +112,7 @@ def test_a_scheduler_that_takes_over_knows_from_the_store_what_the_one_before_ha
 def test_a_scheduler_without_the_time_to_decide_at_once_decides_the_same(store: Store) -> None:
     case = busy_case(ring=True)
     twin = twin_of(case, store, Placer(HEURISTICS["patient"]))
-    twin.scheduler = Reconciler(twin.parts, Times(place_s=0.0))
+    twin.scheduler = Reconciler(twin.parts, ReconcilerTiming(place_s=0.0))
 
     twin.run()
 

@@ -11,8 +11,8 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.drawn import hetero64
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.journal import Opening, decode, encode, encode_opening, to_json
-from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall
+from longshore.scheduler.mirror.journal import JournalOpening, decode, encode, encode_opening, to_json
+from longshore.scheduler.mirror.standing import JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.nodes import UserTurn, delete_turns, put_turns, user_turns
 from longshore.scheduler.store.opening import Store, open_store
@@ -66,10 +66,10 @@ def test_users_take_turns_as_in_the_simulator_whatever_restarts_lie_between(orde
 def test_a_past_tells_whose_jobs_are_and_the_turns_that_were_had() -> None:
     case = users_case("shortest", 20)
     site = site_of(case)
-    mirror = ClusterMirror(site, Known(0.0))
+    mirror = ClusterMirror(site, MirrorOrigin(0.0))
     for number in range(6):
         mirror.begin(float(number))
-        mirror.submit(Asked(str(number), 1, 60.0, float(number), number % 2, user=USERS[number % 3]))
+        mirror.submit(JobRequest(str(number), 1, 60.0, float(number), number % 2, user=USERS[number % 3]))
         while (job := mirror.due()) is not None and number == 3:
             mirror.carry_out(job, [int(job)])
     mirror.stop("3")
@@ -77,8 +77,8 @@ def test_a_past_tells_whose_jobs_are_and_the_turns_that_were_had() -> None:
     assert {it.user for it in known_then.turns} == set(USERS)
     assert max(it.led for it in known_then.turns) == 4
 
-    calls = [MirrorCall("submit", (Asked("9", 1, 60.0, 9.0, user="eve"),))]
-    past = decode(to_json(encode(0, calls, encode_opening(Opening(mirror.site, known_then)))))
+    calls = [MirrorCall("submit", (JobRequest("9", 1, 60.0, 9.0, user="eve"),))]
+    past = decode(to_json(encode(0, calls, encode_opening(JournalOpening(mirror.site, known_then)))))
 
     assert past.opening is not None
     assert list(past.opening.known.turns) == list(known_then.turns)
@@ -92,12 +92,12 @@ def test_a_past_tells_whose_jobs_are_and_the_turns_that_were_had() -> None:
 
 def test_there_is_room_for_more_users_and_priorities_than_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longshore.scheduler.mirror.cluster_mirror.LEAST_ROOM", 4)
-    mirror = ClusterMirror(site_of(users_case("easy", 20)), Known(0.0))
-    mirror.submit(Asked("stays", 100_000, 60.0, 0.0, user="ada"))
-    mirror.submit(Asked("moves", 1, 60.0, 0.0, user="bob"))
+    mirror = ClusterMirror(site_of(users_case("easy", 20)), MirrorOrigin(0.0))
+    mirror.submit(JobRequest("stays", 100_000, 60.0, 0.0, user="ada"))
+    mirror.submit(JobRequest("moves", 1, 60.0, 0.0, user="bob"))
     for number in range(1, 30):
         mirror.begin(float(number))
-        mirror.submit(Asked(str(number), 1, 60.0, float(number), -number, user=f"user {number}"))
+        mirror.submit(JobRequest(str(number), 1, 60.0, float(number), -number, user=f"user {number}"))
         mirror.give_place("moves", number, None)
         mirror.withdraw(str(number))
     assert mirror.known().turns == ()

@@ -17,18 +17,18 @@ from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeView
-from longshore.scheduler.control.facade import Control
+from longshore.scheduler.control.facade import RunningScheduler
 from longshore.scheduler.control.reconciler import TIMES, Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
-from longshore.scheduler.metrics import Standing
+from longshore.scheduler.metrics import StoreCollector
 from longshore.scheduler.model.job import JobRow, ReservationRow, new_job_id
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import FINAL, Desired, JobState, Status
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
 from longshore.scheduler.store.events import EventRow, events_after
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job, set_desired
@@ -132,7 +132,7 @@ class Trial:
         path.write_text(_cluster_file(self.nodes, run_time))
         setup = read_cluster(path)
         self.layout, self.types = layout_of(setup), node_types_of(setup)
-        self.site = site_of(setup, Settings(folder=folder))
+        self.site = site_of(setup, SchedulerSettings(folder=folder))
         self.store = open_store(f"sqlite:///{folder / 'store.db'}")
         self.later_s = 0.0  # by how much the scheduler's clock is ahead of the real one
         self.way, self.times = Way(self.make()), TIMES
@@ -219,7 +219,7 @@ class Trial:
 
     def gauge(self, name: str) -> float:
         """Return what a gauge without labels tells."""
-        gauges = Standing(self.store, self.layout, self.types, self.now_s).collect()
+        gauges = StoreCollector(self.store, self.layout, self.types, self.now_s).collect()
         (value,) = [sample.value for gauge in gauges for sample in gauge.samples if sample.name == name]
         return float(value)
 
@@ -261,6 +261,6 @@ def _cluster_file(nodes: Mapping[str, int], run_time: str) -> str:
 
 def reason(trial: Trial, job: str) -> str:
     """Return why a job waits, as users read it."""
-    queue = QueueNow(Settings(folder=trial.folder), trial.layout, Control(trial.scheduler))
+    queue = QueueNow(SchedulerSettings(folder=trial.folder), trial.layout, RunningScheduler(trial.scheduler))
     with trial.store.read() as tx:
         return waiting_pages(tx, [trial.job(job)], queue.read(tx, trial.now_s()))[job].reason

@@ -11,11 +11,13 @@ from fastapi import FastAPI
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.serve.server import PATIENCE, ApiServer, Patience
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, Limits, Settings
+from longshore.scheduler.settings import SchedulerSettings, ServeOptions, UserLimits
 
 
 def service_in(folder: Path) -> Service:
-    return Service(Chosen(Settings(folder=folder, open=True, limits=Limits(queued_jobs=20, priority=100))))
+    return Service(
+        ServeOptions(SchedulerSettings(folder=folder, open=True, limits=UserLimits(queued_jobs=20, priority=100)))
+    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from longshore.scheduler.serve import server
-from longshore.scheduler.serve.server import PATIENCE, Bounds, Patience, Seldom, bounds_of
+from longshore.scheduler.serve.server import PATIENCE, ConnectionLimits, Patience, Seldom, bounds_of
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, SERVE, Served, until
 from tests.support import processes
 
@@ -166,9 +166,14 @@ def test_where_everybody_is_being_answered_the_next_is_told_to_come_again(crowde
 
 @pytest.mark.parametrize(
     ("files", "bounds"),
-    [(20, Bounds(16, 8)), (256, Bounds(128, 64)), (1024, Bounds(512, 256)), (10**6, Bounds(1000, 500))],
+    [
+        (20, ConnectionLimits(16, 8)),
+        (256, ConnectionLimits(128, 64)),
+        (1024, ConnectionLimits(512, 256)),
+        (10**6, ConnectionLimits(1000, 500)),
+    ],
 )
-def test_half_of_the_files_are_left_to_others(files: int, bounds: Bounds) -> None:
+def test_half_of_the_files_are_left_to_others(files: int, bounds: ConnectionLimits) -> None:
     assert bounds_of(files) == bounds
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, Limits, Settings
+from longshore.scheduler.settings import SchedulerSettings, ServeOptions, UserLimits
 from longshore.scheduler.store.decisions import NewDecision, add_decisions
 from longshore.scheduler.store.schema import Liveness, node
 from tests.scheduler.api.conftest import client_of
@@ -132,7 +132,7 @@ def test_the_queue_is_read_once_until_something_happens(api: httpx.Client, servi
 @pytest.fixture
 def bounded(tmp_path: Path) -> Iterator[httpx.Client]:
     """An API of a scheduler where one user may have four GPUs."""
-    service = Service(Chosen(Settings(folder=tmp_path / "served", open=True, limits=Limits(gpus=4))))
+    service = Service(ServeOptions(SchedulerSettings(folder=tmp_path / "served", open=True, limits=UserLimits(gpus=4))))
     with client_of(create_app(service)) as client:
         service.reconciler.tick()
         client.post("/v1/jobs", json={"command": ["/bin/sleep", "1000"], "gpus": 3, "grace_s": 0})

@@ -9,7 +9,7 @@ import pytest
 
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.health.quarantining import quarantine
-from longshore.scheduler.model.gpu_index import Clears, Entry, Finding, Place
+from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from longshore.scheduler.service.checking import MOST_AT_ONCE, Clearing
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.events import events_after
@@ -131,7 +131,7 @@ def test_what_a_job_uses_is_not_checked(api: httpx.Client, service: Service) -> 
 
 def test_checks_end_by_themselves_what_has_rested_and_nothing_else(service: Service) -> None:
     now_s = service.now_s()
-    places = [Place("rack0-node0", 0), Place("rack0-node1", 1), Place("rack0-node2", 2)]
+    places = [HardwarePlace("rack0-node0", 0), HardwarePlace("rack0-node1", 1), HardwarePlace("rack0-node2", 2)]
     parts = service.reconciler.parts
     long_ago = [Finding(item, "c", "x", "", "none", Clears.CHECKS, now_s - 1e5) for item in places]
     long_ago[1] = long_ago[1]._replace(clears=Clears.OPERATOR)
@@ -154,8 +154,8 @@ def test_checks_end_by_themselves_what_has_rested_and_nothing_else(service: Serv
 
 
 def test_a_symptom_that_comes_while_checks_run_keeps_it_in_quarantine(service: Service) -> None:
-    now_s, place = service.now_s(), Place(NODE, 2)
-    found = Finding(place, "c", "x", "", "none", Clears.CHECKS, now_s - 700.0)
+    now_s, place = service.now_s(), HardwarePlace(NODE, 2)
+    found = QuarantineFinding(place, "c", "x", "", "none", Clears.CHECKS, now_s - 700.0)
     parts = service.reconciler.parts
     service.store.write(lambda tx: quarantine(tx, parts.monitor.fleet, found, now_s - 700.0, writer="t"))
 
@@ -228,7 +228,7 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
 
     checked_by(service, check)
     old_s = service.now_s() - 86400.0
-    places = [Place(f"rack0-node{node}", gpu) for node in range(4) for gpu in range(3)]
+    places = [HardwarePlace(f"rack0-node{node}", gpu) for node in range(4) for gpu in range(3)]
     entries = [
         Entry(0, each, old_s, old_s, "gemm.ref", "wrong", "", "look", Clears.CHECKS, 1, "", old_s) for each in places
     ]

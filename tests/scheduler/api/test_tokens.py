@@ -15,7 +15,7 @@ from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.api import streaming
 from longshore.scheduler.api.auth import caller_of_request
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.decisions import NewDecision, add_decisions
 from longshore.scheduler.store.tokens import MOST_EXPIRED, MOST_VALID, add_token, revoke_token, tokens_of
 from tests.support.budgets import examples
@@ -384,4 +384,4 @@ def test_the_token_of_an_agent_is_for_one_node_that_there_is(
 
 
 def test_only_operators_go_before_others_unless_it_is_allowed() -> None:
-    assert Settings().limits.priority == 0
+    assert SchedulerSettings().limits.priority == 0

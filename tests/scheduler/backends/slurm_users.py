@@ -23,7 +23,7 @@ from longshore.scheduler.model.job import JobRow, ReservationRow
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
-from longshore.scheduler.settings import Settings
+from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
 from longshore.scheduler.store.jobs import list_jobs, set_desired
 from longshore.scheduler.store.opening import Store, open_store
@@ -110,7 +110,7 @@ class Site:
             self.folder, layout.nodes, conf=self.cluster.conf, door=door, times=self.slurm_times
         )
         monitor = Monitor(self.backend, "slurm", layout, node_types_of(setup))
-        site, placer = site_of(setup, Settings(folder=self.folder)), Placer(find_policy("spread"))
+        site, placer = site_of(setup, SchedulerSettings(folder=self.folder)), Placer(find_policy("spread"))
         self.scheduler = Reconciler(
             Parts(
                 self.store, self.backend, "slurm", site, layout, placer, self.now_s, "test", monitor, checks=self.checks

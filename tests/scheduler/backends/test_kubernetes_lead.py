@@ -11,7 +11,7 @@ from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.backends.kubernetes.launching import LeadTimes
 from longshore.scheduler.model.states import Run
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, Settings
+from longshore.scheduler.settings import SchedulerSettings, ServeOptions
 from tests.scheduler.backends.attempts import ONE_GPU, runs, sh, until
 from tests.scheduler.backends.kubernetes_trials import Trial
 
@@ -195,7 +195,7 @@ def test_a_scheduler_that_is_stopped_gives_the_namespace_up(trial: Trial, tmp_pa
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     kind = {"name": "kubernetes", "settings": {"image": "train", "kubeconfig": str(trial.cluster.kubeconfig)}}
     settings = {"cluster": tmp_path / "cluster.yaml", "folder": tmp_path / "served", "backend": kind}
-    service = Service(Chosen(Settings.model_validate(settings)))
+    service = Service(ServeOptions(SchedulerSettings.model_validate(settings)))
     service.take_up()
     assert spec_of(trial)["holderIdentity"]
     service.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
-from longshore.scheduler.control.reconciler import Times
+from longshore.scheduler.control.reconciler import ReconcilerTiming
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, heal, held_gpus_of, holding_slurm
@@ -228,7 +228,7 @@ def test_what_many_cancels_end_in_slurm_is_spread_over_looks(site: Site) -> None
     site.state_becomes(running, JobState.RUNNING)
     waiting = [site.sbatch("--gres=gpu:1") for _ in range(3)]
     site.ticks_until(lambda: set(waiting) <= set(site.jobs()))
-    site.times = Times(discard_s=0.0)
+    site.times = ReconcilerTiming(discard_s=0.0)
     site.restart()
     for number in waiting:
         site.want(number, Desired.CANCEL)

@@ -13,8 +13,8 @@ from longshore.scheduler.dashboard.rendering import refusal_page
 from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, PolicyChoice, Settings
-from longshore.scheduler.store.attempts import AttemptRow, Opening, get_attempt
+from longshore.scheduler.settings import PolicyChoice, SchedulerSettings, ServeOptions
+from longshore.scheduler.store.attempts import AttemptRow, NewAttempt, get_attempt
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
 from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
@@ -27,7 +27,7 @@ class Shown:
 
     def __init__(self, folder: Path, policy: str | None = None) -> None:
         choice = PolicyChoice(name=policy, mode="shadow")
-        self.service = Service(Chosen(Settings(folder=folder, policy=choice, open=True)))
+        self.service = Service(ServeOptions(SchedulerSettings(folder=folder, policy=choice, open=True)))
         app = FastAPI()
         answer_with_problems(app, refusal_page)
         for router in (page_router(self.service), static_router()):
@@ -51,7 +51,7 @@ class Shown:
         return self.service.store.write(lambda tx: insert_job(tx, new, writer="api"))
 
     def start(self, job: JobRow, node: str = "rack0-node1", *gpus: int) -> None:
-        opened = Opened(job, Opening("local", (Share(node, gpus or (0, 1)),), 1.0, 0.0), HOSTILE)
+        opened = Opened(job, NewAttempt("local", (Share(node, gpus or (0, 1)),), 1.0, 0.0), HOSTILE)
         self.write(Changes(opened=[opened]))
 
     def write(self, changes: Changes) -> None:

@@ -16,8 +16,8 @@ from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import NodeRanking, Ranker, RankingOutcome
 from longshore.scheduler.extender.wire import RANKED_NODES, read_request
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import ROW, Asked, Known
-from longshore.scheduler.placement.placer import Advice
+from longshore.scheduler.mirror.standing import ROW, JobRequest, MirrorOrigin
+from longshore.scheduler.placement.placer import PlacementAdvice
 from tests.scheduler.extender.serving import (
     CHECKPOINT,
     HOSTS,
@@ -166,8 +166,8 @@ def test_a_checkpoint_ranks_first_what_it_would_choose_itself() -> None:
 
     place = Inventory(read_cluster(HETERO64)).place
     assert place is not None
-    mirror = ClusterMirror(place.site, Known(0.0))
-    mirror.submit(Asked("job", 4, 3600.0, 0.0))
+    mirror = ClusterMirror(place.site, MirrorOrigin(0.0))
+    mirror.submit(JobRequest("job", 4, 3600.0, 0.0))
     mirror.due()
     find_policy(str(CHECKPOINT)).place(mirror.sim, ROW)
     chosen = {place.names[place.site.cluster.gpu_node[gpu]] for gpu in mirror.picks("job")}
@@ -222,7 +222,7 @@ def test_the_policy_is_asked_once_for_a_pod_and_the_heuristic_ranks_what_comes_a
     ranker = ranker_of(by_hand(tmp_path), "pack", fallback="eft-hazard")
     asked, consult = [], ranker.placer.consult
 
-    def counted(mirror: ClusterMirror) -> Advice:
+    def counted(mirror: ClusterMirror) -> PlacementAdvice:
         asked.append(mirror.current)
         return consult(mirror)
 

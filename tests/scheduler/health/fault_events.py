@@ -4,14 +4,16 @@ import numpy as np
 
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.presets.drawn import fault_process, rules
-from longshore.scheduler.mirror.standing import Site
+from longshore.scheduler.mirror.standing import ClusterSite
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.store.events import EventRow
 from longshore.scheduler.store.nodes import CHANGE
 
 DAY_S = 86400.0
 RATE_PER_S = 1e-7
-SITE = Site(grid_cluster(3, 2), rules()._replace(estimated_hazards=True), fault_process(), np.full(6, RATE_PER_S))
+SITE = ClusterSite(
+    grid_cluster(3, 2), rules()._replace(estimated_hazards=True), fault_process(), np.full(6, RATE_PER_S)
+)
 LAYOUT = Layout(["a", "b", "c"], [2, 2, 2])
 
 

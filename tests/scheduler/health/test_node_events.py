@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.health.monitor import DEAD, RESTARTED, UNREACHABLE, told_of
-from longshore.scheduler.model.states import Verdict
+from longshore.scheduler.model.states import ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow
 from longshore.scheduler.store.schema import Liveness
 
@@ -13,7 +13,7 @@ rows = st.builds(
     lambda liveness, verdict, boot, misses: NodeRow(
         "n1", "b", "a100", False, liveness, 1.0, 2.0, misses, boot_id=boot, verdict=verdict, found="n2 is refused"  # noqa: FBT003
     ),
-    st.sampled_from(Liveness), st.sampled_from(Verdict), st.sampled_from(BOOTS), st.integers(0, 9),
+    st.sampled_from(Liveness), st.sampled_from(ProbeVerdict), st.sampled_from(BOOTS), st.integers(0, 9),
 )  # fmt: skip
 
 
@@ -21,8 +21,8 @@ rows = st.builds(
 def test_each_change_is_told_once_and_nothing_else_is(was: NodeRow, row: NodeRow) -> None:
     told = [event.now for event in told_of(was, row, 5.0)]
     words = [row.liveness.value] if row.liveness is not was.liveness else []
-    if row.verdict is not was.verdict and row.verdict is not Verdict.NONE:
-        words.append(DEAD if row.verdict in (Verdict.GONE, Verdict.SILENT) else UNREACHABLE)
+    if row.verdict is not was.verdict and row.verdict is not ProbeVerdict.NONE:
+        words.append(DEAD if row.verdict in (ProbeVerdict.GONE, ProbeVerdict.SILENT) else UNREACHABLE)
     if "" not in (was.boot_id, row.boot_id) and was.boot_id != row.boot_id:
         words.append(RESTARTED)
     assert told == words

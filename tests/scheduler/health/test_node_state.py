@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.health.node_state import State, state_of
-from longshore.scheduler.model.gpu_index import Clears, Entry, Place
-from longshore.scheduler.model.states import Verdict
+from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry
+from longshore.scheduler.model.states import ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow
 from longshore.scheduler.store.schema import Liveness
 
-WHOLE = Entry(1, Place("a"), 0.0, 0.0, "dcgm.3", "failed", "", "replace it", Clears.OPERATOR, 1, "", 0.0)
-GPU = WHOLE._replace(place=Place("a", 1))
-OTHER = WHOLE._replace(place=Place("b"))
+WHOLE = QuarantineEntry(
+    1, HardwarePlace("a"), 0.0, 0.0, "dcgm.3", "failed", "", "replace it", Clears.OPERATOR, 1, "", 0.0
+)
+GPU = WHOLE._replace(place=HardwarePlace("a", 1))
+OTHER = WHOLE._replace(place=HardwarePlace("b"))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,9 @@ OTHER = WHOLE._replace(place=Place("b"))
         (Liveness.DOWN, OTHER, "a", State.FENCED, "its lease has run out"),
     ],
 )
-def test_a_state_and_what_it_rests_on(liveness: Liveness, entry: Entry, fenced: str, state: State, words: str) -> None:
+def test_a_state_and_what_it_rests_on(
+    liveness: Liveness, entry: QuarantineEntry, fenced: str, state: State, words: str
+) -> None:
     row = NodeRow("a", "local", "a100", False, liveness, 0.0, 95.0, 4)  # noqa: FBT003
     found = state_of(row, [entry], is_fenced=fenced == "a", now_s=100.0)
     assert found.state is state
@@ -37,16 +41,16 @@ def test_a_state_and_what_it_rests_on(liveness: Liveness, entry: Entry, fenced: 
 @pytest.mark.parametrize(
     ("verdict", "fenced", "state", "begins"),
     [
-        (Verdict.NONE, False, State.UNREACHABLE, "4 answers missed in a row"),
-        (Verdict.REACHED, False, State.UNREACHABLE, "4 answers missed in a row"),
-        (Verdict.STUCK, False, State.UNREACHABLE, "4 answers missed in a row"),
-        (Verdict.GONE, False, State.DEAD, "fast: 4 answers missed in a row"),
-        (Verdict.SILENT, False, State.DEAD, "slow: 4 answers missed in a row"),
-        (Verdict.GONE, True, State.FENCED, "4 answers missed in a row"),
+        (ProbeVerdict.NONE, False, State.UNREACHABLE, "4 answers missed in a row"),
+        (ProbeVerdict.REACHED, False, State.UNREACHABLE, "4 answers missed in a row"),
+        (ProbeVerdict.STUCK, False, State.UNREACHABLE, "4 answers missed in a row"),
+        (ProbeVerdict.GONE, False, State.DEAD, "fast: 4 answers missed in a row"),
+        (ProbeVerdict.SILENT, False, State.DEAD, "slow: 4 answers missed in a row"),
+        (ProbeVerdict.GONE, True, State.FENCED, "4 answers missed in a row"),
     ],
 )
 def test_what_was_found_at_a_node_that_is_down_is_part_of_its_evidence(
-    verdict: Verdict,
+    verdict: ProbeVerdict,
     fenced: bool,  # noqa: FBT001
     state: State,
     begins: str,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.health.quarantining import Acted, by_hand, clear, keep, quarantine
-from longshore.scheduler.model.gpu_index import Clears, Entry, Finding, Place, Scope
+from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry, QuarantineFinding, Scope
 from longshore.scheduler.rules.quarantine import BACK_OFF_S, BY_CHECKS, QUIET_S, Fleet, closed_gpus, is_due
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import QUARANTINE, REFUSED, open_entries, quarantined
@@ -15,23 +15,25 @@ from longshore.scheduler.store.opening import Store
 DAY_S, NOW_S = 86400.0, 1.7e9
 NODES = 40
 FLEET = Fleet({f"n{node}": 4 for node in range(NODES)}, dict.fromkeys((f"n{node}" for node in range(NODES)), "a100"))
-GPU = Place("n0", 1)
+GPU = HardwarePlace("n0", 1)
 
 
-def finding(place: Place = GPU, at_s: float = NOW_S, cause: str = "xid 79", clears: Clears = Clears.CHECKS) -> Finding:
-    return Finding(place, "xid.recent", cause, "NVRM: Xid 79", "restart the machine", clears, at_s, "boot-1")
+def finding(
+    place: HardwarePlace = GPU, at_s: float = NOW_S, cause: str = "xid 79", clears: Clears = Clears.CHECKS
+) -> QuarantineFinding:
+    return QuarantineFinding(place, "xid.recent", cause, "NVRM: Xid 79", "restart the machine", clears, at_s, "boot-1")
 
 
-def find(store: Store, found: Finding, now_s: float | None = None, fleet: Fleet = FLEET) -> Acted:
+def find(store: Store, found: QuarantineFinding, now_s: float | None = None, fleet: Fleet = FLEET) -> Acted:
     at_s = found.at_s if now_s is None else now_s
     return store.write(lambda tx: quarantine(tx, fleet, found, at_s, writer="test"))
 
 
-def end(store: Store, place: Place, at_s: float, by: str = BY_CHECKS) -> int:
+def end(store: Store, place: HardwarePlace, at_s: float, by: str = BY_CHECKS) -> int:
     return store.write(lambda tx: clear(tx, place, by, "level 3 passed", at_s, writer="test"))
 
 
-def standing(store: Store) -> list[Entry]:
+def standing(store: Store) -> list[QuarantineEntry]:
     with store.read() as tx:
         return open_entries(tx)
 
@@ -66,8 +68,8 @@ def test_a_finding_that_comes_again_renews_the_symptom_and_is_no_second_quaranti
     assert is_due(entry, "", NOW_S + 100.0 + QUIET_S)
 
 
-@pytest.mark.parametrize("cleared", [GPU, Place("n0")], ids=["the GPU", "its node"])
-def test_what_is_older_than_the_clearance_never_acts_again(store: Store, cleared: Place) -> None:
+@pytest.mark.parametrize("cleared", [GPU, HardwarePlace("n0")], ids=["the GPU", "its node"])
+def test_what_is_older_than_the_clearance_never_acts_again(store: Store, cleared: HardwarePlace) -> None:
     find(store, finding())
     if cleared != GPU:
         find(store, finding(cleared))
@@ -88,18 +90,21 @@ def test_after_the_clock_was_set_back_a_new_finding_acts_and_a_replayed_one_does
 
 
 def test_two_gpus_of_a_node_within_an_hour_make_it_the_node(store: Store) -> None:
-    find(store, finding(Place("n0", 1), clears=Clears.REBOOT))
-    find(store, finding(Place("n0", 3), NOW_S + 3599.0))
-    assert [it.place for it in standing(store)] == [Place("n0", 1), Place("n0", 3), Place("n0")]
+    find(store, finding(HardwarePlace("n0", 1), clears=Clears.REBOOT))
+    find(store, finding(HardwarePlace("n0", 3), NOW_S + 3599.0))
+    assert [it.place for it in standing(store)] == [HardwarePlace("n0", 1), HardwarePlace("n0", 3), HardwarePlace("n0")]
     assert standing(store)[-1].clears is Clears.REBOOT  # what ends both ends the node's
     assert closed(store) == {("n0", gpu) for gpu in range(4)}
-    assert end(store, Place("n0"), NOW_S + DAY_S, "operator ada") == 3
+    assert end(store, HardwarePlace("n0"), NOW_S + DAY_S, "operator ada") == 3
 
 
 @pytest.mark.parametrize(
-    ("second", "later_s"), [(Place("n0", 1), 10.0), (Place("n1", 3), 10.0), (Place("n0", 3), 3601.0)]
+    ("second", "later_s"),
+    [(HardwarePlace("n0", 1), 10.0), (HardwarePlace("n1", 3), 10.0), (HardwarePlace("n0", 3), 3601.0)],
 )
-def test_one_gpu_twice_or_two_nodes_or_an_hour_later_do_not(store: Store, second: Place, later_s: float) -> None:
+def test_one_gpu_twice_or_two_nodes_or_an_hour_later_do_not(
+    store: Store, second: HardwarePlace, later_s: float
+) -> None:
     find(store, finding())
     find(store, finding(second, NOW_S + later_s, "xid 48"))
     assert all(it.place.scope is Scope.DEVICE for it in standing(store))
@@ -118,7 +123,7 @@ def test_the_rest_grows_with_each_return_and_checks_clear_the_same_twice_in_thir
     assert clears == [Clears.CHECKS, Clears.CHECKS, Clears.OPERATOR, Clears.OPERATOR]
 
     find(store, finding(cause="another", at_s=now_s))
-    find(store, finding(Place("n7", 1), at_s=now_s))
+    find(store, finding(HardwarePlace("n7", 1), at_s=now_s))
     assert [it.clears for it in standing(store)] == [Clears.CHECKS, Clears.CHECKS]
     end(store, GPU, now_s + 10.0)
     find(store, finding(at_s=now_s + 40.0 * DAY_S))
@@ -153,25 +158,25 @@ def test_checks_clear_by_themselves_only_once_the_action_is_done(
 
 
 def test_over_a_tenth_of_a_type_within_an_hour_is_an_alarm_and_no_quarantine(store: Store) -> None:
-    acted = [find(store, finding(Place(f"n{node}", 0), NOW_S + node)) for node in range(NODES)]
+    acted = [find(store, finding(HardwarePlace(f"n{node}", 0), NOW_S + node)) for node in range(NODES)]
     assert acted == [Acted.SET] * 16 + [Acted.REFUSED] * 24
     assert (len(standing(store)), alarms(store)) == (16, 1)
-    assert find(store, finding(Place("n30", 0), NOW_S + 2.0 * 3600.0)) is Acted.SET  # an hour later it goes on
+    assert find(store, finding(HardwarePlace("n30", 0), NOW_S + 2.0 * 3600.0)) is Acted.SET  # an hour later it goes on
 
 
 def test_clearing_does_not_refill_the_budget(store: Store) -> None:
     for node in range(16):
-        find(store, finding(Place(f"n{node}", 0)))
-        end(store, Place(f"n{node}", 0), NOW_S + 1.0)
-    assert find(store, finding(Place("n20", 0), NOW_S + 2.0)) is Acted.REFUSED
+        find(store, finding(HardwarePlace(f"n{node}", 0)))
+        end(store, HardwarePlace(f"n{node}", 0), NOW_S + 1.0)
+    assert find(store, finding(HardwarePlace("n20", 0), NOW_S + 2.0)) is Acted.REFUSED
 
 
 def test_each_type_has_a_budget_of_its_own_and_of_one_node_at_least(store: Store) -> None:
     small = Fleet({"a": 2, "b": 2, "c": 8}, {"a": "t4", "b": "t4", "c": "a100"})
-    assert find(store, finding(Place("a")), fleet=small) is Acted.SET
-    assert find(store, finding(Place("b", 0)), fleet=small) is Acted.REFUSED
-    assert find(store, finding(Place("c")), fleet=small) is Acted.SET
-    hand = by_hand(Place("b", 0), "noise", "look", NOW_S)
+    assert find(store, finding(HardwarePlace("a")), fleet=small) is Acted.SET
+    assert find(store, finding(HardwarePlace("b", 0)), fleet=small) is Acted.REFUSED
+    assert find(store, finding(HardwarePlace("c")), fleet=small) is Acted.SET
+    hand = by_hand(HardwarePlace("b", 0), "noise", "look", NOW_S)
     assert find(store, hand, fleet=small) is Acted.SET  # an operator may always
 
 
@@ -181,37 +186,40 @@ def test_an_operator_may_put_back_what_was_just_cleared(store: Store) -> None:
     assert find(store, by_hand(GPU, "noise", "look", NOW_S)) is Acted.SET
 
 
-@pytest.mark.parametrize("place", [Place("n99"), Place("n0", 4), Place("n0", 0, "n1", 9), Place("n0", -2)])
-def test_what_the_cluster_does_not_have_is_refused(store: Store, place: Place) -> None:
+@pytest.mark.parametrize(
+    "place", [HardwarePlace("n99"), HardwarePlace("n0", 4), HardwarePlace("n0", 0, "n1", 9), HardwarePlace("n0", -2)]
+)
+def test_what_the_cluster_does_not_have_is_refused(store: Store, place: HardwarePlace) -> None:
     with pytest.raises(InputError, match="the cluster has no"):
         find(store, finding(place))
     assert standing(store) == []
 
 
 def test_a_link_is_the_same_from_both_ends_and_ends_with_either(store: Store) -> None:
-    find(store, finding(Place("n0", 3, "n0", 2)))
-    assert find(store, finding(Place("n0", 2, "n0", 3))) is Acted.KNOWN
+    find(store, finding(HardwarePlace("n0", 3, "n0", 2)))
+    assert find(store, finding(HardwarePlace("n0", 2, "n0", 3))) is Acted.KNOWN
     assert closed(store) == {("n0", 3)}
-    assert end(store, Place("n0", 2), NOW_S + 10.0) == 1
+    assert end(store, HardwarePlace("n0", 2), NOW_S + 10.0) == 1
 
 
 def test_a_gpu_of_a_node_in_quarantine_is_not_cleared_alone(store: Store) -> None:
-    find(store, finding(Place("n0")))
+    find(store, finding(HardwarePlace("n0")))
     with pytest.raises(InputError, match="the whole node n0 is in quarantine"):
         end(store, GPU, NOW_S + 1.0)
     with pytest.raises(InputError, match="n1:0 is not in quarantine"):
-        end(store, Place("n1", 0), NOW_S + 1.0)
+        end(store, HardwarePlace("n1", 0), NOW_S + 1.0)
 
 
-ENDS = st.builds(Place, st.sampled_from(["a", "b", "c"]), st.integers(0, 3))
+ENDS = st.builds(HardwarePlace, st.sampled_from(["a", "b", "c"]), st.integers(0, 3))
 PLACES = st.one_of(
-    ENDS, st.builds(Place, st.sampled_from(["a", "b", "c"])),
-    st.tuples(ENDS, ENDS).filter(lambda it: it[0] != it[1]).map(lambda it: Place(*it[0][:2], *it[1][:2]).ordered()),
+    ENDS, st.builds(HardwarePlace, st.sampled_from(["a", "b", "c"])),
+    st.tuples(ENDS, ENDS).filter(lambda it: it[0] != it[1]).map(lambda it: HardwarePlace(*it[0][:2],
+    *it[1][:2]).ordered()),
 )  # fmt: skip
 
 
 @given(st.lists(PLACES, max_size=12))
-def test_no_job_gets_what_is_in_quarantine_nor_both_ends_of_a_link(places: list[Place]) -> None:
+def test_no_job_gets_what_is_in_quarantine_nor_both_ends_of_a_link(places: list[HardwarePlace]) -> None:
     sizes = {"a": 4, "b": 4, "c": 4}
     closed = closed_gpus(places, sizes)
     free = {(node, gpu) for node, size in sizes.items() for gpu in range(size)} - closed

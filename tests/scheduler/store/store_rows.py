@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
-from longshore.scheduler.store.attempts import AttemptColumns, Opening, get_attempt
+from longshore.scheduler.store.attempts import AttemptColumns, NewAttempt, get_attempt
 from longshore.scheduler.store.events import EventRow, events_after
 from longshore.scheduler.store.jobs import JobColumns, NewJob, get_job, insert_job
 from longshore.scheduler.store.opening import Store
@@ -24,9 +24,9 @@ def submit(store: Store, number: int = 0, gpus: int = 1) -> JobRow:
     return store.write(lambda tx: insert_job(tx, new_job(number, gpus), writer="api"))
 
 
-def opening(*gpus: int) -> Opening:
+def opening(*gpus: int) -> NewAttempt:
     placement: Placement = (Share(NODE, gpus),)
-    return Opening("local", placement, slowdown=1.0, overhead_s=5.0)
+    return NewAttempt("local", placement, slowdown=1.0, overhead_s=5.0)
 
 
 def write(tx: Connection, fence: int, changes: Changes, at_s: float = 1.0) -> set[str]:

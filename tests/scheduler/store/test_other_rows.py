@@ -11,7 +11,7 @@ from longshore.scheduler.store.decisions import (
     settle_decisions,
 )
 from longshore.scheduler.store.engines import FencedError, TakenNameError
-from longshore.scheduler.store.jobs import Answer, forget_before, recall, remember
+from longshore.scheduler.store.jobs import StoredAnswer, forget_before, recall, remember
 from longshore.scheduler.store.nodes import (
     GpuRow,
     NodeRow,
@@ -135,7 +135,7 @@ def test_a_name_is_free_again_once_its_token_has_expired(store: Store) -> None:
 
 
 def test_the_first_answer_to_a_key_stays_until_it_is_forgotten(store: Store) -> None:
-    first, second = (Answer("hash", 201, {"id": name}, 1.0) for name in ("a", "b"))
+    first, second = (StoredAnswer("hash", 201, {"id": name}, 1.0) for name in ("a", "b"))
     kept = [store.write(partial(remember, owner="ada", key="k", answer=answer)) for answer in (first, second)]
     assert kept == [True, False]
     with store.read() as tx:

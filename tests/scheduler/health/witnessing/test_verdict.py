@@ -3,30 +3,30 @@
 import itertools
 
 from longshore.scheduler.health.liveness import Evidence, Found, Sight, verdict_of, words_of
-from longshore.scheduler.model.states import Verdict
+from longshore.scheduler.model.states import ProbeVerdict
 
 OWN = [None, *(Found("", sight, known) for sight, known in itertools.product(Sight, (True, False)))]
 OTHER = [None, *(Found("n2", sight, known) for sight, known in itertools.product(Sight, (True, False)))]
 EVERY = [Evidence(*it) for it in itertools.product(OWN, OTHER, (True, False))]
 
 
-def plainly(it: Evidence) -> Verdict:
+def plainly(it: Evidence) -> ProbeVerdict:
     """The table of docs/nodes.md, line by line."""
     both = [found for found in (it.own, it.other) if found is not None]
     if any(found.sight == "answered" for found in both):
-        return Verdict.REACHED
+        return ProbeVerdict.REACHED
     if any(found.sight == "accepted" for found in both):
-        return Verdict.STUCK
+        return ProbeVerdict.STUCK
     failures = [found for found in both if found.has_been_in and found.sight in ("refused", "no route", "timed out")]
     refusals = [found for found in failures if found.sight == "refused"]
     if len(refusals) == 2 or (refusals and refusals[0].who == "" and it.other is None and not it.has_others):
-        return Verdict.GONE
-    return Verdict.SILENT if len(failures) == 2 else Verdict.NONE
+        return ProbeVerdict.GONE
+    return ProbeVerdict.SILENT if len(failures) == 2 else ProbeVerdict.NONE
 
 
 def test_what_is_concluded_is_what_the_table_says() -> None:
     assert {it: verdict_of(it) for it in EVERY} == {it: plainly(it) for it in EVERY}
-    assert {plainly(it) for it in EVERY} == set(Verdict)
+    assert {plainly(it) for it in EVERY} == set(ProbeVerdict)
 
 
 def test_nobody_is_dead_by_who_was_never_let_in() -> None:
@@ -52,7 +52,7 @@ def test_words_name_who_looked_and_what_was_found() -> None:
 def test_who_found_something_is_named_or_the_node_is_reached() -> None:
     for evidence in EVERY:
         words = words_of(evidence)
-        if verdict_of(evidence) is not Verdict.REACHED:
+        if verdict_of(evidence) is not ProbeVerdict.REACHED:
             assert ("the scheduler" in words) == (evidence.own is not None)
             assert ("n2" in words) == (evidence.other is not None)
         assert bool(words) == (evidence.own is not None or evidence.other is not None or not evidence.has_others)

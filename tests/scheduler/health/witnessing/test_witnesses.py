@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.health.liveness import Knock, NodeReport, Report, Sight, at_once, judge, verdict_of
 from longshore.scheduler.health.witnesses import AGAIN_S, MOST_AGAIN_S, ORDER_S, VERIFY_S, Order, Witnesses
-from longshore.scheduler.model.states import Verdict
+from longshore.scheduler.model.states import ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow
 from longshore.scheduler.store.schema import Liveness
 
@@ -83,7 +83,7 @@ class Plain:
     names: Sequence[str]
     history: list[tuple[object, ...]] = field(default_factory=list)
     asked_s: dict[str, float] = field(default_factory=dict)
-    states: dict[str, tuple[Liveness, Verdict]] = field(default_factory=dict)
+    states: dict[str, tuple[Liveness, ProbeVerdict]] = field(default_factory=dict)
 
     def look(self, answered_s: dict[str, float], now_s: float, *, polls: bool) -> None:
         self.history.append(("look", dict(answered_s), now_s, polls))
@@ -91,19 +91,19 @@ class Plain:
         misses = {name: self.misses(name) for name in self.names}
         many = at_once([(answered_s[name], name) for name in self.names if misses[name] >= 3], len(self.names))
         for name in self.names:
-            was, stood = self.states.get(name, (Liveness.UP, Verdict.NONE))
-            verdict = self.verdict(name, silent) if name in silent else Verdict.NONE
-            down = was is Liveness.DOWN or misses[name] >= 6 or verdict is Verdict.GONE
+            was, stood = self.states.get(name, (Liveness.UP, ProbeVerdict.NONE))
+            verdict = self.verdict(name, silent) if name in silent else ProbeVerdict.NONE
+            down = was is Liveness.DOWN or misses[name] >= 6 or verdict is ProbeVerdict.GONE
             if misses[name] < 3:
                 now = Liveness.UP
             elif name in many or (many and was is not Liveness.DOWN) or not down:
                 now = Liveness.SUSPECT
             else:
                 now = Liveness.DOWN
-            dead = {Verdict.GONE, Verdict.SILENT}
+            dead = {ProbeVerdict.GONE, ProbeVerdict.SILENT}
             if now is not Liveness.DOWN:
-                stands = Verdict.NONE
-            elif was is Liveness.DOWN and (verdict is Verdict.NONE or {stood, verdict} <= dead):
+                stands = ProbeVerdict.NONE
+            elif was is Liveness.DOWN and (verdict is ProbeVerdict.NONE or {stood, verdict} <= dead):
                 stands = stood
             else:
                 stands = verdict
@@ -143,7 +143,7 @@ class Plain:
                 since = now_s if missed == 3 else since
         return since
 
-    def verdict(self, name: str, silent: dict[str, float]) -> Verdict:
+    def verdict(self, name: str, silent: dict[str, float]) -> ProbeVerdict:
         seen = [it[1:] for it in self.history if it[0] == "seen" and it[2] == name]
         been_in = {who for who, _, sight, _ in seen if sight is Sight.ANSWERED}
         late = [(who, sight) for who, _, sight, asked_s in seen if asked_s >= silent[name]]  # type: ignore[operator]
@@ -152,18 +152,18 @@ class Plain:
         last = [*[("", it) for it in own[-1:]], *other[-1:]]
         sights = [sight for _, sight in last]
         if Sight.ANSWERED in sights:
-            return Verdict.REACHED
+            return ProbeVerdict.REACHED
         if Sight.ACCEPTED in sights:
-            return Verdict.STUCK
+            return ProbeVerdict.STUCK
         failed = {who: sight for who, sight in last if who in been_in and sight in FAILED}
         if "" not in failed:
-            return Verdict.NONE
+            return ProbeVerdict.NONE
         if not other:
             alone = len(silent) == len(self.names)
-            return Verdict.GONE if alone and failed[""] is Sight.REFUSED else Verdict.NONE
+            return ProbeVerdict.GONE if alone and failed[""] is Sight.REFUSED else ProbeVerdict.NONE
         if len(failed) < 2:
-            return Verdict.NONE
-        return Verdict.GONE if set(failed.values()) == {Sight.REFUSED} else Verdict.SILENT
+            return ProbeVerdict.NONE
+        return ProbeVerdict.GONE if set(failed.values()) == {Sight.REFUSED} else ProbeVerdict.SILENT
 
 
 LIKELY = st.sampled_from([*Sight, *[Sight.ANSWERED] * 3, *[Sight.REFUSED] * 2])
@@ -218,7 +218,7 @@ def test_a_node_that_is_heard_is_alive_whatever_is_told_of_it(nodes: int, steps:
         take(cluster, step, cluster.names)
         cluster.report("n0")
         cluster.look()
-        assert (cluster.row("n0").liveness, cluster.row("n0").verdict) == (Liveness.UP, Verdict.NONE)
+        assert (cluster.row("n0").liveness, cluster.row("n0").verdict) == (Liveness.UP, ProbeVerdict.NONE)
         assert cluster.row("n0").found == ""
 
 
@@ -235,7 +235,7 @@ def test_while_many_are_silent_at_once_nobody_is_declared_whatever_is_found(node
         sight = data.draw(st.sampled_from([Sight.REFUSED, Sight.TIMED_OUT]))
         cluster.settle_all(sight)
         assert {row.liveness for row in cluster.rows[:silent]} <= {Liveness.UP, Liveness.SUSPECT}
-        assert {row.verdict for row in cluster.rows} == {Verdict.NONE}
+        assert {row.verdict for row in cluster.rows} == {ProbeVerdict.NONE}
     assert {row.liveness for row in cluster.rows[:silent]} == {Liveness.SUSPECT}
 
 
@@ -263,7 +263,7 @@ def doors(cluster: Cluster, node: str = "n0") -> list[tuple[str, Order]]:
 
 
 def test_a_silent_node_is_dead_at_once_if_all_are_refused_and_after_six_misses_if_nobody_gets_through() -> None:
-    for sight, verdict, after in ((Sight.REFUSED, Verdict.GONE, 4), (Sight.TIMED_OUT, Verdict.SILENT, 6)):
+    for sight, verdict, after in ((Sight.REFUSED, ProbeVerdict.GONE, 4), (Sight.TIMED_OUT, ProbeVerdict.SILENT, 6)):
         cluster = silenced()
         misses = 3
         while not cluster.row("n0").verdict.is_dead:
@@ -277,12 +277,12 @@ def test_a_node_that_is_dead_is_only_unreachable_once_somebody_reaches_it_and_al
     cluster = silenced()
     cluster.settle_all(Sight.TIMED_OUT)
     quiet(cluster, 4)
-    assert cluster.row("n0").verdict is Verdict.SILENT
+    assert cluster.row("n0").verdict is ProbeVerdict.SILENT
     while not doors(cluster):
         quiet(cluster, 1)
     cluster.tell(doors(cluster)[0][0], Sight.ANSWERED)
     quiet(cluster, 1)
-    assert (cluster.row("n0").liveness, cluster.row("n0").verdict) == (Liveness.DOWN, Verdict.REACHED)
+    assert (cluster.row("n0").liveness, cluster.row("n0").verdict) == (Liveness.DOWN, ProbeVerdict.REACHED)
     assert "reaches it: the link between it and the scheduler is broken" in cluster.row("n0").found
     cluster.report("n0")
     cluster.look()
@@ -309,7 +309,7 @@ def test_another_is_asked_if_one_does_not_tell_or_falls_silent_itself() -> None:
     assert second != first
     assert not cluster.witnesses.settle(first, order.id, Sight.ANSWERED)
     assert not cluster.witnesses.settle("n0", later.id, Sight.ANSWERED)
-    assert cluster.row("n0").verdict is Verdict.NONE
+    assert cluster.row("n0").verdict is ProbeVerdict.NONE
 
 
 def test_what_is_told_late_of_a_time_in_which_the_node_lived_is_no_evidence() -> None:
@@ -322,7 +322,7 @@ def test_what_is_told_late_of_a_time_in_which_the_node_lived_is_no_evidence() ->
     for knock, asked_s in own:
         cluster.witnesses.saw(knock, Sight.ANSWERED, asked_s)
     found = cluster.witnesses.look(cluster.reports, cluster.now_s, polls=False)
-    assert (found["n0"].own, found["n0"].other, verdict_of(found["n0"])) == (None, None, Verdict.NONE)
+    assert (found["n0"].own, found["n0"].other, verdict_of(found["n0"])) == (None, None, ProbeVerdict.NONE)
 
 
 def test_an_agent_without_a_door_is_not_knocked_at_and_knocks_nowhere() -> None:
@@ -335,7 +335,7 @@ def test_an_agent_without_a_door_is_not_knocked_at_and_knocks_nowhere() -> None:
         cluster.look()
         assert cluster.asked() == {"n0": [], "n1": [], "n2": []}
         assert {knock.node for knock, _ in cluster.knocks} <= {"n2"}
-    assert (cluster.row("n0").liveness, cluster.row("n0").verdict) == (Liveness.DOWN, Verdict.NONE)
+    assert (cluster.row("n0").liveness, cluster.row("n0").verdict) == (Liveness.DOWN, ProbeVerdict.NONE)
 
 
 def test_doors_of_nodes_that_live_are_knocked_at_once_and_again_only_where_nobody_was_let_in() -> None:
@@ -370,5 +370,5 @@ def test_a_new_door_is_another_one_and_who_was_let_in_at_the_old_one_counts_no_m
     quiet(cluster, 3)
     cluster.settle_all(Sight.REFUSED)
     quiet(cluster, 6)
-    assert cluster.row("n0").verdict is Verdict.NONE
+    assert cluster.row("n0").verdict is ProbeVerdict.NONE
     assert "never reached it before" in cluster.row("n0").found

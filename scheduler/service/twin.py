@@ -1,0 +1,162 @@
+"""The real scheduler on a simulated clock and a simulated cluster: what it decides can be compared with a simulation.
+
+Source: DESIGN, twin test.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from sqlalchemy import Connection
+
+from ...cluster.simulator.seats import compute_s
+from ..backends.simulated import SimulatedBackend
+from ..backends.simulated_rings import ROW
+from ..control.reconciler import Reconciler
+from ..control.state_cache import Parts
+from ..health.monitor import Monitor
+from ..mirror.standing import ClusterSite
+from ..model.gpu_index import Layout
+from ..model.states import AttemptState
+from ..placement.placer import Placer
+from ..store.attempts import attempts_of
+from ..store.events import events_after
+from ..store.jobs import NewJob, insert_job
+from ..store.nodes import put_records
+from ..store.opening import Store
+from ..store.schema import compute_record
+
+WRITER = "twin"
+EVERY_EVENT = 1 << 40
+RETRY = {"infra": 1000}  # of each job: a simulation has as many faults as it likes
+Start = tuple[float, int, tuple[int, ...]]  # time, job of the scenario and its GPUs, ascending
+
+
+class Twin:
+    """A scheduler whose jobs run in a simulation.
+
+    Args:
+        backend: The simulation, with true run times and faults.
+        site: What policies know of the cluster.
+        store: An empty store.
+        placer: Who decides.
+        owner: Of the scheduler's lease.
+    """
+
+    def __init__(
+        self, backend: SimulatedBackend, site: ClusterSite, store: Store, placer: Placer, owner: str = WRITER
+    ) -> None:
+        self.backend = backend
+        kinds = site.cluster.node_type.tolist()
+        self._type_of = dict(zip(backend.layout.nodes, map(type_name, kinds), strict=True))
+        self.parts = Parts(
+            store, backend, "simulated", site, backend.layout, placer, lambda: backend.now_s, owner,
+            Monitor(backend, "simulated", backend.layout, self._type_of), wake=self._wake,
+        )  # fmt: skip
+        self.scheduler = Reconciler(self.parts)
+        self._is_woken = False
+        backend.rings.formed = self._record
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all jobs have ended."""
+        sim = self.backend.sim
+        return bool(sim.state.finished[ROW] == sim.scenarios.jobs[ROW])
+
+    def run(self) -> None:
+        """Let the scheduler look at each moment at which something happens, until all jobs have ended.
+
+        Raises:
+            RuntimeError: If the scheduler gives up a job that the simulation has not ended: that would wait for ever.
+        """
+        self.tick()
+        while not self.is_over:
+            self.live_on()
+            self.tick()
+            self._check_all_live()
+
+    def _check_all_live(self) -> None:
+        sim, cache = self.backend.sim, self.scheduler.cache
+        unfinished = int(sim.state.submitted[ROW]) - int(sim.state.finished[ROW])
+        if cache is not None and len(cache.jobs) < unfinished:
+            raise RuntimeError(f"of {unfinished} jobs that have not ended the scheduler has given up some")
+
+    def tick(self) -> None:
+        """Let the scheduler do all that is to be done now."""
+        self.scheduler.tick()
+        while self.scheduler.is_behind or self._is_woken:
+            self._is_woken = False
+            self.scheduler.tick()
+
+    def _wake(self) -> None:
+        self._is_woken = True
+
+    def _record(self, job: int) -> None:
+        """Record how long a job computes on the node types of its ring, which the simulation knows.
+
+        Real jobs tell of their steps instead. Of types that the ring has left nothing is known, as in a simulation.
+        """
+        self._wake()  # a scheduler looks every second, and so sees that it runs long before anything else happens
+        sim, mean_s = self.backend.sim, dict[str, list[float]]()
+        for gpu in np.flatnonzero(sim.state.gpu_job[ROW] == job).tolist():
+            kind = type_name(int(sim.cluster.node_type[sim.cluster.gpu_node[gpu]]))
+            mean_s.setdefault(kind, []).append(float(compute_s(sim, ROW, job, gpu)))
+        records = {kind: (1, sum(times_s) / len(times_s), ()) for kind, times_s in mean_s.items()}
+
+        def put(tx: Connection) -> None:
+            tx.execute(compute_record.delete().where(compute_record.c.job_id == id_of(job)))
+            put_records(tx, id_of(job), records)
+
+        self.parts.store.write(put)
+
+    def live_on(self) -> None:
+        """Let everything happen that happens at the next moment, and submit the jobs of that moment."""
+        state = self.backend.sim.state
+        before = int(state.submitted[ROW])
+        self.backend.live_through(self.backend.next_s())
+        self.submit(range(before, int(state.submitted[ROW])))
+
+    def submit(self, jobs: Iterable[int]) -> None:
+        """Submit jobs of the scenario, now."""
+        new = [self._new(job) for job in jobs]
+        for one in new:
+            self.backend.of_job[one.id] = job_of(one.id)
+        self.parts.store.write(lambda tx: [insert_job(tx, one, writer=WRITER) for one in new])
+
+    def _new(self, job: int) -> NewJob:
+        of = self.backend.sim.scenarios
+        gpus, estimate_s = int(of.gpus[ROW, job]), float(of.estimate_s[ROW, job])
+        spec = {
+            "gpus": gpus, "command": ["true"], "estimate_s": estimate_s,
+            "compute_s": float(of.compute_s[ROW, job]), "parameter_bytes": float(of.parameter_bytes[ROW, job]),
+            "retry": RETRY, "failover": "switch" if self.backend.sim.rules.switching else "restart",
+        }  # fmt: skip
+        owner = f"user {of.line[ROW, job]}" if of.line.size else WRITER
+        return NewJob(id_of(job), "job", owner, spec, 0, gpus, estimate_s, self.backend.now_s)
+
+
+def type_name(number: int) -> str:
+    """Return the name of a node type."""
+    return f"type {number}"
+
+
+def id_of(job: int) -> str:
+    """Return the id under which a job of the scenario is submitted."""
+    return f"{job:026d}"
+
+
+def job_of(job_id: str) -> int:
+    """Return the job of the scenario with an id."""
+    return int(job_id)
+
+
+def starts_of(store: Store, layout: Layout) -> list[Start]:
+    """Return all starts in the order in which the scheduler decided on them."""
+    with store.read() as tx:
+        reserved = [event for event in events_after(tx, 0, EVERY_EVENT) if event.now == AttemptState.RESERVED]
+        rows = {
+            (row.job_id, row.number): row
+            for job in {it.job_id for it in reserved}
+            for row in attempts_of(tx, job or "")
+        }
+    placed = [(it.at_s, rows[it.job_id or "", it.number or 0]) for it in reserved]
+    return [(at_s, job_of(row.job_id), layout.numbers(row.placement)) for at_s, row in placed]
