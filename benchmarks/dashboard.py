@@ -18,7 +18,7 @@ from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions
 from longshore.scheduler.store.attempts import NewAttempt, get_attempt
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 
 from .harness import Row, main
@@ -40,7 +40,7 @@ def full_service(folder: Path) -> Service:
     """Return a service that does not run, in whose store each of its GPUs has a running job."""
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
     service = Service(ServeOptions(SchedulerSettings(folder=folder, open=True)))
-    fence = service.store.write(lambda tx: acquire(tx, SCHEDULER, "benchmark", now_s=time.time(), ttl_s=3600.0))
+    fence = service.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "benchmark", now_s=time.time(), ttl_s=3600.0))
     assert fence is not None
     for place in (service.layout.place(gpu) for gpu in range(NODES * GPUS_PER_NODE)):
         service.store.write(partial(_run_one, fence, place))

@@ -23,7 +23,7 @@ from longshore.scheduler.model.states import FINAL, JobState
 from longshore.scheduler.store.engines import FencedError, StaleWriteError
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.jobs import NewJob, insert_job, list_jobs
-from longshore.scheduler.store.leases import SCHEDULER, acquire, clock, renew
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire, clock, renew
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.transitions import Changes, JobChange, write_changes
 from tests.scheduler.store.postgresql_server import NoServerError, Server
@@ -79,7 +79,7 @@ class Writer:
     def run(self) -> None:
         """Write until this process is killed."""
         while True:
-            fence = self.store.write(lambda tx: acquire(tx, SCHEDULER, self.name, clock(tx), LEASE_S))
+            fence = self.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, self.name, clock(tx), LEASE_S))
             if fence is None:
                 self.submit()
                 time.sleep(0.02)
@@ -107,7 +107,7 @@ class Writer:
                 self.push(row, fence)
                 if time.monotonic() > renew_s:
                     renew_s = time.monotonic() + RENEW_S
-                    if not self.store.write(lambda tx: renew(tx, SCHEDULER, fence, clock(tx), LEASE_S)):
+                    if not self.store.write(lambda tx: renew(tx, SCHEDULER_LEASE, fence, clock(tx), LEASE_S)):
                         return
             if not rows:
                 self.submit()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from longshore.scheduler.control.rings import BEST, pairs_around
+from longshore.scheduler.control.rings import MAX_MEASURED_CANDIDATES, pairs_around
 from longshore.scheduler.health.link_probes import ProbePlace, Prober, State, probe
 from longshore.scheduler.health.link_table import ROUND_S, LinkTable
 from tests.support import processes
@@ -36,10 +36,16 @@ def measure_probes() -> Iterator[Row]:
         yield Row(f"probe of a link of {rate} Mb/s: off by, median", statistics.median(off), "", most=MOST_OFF)
         yield Row(f"probe of a link of {rate} Mb/s: off by, most of {len(off)}", max(off), "")
     took_s = found["seconds"]
-    yield Row(f"links of {BEST} candidates: seconds, median", statistics.median(took_s), "s")
-    yield Row(f"links of {BEST} candidates: seconds, most of {len(took_s)}", max(took_s), "s", most=ROUND_S)
+    yield Row(f"links of {MAX_MEASURED_CANDIDATES} candidates: seconds, median", statistics.median(took_s), "s")
     yield Row(
-        f"links of {BEST} candidates: measured by then", statistics.fmean(found["share"]), "", least=0.9, timed=True
+        f"links of {MAX_MEASURED_CANDIDATES} candidates: seconds, most of {len(took_s)}", max(took_s), "s", most=ROUND_S
+    )
+    yield Row(
+        f"links of {MAX_MEASURED_CANDIDATES} candidates: measured by then",
+        statistics.fmean(found["share"]),
+        "",
+        least=0.9,
+        timed=True,
     )
 
 
@@ -91,11 +97,11 @@ def candidates(places: Sequence[ProbePlace]) -> tuple[float, float]:
 
 def main(runs: int) -> None:
     """Measure, in namespaces of this process's own."""
-    network, rates = Network(2 + BEST), list(RATES.values())
-    for node in range(2 + BEST):
+    network, rates = Network(2 + MAX_MEASURED_CANDIDATES), list(RATES.values())
+    for node in range(2 + MAX_MEASURED_CANDIDATES):
         network.shape(node, rates[min(node, 1)])
     with ExitStack() as stack:
-        places = [stack.enter_context(agent_on(network, node)) for node in range(2 + BEST)]
+        places = [stack.enter_context(agent_on(network, node)) for node in range(2 + MAX_MEASURED_CANDIDATES)]
         found = {
             f"{rate} Mb/s": [
                 probe(places[node], places[1 - node]).bytes_per_s / (bytes_per_s * PAYLOAD) for _ in range(runs)

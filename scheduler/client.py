@@ -14,9 +14,9 @@ from ..cluster.files.certificates import tls_problem, trusting
 from ..cluster.files.errors import BackendError, InputError
 
 PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
-AGAIN = frozenset({409, 503})  # statuses after which that may help, where the answer says when
+RETRIED_STATUSES = frozenset({409, 503})  # statuses after which that may help, where the answer says when
 OUTAGE_S = 300.0  # for which a scheduler may be away that was there: it is started anew, or another takes over
-PAGE, MOST = 200, 1000  # jobs of one answer: of the list, and of the queue
+LIST_PAGE_JOBS, MAX_QUEUE_PAGE_JOBS = 200, 1000  # jobs of one answer: of the list, and of the queue
 TOKENLESS = (
     "set LONGSHORE_TOKEN; who started the scheduler has the first token in the file `token` of its folder, and others "
     "are given one by an operator (`longshore token create NAME --owner OWNER`)"
@@ -79,7 +79,7 @@ class Client:
                 if pause_s is None:
                     raise self._absent(error) from error
             else:
-                if pause_s is None or answer.status_code not in AGAIN or "Retry-After" not in answer.headers:
+                if pause_s is None or answer.status_code not in RETRIED_STATUSES or "Retry-After" not in answer.headers:
                     return self._checked(answer)
             time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
@@ -131,7 +131,7 @@ class Client:
         """
         cursor: str | None = None
         while limit is None or limit > 0:
-            size = PAGE if limit is None else min(limit, PAGE)
+            size = LIST_PAGE_JOBS if limit is None else min(limit, LIST_PAGE_JOBS)
             asked = {**asked_for, "limit": size, **({} if cursor is None else {"cursor": cursor})}
             page = self._call("GET", "/v1/jobs", params=asked).json()
             yield from page["jobs"]
@@ -148,10 +148,12 @@ class Client:
         seen: set[str] = set()  # the queue moves between two pages
         offset = 0
         while True:
-            page = self._call("GET", "/v1/queue", params={**asked_for, "limit": MOST, "offset": offset}).json()
+            page = self._call(
+                "GET", "/v1/queue", params={**asked_for, "limit": MAX_QUEUE_PAGE_JOBS, "offset": offset}
+            ).json()
             yield from (job for job in page["jobs"] if job["id"] not in seen)
             seen.update(job["id"] for job in page["jobs"])
-            offset += MOST
+            offset += MAX_QUEUE_PAGE_JOBS
             if offset >= page["total"]:
                 return
 

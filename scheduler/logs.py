@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 
-EVERY_S = 60.0
+SUMMARY_EVERY_S = 60.0
 
 
 class Repeats:
@@ -27,7 +27,7 @@ class Repeats:
             words: The message.
             now_s: By a clock that nobody sets.
         """
-        if words == self._words and now_s < self._told_s + EVERY_S:
+        if words == self._words and now_s < self._told_s + SUMMARY_EVERY_S:
             self._more += 1
             return ""
         again = f" ({self._more} times more since it was last told)" if words == self._words and self._more else ""
@@ -86,7 +86,7 @@ def _end(read: Read) -> int:
 
 
 REPEATS_S = 60.0  # in which a line that is the same is only counted
-MOST_LINES = 1000  # that are remembered
+MAX_REMEMBERED_LINES = 1000  # that are remembered
 
 
 class LogFormat(StrEnum):
@@ -126,7 +126,7 @@ class RepeatFilter(logging.Filter):
         line = self._lines.pop(key, None)
         if line is None:
             self._lines[key] = _Line(now_s, _clock(record))
-            if len(self._lines) > MOST_LINES:
+            if len(self._lines) > MAX_REMEMBERED_LINES:
                 self._lines.popitem(last=False)
             return True
         self._lines[key] = line

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Connection
 
 from ..cluster.files.disk_space import Room
-from .control.job_errors import ERROR
+from .control.job_errors import ERROR_EVENT
 from .health.step_monitor import HEALTH, Figures, SlowWord
 from .model.gpu_index import Layout
 from .model.job_spec import stored_or_usual
@@ -46,7 +46,7 @@ from .store.queries import (
 )
 from .store.schema import Liveness
 
-MOST = 1000  # rows read at once
+MAX_ROWS_READ = 1000  # rows read at once
 WAITS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600)
 DECISIONS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
@@ -107,11 +107,11 @@ class Following:
             StoreUnreachableError: If the store does not answer; the next call goes on from the same place.
         """
         with self._one, self._store.read() as tx:
-            while events := events_after(tx, self._event, MOST):
+            while events := events_after(tx, self._event, MAX_ROWS_READ):
                 for event in events:
                     self._count_event(tx, event)
                     self._event = event.seq
-            while decisions := slim_decisions_after(tx, self._decision, MOST):
+            while decisions := slim_decisions_after(tx, self._decision, MAX_ROWS_READ):
                 for decision in decisions:
                     self._count_decision(decision)
                     self._decision = decision.seq
@@ -121,7 +121,7 @@ class Following:
             self._alarms.inc()
         if event.kind == HEALTH:
             self._verdicts.labels(event.now).inc()
-        if event.kind == ERROR:
+        if event.kind == ERROR_EVENT:
             self._held.inc()
         if event.kind == SAVED:
             self._saved.inc()

@@ -11,7 +11,7 @@ from ..cluster.files.yaml_file import YamlFile, read_yaml, validated
 from .access.browsers import is_loopback
 from .model.job_spec import Priority
 
-PAGE = "docs/configuration.md"  # on configuration files
+SETTINGS_PAGE = "docs/configuration.md"  # on configuration files
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
 
@@ -131,7 +131,7 @@ def read_settings(path: Path) -> ServeOptions:
     Raises:
         InputError: If it cannot be read or used, naming the line.
     """
-    file = read_yaml(path, PAGE)
+    file = read_yaml(path, SETTINGS_PAGE)
     return ServeOptions(located(validated(file, SchedulerSettings, file.data), file), file)
 
 

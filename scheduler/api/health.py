@@ -42,7 +42,7 @@ def readyz(service: ServiceDep) -> ReadinessReply:
     """Check that the store answers, that a scheduler leads, and that this one makes progress; name the policy."""
     try:
         with service.store.read() as tx:
-            leads = is_held(tx, SCHEDULER)
+            leads = is_held(tx, SCHEDULER_LEASE)
     except StoreLostError as error:
         raise ProblemError("not-ready", str(error), Retry_After="5") from error
     missing = service.failures.reason

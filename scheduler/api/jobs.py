@@ -20,7 +20,15 @@ from ..model.states import FINAL, Desired, JobState
 from ..rules.jobs import RetryStep, retry_step
 from ..service.queue_now import Queue
 from ..service.service import Service
-from ..store.attempts import MOST_KEPT, AttemptRow, CheckpointRow, attempts_of, checkpoints_of, last_attempts, register
+from ..store.attempts import (
+    MAX_CHECKPOINTS,
+    AttemptRow,
+    CheckpointRow,
+    attempts_of,
+    checkpoints_of,
+    last_attempts,
+    register,
+)
 from ..store.decisions import decisions_of
 from ..store.engines import OlderAttemptError, StaleWriteError
 from ..store.events import events_after

@@ -22,7 +22,7 @@ from ..control.steps import SLOW_NODE
 from ..health.liveness import GpuReport, NodeReport, Report, Sight
 from ..health.node_state import NodeState, state_of
 from ..health.quarantining import Acted, Outcome, by_hand
-from ..model.gpu_index import WHOLE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
+from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..rules.quarantine import BY_HAND, CLEARED_S
 from ..service.service import Service
 from ..store.attempts import held_gpus
@@ -363,7 +363,7 @@ class NewFinding(_QuarantineBody):
     @property
     def place(self) -> HardwarePlace:
         """What it is about."""
-        gpus = (WHOLE if gpu is None else gpu for gpu in (self.gpu, self.other_gpu))
+        gpus = (WHOLE_NODE if gpu is None else gpu for gpu in (self.gpu, self.other_gpu))
         first, last = gpus
         return HardwarePlace(self.node, first, self.other_node or "", last)
 

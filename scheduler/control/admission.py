@@ -18,7 +18,7 @@ from ...cluster.files.errors import BackendError, words_of
 from ..backends.protocol import Backend, ExternalJob
 from ..mirror.cluster_mirror import ClusterMirror
 from ..model.job import JobRow
-from ..model.job_spec import LEAST_S, YEAR_S, External, RetrySpec, Shape, StoredJob
+from ..model.job_spec import MIN_ESTIMATE_S, YEAR_S, External, RetrySpec, Shape, StoredJob
 from ..model.states import FINAL, Desired, JobState
 from ..rules.jobs import JobDo, JobStep, QueueFacts, Quota, next_job_step
 from ..rules.retry import ExitClass
@@ -28,7 +28,9 @@ from ..store.queries import estimated
 from .rehydrate import asked_of, goes_first, needs_of, queue_key, rank_of, waiting_standing
 from .state_cache import Parts, StateCache
 
-APART_S = 1e-6  # between jobs that are released at one look: of equals the queue would go by who was read first
+RELEASE_SPACING_S = (
+    1e-6  # between jobs that are released at one look: of equals the queue would go by who was read first
+)
 
 
 def line_up(mirror: ClusterMirror, rows: Mapping[str, JobRow], job: str, last: str | None = None) -> None:
@@ -106,7 +108,7 @@ def _let_in(cache: StateCache, now_s: float) -> list[JobRow]:
         with cache.about(row.id, now_s):
             step = _step_of(cache, row, now_s)
             if step.do is JobDo.CHANGE:
-                _change(cache, row, step, now_s, now_s - APART_S * (len(outside) - place))
+                _change(cache, row, step, now_s, now_s - RELEASE_SPACING_S * (len(outside) - place))
             elif step.do is JobDo.ENTER and quota.take(row):
                 let_in.append(row)
     return let_in
@@ -148,12 +150,12 @@ def _take_in(cache: StateCache, let_in: list[JobRow], now_s: float) -> None:
 
 log = logging.getLogger(__name__)
 
-WRITER = "backend"
+BACKEND_WRITER = "backend"
 DISCARD_S = 2.0  # of a look, for ends at the backend: it takes two commands for each
-MOST_NAME = 40  # characters of a job's name
+MAX_NAME_CHARACTERS = 40  # characters of a job's name
 # Its owner knows nothing of being run again, but after faults of nodes; and the backend may let it wait for its own
 # reasons, which are no fault of the job's however often it is asked for other GPUs.
-RETRY = RetrySpec(infra=1000, resource=0, asked=0, ambiguous=0)
+EXTERNAL_RETRY = RetrySpec(infra=1000, resource=0, asked=0, ambiguous=0)
 
 
 class ExternalJobs:
@@ -232,20 +234,20 @@ def _job_of(held: ExternalJob) -> NewJob | None:
 def _write(tx: Connection, fence: int, new: Iterable[NewJob], cancelled: Iterable[str], now_s: float) -> None:
     check_fence(tx, fence)
     for it in new:
-        insert_job(tx, estimated(tx, it), writer=WRITER)
+        insert_job(tx, estimated(tx, it), writer=BACKEND_WRITER)
     for job in cancelled:
-        set_desired(tx, job, Desired.CANCEL, at_s=now_s, writer=WRITER)
+        set_desired(tx, job, Desired.CANCEL, at_s=now_s, writer=BACKEND_WRITER)
 
 
 def new_job_of(held: ExternalJob) -> NewJob:
     """Return the job of the store that a held one becomes."""
     given = {
-        "name": name_of(held.name), "gpus": held.gpus, "command": ("sbatch", held.name), "retry": RETRY,
+        "name": name_of(held.name), "gpus": held.gpus, "command": ("sbatch", held.name), "retry": EXTERNAL_RETRY,
         "external": External(number=held.number),
         "shape": Shape(nodes=held.nodes, gpus_per_node=held.gpus // held.nodes),
     }  # fmt: skip
     if held.estimate_s is not None:
-        given["estimate_s"] = max(LEAST_S, min(held.estimate_s, YEAR_S))
+        given["estimate_s"] = max(MIN_ESTIMATE_S, min(held.estimate_s, YEAR_S))
     spec = StoredJob.model_validate(given)
     content = spec.model_dump(mode="json")
     return NewJob(
@@ -256,4 +258,4 @@ def new_job_of(held: ExternalJob) -> NewJob:
 
 def name_of(text: str) -> str:
     """Return the nearest name that a job may have here."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:MOST_NAME].strip("-") or "job"
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:MAX_NAME_CHARACTERS].strip("-") or "job"

@@ -18,12 +18,12 @@ from ..model.job import JobRow, NewEvent, name_of
 from ..model.job_spec import PLAN_VARIABLE, plan_text, stored_job, stored_or_usual
 from ..model.states import AfterStop, AttemptState, Contact, Desired, EndedBy, JobState, Run, Status
 from ..rules.attempts import (
-    ENDED,
+    AFTER_REQUEST,
+    ENDED_RUNS,
     HURRIED,
     HURRIED_S,
+    REQUEST_CAUSE,
     SAVED,
-    WISHED,
-    WISHES,
     AttemptStep,
     AttemptView,
     Came,
@@ -41,11 +41,11 @@ from ..store.attempts import LAUNCH, AttemptRow, get_attempt, latest_before
 from ..store.jobs import JobColumns
 from ..store.transitions import hold_unreadable
 from .admission import line_up
-from .job_errors import ERROR, MOST
+from .job_errors import ERROR_EVENT, MAX_ERRORS_IN_A_ROW
 from .node_checks import NodeChecks
 from .rehydrate import needs_of, used_by
 from .rings import goes_on_without, held_by, keep_ring
-from .state_cache import WRITER, StateCache
+from .state_cache import SCHEDULER_WRITER, StateCache
 from .steps import judge_steps, take_last_look
 
 
@@ -81,7 +81,12 @@ def hold_failing(cache: StateCache, now_s: float) -> None:
     for job, words in cache.errors.due(now_s).items():
         if job in cache.jobs:
             with cache.about(job, now_s):
-                _hold(cache, cache.jobs[job], f"it could not be handled {MOST} times in a row: {words}", now_s)
+                _hold(
+                    cache,
+                    cache.jobs[job],
+                    f"it could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {words}",
+                    now_s,
+                )
     cache.write(now_s)
     for job, why in cache.unreadable.items():
         with cache.about(job, now_s):
@@ -103,7 +108,7 @@ def _hold(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
     else:
         return
     number = None if row is None else row.number
-    cache.tell(NewEvent(ERROR, WRITER, now_s, job.id, number, cause=cause), {})
+    cache.tell(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, number, cause=cause), {})
 
 
 def drain(
@@ -124,16 +129,16 @@ def give_up(cache: StateCache, row: AttemptRow, now_s: float) -> None:
     after = JobState.CANCELLED if job.desired is Desired.CANCEL else JobState.HELD
     if job.desired is Desired.RUN:
         columns["desired"] = Desired.HOLD
-    cause = f"its end could not be handled {MOST} times in a row: {cache.errors.words(job.id)}"
+    cause = f"its end could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {cache.errors.words(job.id)}"
     cache.change_attempt(
         row, AttemptState.RELEASED, cause, now_s, outcome=str(ExitClass.AMBIGUOUS), ended_s=now_s, ends=()
     )
     cache.change_job(job, after, cause, now_s, **columns)
-    cache.tell(NewEvent(ERROR, WRITER, now_s, job.id, row.number, cause=cause), {})
+    cache.tell(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, row.number, cause=cause), {})
 
 
 def _hold_unreadable(cache: StateCache, job: str, cause: str, now_s: float) -> None:
-    event = NewEvent(ERROR, WRITER, now_s, job, cause=cause, fence=cache.fence)
+    event = NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job, cause=cause, fence=cache.fence)
     if cache.parts.store.write(lambda tx: hold_unreadable(tx, event)):
         log.error("job %s is held: %s", job, cause)
 
@@ -247,7 +252,7 @@ def _try(
 
 def _is_at_its_end(cache: StateCache, row: AttemptRow, status: Status) -> bool:
     """Say whether an attempt is not to run on, or does not: one that runs is left alone whatever goes wrong."""
-    is_over_or_unwanted = status.run in ENDED or cache.jobs[row.job_id].desired is not Desired.RUN
+    is_over_or_unwanted = status.run in ENDED_RUNS or cache.jobs[row.job_id].desired is not Desired.RUN
     return row.state is not AttemptState.RUNNING or is_over_or_unwanted
 
 
@@ -259,7 +264,13 @@ def _let_go(cache: StateCache, row: AttemptRow, status: Status, now_s: float) ->
     name, backend = attempt_name(row), cache.parts.backend
     if row.state is AttemptState.RUNNING:
         desired = cache.jobs[row.job_id].desired
-        drain(cache, row, WISHED[desired] if desired in WISHES else class_of(status)[1], now_s, WISHES.get(desired))
+        drain(
+            cache,
+            row,
+            REQUEST_CAUSE[desired] if desired in AFTER_REQUEST else class_of(status)[1],
+            now_s,
+            AFTER_REQUEST.get(desired),
+        )
         return True
     if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
         return False
@@ -362,7 +373,7 @@ def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     except BackendError as error:
         if cache.launches.fail(name, str(error), now_s):
             words = f"not launched yet: {error}"
-            cache.tell(NewEvent(LAUNCH, WRITER, now_s, row.job_id, row.number, cause=words), {})
+            cache.tell(NewEvent(LAUNCH, SCHEDULER_WRITER, now_s, row.job_id, row.number, cause=words), {})
         raise
     cache.launches.end(name)
     if row.state is AttemptState.RESERVED:

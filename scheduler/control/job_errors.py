@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 KeyT = TypeVar("KeyT")
 
-ERROR = "error"  # kind of events
-MOST = 3  # in a row, after which a job is held
-MOST_OF_TWO = 15  # of two jobs that fail at the same, nobody else: with the rests between them, nine minutes
+ERROR_EVENT = "error"  # kind of events
+MAX_ERRORS_IN_A_ROW = 3  # in a row, after which a job is held
+MAX_ERRORS_OF_TWO = 15  # of two jobs that fail at the same, nobody else: with the rests between them, nine minutes
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # in which a job is left alone, doubled with each error
-SHARED = 0.3  # of several jobs: if more fail at the same within SHARED_S, none of them is to blame
+SHARED_FRACTION = 0.3  # of several jobs: if more fail at the same within SHARED_S, none of them is to blame
 SHARED_S = 2.0 * LONGEST_REST_S  # in which each job that fails again and again is tried once at least
-APART_S = 3600.0  # after its rest: an error that comes later is the first of another row
+ERROR_ROW_GAP_S = 3600.0  # after its rest: an error that comes later is the first of another row
 OF_NO_JOB = (FencedError, StaleWriteError, TakenError, StoreRefusesError, StoreUnreachableError)  # no job's
 
 
@@ -71,7 +71,7 @@ class _Tally:
     @property
     def is_shared(self) -> bool:
         """Whether so many failed that none of them is to blame."""
-        return len(self.failed_s) > max(1.0, SHARED * len(self.tried_s))
+        return len(self.failed_s) > max(1.0, SHARED_FRACTION * len(self.tried_s))
 
     def others_took(self, step: str, since_s: float) -> bool:
         """Say whether a job that has not failed took a step behind a time."""
@@ -113,7 +113,7 @@ class JobErrors:
         if not tally.is_shared or tally.others_took(tally.failed_now[job], self._counts[job].before_s):
             return True
         errors = [self._counts[it].errors for it in tally.failed_s.keys() & self._counts.keys()]
-        return len(tally.failed_s) == 2 and min(errors, default=0) > MOST_OF_TWO - MOST
+        return len(tally.failed_s) == 2 and min(errors, default=0) > MAX_ERRORS_OF_TWO - MAX_ERRORS_IN_A_ROW
 
     @property
     def failed(self) -> int:
@@ -164,7 +164,7 @@ class JobErrors:
     def _count(self, job: str, error: Exception, now_s: float) -> None:
         self._failed.add(job)
         known = self._counts.get(job)
-        if known is None or now_s - known.rests_until_s > APART_S:
+        if known is None or now_s - known.rests_until_s > ERROR_ROW_GAP_S:
             known = self._counts[job] = _Count(0, 0, 0.0, "")
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(known.errors, 16))
         known.errors, known.rests_until_s, known.words = known.errors + 1, now_s + rest_s, words_of(error)
@@ -186,7 +186,7 @@ class JobErrors:
     def is_failing(self, job: str) -> bool:
         """Say whether a job is not to be tried any more."""
         known = self._counts.get(job)
-        return known is not None and known.blamed >= MOST
+        return known is not None and known.blamed >= MAX_ERRORS_IN_A_ROW
 
     def words(self, job: str) -> str:
         """Return what last went wrong with a job, "" if nothing did."""
@@ -199,8 +199,12 @@ class JobErrors:
 
     def due(self, now_s: float) -> dict[str, str]:
         """Return the jobs that are to be held, with their last errors in words; one of which that failed only later."""
-        failing = {job: it for job, it in self._counts.items() if it.blamed >= MOST}
-        return {job: it.words for job, it in failing.items() if it.blamed == MOST or not self.rests(job, now_s)}
+        failing = {job: it for job, it in self._counts.items() if it.blamed >= MAX_ERRORS_IN_A_ROW}
+        return {
+            job: it.words
+            for job, it in failing.items()
+            if it.blamed == MAX_ERRORS_IN_A_ROW or not self.rests(job, now_s)
+        }
 
     def forget(self, jobs: Collection[str]) -> None:
         """Forget what went wrong with jobs that have come further."""
@@ -212,7 +216,7 @@ class JobErrors:
         self.forget(self._counts.keys() - set(jobs))
 
 
-FIRST_S, LONGEST_S = 0.5, 30.0  # until a launch is tried again, doubled with each failure
+FIRST_LAUNCH_WAIT_S, LONGEST_LAUNCH_WAIT_S = 0.5, 30.0  # until a launch is tried again, doubled with each failure
 
 
 class _Failed(NamedTuple):
@@ -231,12 +235,12 @@ class Launches:
         """Say whether an attempt may be launched now."""
         it = self._failed.get(name)
         # A wait that is longer than any is that of a clock that was set back.
-        return it is None or not 0.0 < it.again_s - now_s <= LONGEST_S
+        return it is None or not 0.0 < it.again_s - now_s <= LONGEST_LAUNCH_WAIT_S
 
     def fail(self, name: str, words: str, now_s: float) -> bool:
         """Note that a launch failed, and return whether that was not told in these words the last time."""
         before = self._failed.get(name, _Failed(0, now_s, ""))
-        wait_s = min(FIRST_S * 2.0 ** min(before.times, 32), LONGEST_S)
+        wait_s = min(FIRST_LAUNCH_WAIT_S * 2.0 ** min(before.times, 32), LONGEST_LAUNCH_WAIT_S)
         self._failed[name] = _Failed(before.times + 1, now_s + wait_s, words)
         return words != before.words
 

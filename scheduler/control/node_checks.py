@@ -38,11 +38,11 @@ from ...preflight.rounds import (
 from ...preflight.travelling import SCRATCH, wrapped
 from ..health.monitor import Health
 from ..health.quarantining import Acted, quarantine
-from ..model.gpu_index import WHOLE, Clears, HardwarePlace, QuarantineFinding
-from ..model.job import JobRow, NewEvent, name_of
+from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineFinding
+from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, name_of
 from ..model.job_spec import StoredJob, checked_job_of, stored_or_usual
 from ..model.states import AttemptState, JobState, Run
-from ..rules.attempts import ENDED, UNFIT, Checks
+from ..rules.attempts import ENDED_RUNS, UNFIT, Checks
 from ..rules.quarantine import Fleet, closed_gpus
 from ..store.attempts import AttemptRow
 from ..store.events import append_all
@@ -50,7 +50,7 @@ from ..store.jobs import bring_forward
 from ..store.leases import check_fence
 from ..store.opening import Store
 
-MOST_TOLD, MOST_TEXT = 20, 300  # results of a round in an event, and characters of one
+MAX_STORED_RESULTS, MAX_TEXT_CHARACTERS = 20, 300  # results of a round in an event, and characters of one
 _GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", is blamed on the node
 
 
@@ -85,14 +85,14 @@ def lines_of(report: RoundReport) -> tuple[str, ...]:
 
 def told_of(results: Iterable[CheckResult]) -> list[Mapping[str, object]]:
     """Return results as an event holds them, the first ones only."""
-    cut = [asdict(it) for it in list(results)[:MOST_TOLD]]
+    cut = [asdict(it) for it in list(results)[:MAX_STORED_RESULTS]]
     return [{name: short(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut]
 
 
 def _place_of(result: CheckResult, chosen: Container[tuple[str, int]]) -> HardwarePlace:
     found = _GPU.fullmatch(result.device)
-    gpu = WHOLE if found is None else int(found[1])
-    return HardwarePlace(result.node, gpu if (result.node, gpu) in chosen else WHOLE)
+    gpu = WHOLE_NODE if found is None else int(found[1])
+    return HardwarePlace(result.node, gpu if (result.node, gpu) in chosen else WHOLE_NODE)
 
 
 def _evidence(result: CheckResult) -> str:
@@ -104,15 +104,16 @@ def _evidence(result: CheckResult) -> str:
 
 def short(text: str) -> str:
     """Return a text in one line that is not too long: a check of strangers may say anything."""
-    return in_one_line(text)[:MOST_TEXT]
+    return in_one_line(text)[:MAX_TEXT_CHARACTERS]
 
 
 log = logging.getLogger(__name__)
 
-WRITER, PREFLIGHT = "scheduler", "preflight"  # role, and kind of events
+PREFLIGHT_EVENT = "preflight"  # kind of events
 PASSED, FAILED, NOT_RUN, NOT_CLEAN = "passed", "failed", "not run", "not put in order"
-REST_S = 120.0  # no job starts where a check failed and too much is in quarantine for more to come into it
-FIRST_S, LONGEST_S = 60.0, 600.0  # until a job is tried again whose tries are over, doubled with each time
+UNFIT_REST_S = 120.0  # no job starts where a check failed and too much is in quarantine for more to come into it
+# Before a job whose tries are used up is tried again; doubled each time.
+FIRST_RETRY_WAIT_S, LONGEST_RETRY_WAIT_S = 60.0, 600.0
 
 
 class When(Enum):
@@ -233,7 +234,7 @@ class NodeChecks:
             passed_s = self._passed.get(name)
             return CheckStatus(Checks.RUN) if passed_s is None else CheckStatus(passed_s=passed_s)
         # One that never ran may have had its GPUs set for it, and its scratch folder made.
-        is_dirty = (run in ENDED or name in self._passed) and name not in self._clean
+        is_dirty = (run in ENDED_RUNS or name in self._passed) and name not in self._clean
         return CheckStatus(Checks.RUN if is_dirty or self._is_checked(name) else Checks.NONE)
 
     def _is_checked(self, attempt: str) -> bool:
@@ -324,7 +325,7 @@ class NodeChecks:
                 )
                 event = self._event(begun, ended, now_s)
                 put = partial(_put, fleet=fleet, fence=fence, found=found, event=event)
-                self._resting |= dict.fromkeys(store.write(put), now_s + REST_S)
+                self._resting |= dict.fromkeys(store.write(put), now_s + UNFIT_REST_S)
                 self._note(name, begun, ended)
                 del self._begun[name]
             self._rounds.forget(name)
@@ -338,7 +339,7 @@ class NodeChecks:
     def resting(self, sizes: Mapping[str, int], now_s: float) -> set[tuple[str, int]]:
         """Return node and index of the GPUs on which no job starts for a while, as checks failed there."""
         # A clock that was set back must not make it longer.
-        self._resting = {it: until_s for it, until_s in self._resting.items() if 0.0 < until_s - now_s <= REST_S}
+        self._resting = {it: until_s for it, until_s in self._resting.items() if 0.0 < until_s - now_s <= UNFIT_REST_S}
         return closed_gpus(self._resting, sizes) if self._resting else set()
 
     def hurry(self, store: Store, jobs: dict[str, JobRow], health: Health, fence: int, now_s: float) -> None:
@@ -374,7 +375,8 @@ class NodeChecks:
         lines = (ended.problem,) if report is None else lines_of(report)
         cause = "; ".join(lines) or f"all checks passed on {', '.join(report.nodes if report else ())}"
         return NewEvent(
-            PREFLIGHT, WRITER, now_s, begun.job, begun.number, now=now, fence=self._fence, cause=cause, data=data
+            PREFLIGHT_EVENT, SCHEDULER_WRITER, now_s, begun.job, begun.number, now=now, fence=self._fence,
+            cause=cause, data=data
         )  # fmt: skip
 
     def _note(self, name: str, begun: _CheckRound, ended: FinishedRound) -> None:
@@ -417,7 +419,7 @@ class NodeChecks:
         """Let a job wait, with all that was found."""
         self._tried.pop(begun.job, None)
         times = self._waited[begun.job] = self._waited.get(begun.job, 0) + 1
-        wait_s = min(LONGEST_S, FIRST_S * 2.0 ** min(times - 1, 10))
+        wait_s = min(LONGEST_RETRY_WAIT_S, FIRST_RETRY_WAIT_S * 2.0 ** min(times - 1, 10))
         return _Unfit(f"{_NOT_PASSED[begun.when]}: {'; '.join(map(short, diagnostics))}", wait_s)
 
 
@@ -430,6 +432,6 @@ def _put(
 ) -> list[HardwarePlace]:  # fmt: skip
     """Put what was found into quarantine, and return what the limit keeps out of it."""
     check_fence(tx, fence)
-    refused = [it.place for it in found if quarantine(tx, fleet, it, it.at_s, writer=WRITER) is Acted.REFUSED]
+    refused = [it.place for it in found if quarantine(tx, fleet, it, it.at_s, writer=SCHEDULER_WRITER) is Acted.REFUSED]
     append_all(tx, [] if event is None else [event])
     return refused

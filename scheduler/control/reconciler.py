@@ -18,19 +18,19 @@ from ..policy_host.answer import Stored, record_of
 from ..store.attempts import NewAttempt, held_gpus
 from ..store.decisions import NewDecision
 from ..store.engines import FencedError, StaleWriteError, TakenError
-from ..store.leases import NEVER, SCHEDULER, LeaseRow, acquire, clock, give_up, lease_row, renew
+from ..store.leases import NO_LEASE_ROW, SCHEDULER_LEASE, LeaseRow, acquire, clock, give_up, lease_row, renew
 from .admission import DISCARD_S, ExternalJobs, admit, give_places
 from .attempt_driver import hold_failing, settle
 from .job_errors import JobErrors, SpoiledError
 from .seating import Seating
 from .state_cache import Parts, StateCache
-from .unknown_attempts import FIND_AGAIN_S, LOOK_S, UnknownAttempts
+from .unknown_attempts import CHECK_UNKNOWN_S, LIST_AGAIN_S, UnknownAttempts
 
 log = logging.getLogger(__name__)
 
 LEASE_S, RENEW_S = 15.0, 5.0
-ROUNDS = 10  # of one tick beside one for each job that was in the way of the one before, and is left alone then
-ROUNDS_S = 5.0  # after which the next tick goes on; the lease lasts longer
+MAX_ROUNDS = 10  # of one tick beside one for each job that was in the way of the one before, and is left alone then
+MAX_ROUNDS_S = 5.0  # after which the next tick goes on; the lease lasts longer
 MEASURING = "a ring is to have a GPU, and the links to it are being measured"  # for a second at most
 PLACE_S = 0.5  # after which what was decided is launched before more is decided
 
@@ -43,11 +43,11 @@ class ReconcilerTiming:
     store_s: Callable[[Connection], float] = clock  # Unix time, by the store's machine
     place_s: float = PLACE_S
     discard_s: float = DISCARD_S
-    look_s: float = LOOK_S
-    find_again_s: float = FIND_AGAIN_S
+    look_s: float = CHECK_UNKNOWN_S
+    find_again_s: float = LIST_AGAIN_S
 
 
-TIMES = ReconcilerTiming()
+DEFAULT_TIMING = ReconcilerTiming()
 
 
 class Reconciler:
@@ -58,12 +58,13 @@ class Reconciler:
         times: What it goes by.
     """
 
-    def __init__(self, parts: Parts, times: ReconcilerTiming = TIMES) -> None:
+    def __init__(self, parts: Parts, times: ReconcilerTiming = DEFAULT_TIMING) -> None:
         self.parts, self._times = parts, times
         self.cache: StateCache | None = None  # None while it does not lead, or has to read the store anew
         self._fence: int | None = None  # token of its lease, None while it does not lead
         self._renew_at_s = 0.0
-        self._watched, self._watched_s = NEVER, 0.0  # another one's lease, and since when it has not been renewed
+        # The lease of another scheduler, and the time since which it has not been renewed.
+        self._watched, self._watched_s = NO_LEASE_ROW, 0.0
         self._external_jobs = ExternalJobs(parts, discard_s=times.discard_s)
         self.errors = JobErrors()
         self._seating = Seating(parts)
@@ -80,9 +81,9 @@ class Reconciler:
             InputError: If jobs hold GPUs that the cluster file does not have; then it does not lead.
         """
         self.errors.begin(self.parts.now_s())
-        rounds, until = 0, self._times.passed_s() + ROUNDS_S
+        rounds, until = 0, self._times.passed_s() + MAX_ROUNDS_S
         try:
-            while rounds < ROUNDS + self.errors.failed and self._times.passed_s() < until and self._leads():
+            while rounds < MAX_ROUNDS + self.errors.failed and self._times.passed_s() < until and self._leads():
                 rounds += 1
                 if self.parts.placer.is_to_begin_anew or self.unknown_attempts.are_due:
                     self._forget()
@@ -119,7 +120,7 @@ class Reconciler:
         self._seating.close()
         try:
             if fence is not None:
-                self.parts.store.write(lambda tx: give_up(tx, SCHEDULER, fence))
+                self.parts.store.write(lambda tx: give_up(tx, SCHEDULER_LEASE, fence))
         finally:
             self.parts.placer.end()
 
@@ -158,11 +159,11 @@ class Reconciler:
         if fence is not None and now_s < self._renew_at_s:
             return True
         if fence is not None:
-            if not parts.store.write(lambda tx: renew(tx, SCHEDULER, fence, self._times.store_s(tx), LEASE_S)):
+            if not parts.store.write(lambda tx: renew(tx, SCHEDULER_LEASE, fence, self._times.store_s(tx), LEASE_S)):
                 raise FencedError("the lease was taken over")
         else:
             with parts.store.read() as tx:
-                last = lease_row(tx, SCHEDULER)
+                last = lease_row(tx, SCHEDULER_LEASE)
             if last != self._watched:
                 self._watched, self._watched_s = last, now_s
             # Whoever lives renews: by this clock, which nobody sets, and not by the one that the lease tells.
@@ -183,7 +184,7 @@ class Reconciler:
         Raises:
             InputError: If jobs hold GPUs that the cluster file does not have; the lease is not taken.
         """
-        fence = acquire(tx, SCHEDULER, self.parts.owner, self._times.store_s(tx), LEASE_S, left=left)
+        fence = acquire(tx, SCHEDULER_LEASE, self.parts.owner, self._times.store_s(tx), LEASE_S, left=left)
         if fence is not None:
             self.parts.layout.check_held(held_gpus(tx))
         return fence

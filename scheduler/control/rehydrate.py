@@ -17,16 +17,16 @@ from ..mirror.standing import JobProgress, JobRequest, MirrorOrigin, QueueTurn, 
 from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
 from ..model.job import JobRow, ReservationRow, Tries
-from ..model.job_spec import LEAST_S, StoredJob, has_needs, is_shaped, is_switching, stored_job, stored_or_usual
+from ..model.job_spec import MIN_ESTIMATE_S, StoredJob, has_needs, is_shaped, is_switching, stored_job, stored_or_usual
 from ..model.states import OPEN_ATTEMPTS
 from ..rules.jobs import Quota, may_enter
 from ..store.attempts import AttemptRow
 from ..store.nodes import UserTurn
 
-MOST_S = 1e12  # of any time, far beyond all that are meant
-MOST_SAVED_S, MOST_GUESS_S = 1e90, 1e100  # of work: a time over a slowdown, and the estimate that was doubled beyond it
-MOST_SLOWDOWN = 1e60  # as in cluster/placing.py
-MOST_RANK = 1 << 31
+MAX_TIME_S = 1e12  # of any time, far beyond all that are meant
+MAX_SAVED_S, MAX_GUESS_S = 1e90, 1e100  # of work: a time over a slowdown, and the estimate that was doubled beyond it
+MAX_SLOWDOWN = 1e60  # as in cluster/placing.py
+MAX_RANK = 1 << 31
 
 
 def _within(value: object, least: float, most: float, otherwise: float) -> float:
@@ -37,7 +37,7 @@ def _within(value: object, least: float, most: float, otherwise: float) -> float
 def asked_of(row: JobRow, layout: Layout) -> JobRequest:
     """Return what a job asks for of a cluster."""
     spec = stored_or_usual(row.spec)
-    submitted_s, types = _within(row.submitted_s, 0.0, MOST_S, 0.0), layout.types_for(spec.wants)
+    submitted_s, types = _within(row.submitted_s, 0.0, MAX_TIME_S, 0.0), layout.types_for(spec.wants)
     asked = JobRequest(
         row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes, types,
         user=row.owner,
@@ -56,12 +56,12 @@ def _by_plan(asked: JobRequest, plan: PlanFile) -> JobRequest:
 
 def rank_of(row: JobRow) -> int:
     """Return what a job stands in the queue by: those of a lower rank stand before those of a higher."""
-    return -int(_within(row.priority, -MOST_RANK, MOST_RANK, 0))
+    return -int(_within(row.priority, -MAX_RANK, MAX_RANK, 0))
 
 
 def estimate_of(row: JobRow) -> float:
     """Return how long a job is expected to run on the reference placement, in seconds."""
-    return _within(row.estimate_s, LEAST_S, MOST_S, StoredJob.model_fields["estimate_s"].default)
+    return _within(row.estimate_s, MIN_ESTIMATE_S, MAX_TIME_S, StoredJob.model_fields["estimate_s"].default)
 
 
 def form_of(row: JobRow) -> PlacementShape | None:
@@ -86,20 +86,22 @@ def waiting_standing(row: JobRow) -> JobProgress:
     """Return where a job stands that waits."""
     guess_s, entered_s, saved_s = _times(row)
     return JobProgress(
-        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s, -MOST_S, MOST_S, 0.0), stops=row.attempt,
-        first_start_s=_within(row.submitted_s, 0.0, MOST_S, 0.0) if row.attempt else -1.0, came_back=goes_first(row),
+        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s, -MAX_TIME_S, MAX_TIME_S, 0.0), stops=row.attempt,
+        first_start_s=_within(row.submitted_s, 0.0, MAX_TIME_S, 0.0) if row.attempt else -1.0,
+        came_back=goes_first(row),
     )  # fmt: skip
 
 
 def running_standing(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobProgress:
     """Return where a job stands that holds GPUs."""
-    opened_s = _within(attempt.opened_s, 0.0, MOST_S, 0.0)
+    opened_s = _within(attempt.opened_s, 0.0, MAX_TIME_S, 0.0)
     guess_s, entered_s, saved_s = _times(row)
     return JobProgress(
-        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s + opened_s - row.entered_s, -MOST_S, MOST_S, 0.0),
+        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s + opened_s - row.entered_s, -MAX_TIME_S, MAX_TIME_S,
+        0.0),
         stops=attempt.number - 1, first_start_s=opened_s, start_s=opened_s,
-        overhead_s=_within(attempt.overhead_s, 0.0, MOST_SLOWDOWN, 0.0),
-        slowdown=_within(attempt.slowdown, 1.0 / MOST_SLOWDOWN, MOST_SLOWDOWN, 1.0),
+        overhead_s=_within(attempt.overhead_s, 0.0, MAX_SLOWDOWN, 0.0),
+        slowdown=_within(attempt.slowdown, 1.0 / MAX_SLOWDOWN, MAX_SLOWDOWN, 1.0),
         gpus=layout.numbers(attempt.placement),
     )  # fmt: skip
 
@@ -107,9 +109,9 @@ def running_standing(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobPro
 def _times(row: JobRow) -> tuple[float, float, float]:
     """Return a job's estimate as it was doubled, when it last came into the queue, and the work that is saved."""
     return (
-        _within(row.guess_s, LEAST_S, MOST_GUESS_S, estimate_of(row)),
-        _within(row.entered_s, 0.0, MOST_S, 0.0),
-        _within(row.saved_s, 0.0, MOST_SAVED_S, 0.0),
+        _within(row.guess_s, MIN_ESTIMATE_S, MAX_GUESS_S, estimate_of(row)),
+        _within(row.entered_s, 0.0, MAX_TIME_S, 0.0),
+        _within(row.saved_s, 0.0, MAX_SAVED_S, 0.0),
     )
 
 
@@ -118,7 +120,7 @@ def queue_key(row: JobRow) -> tuple[int, int, float, int]:
 
     The others stand by when they came into the queue.
     """
-    entered_s, not_before_s = (_within(it, 0.0, MOST_S, 0.0) for it in (row.entered_s, row.not_before_s))
+    entered_s, not_before_s = (_within(it, 0.0, MAX_TIME_S, 0.0) for it in (row.entered_s, row.not_before_s))
     if goes_first(row):
         return rank_of(row), 0, -max(entered_s, not_before_s), -row.submit_seq
     return rank_of(row), 1, entered_s, row.submit_seq

@@ -28,8 +28,8 @@ from ..model.job_spec import StoredJob, is_switching, stored_or_usual
 from ..model.states import AttemptState
 from ..store.attempts import AttemptRow
 from ..store.nodes import ComputeRecord
-from ..store.rings import ENDED, RING, ReplacementRow
-from .state_cache import WRITER, StateCache
+from ..store.rings import RING_ENDED, RING_EVENT, ReplacementRow
+from .state_cache import SCHEDULER_WRITER, StateCache
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,10 @@ def keep_ring(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> No
     words = f"{filled} of {report.seats} seats, step {report.step}, {recoveries} recoveries"
     held = [[share.node, gpu] for share in held_by(cache, row) for gpu in share.gpus]
     data = {"report": as_json(report), "places": [list(it) for it in places or ()], "gpus": held}
-    cache.tell(NewEvent(RING, WRITER, now_s, row.job_id, row.number, now=ENDED, cause=words, data=data), {})
+    cache.tell(
+        NewEvent(RING_EVENT, SCHEDULER_WRITER, now_s, row.job_id, row.number, now=RING_ENDED, cause=words, data=data),
+        {},
+    )
 
 
 def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
@@ -113,7 +116,7 @@ def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
         return True
 
 
-BEST = 3  # candidates whose links are measured
+MAX_MEASURED_CANDIDATES = 3  # candidates whose links are measured
 NO_GPUS = np.zeros(0, dtype=np.int32)
 Numbers = tuple[int, int]  # nodes: who sends, and who receives
 
@@ -252,9 +255,9 @@ def _words(seen: LinkMeasurements, pair: Numbers) -> str:
     return f"reckoned, not measured: {seen.unknown[pair]}" if pair in seen.unknown else "reckoned"
 
 
-MOST_KEPT = 64  # candidates of one choice that are kept, the best ones
-MEASURED = ("from_previous_measured_s", "to_next_measured_s")  # seconds ago; none for a bandwidth that is reckoned
-BANDWIDTHS = ("from_previous_bytes_per_s", "to_next_bytes_per_s", *MEASURED)
+MAX_STORED_CANDIDATES = 64  # candidates of one choice that are kept, the best ones
+LINK_AGES = ("from_previous_measured_s", "to_next_measured_s")  # seconds ago; none for a bandwidth that is reckoned
+BANDWIDTHS = ("from_previous_bytes_per_s", "to_next_bytes_per_s", *LINK_AGES)
 
 
 class RingJob(NamedTuple):
@@ -343,8 +346,8 @@ def chosen_of(
     """
     kept = {**described(choice, links, want, formula, layout), "took_s": round(took_s, 6)}
     words, mine = words_of_choice(choice, want, formula), links.of(choice.gpu)
-    is_measured = any(getattr(mine, name) is not None for name in MEASURED)
-    passed_over = [it.words for it in links.broken.values()][:BEST]
+    is_measured = any(getattr(mine, name) is not None for name in LINK_AGES)
+    passed_over = [it.words for it in links.broken.values()][:MAX_MEASURED_CANDIDATES]
     told = [words, *([f"its links: {mine.words}"] if is_measured else []), *passed_over]
     return ChosenGpu(choice.gpu, "; ".join(told), kept, took_s)
 
@@ -353,7 +356,9 @@ def described(
     choice: SeatChoice, links: LinksAround, want: SeatRequest, formula: str, layout: Layout
 ) -> dict[str, Any]:  # fmt: skip
     """Return a choice as the store keeps it: the candidates with their times, the chosen one first."""
-    kept = sorted(choice.considered, key=lambda it: (it.gpu != choice.gpu, _time_s(it, formula)))[:MOST_KEPT]
+    kept = sorted(choice.considered, key=lambda it: (it.gpu != choice.gpu, _time_s(it, formula)))[
+        :MAX_STORED_CANDIDATES
+    ]
     return {
         "formula": formula,
         "average_s": want.step_s,
@@ -386,7 +391,7 @@ def _candidate(it: Considered, links: LinksOf, layout: Layout) -> dict[str, obje
         **{name: time_s if math.isfinite(time_s) else None for name, time_s in times.items()},
         "from_previous_bytes_per_s": it.from_previous_bytes_per_s,
         "to_next_bytes_per_s": it.to_next_bytes_per_s,
-        **{name: getattr(links, name) for name in MEASURED},
+        **{name: getattr(links, name) for name in LINK_AGES},
         "links": links.words,
     }
 
@@ -395,7 +400,9 @@ def _broken(links: LinksAround, layout: Layout) -> list[dict[str, object]]:
     """Return those that are no candidates, as they cannot exchange with the neighbours of the seat."""
     found = [(layout.place(gpu), it.words) for gpu, it in links.broken.items()]
     nothing = dict.fromkeys(("source_s", "ring_s", "compute_s", *BANDWIDTHS))
-    return [{"node": node, "gpu": gpu, **nothing, "links": words} for (node, gpu), words in found[:MOST_KEPT]]
+    return [
+        {"node": node, "gpu": gpu, **nothing, "links": words} for (node, gpu), words in found[:MAX_STORED_CANDIDATES]
+    ]
 
 
 def _time_s(it: Considered, formula: str) -> float:

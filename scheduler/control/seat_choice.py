@@ -30,7 +30,7 @@ from ..model.job import JobRow
 from ..model.job_spec import StoredJob, stored_or_usual
 from ..store.nodes import list_gpus, records_of
 from .rings import (
-    BEST,
+    MAX_MEASURED_CANDIDATES,
     ChosenGpu,
     LinksAround,
     LiveRing,
@@ -45,8 +45,8 @@ from .rings import (
 from .state_cache import Parts, StateCache
 
 HOUR_S = 3600.0
-LEAST_IN_AN_HOUR = 3  # GPUs that a ring is given; one of many seats may have as many as these
-NOBODY = SeatChoice(-1, ())
+MIN_GPUS_PER_HOUR = 3  # GPUs that a ring is given; one of many seats may have as many as these
+NO_GPU = SeatChoice(-1, ())
 Seat = tuple[SeatRequest, EmptySeat, int]  # what the coordinator said last, the seat, and seats of the ring once it is filled
 
 
@@ -80,7 +80,7 @@ def choose_gpu(
     job = cache.jobs[ring.row.job_id]
     spec = stored_or_usual(job.spec)
     if why := _against_more(parts, ring, spec.seats, now_s):
-        return SeatSearch(NOBODY, why)
+        return SeatSearch(NO_GPU, why)
     with parts.store.read() as tx:
         records, gpus = records_of(tx, job.id), list_gpus(tx)
     well_s = {(it.node, it.gpu): it.since_s for it in gpus if it.healthy}
@@ -91,7 +91,7 @@ def choose_gpu(
     around = RingJob(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
     inside = ring_of(around, *seat, records)
     if not free.gpus.size or not inside.nodes:
-        return SeatSearch(NOBODY, "no free GPU suits it")
+        return SeatSearch(NO_GPU, "no free GPU suits it")
     choosing = _Choosing(parts, cache.mirror, inside, free, grows=grows)
     ring.probing = probing_for(ring.probing, seat[0].generation, seat[1], choosing.pairs, grows=grows)
     return None if is_open(parts.monitor.links, ring.probing, parts.wake) else choosing.found()
@@ -122,17 +122,19 @@ class _Choosing:
         if not self._parts.monitor.reports.probe_places():
             return ()
         links, cluster = self._links(), self._cluster
-        best = best_of(cluster, self._ring, self._fit(links), self._formula, BEST, links.seen.measured)
+        best = best_of(
+            cluster, self._ring, self._fit(links), self._formula, MAX_MEASURED_CANDIDATES, links.seen.measured
+        )
         return pairs_around(links.nodes, links.around, [int(cluster.gpu_node[gpu]) for gpu in best])
 
     def found(self) -> SeatSearch:
         """Return who takes the seat."""
         links = self._links()
         if len(links.broken) == self._free.gpus.size:
-            return SeatSearch(NOBODY, "; ".join([it.words for it in links.broken.values()][:BEST]))
+            return SeatSearch(NO_GPU, "; ".join([it.words for it in links.broken.values()][:MAX_MEASURED_CANDIDATES]))
         fit = self._fit(links)
         if not fit.gpus.size:
-            return SeatSearch(NOBODY, "it would be faster with no free GPU")
+            return SeatSearch(NO_GPU, "it would be faster with no free GPU")
         choice = choose_for(self._cluster, self._ring, fit, self._formula, links.seen.measured)
         return SeatSearch(choice, "" if choice.gpu >= 0 else "no free GPU suits it", links)
 
@@ -174,13 +176,13 @@ def _against_more(parts: Parts, ring: LiveRing, seats: int, now_s: float) -> str
     A script that kills its process would go through the whole cluster.
     """
     lately = len(ring.checked) + sum(0.0 <= now_s - it.at_s < HOUR_S for it in ring.given or ())
-    most = max(seats, LEAST_IN_AN_HOUR)
+    most = max(seats, MIN_GPUS_PER_HOUR)
     few = parts.checks.against_newcomers(ring.row.job_id)
     return f"it has had {most} others within an hour" if lately >= most else few
 
 
-BUSY = 0.1  # utilisation above which a free GPU is somebody's all the same, and gets no backup
-FRESH_S = 120.0  # older reports say nothing of the present
+BUSY_UTILISATION = 0.1  # utilisation above which a free GPU is somebody's all the same, and gets no backup
+FRESH_REPORT_S = 120.0  # older reports say nothing of the present
 
 
 def relieved(want: SeatRequest | None, spec: StoredJob) -> int:
@@ -264,8 +266,8 @@ def unfit(want: SeatRequest, layout: Layout, reports: Mapping[str, Report], now_
     nodes = {want.nodes.get(str(it), "") for it in members}
     places = [(node, gpu) for node in nodes & set(layout.nodes) for gpu in range(layout.nodes[node])]
     for node, it in reports.items():
-        if 0.0 <= now_s - it.at_s < FRESH_S:
-            places += [(node, gpu.index) for gpu in it.told.gpus if gpu.utilisation > BUSY]
+        if 0.0 <= now_s - it.at_s < FRESH_REPORT_S:
+            places += [(node, gpu.index) for gpu in it.told.gpus if gpu.utilisation > BUSY_UTILISATION]
     return sorted({layout.number(*it) for it in places if layout.has(*it)})
 
 

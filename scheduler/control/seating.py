@@ -31,8 +31,8 @@ from ..store.rings import (
     FOUND,
     HINT,
     LEFT,
-    RING,
-    SEAT,
+    RING_EVENT,
+    SEAT_EVENT,
     SLOW,
     STRUCK_OFF,
     TAKEN,
@@ -45,14 +45,14 @@ from ..store.rings import (
 )
 from . import seat_choice
 from .rings import BANDWIDTHS, ChosenGpu, LiveRing, PendingCheck, chosen_of
-from .seat_choice import LEAST_IN_AN_HOUR, choose_gpu, formula_of
-from .state_cache import WRITER, Parts, StateCache
+from .seat_choice import MIN_GPUS_PER_HOUR, choose_gpu, formula_of
+from .state_cache import SCHEDULER_WRITER, Parts, StateCache
 
 log = logging.getLogger(__name__)
 
 ANOTHERS = "its GPU is another job's"
 CHECKED_S = 1.0  # that a ring waits for its links to be measured and a GPU to be checked, before it goes on without
-UNCHECKED = "its checks were not brought to an end"
+CHECKS_UNFINISHED = "its checks were not brought to an end"
 
 
 class Seating:
@@ -144,7 +144,7 @@ class Seating:
         self._remind(ring, backend, places)
         self._free_left(cache, ring, places, now_s)
         for words in ring.connection.hints():
-            event = self._event(cache, ring, HINT, words, now_s)._replace(kind=RING)
+            event = self._event(cache, ring, HINT, words, now_s)._replace(kind=RING_EVENT)
             log.warning("ring of job %s: %s", ring.row.job_id, words)
             self._parts.store.write(partial(note, event=event))
         if is_new:
@@ -188,7 +188,7 @@ class Seating:
             self._free(cache, ring, gone, event, now_s)
         for gpu in held:  # what another scheduler had reserved to be checked
             if layout.place(gpu) not in is_left:
-                self._strike_off(cache, ring, gpu, UNCHECKED, now_s)
+                self._strike_off(cache, ring, gpu, CHECKS_UNFINISHED, now_s)
 
     def _free(
         self, cache: StateCache, ring: LiveRing, places: Sequence[tuple[str, int]], event: NewEvent, now_s: float
@@ -218,7 +218,7 @@ class Seating:
         """
         layout, held = self._parts.layout, cache.mirror.picks(ring.row.job_id)
         spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
-        left = spec.all_gpus + max(spec.seats, LEAST_IN_AN_HOUR) - len(held)
+        left = spec.all_gpus + max(spec.seats, MIN_GPUS_PER_HOUR) - len(held)
         known = {row.rank for row in ring.given or ()}
         for rank, it in enumerate(places):
             if it.is_left or not layout.has(it.node, it.gpu) or layout.number(it.node, it.gpu) in held:
@@ -399,7 +399,8 @@ class Seating:
 
     def _event(self, cache: StateCache, ring: LiveRing, now: str, cause: str, now_s: float) -> NewEvent:
         return NewEvent(
-            SEAT, WRITER, now_s, ring.row.job_id, ring.row.number, now=now, fence=cache.fence, cause=cause
+            SEAT_EVENT, SCHEDULER_WRITER, now_s, ring.row.job_id, ring.row.number, now=now, fence=cache.fence,
+            cause=cause
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.standing import ClusterSite, MirrorOrigin
 from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
-from ..model.job import JobRow, NewEvent, ReservationRow
+from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, ReservationRow
 from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
 from ..rules.attempts import Whose
@@ -48,8 +48,6 @@ from .rehydrate import as_held, estimate_of, form_of, known_of
 log = logging.getLogger(__name__)
 
 PartT = TypeVar("PartT")
-
-WRITER = "scheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +254,7 @@ class StateCache:
         changes, self._changes = self._changes, Changes()
 
         def put(tx: Connection, part: Changes) -> set[str]:
-            return write_changes(tx, self.fence, part, at_s=now_s, writer=WRITER)
+            return write_changes(tx, self.fence, part, at_s=now_s, writer=SCHEDULER_WRITER)
 
         try:
             refused = self.parts.store.write(lambda tx: put(tx, changes))
@@ -290,7 +288,7 @@ class StateCache:
         """
         refused = dict[str | None, Exception]()
         try:
-            try_out(self.parts.store, self.fence, now_s, WRITER)
+            try_out(self.parts.store, self.fence, now_s, SCHEDULER_WRITER)
         except OF_NO_JOB:
             raise
         except Exception as error:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from ..health.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord, Straggling
 from ..health.step_watch import CHECK_S, NOTHING, Computed, Hang, Saved
 from ..mirror.vacant_seats import GAIN, best_step_s
-from ..model.job import NewEvent
+from ..model.job import SCHEDULER_WRITER, NewEvent
 from ..model.job_spec import Watching, stored_or_usual
 from ..model.states import AfterStop, AttemptState, Contact, JobState, Run, Status
 from ..rules.attempts import LastLook, StopReason
@@ -25,7 +25,7 @@ from ..store.nodes import list_nodes, put_records, records_of
 from .job_errors import OF_NO_JOB, SpoiledError
 from .rehydrate import goes_first
 from .rings import later_nodes
-from .state_cache import WRITER, StateCache
+from .state_cache import StateCache
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,9 @@ def _judge_slow(
             "such as storage and switches"
         )
         notes.events.append(
-            NewEvent(HEALTH, WRITER, now_s, now=SlowWord.ALARM, cause=text, data={"jobs": sorted(found.shared)})
+            NewEvent(
+                HEALTH, SCHEDULER_WRITER, now_s, now=SlowWord.ALARM, cause=text, data={"jobs": sorted(found.shared)}
+            )
         )
     for job in found.steady:
         notes.events.append(_event(cache.attempts[job], SlowWord.STEADY, "steps take as long as they did", now_s))
@@ -249,7 +251,7 @@ def _write(cache: StateCache, notes: _Notes, now_s: float) -> None:
     def put(tx: Connection, part: _Notes) -> None:
         check_fence(tx, cache.fence)
         for row in part.saved:
-            register(tx, row, writer=WRITER, fence=cache.fence)
+            register(tx, row, writer=SCHEDULER_WRITER, fence=cache.fence)
         append_all(tx, [it._replace(fence=cache.fence) for it in part.events])
 
     try:
@@ -269,7 +271,7 @@ def _event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slow
         data = {
             "since_s": told.since_s, "usual_s": told.usual_s, "present_s": told.present_s, "nodes": sorted(slow.nodes)
         }  # fmt: skip
-    return NewEvent(HEALTH, WRITER, now_s, row.job_id, row.number, now=word.value, cause=cause, data=data)
+    return NewEvent(HEALTH, SCHEDULER_WRITER, now_s, row.job_id, row.number, now=word.value, cause=cause, data=data)
 
 
 def _on_straggler(row: AttemptRow, it: Straggling, now_s: float) -> NewEvent:

@@ -24,17 +24,17 @@ from ..store.engines import StaleWriteError, TakenError
 from ..store.events import append
 from ..store.jobs import get_job
 from ..store.leases import check_fence
-from ..store.transitions import NO_SENSE, Changes, Opened, write_changes
+from ..store.transitions import UNREADABLE_ERRORS, Changes, Opened, write_changes
 from .job_errors import OF_NO_JOB
 from .state_cache import Parts
 
 log = logging.getLogger(__name__)
 
-STRANGER = "stranger"  # kind of events
+UNKNOWN_EVENT = "stranger"  # kind of events
 FOUND, GONE, DISREGARDED = "found", "gone", "disregarded"
 END = "end"
 WRITER = "scheduler"
-LOOK_S, FIND_AGAIN_S = 1.0, 5.0
+CHECK_UNKNOWN_S, LIST_AGAIN_S = 1.0, 5.0
 # Everybody reads it whose job waits: what the backend said may name other people's jobs.
 NOT_KNOWN = "nothing starts, as it is not known which attempts run; the scheduler's log says why"
 NOT_KNOWN_WHERE = "nothing starts, as it is not known on which GPUs an attempt runs; `longshore store unknown` lists it"
@@ -58,7 +58,7 @@ class UnknownAttempts:
         find_again_s: After which the backend is asked again that could not tell them.
     """
 
-    def __init__(self, parts: Parts, *, look_s: float = LOOK_S, find_again_s: float = FIND_AGAIN_S) -> None:
+    def __init__(self, parts: Parts, *, look_s: float = CHECK_UNKNOWN_S, find_again_s: float = LIST_AGAIN_S) -> None:
         self._parts, self._look_s, self._find_again_s = parts, look_s, find_again_s
         self._backend = parts.backend if parts.backend.capabilities.lists_attempts else None
         self._fence: int | None = None  # of the lease under which they were looked for
@@ -168,7 +168,7 @@ class UnknownAttempts:
         try:
             with self._parts.store.read() as tx:
                 row = get_attempt(tx, attempt.job, attempt.number)
-        except NO_SENSE as error:
+        except UNREADABLE_ERRORS as error:
             log.error("%s: its row in the store cannot be read: %s", name, error)
             return False
         is_same = not placement or (row is not None and set(row.placement) == set(placement))
@@ -190,7 +190,7 @@ class UnknownAttempts:
         try:
             with self._parts.store.read() as tx:
                 job = get_job(tx, attempt.job)
-        except NO_SENSE:
+        except UNREADABLE_ERRORS:
             return False  # it is held for that
         if job is None or not _is_next(job, attempt, placement):
             return False
@@ -217,7 +217,7 @@ class UnknownAttempts:
     def _tell(self, fence: int, unknown: UnknownAttempt, now: str, cause: str) -> None:
         shares = [{"node": share.node, "gpus": list(share.gpus)} for share in unknown.placement]
         told = NewEvent(
-            STRANGER, WRITER, unknown.found_s, now=now, fence=fence, cause=cause,
+            UNKNOWN_EVENT, WRITER, unknown.found_s, now=now, fence=fence, cause=cause,
             data={"attempt": unknown.name, "placement": shares},
         )  # fmt: skip
 

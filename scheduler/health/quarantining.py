@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import InputError
-from ..model.gpu_index import WHOLE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
+from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..model.job import NewEvent
 from ..rules.quarantine import (
     BUDGET_S,
@@ -158,7 +158,7 @@ def entries_for(entries: Sequence[QuarantineEntry], place: HardwarePlace) -> lis
         InputError: If there are none, or if the whole node of a GPU stands in quarantine.
     """
     place = place.ordered()
-    if place.gpu != WHOLE and any(it.place == HardwarePlace(place.node) for it in entries):
+    if place.gpu != WHOLE_NODE and any(it.place == HardwarePlace(place.node) for it in entries):
         raise InputError(f"the whole node {place.node} is in quarantine", f"clear it: {place.node}")
     found = [it for it in entries if it.place == place or place.covers(it.place)]
     if not found:
@@ -206,7 +206,7 @@ def by_hand(place: HardwarePlace, reason: str, action: str, now_s: float) -> Qua
 
 
 def _tell(tx: Connection, place: HardwarePlace, now: str, text: str, now_s: float, writer: str, **data: str) -> None:
-    told = {"node": place.node, "gpu": None if place.gpu == WHOLE else place.gpu, "place": place.words, **data}
+    told = {"node": place.node, "gpu": None if place.gpu == WHOLE_NODE else place.gpu, "place": place.words, **data}
     append(tx, NewEvent(QUARANTINE, writer, now_s, now=now, cause=text, data=told))
 
 

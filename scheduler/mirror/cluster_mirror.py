@@ -42,8 +42,8 @@ from .standing import (
     check_held,
 )
 
-LEAST_ROOM = 16384  # jobs
-TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
+MIN_SLOTS = 16384  # jobs
+JOB_TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
 
 
 class ClusterMirror:
@@ -64,7 +64,7 @@ class ClusterMirror:
         every = [asked for asked, _ in known.jobs] + ([] if also is None else [also])
         self._types = list(dict.fromkeys([(), *(it.types for it in every)]))  # of each class
         self.site = self.site.with_classes(self._types)
-        room = max(LEAST_ROOM, 2 * len(known.jobs), 2 * len(known.turns))  # there are as many lines of users as jobs
+        room = max(MIN_SLOTS, 2 * len(known.jobs), 2 * len(known.turns))  # there are as many lines of users as jobs
         has_plans = any(it.spread for it in every)
         self.sim = empty_row(*self.site, room, has_plans=has_plans)
         engine.reset(self.sim, ROW, 0)
@@ -354,7 +354,7 @@ class ClusterMirror:
     def standing(self, job: str) -> JobProgress:
         """Return what has happened to a job of the system."""
         slot, state = self._slot[job], self.sim.state
-        values = {name: float(getattr(state, name)[ROW, slot]) for name in TIMES}
+        values = {name: float(getattr(state, name)[ROW, slot]) for name in JOB_TIMES}
         gpus = self.picks(job) if state.run_place[ROW, slot] >= 0 else ()
         came_back = self._takes_turns and not gpus and bool(state.came_back[ROW, slot])
         return JobProgress(**values, stops=int(state.stops[ROW, slot]), gpus=gpus, came_back=came_back)
@@ -470,7 +470,7 @@ class ClusterMirror:
             state.estimated[ROW] += 1
             state.estimates_s[ROW] += asked.estimate_s
         state.stops[ROW, slot] = standing.stops
-        for name in TIMES:
+        for name in JOB_TIMES:
             getattr(state, name)[ROW, slot] = getattr(standing, name)
         if standing.gpus:
             # Only a key of the heap: nobody knows when it ends, and what is expected follows from the estimate.

@@ -25,22 +25,22 @@ from ...cluster.model.topology import Cluster
 from .standing import Beliefs, ClusterSite, JobProgress, JobRequest, MirrorCall, MirrorOrigin, QueueTurn, Spread
 
 _OLDER_ASKED = tuple[str, int, float, float, int, float, float]  # also of a job that takes every node
-_ASKED = (
+_REQUEST = (
     _OLDER_ASKED  # what is at its default is left out from the end
     | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
     | tuple[str, int, float, float, int, float, float, tuple[int, ...], Spread]
     | tuple[str, int, float, float, int, float, float, tuple[int, ...], Spread | None, str]
 )
 _OLDER_STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
-_STANDING = _OLDER_STANDING | tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...], bool]
-_KNOWN = tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], tuple[int, float]]
+_PROGRESS = _OLDER_STANDING | tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...], bool]
+_ORIGIN = tuple[float, list[tuple[_REQUEST, _PROGRESS]], list[str], list[int], tuple[int, float]]
 _FLOATS = tuple[float, ...]
 _BELIEFS = tuple[_FLOATS, _FLOATS, tuple[int, ...], _FLOATS, _FLOATS, _FLOATS, _FLOATS]
 _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "begin": TypeAdapter(tuple[float]),
-    "submit": TypeAdapter(tuple[_ASKED]),
-    "come_back": TypeAdapter(tuple[_ASKED, _STANDING]),
-    "rejoin": TypeAdapter(tuple[_ASKED, _STANDING]),
+    "submit": TypeAdapter(tuple[_REQUEST]),
+    "come_back": TypeAdapter(tuple[_REQUEST, _PROGRESS]),
+    "rejoin": TypeAdapter(tuple[_REQUEST, _PROGRESS]),
     "finish": TypeAdapter(tuple[str]),
     "give_place": TypeAdapter(tuple[str, int, str | None]),
     "stop": TypeAdapter(tuple[str, float | None]),
@@ -54,16 +54,16 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "wait": TypeAdapter(tuple[bool]),
     "pass_over": TypeAdapter(tuple[()]),
 }
-_OF_ASKED = attrgetter(*(field.name for field in fields(JobRequest)))
-_OF_STANDING = attrgetter(*(field.name for field in fields(JobProgress)))
-DECISIONS = frozenset({"carry_out", "wait"})
-_FROM_KNOWN: TypeAdapter[Any] = TypeAdapter(_KNOWN)
-_FROM_BELIEFS: TypeAdapter[Any] = TypeAdapter(_BELIEFS)
-_FROM_TURNS: TypeAdapter[Any] = TypeAdapter(list[QueueTurn])
+_REQUEST_FIELDS = attrgetter(*(field.name for field in fields(JobRequest)))
+_PROGRESS_FIELDS = attrgetter(*(field.name for field in fields(JobProgress)))
+DECISION_CALLS = frozenset({"carry_out", "wait"})
+_ORIGIN_ADAPTER: TypeAdapter[Any] = TypeAdapter(_ORIGIN)
+_BELIEFS_ADAPTER: TypeAdapter[Any] = TypeAdapter(_BELIEFS)
+_TURNS_ADAPTER: TypeAdapter[Any] = TypeAdapter(list[QueueTurn])
 COMPRESSED_FROM = 4096  # bytes
-MOST_BYTES = 1 << 30
-MOST_GPUS = 1 << 31  # of a job
-MOST_TURNS = 1 << 62
+MAX_JOURNAL_BYTES = 1 << 30
+MAX_JOURNAL_GPUS = 1 << 31  # of a job
+MAX_TURN_NUMBER = 1 << 62
 NUMBERED_ORDERS = ("fifo", "easy", "easy-shortest", "shortest")  # as older versions stored them
 
 
@@ -109,7 +109,7 @@ def _json(value: object) -> str:
 def to_json(data: bytes) -> dict[str, object]:
     """Return what is stored with a decision as an object of JSON."""
     if not data.startswith(b"{"):
-        data = zlib.decompressobj().decompress(data, MOST_BYTES)
+        data = zlib.decompressobj().decompress(data, MAX_JOURNAL_BYTES)
     written: dict[str, object] = json.loads(data)
     return written
 
@@ -145,9 +145,9 @@ def _plain(argument: object) -> object:
 
 def _fields(record: JobRequest | JobProgress) -> tuple[object, ...]:
     if isinstance(record, JobProgress):
-        stands: tuple[object, ...] = _OF_STANDING(record)
+        stands: tuple[object, ...] = _PROGRESS_FIELDS(record)
         return stands if record.came_back else stands[:-1]
-    told: tuple[object, ...] = _OF_ASKED(record)
+    told: tuple[object, ...] = _REQUEST_FIELDS(record)
     usual = record.user == "", record.spread is None, not record.types
     return told[: len(told) - next((number for number, it in enumerate(usual) if not it), len(usual))]
 
@@ -172,7 +172,7 @@ def _waiting(values: tuple[Any, ...]) -> JobProgress:
 
 def _asked(values: tuple[Any, ...]) -> JobRequest:
     asked = JobRequest(*values)
-    if not 0 < asked.gpus < MOST_GPUS or not 0.0 < asked.estimate_s < np.inf:
+    if not 0 < asked.gpus < MAX_JOURNAL_GPUS or not 0.0 < asked.estimate_s < np.inf:
         raise ValueError(f"job {asked.job} asks for {asked.gpus} GPUs for {asked.estimate_s} s")
     if asked.spread is not None and not asked.spread.suits(asked.gpus):
         raise ValueError(f"job {asked.job} has a plan that cannot be")
@@ -185,7 +185,7 @@ def _known(known: MirrorOrigin) -> list[object]:
 
 
 def _read_known(written: object) -> MirrorOrigin:
-    now_s, jobs, queue, down, estimates = _FROM_KNOWN.validate_python(written)
+    now_s, jobs, queue, down, estimates = _ORIGIN_ADAPTER.validate_python(written)
     return MirrorOrigin(
         now_s, [(_asked(asked), JobProgress(*standing)) for asked, standing in jobs], queue, down, estimates
     )
@@ -193,11 +193,11 @@ def _read_known(written: object) -> MirrorOrigin:
 
 def _read_beliefs(written: Mapping[str, Any]) -> Beliefs | None:
     """Return what was learned of fault rates; None where nothing was, as in what older versions stored."""
-    return Beliefs(*_FROM_BELIEFS.validate_python(written["beliefs"])) if "beliefs" in written else None
+    return Beliefs(*_BELIEFS_ADAPTER.validate_python(written["beliefs"])) if "beliefs" in written else None
 
 
 def _read_turns(written: Mapping[str, Any]) -> Sequence[QueueTurn]:
-    turns: list[QueueTurn] = _FROM_TURNS.validate_python(written.get("turns", []))
+    turns: list[QueueTurn] = _TURNS_ADAPTER.validate_python(written.get("turns", []))
     return turns
 
 
@@ -205,7 +205,7 @@ def _check_turns(opening: JournalOpening) -> None:
     """Refuse turns with impossible times or numbers."""
     known = opening.known
     fits = all(
-        min(turn.led, turn.started) >= 0 and max(turn.led, turn.started) < MOST_TURNS
+        min(turn.led, turn.started) >= 0 and max(turn.led, turn.started) < MAX_TURN_NUMBER
         and np.isfinite([turn.led_s, turn.started_s]).all()
         for turn in known.turns
     )  # fmt: skip

@@ -16,7 +16,7 @@ from . import cluster_mirror, standing
 from .cluster_mirror import ClusterMirror
 from .standing import ROW, ClusterSite, JobProgress, JobRequest, MirrorOrigin, expected
 
-_HERE = "longshore.scheduler.mirror.rehearsal"
+_REHEARSAL_MODULE = "longshore.scheduler.mirror.rehearsal"
 HOUR_S = 3600.0
 
 
@@ -25,8 +25,8 @@ def rehearsals_of(*policies: str) -> list[str]:
 
     Those of others, and of unknown names, are loaded for that: see `is_known`.
     """
-    decisions = [decisions_by(name) or [f"{_HERE}:decisions:{name}"] for name in policies]
-    return list(dict.fromkeys([f"{_HERE}:happenings", *(each for of_one in decisions for each in of_one)]))
+    decisions = [decisions_by(name) or [f"{_REHEARSAL_MODULE}:decisions:{name}"] for name in policies]
+    return list(dict.fromkeys([f"{_REHEARSAL_MODULE}:happenings", *(each for of_one in decisions for each in of_one)]))
 
 
 def is_known(policy: str) -> bool:

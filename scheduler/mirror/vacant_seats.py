@@ -33,7 +33,7 @@ from .cluster_mirror import ClusterMirror
 from .standing import ROW
 
 Measured = Mapping[tuple[int, int], float]  # bytes/s from one node to another
-NOTHING: Measured = MappingProxyType({})
+NO_MEASUREMENTS: Measured = MappingProxyType({})
 
 
 class RingGap(NamedTuple):
@@ -98,7 +98,9 @@ def free_for(mirror: ClusterMirror, job: str, without: Collection[int] = ()) -> 
     return Free(gpus, hazard[gpus])
 
 
-def choose_for(cluster: Cluster, ring: RingGap, free: Free, formula: int, measured: Measured = NOTHING) -> SeatChoice:
+def choose_for(
+    cluster: Cluster, ring: RingGap, free: Free, formula: int, measured: Measured = NO_MEASUREMENTS
+) -> SeatChoice:
     """Return which free GPU takes the seat.
 
     Args:
@@ -119,7 +121,7 @@ def choose_for(cluster: Cluster, ring: RingGap, free: Free, formula: int, measur
 
 
 def best_of(
-    cluster: Cluster, ring: RingGap, free: Free, formula: int, most: int, measured: Measured = NOTHING
+    cluster: Cluster, ring: RingGap, free: Free, formula: int, most: int, measured: Measured = NO_MEASUREMENTS
 ) -> Iterator[int]:  # fmt: skip
     """Yield the GPUs that would take the seat, each if there were none of those before it; at most so many."""
     for _ in range(most):
@@ -141,14 +143,14 @@ def without(free: Free, gpus: Collection[int]) -> Free:
     return Free(free.gpus[kept], free.hazard_per_s[kept])
 
 
-def bytes_per_s(cluster: Cluster, node: int, other: int, measured: Measured = NOTHING) -> float:
+def bytes_per_s(cluster: Cluster, node: int, other: int, measured: Measured = NO_MEASUREMENTS) -> float:
     """Return the bandwidth between two nodes, or within one: as it was measured, or else by the cluster file."""
     reckoned = float(link_bytes_per_s(cluster, node, other))
     told = measured.get((node, other))
     return reckoned if told is None or node == other else believed_bytes_per_s(reckoned, told)
 
 
-def vacancy_of(cluster: Cluster, ring: RingGap, measured: Measured = NOTHING) -> Vacancy:
+def vacancy_of(cluster: Cluster, ring: RingGap, measured: Measured = NO_MEASUREMENTS) -> Vacancy:
     """Return the ring as `choose` takes it: the slowest link is that of all neighbours but those around the seat."""
     order = [*ring.nodes[ring.gap :], *ring.nodes[: ring.gap]]  # begins behind the seat, and ends before it
     links = [bytes_per_s(cluster, node, after, measured) for node, after in pairwise(order)]
@@ -156,7 +158,7 @@ def vacancy_of(cluster: Cluster, ring: RingGap, measured: Measured = NOTHING) ->
     return Vacancy(ring.seats, ring.volume_bytes, ring.average_s, longest_s, min(links, default=math.inf))
 
 
-def with_which_faster(cluster: Cluster, ring: RingGap, free: Free, measured: Measured = NOTHING) -> Free:
+def with_which_faster(cluster: Cluster, ring: RingGap, free: Free, measured: Measured = NO_MEASUREMENTS) -> Free:
     """Return the GPUs with which a ring would be faster that runs on its living members alone.
 
     What nobody can tell speaks for a GPU.

@@ -18,7 +18,7 @@ from ...cluster.model.placement import Placement, Share
 from .job import ReservationRow
 
 ONE_OFFER = (Offer(""),)
-MOST_NAMED = 10  # nodes, and jobs, in one line
+MAX_NAMED_PLACES = 10  # nodes, and jobs, in one line
 
 
 class Layout:
@@ -118,11 +118,11 @@ class Layout:
 
 def _some(names: Sequence[str], what: str) -> str:
     """Return names in words, the first of many."""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{what}{'s' if len(names) > 1 else ''} {', '.join(names[:MOST_NAMED])}{more}"
+    more = f" and {len(names) - MAX_NAMED_PLACES} more" if len(names) > MAX_NAMED_PLACES else ""
+    return f"{what}{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_NAMED_PLACES])}{more}"
 
 
-WHOLE = -1  # in place of the index of a GPU: the node itself
+WHOLE_NODE = -1  # in place of the index of a GPU: the node itself
 
 
 class Scope(StrEnum):
@@ -145,16 +145,16 @@ class HardwarePlace(NamedTuple):
     """What is in quarantine: a node, a GPU of it, or a link from there to another end."""
 
     node: str
-    gpu: int = WHOLE
+    gpu: int = WHOLE_NODE
     other_node: str = ""  # of the other end of a link
-    other_gpu: int = WHOLE
+    other_gpu: int = WHOLE_NODE
 
     @property
     def scope(self) -> Scope:
         """What it is."""
         if self.other_node:
             return Scope.LINK
-        return Scope.NODE if self.gpu == WHOLE else Scope.DEVICE
+        return Scope.NODE if self.gpu == WHOLE_NODE else Scope.DEVICE
 
     @property
     def ends(self) -> tuple["HardwarePlace", ...]:
@@ -165,7 +165,7 @@ class HardwarePlace(NamedTuple):
     @property
     def words(self) -> str:
         """How people write it."""
-        return " to ".join(it.node if it.gpu == WHOLE else f"{it.node}:{it.gpu}" for it in self.ends)
+        return " to ".join(it.node if it.gpu == WHOLE_NODE else f"{it.node}:{it.gpu}" for it in self.ends)
 
     def ordered(self) -> "HardwarePlace":
         """Return the same link from the other end, if that comes first: a link has no direction here."""

@@ -109,6 +109,9 @@ class ReservationRow(NamedTuple):
     since_s: float
 
 
+SCHEDULER_WRITER = "scheduler"  # role of the scheduler's loop in events
+
+
 class NewEvent(NamedTuple):
     """An event to be added."""
 

@@ -22,15 +22,15 @@ from ...cluster.model.training_plan import PlanFile
 from ...preflight.check import ALL_ATTACHMENTS, Attachment, CheckedJob, Collectives, Dtype
 from .job import DEFAULT_TRIES, NO_PROGRESS, Tries
 
-NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
-VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+JOB_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 YEAR_S = 366 * 86400.0
 # With these, and those of cluster files, every run time that can come of a job is finite and above 0. A millisecond is
 # shorter than the scheduler can tell apart; compute_s is bounded as in traces (docs/formats.md).
-LEAST_S = 1e-3
-LEAST_COMPUTE_S, MOST_COMPUTE_S = 1e-6, 86400.0
-MOST_PARAMETER_BYTES = 1e15
-Seconds = Annotated[float, Field(ge=LEAST_S, le=YEAR_S)]
+MIN_ESTIMATE_S = 1e-3
+MIN_COMPUTE_S, MAX_COMPUTE_S = 1e-6, 86400.0
+MAX_PARAMETER_BYTES = 1e15
+Seconds = Annotated[float, Field(ge=MIN_ESTIMATE_S, le=YEAR_S)]
 Text = Annotated[  # what a process can be given
     str,
     Field(
@@ -38,12 +38,12 @@ Text = Annotated[  # what a process can be given
     ),
 ]
 Secret = Annotated[Text, Field(json_schema_extra={"writeOnly": True})]
-NAME_WORDS = "1 to 40 small letters, digits and -, the first and the last no -."
+JOB_NAME_RULE = "1 to 40 small letters, digits and -, the first and the last no -."
 MODEL_WORDS = "Text of at most 200 characters of ASCII that can be printed."
 IMAGE_WORDS = "Text of at most 512 characters, none of them zero."
-MOST_GPUS = 1_000_000
+MAX_JOB_GPUS = 1_000_000
 PLAN_VARIABLE = "LONGSHORE_PLAN"  # by which ranks get it
-MOST_PLAN_BYTES = 100_000  # of a plan: its ranks get it in their environment, which holds 128 KiB at most
+MAX_PLAN_BYTES = 100_000  # of a plan: its ranks get it in their environment, which holds 128 KiB at most
 VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
@@ -116,8 +116,8 @@ class Shape(_SpecSection):
 
     @model_validator(mode="after")
     def _bound(self) -> "Shape":
-        if self.gpus > MOST_GPUS:
-            raise ValueError(f"that is {self.gpus} GPUs in all; a job has at most {MOST_GPUS}")
+        if self.gpus > MAX_JOB_GPUS:
+            raise ValueError(f"that is {self.gpus} GPUs in all; a job has at most {MAX_JOB_GPUS}")
         return self
 
 
@@ -148,20 +148,20 @@ class JobFile(_SpecSection):
     """A job. Times are in seconds; the command runs once for each GPU, and never meets a shell."""
 
     version: Literal[1] = 1
-    name: str = Field("job", pattern=NAME, description=NAME_WORDS)
-    gpus: int = Field(1, ge=1, le=MOST_GPUS)
+    name: str = Field("job", pattern=JOB_NAME_PATTERN, description=JOB_NAME_RULE)
+    gpus: int = Field(1, ge=1, le=MAX_JOB_GPUS)
     shape: Shape | None = Field(None, exclude_if=_is_none)  # `gpus` may be left out then
     needs: JobNeeds | None = Field(None, exclude_if=_is_none)  # it runs on any node if left out
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
     image: str = Field("", max_length=512, pattern=r"^[^\x00]*$", description=IMAGE_WORDS)  # the cluster's if left out
     folder: Text = ""  # working directory; one of the attempt's own if left out
-    environment: dict[Annotated[str, Field(pattern=VARIABLE)], Secret] = Field({}, description=VARIABLE_WORDS)
+    environment: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], Secret] = Field({}, description=VARIABLE_WORDS)
     estimate_s: Seconds = 3600.0  # run time on the cluster's reference GPUs
     limit_s: Seconds | None = None  # running time after which it is stopped
     grace_s: float = Field(30.0, ge=0.0, le=3600.0)  # between asking it to stop and killing it
     priority: Priority = 0  # higher goes first
-    compute_s: float = Field(1.0, ge=LEAST_COMPUTE_S, le=MOST_COMPUTE_S)  # of an iteration on a reference GPU
-    parameter_bytes: float = Field(0.0, ge=0.0, le=MOST_PARAMETER_BYTES)  # volume of one all-reduce
+    compute_s: float = Field(1.0, ge=MIN_COMPUTE_S, le=MAX_COMPUTE_S)  # of an iteration on a reference GPU
+    parameter_bytes: float = Field(0.0, ge=0.0, le=MAX_PARAMETER_BYTES)  # volume of one all-reduce
     # Its name, for people
     model: str = Field("", max_length=200, pattern=r"^[ -~]*$", description=MODEL_WORDS, exclude_if=lambda it: not it)
     iteration_flops: float | None = Field(None, gt=0.0, le=1e30, exclude_if=_is_none)  # of one iteration on one GPU
@@ -254,8 +254,8 @@ class JobFile(_SpecSection):
         if told.data.get("failover") == "switch" and not plan.is_replicated:
             raise ValueError("only ranks of a data-parallel plan can change their seats; use `failover: restart`")
         size = len(plan_text(plan).encode())
-        if size > MOST_PLAN_BYTES:
-            raise ValueError(f"the plan takes {size} bytes of {MOST_PLAN_BYTES}; give its layers shorter names")
+        if size > MAX_PLAN_BYTES:
+            raise ValueError(f"the plan takes {size} bytes of {MAX_PLAN_BYTES}; give its layers shorter names")
         return plan
 
     @field_validator("shape")
@@ -290,7 +290,7 @@ class StoredJob(JobFile):
 # What a job runs, and on what: with another value it would be another job, so that nobody puts one in its place.
 ESSENTIAL = ("command", "folder", "environment", "image", "shape", "needs", "plan", "external")
 NEAREST = {"greater_than_equal": "ge", "less_than_equal": "le"}  # kinds of problems, and where the bound stands
-ROUNDS = 8  # of mending: one shows what the one before hid
+MAX_REPAIR_ROUNDS = 8  # of mending: one shows what the one before hid
 
 
 class UnreadableSpecError(LongshoreError):
@@ -310,7 +310,7 @@ def stored_job(spec: object) -> StoredJob:
         UnreadableSpecError: If it does not say what to run, and with which folder, environment and image.
     """
     given = _todays(spec)
-    for _ in range(ROUNDS):
+    for _ in range(MAX_REPAIR_ROUNDS):
         try:
             return StoredJob.model_validate(given)
         except ValidationError as error:

@@ -119,7 +119,7 @@ class ProbeVerdict(StrEnum):
 
 
 PASSED_ON = 128  # that is added to the number of a signal
-SIGNALS = range(1, 32)  # not those for programs' own use, whose codes are more likely of another meaning
+PROCESS_SIGNALS = range(1, 32)  # not those for programs' own use, whose codes are more likely of another meaning
 
 
 class Run(StrEnum):
@@ -148,7 +148,7 @@ class RankEnd:
 
         A shell, and what begins with one, ends with 128 + the number of the signal that ended its last command.
         """
-        return self.signal or (self.code - PASSED_ON if self.code - PASSED_ON in SIGNALS else 0)
+        return self.signal or (self.code - PASSED_ON if self.code - PASSED_ON in PROCESS_SIGNALS else 0)
 
 
 class EndedBy(StrEnum):

@@ -31,8 +31,8 @@ from ..policy_host.answer import RecordParts, Stored, stored_of
 from ..policy_host.process import Miss, MissError
 from ..policy_host.rollover import Breaker, Rollover
 
-MOST_UNTOLD = 1000  # happenings between two decisions that are kept
-MOST_LEFT_OVER = 10_000  # happenings without a decision that could keep them
+MAX_UNSTORED_CALLS = 1000  # happenings between two decisions that are kept
+MAX_UNDECIDED_CALLS = 10_000  # happenings without a decision that could keep them
 PAST_S = 7 * 86400.0  # after which the next decisions can be replayed without those before
 
 
@@ -89,8 +89,8 @@ class PlacementAdvice(NamedTuple):
 class PastLimits:
     """How long the past of a decision may become."""
 
-    most_untold: int = MOST_UNTOLD
-    most_left_over: int = MOST_LEFT_OVER
+    most_untold: int = MAX_UNSTORED_CALLS
+    most_left_over: int = MAX_UNDECIDED_CALLS
     past_s: float = PAST_S
     passed_s: Callable[[], float] = time.monotonic  # the clock for it, which nobody sets
 

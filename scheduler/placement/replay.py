@@ -16,7 +16,7 @@ from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.input_problems import open_text
 from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.journal import DECISIONS, ForeignPastError, decode, to_json
+from ..mirror.journal import DECISION_CALLS, ForeignPastError, decode, to_json
 from ..mirror.standing import ROW, ExpectedRun, MirrorCall, expected
 from ..policy_host.answer import Stored
 from ..policy_host.worker import sampling
@@ -24,7 +24,7 @@ from ..store.decisions import DecisionRow, WholeDecision, decisions_after
 from ..store.opening import Store
 from .placer import Proposal
 
-PAGE = 500  # decisions that are read at once
+MAX_DECISIONS_READ = 500  # decisions that are read at once
 BEFORE, GAP = "the file does not hold what led to them", "decisions before them are missing"  # why some are left out
 _BYTES = ("observation", "mask", "log_probability")
 
@@ -51,7 +51,7 @@ def export(store: Store) -> Iterator[str]:
     seq = 0
     while True:
         with store.read() as tx:
-            page = decisions_after(tx, seq, PAGE)
+            page = decisions_after(tx, seq, MAX_DECISIONS_READ)
         if not page:
             return
         yield from map(_line, page)
@@ -179,7 +179,7 @@ def _gpus_of(call: MirrorCall) -> Sequence[Any]:
 
 
 def _compare(mirror: ClusterMirror, found: dict[str, Any], decision: MirrorCall, policy: Policy) -> Compared:
-    if decision.method not in DECISIONS or mirror.due() is None:
+    if decision.method not in DECISION_CALLS or mirror.due() is None:
         raise InputError("no decision was due")
     was = _proposal_of(mirror, decision)
     other, expected, error = was, None, ""

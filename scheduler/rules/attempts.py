@@ -73,9 +73,13 @@ class AttemptView(NamedTuple):
     launch_error: str = ""  # why the backend did not take it the last time, "" if it did
 
 
-WISHES = {Desired.CANCEL: AfterStop.CANCEL, Desired.HOLD: AfterStop.HOLD}
-WISHED = {Desired.CANCEL: "cancelled on request", Desired.HOLD: "held on request", Desired.RUN: "released on request"}
-ENDED = (Run.EXITED, Run.LOST)
+AFTER_REQUEST = {Desired.CANCEL: AfterStop.CANCEL, Desired.HOLD: AfterStop.HOLD}
+REQUEST_CAUSE = {
+    Desired.CANCEL: "cancelled on request",
+    Desired.HOLD: "held on request",
+    Desired.RUN: "released on request",
+}
+ENDED_RUNS = (Run.EXITED, Run.LOST)
 
 
 def next_step(view: AttemptView, now_s: float) -> AttemptStep:
@@ -87,7 +91,7 @@ def next_step(view: AttemptView, now_s: float) -> AttemptStep:
 def is_over(run: Run, *, is_cancelled: bool) -> bool:
     """Say whether an attempt runs no more and will not; that its processes are gone is proven apart."""
     # A launch that comes late must find that it was cancelled: only then does its absence prove anything.
-    return run in ENDED or (run is Run.ABSENT and is_cancelled)
+    return run in ENDED_RUNS or (run is Run.ABSENT and is_cancelled)
 
 
 def _next_step(view: AttemptView, now_s: float) -> AttemptStep:
@@ -102,10 +106,10 @@ def _next_step(view: AttemptView, now_s: float) -> AttemptStep:
         return AttemptStep(Do.CHECK if view.checks is Checks.RUN else Do.RELEASE)
     if view.has_fault:
         return AttemptStep(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)
-    if view.status.run in ENDED:
+    if view.status.run in ENDED_RUNS:
         return AttemptStep(Do.STOP, class_of(view.status)[1])
-    if view.desired in WISHES:
-        return AttemptStep(Do.STOP, WISHED[view.desired], WISHES[view.desired])
+    if view.desired in AFTER_REQUEST:
+        return AttemptStep(Do.STOP, REQUEST_CAUSE[view.desired], AFTER_REQUEST[view.desired])
     return _towards_running(view, now_s)
 
 
@@ -181,7 +185,7 @@ def in_turns(claims: Iterable[PollEntry], had_turn: Mapping[str, Whose]) -> list
     return [key[-1] for key in sorted(keys)]
 
 
-SILENT_S = 3600.0  # of running that count as progress of a job that tells nothing of itself
+SILENT_PROGRESS_S = 3600.0  # of running that count as progress of a job that tells nothing of itself
 HURRIED, HURRIED_S = 20, 3600.0  # attempts that began within that time: then no try comes back
 STEP, SAVED = "step", "saved_s"  # what the progress file may tell
 
@@ -211,7 +215,7 @@ class Came(NamedTuple):
 
     @property
     def _ran_long(self) -> bool:
-        return not self.tells and self.ran_s >= SILENT_S
+        return not self.tells and self.ran_s >= SILENT_PROGRESS_S
 
     def left_of(self, used: Tries) -> Tries:
         """Return which of the tries that a job has used up still count against it."""

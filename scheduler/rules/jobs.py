@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ...cluster.queue.orders import Order
 from ..model.job import JobRow
 from ..model.states import FINAL, AfterStop, AttemptState, Desired, JobState
-from .attempts import WISHED
+from .attempts import REQUEST_CAUSE
 from .retry import AttemptOutcome
 
 AFTER: dict[AfterStop, JobState] = {
@@ -79,12 +79,14 @@ def may_enter(job: JobRow, now_s: float) -> bool:
 def _change_outside(job: JobRow, around: QueueFacts) -> JobStep | None:
     """Return how a job outside of the queue comes into the state that is wanted of it, None if it is in that state."""
     if job.desired is Desired.CANCEL:
-        return JobStep(JobDo.CHANGE, JobState.CANCELLED, WISHED[Desired.CANCEL])
+        return JobStep(JobDo.CHANGE, JobState.CANCELLED, REQUEST_CAUSE[Desired.CANCEL])
     if job.state is JobState.HELD:
         is_wanted = job.desired is Desired.RUN
-        return JobStep(JobDo.CHANGE, JobState.QUEUED, WISHED[Desired.RUN], is_released=True) if is_wanted else None
+        return (
+            JobStep(JobDo.CHANGE, JobState.QUEUED, REQUEST_CAUSE[Desired.RUN], is_released=True) if is_wanted else None
+        )
     if job.desired is Desired.HOLD:
-        return JobStep(JobDo.CHANGE, JobState.HELD, WISHED[Desired.HOLD])
+        return JobStep(JobDo.CHANGE, JobState.HELD, REQUEST_CAUSE[Desired.HOLD])
     if not 1 <= job.gpus <= around.cluster_gpus:
         asks, such = (f" {around.needs}", " of these") if around.needs else ("", "")
         cause = f"it asks for {job.gpus} GPUs{asks}, and the cluster has {around.cluster_gpus}{such}"

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..model.gpu_index import WHOLE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding, Scope
+from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding, Scope
 
 BACK_OFF_S = (600.0, 3600.0, 21600.0)  # before checks alone may end it: the first time, the second, and from then on
 QUIET_S = 600.0  # that must have passed without the symptom
 CLEARED_MOST, CLEARED_S = 2, 30 * 86400.0  # so often in so long checks alone end it, for one place and cause
-TOGETHER_S = 3600.0  # two GPUs of a node within it make it the node
+SAME_NODE_S = 3600.0  # two GPUs of a node within it make it the node
 BUDGET, BUDGET_S = 0.1, 3600.0  # share of the GPUs of a type in so long; one node in any case
-FRESH_S = 60.0  # what is no older is taken for new where a clock that was set back leaves no other way to tell
+FRESH_SYMPTOM_S = 60.0  # what is no older is taken for new where a clock that was set back leaves no other way to tell
 BY_CHECKS, BY_HAND = "checks", "operator"  # who cleared it; the check of what an operator put into quarantine
 
 
@@ -30,7 +30,7 @@ def is_old(finding: QuarantineFinding, entries: Iterable[QuarantineEntry], now_s
     cleared_s = [it.cleared_s for it in entries if it.cleared_s is not None and _is_about(it.place, finding.place)]
     for at_s in cleared_s:
         was_set_back = now_s < at_s  # then a new finding has an earlier time as well
-        if finding.at_s <= at_s and not (was_set_back and finding.at_s > now_s - FRESH_S):
+        if finding.at_s <= at_s and not (was_set_back and finding.at_s > now_s - FRESH_SYMPTOM_S):
             return True
     return False
 
@@ -66,7 +66,7 @@ def makes_it_the_node(place: HardwarePlace, entries: Iterable[QuarantineEntry], 
     """Say whether another GPU of the same node came into quarantine within the last hour."""
     return place.scope is Scope.DEVICE and any(
         it.place.scope is Scope.DEVICE and it.place.node == place.node and it.place.gpu != place.gpu
-        and is_near(it.since_s, now_s, TOGETHER_S) and it.check != BY_HAND
+        and is_near(it.since_s, now_s, SAME_NODE_S) and it.check != BY_HAND
         for it in entries
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def _counted(place: HardwarePlace, fleet: Fleet) -> set[tuple[str, int]]:
     """Return the GPUs that the budget counts: one of a link."""
     if place.node not in fleet.sizes:
         return set()
-    if place.gpu == WHOLE:
+    if place.gpu == WHOLE_NODE:
         return {(place.node, gpu) for gpu in range(fleet.sizes[place.node])}
     return {(place.node, place.gpu)}
 
@@ -111,7 +111,7 @@ def closed_gpus(places: Iterable[HardwarePlace], sizes: Mapping[str, int]) -> se
 
 def _gpus_of(place: HardwarePlace, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     gpus = range(sizes.get(place.node, 0))
-    return [(place.node, gpu) for gpu in gpus if place.gpu in (WHOLE, gpu)]
+    return [(place.node, gpu) for gpu in gpus if place.gpu in (WHOLE_NODE, gpu)]
 
 
 def is_due(entry: QuarantineEntry, boot_id: str, now_s: float) -> bool:

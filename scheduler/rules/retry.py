@@ -13,8 +13,8 @@ from ..model.states import AfterStop, EndedBy, RankEnd, Run, Status
 COLLATERAL_S = 5.0  # ranks' clocks may differ by so much: who ended first is not known more closely
 TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the program asks to be run again
 AMBIGUOUS_SIGNALS = frozenset({6, 7, 9, 11, 15})  # of a fault of the node as well as of the program
-FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0  # before a job is tried again, doubled with every try
-STOPPED = (EndedBy.CANCEL, EndedBy.NODE_FAULT)  # the job did not come to its end by itself
+FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0  # before a job is tried again, doubled with every try
+STOPPED_BY = (EndedBy.CANCEL, EndedBy.NODE_FAULT)  # the job did not come to its end by itself
 
 
 class ExitClass(StrEnum):
@@ -156,7 +156,7 @@ def outcome_of(
     """
     exit_class, cause = class_of(status)
     # A program that takes a signal well ends with 0 whether its work is done or not.
-    was_stopped = asked is not None and status.by in STOPPED
+    was_stopped = asked is not None and status.by in STOPPED_BY
     if exit_class is ExitClass.SUCCESS and not was_stopped:
         return AttemptOutcome(AfterStop.SUCCEED, exit_class, cause, used, 0)
     if asked in _RETRIED:
@@ -179,5 +179,5 @@ def outcome_of(
         )
     # Other GPUs may be there at once; a program that failed by itself would only fail again, and so may a start.
     waits = exit_class is not ExitClass.INFRASTRUCTURE or not began
-    wait_s = waits * wait_share * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**before)
+    wait_s = waits * wait_share * min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**before)
     return AttemptOutcome(AfterStop.RETRY, exit_class, cause, used._replace(**{field: before + 1}), stuck, wait_s)

@@ -18,7 +18,7 @@ from ...cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..access.browsers import is_loopback
 from ..backends.building import PLACE, kind_of
 from ..policy_host.worker import sampling
-from ..settings import PAGE, SchedulerSettings, check_open, cluster_of, located
+from ..settings import SETTINGS_PAGE, SchedulerSettings, check_open, cluster_of, located
 from ..store.engines import check_folder_of, check_url, file_of
 
 
@@ -39,7 +39,7 @@ def check(path: Path | None) -> ConfigReport:
     if path is None:
         return ConfigReport([], SchedulerSettings(), None)
     try:
-        file = read_yaml(path, PAGE)
+        file = read_yaml(path, SETTINGS_PAGE)
     except InputError as error:
         return ConfigReport([error], SchedulerSettings(), None)
     problems = _problems_in(file, SchedulerSettings, file.data)

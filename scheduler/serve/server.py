@@ -26,8 +26,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..service.service import Service
 
-MOST, LEAST = 1000, 16  # connections at once; as many as there are files for
-BUSY = (
+MAX_CONNECTIONS, MIN_CONNECTIONS = 1000, 16  # connections at once; as many as there are files for
+BUSY_RESPONSE = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )  # fmt: skip
 
@@ -49,7 +49,7 @@ class Patience(NamedTuple):
 
 def bounds_of(files: int) -> ConnectionLimits:
     """Return bounds that leave half of the files that a process may open to other things."""
-    most = max(LEAST, min(MOST, files // 2))
+    most = max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, files // 2))
     return ConnectionLimits(most, max(1, most // 2))
 
 
@@ -78,7 +78,7 @@ class _Bounded(H11Protocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address = self.client[0] if self.client else ""
         if not self.others.take(self):
-            transport.write(BUSY)
+            transport.write(BUSY_RESPONSE)
             transport.close()
             return
         self._look()
@@ -170,7 +170,7 @@ class _Connections:
         self.forget(connection)
 
 
-EVERY_S = 60.0
+SWEEP_EVERY_S = 60.0
 
 
 class Seldom(logging.Filter):
@@ -191,7 +191,7 @@ class Seldom(logging.Filter):
             return True
         at_s, kind = self._passed_s(), str(record.msg)
         last_s, held = self._last.get(kind, (float("-inf"), 0))
-        if at_s - last_s < EVERY_S:
+        if at_s - last_s < SWEEP_EVERY_S:
             self._last[kind] = last_s, held + 1
             return False
         self._last[kind] = at_s, 0
@@ -203,21 +203,23 @@ class Seldom(logging.Filter):
 
 log = logging.getLogger(__name__)
 
-PATIENCE = Patience()
+DEFAULT_PATIENCE = Patience()
 STOP_S = 5  # that requests have to come to their end
 BACKLOG = 128  # connections that wait to be taken; asyncio tries so many at a time, also when files have run out
-MOST_FILES = 65536  # more are never needed, and some programs of jobs, which inherit the bound, close all one by one
+MAX_OPEN_FILES = (
+    65536  # more are never needed, and some programs of jobs, which inherit the bound, close all one by one
+)
 NO_FILES = "socket.accept() out of system resource"  # what asyncio says of it, once for each try
 
 
 def raise_files() -> int:
     """Let this process open as many files as it may, and return how many that are."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
-    return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 class ApiServer(uvicorn.Server):
@@ -232,7 +234,7 @@ class ApiServer(uvicorn.Server):
     """
 
     def __init__(
-        self, app: FastAPI, service: Service, files: int, *, patience: Patience = PATIENCE, **options: Any
+        self, app: FastAPI, service: Service, files: int, *, patience: Patience = DEFAULT_PATIENCE, **options: Any
     ) -> None:
         self._service = service
         for name in (__name__, "uvicorn.error"):

@@ -28,7 +28,7 @@ from ...preflight.warm import WarmNodes, load_ahead
 from ...preflight.wiring import read_blueprint, read_facts
 from ..control.node_checks import NodeChecks
 from ..health.quarantining import CheckOrders, clear, entries_for, keep
-from ..model.gpu_index import WHOLE, HardwarePlace, Layout, QuarantineEntry
+from ..model.gpu_index import WHOLE_NODE, HardwarePlace, Layout, QuarantineEntry
 from ..rules.quarantine import BY_CHECKS, Fleet, is_due
 from ..settings import SchedulerSettings
 from ..store.attempts import held_gpus
@@ -101,9 +101,9 @@ def _made(folder: Path) -> Path:
 
 log = logging.getLogger(__name__)
 
-WRITER = "quarantine"
-MOST_AT_ONCE = 4  # checks that begin by themselves: more would slow each other below the limits of speed
-UNCHECKED = "an operator said so, no checks were run"
+QUARANTINE_WRITER = "quarantine"
+MAX_CHECKS_AT_ONCE = 4  # checks that begin by themselves: more would slow each other below the limits of speed
+CLEARED_UNCHECKED = "an operator said so, no checks were run"
 
 
 class Clearing:
@@ -164,7 +164,9 @@ class Clearing:
         Raises:
             InputError: If it is not in quarantine.
         """
-        return self._store.write(lambda tx: clear(tx, place, by, UNCHECKED, self._now_s(), writer=WRITER))
+        return self._store.write(
+            lambda tx: clear(tx, place, by, CLEARED_UNCHECKED, self._now_s(), writer=QUARANTINE_WRITER)
+        )
 
     def look(self) -> None:
         """Begin to check all that checks may clear by themselves by now."""
@@ -172,14 +174,14 @@ class Clearing:
             boots = boot_ids(tx)
             due = {it.place for it in open_entries(tx) if is_due(it, boots.get(it.place.node, ""), self._now_s())}
             free = [place for place in sorted(due) if self.can_check(place) and not self._jobs_on(tx, place)]
-        for place in free[: max(MOST_AT_ONCE - len(self.running), 0)]:
+        for place in free[: max(MAX_CHECKS_AT_ONCE - len(self.running), 0)]:
             self._begin(place, BY_CHECKS)
 
     def _jobs_on(self, tx: Connection, place: HardwarePlace) -> Collection[str]:
         return {
             row.job_id
             for row in held_gpus(tx)
-            if any(end.node == row.node and end.gpu in (WHOLE, row.gpu) for end in place.ends)
+            if any(end.node == row.node and end.gpu in (WHOLE_NODE, row.gpu) for end in place.ends)
         }
 
     def _begin(self, place: HardwarePlace, by: str) -> None:
@@ -207,7 +209,7 @@ class Clearing:
         found = []
         for end in place.ends:
             try:
-                passed, evidence = self._check(end.node, None if end.gpu == WHOLE else end.gpu)
+                passed, evidence = self._check(end.node, None if end.gpu == WHOLE_NODE else end.gpu)
             except Exception as error:  # a check may fail in any way
                 passed, evidence = False, f"the checks themselves failed: {words_of(error)}"
             found.append((bool(passed), f"{end.words}: {evidence}"))
@@ -216,7 +218,7 @@ class Clearing:
     def _settle(self, tx: Connection, place: HardwarePlace, by: str, evidence: str, *, passed: bool) -> None:
         now_s = self._now_s()
         if not passed:
-            keep(tx, place, evidence, now_s, writer=WRITER)
+            keep(tx, place, evidence, now_s, writer=QUARANTINE_WRITER)
             return
         boots = boot_ids(tx)
 
@@ -224,4 +226,4 @@ class Clearing:
             """Say whether a quarantine ends; without anybody asking only one that the rules let checks end."""
             return by != BY_CHECKS or (entry.place == place and is_due(entry, boots.get(entry.place.node, ""), now_s))
 
-        clear(tx, place, by, evidence, now_s, writer=WRITER, is_ready=is_ready)
+        clear(tx, place, by, evidence, now_s, writer=QUARANTINE_WRITER, is_ready=is_ready)

@@ -35,7 +35,7 @@ from ..store.events import last_seq
 from ..store.nodes import gpus_in_service, user_turns
 from ..store.queries import owners_of, waiting_jobs
 
-FRESH_S = 1.0  # back-offs end, and jobs age, without an event
+FRESH_QUEUE_S = 1.0  # back-offs end, and jobs age, without an event
 
 
 class GpuCounts(NamedTuple):
@@ -104,7 +104,7 @@ class QueueNow:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, layout: Layout, control: RunningScheduler, *, fresh_s: float = FRESH_S
+        self, settings: SchedulerSettings, layout: Layout, control: RunningScheduler, *, fresh_s: float = FRESH_QUEUE_S
     ) -> None:
         self._settings, self._layout, self._control, self._fresh_s = settings, layout, control, fresh_s
         self._lock = threading.Lock()

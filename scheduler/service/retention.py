@@ -17,8 +17,8 @@ from ..settings import RetentionChoice
 from ..store.engines import StoreError, StoreUnreachableError
 from ..store.opening import Store
 from ..store.pruning import (
-    FIRST,
-    MOST_ROWS,
+    FIRST_OLD_JOB,
+    MAX_ROWS_PRUNED,
     PrunedRows,
     attempt_numbers,
     claim_jobs,
@@ -113,7 +113,7 @@ def remove_files(folder: Path, attempt: str) -> None:
 
 
 def _prune_jobs(store: Store, folder: Path, before_s: float, goes_on: Callable[[], bool]) -> int:
-    deleted, last = 0, FIRST
+    deleted, last = 0, FIRST_OLD_JOB
     while goes_on():
         with store.read() as tx:
             batch = old_jobs(tx, before_s, last)
@@ -158,7 +158,7 @@ def _has_no_files(folder: Path, job_id: str, numbers: list[int]) -> bool:
 
 def _shrink(store: Store, job_id: str, goes_on: Callable[[], bool]) -> None:
     """Delete events of a job that has very many: all at once would hold up everybody."""
-    while store.write(partial(delete_events_of, job_id=job_id)) == MOST_ROWS and goes_on():
+    while store.write(partial(delete_events_of, job_id=job_id)) == MAX_ROWS_PRUNED and goes_on():
         pass
 
 

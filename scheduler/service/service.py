@@ -42,7 +42,10 @@ from .retention import horizon_of, prune
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 5.0  # before the next pass, doubled with each failure; the lease lasts 15 s
+FIRST_TICK_WAIT_S, LONGEST_TICK_WAIT_S = (
+    0.25,
+    5.0,
+)  # before the next pass, doubled with each failure; the lease lasts 15 s
 REPEATED = 3  # in a row, from which on the scheduler is not ready
 
 
@@ -57,7 +60,7 @@ class TickFailures:
         self._number += 1
         self._words = words_of(error)
         log.error("a tick failed: %s", self._words, exc_info=error)
-        return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._number - 1, 16))
+        return min(LONGEST_TICK_WAIT_S, FIRST_TICK_WAIT_S * 2.0 ** min(self._number - 1, 16))
 
     def end(self) -> None:
         """Note that the loop has come to its end."""
@@ -74,16 +77,16 @@ class TickFailures:
         return f"the scheduler's loop has failed {self._number} times in a row ({kind}); its log says why"
 
 
-TICK_S, REST_S = 0.25, 0.02  # between two ticks at most, and at least: a stream of requests wakes it all the time
+TICK_S, TICK_REST_S = 0.25, 0.02  # between two ticks at most, and at least: a stream of requests wakes it all the time
 BACKFILL_DEPTH = 100  # each job that may pass costs a decision at each moment; Slurm's main loop looks at as many
 LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
-STALLED_S = 60.0  # without the end of a tick
-FORGET_S = 3600.0  # between two times that old answers are forgotten
-KEPT_S = 24 * 3600.0  # how long answers are kept for requests that come again
-CLEAR_S = 10.0  # between two looks at what checks may clear
-PRUNE_S = 3600.0  # between two times that old history is deleted
-KEEP_S = 1.0  # between two looks at the room on the disk
-BREATH_S = 0.05  # between two batches of it, in which others read and write
+TICK_STALLED_S = 60.0  # without the end of a tick
+FORGET_EVERY_S = 3600.0  # between two times that old answers are forgotten
+ANSWERS_KEPT_S = 24 * 3600.0  # how long answers are kept for requests that come again
+CLEAR_EVERY_S = 10.0  # between two looks at what checks may clear
+PRUNE_EVERY_S = 3600.0  # between two times that old history is deleted
+UPKEEP_EVERY_S = 1.0  # between two looks at the room on the disk
+PRUNE_PAUSE_S = 0.05  # between two batches of it, in which others read and write
 
 
 class Service:
@@ -160,7 +163,7 @@ class Service:
     @property
     def is_stalled(self) -> bool:
         """Whether no tick has ended for a long time."""
-        return time.monotonic() - self._ticked > STALLED_S
+        return time.monotonic() - self._ticked > TICK_STALLED_S
 
     def now_s(self) -> float:
         """Return the present: Unix time."""
@@ -246,17 +249,17 @@ class Service:
                 # A scheduler that stops is worse than one that fails a tick: jobs run on, and it tries again.
                 self.ends.wait(self.failures.count(error))
             if not self.reconciler.is_behind:
-                self.ends.wait(REST_S)
-                self._woken.wait(TICK_S - REST_S)
+                self.ends.wait(TICK_REST_S)
+                self._woken.wait(TICK_S - TICK_REST_S)
             self._woken.clear()
 
     def _forget(self) -> None:
         """Forget old answers to requests, now and then."""
-        if time.monotonic() - self._forgot > FORGET_S:
+        if time.monotonic() - self._forgot > FORGET_EVERY_S:
             self._forgot = time.monotonic()
-            self.store.write(lambda tx: forget_before(tx, self.now_s() - KEPT_S))
+            self.store.write(lambda tx: forget_before(tx, self.now_s() - ANSWERS_KEPT_S))
 
-    def _keep(self, every_s: float = KEEP_S) -> None:
+    def _keep(self, every_s: float = UPKEEP_EVERY_S) -> None:
         """Watch the disk and how GPUs are used, and delete old history; beside the ticks, for it may take long."""
         tasks = (
             ("room on the disk could not be looked after", self.room.look),
@@ -283,18 +286,18 @@ class Service:
 
     def _look_at_quarantines(self) -> None:
         """Let checks clear what has rested long enough, now and then."""
-        if self.leads() and time.monotonic() - self._cleared > CLEAR_S:
+        if self.leads() and time.monotonic() - self._cleared > CLEAR_EVERY_S:
             self._cleared = time.monotonic()
             with suppress(StoreUnreachableError):
                 self.clearing.look()
 
     def _prune(self) -> None:
         """Delete old history, now and then."""
-        if not self.leads() or time.monotonic() - self._pruned <= PRUNE_S:
+        if not self.leads() or time.monotonic() - self._pruned <= PRUNE_EVERY_S:
             return
         self._pruned = time.monotonic()
         horizon = horizon_of(self.settings.retention, self.now_s())
-        prune(self.store, self.settings.folder, horizon, lambda: not self.ends.wait(BREATH_S) and self.leads())
+        prune(self.store, self.settings.folder, horizon, lambda: not self.ends.wait(PRUNE_PAUSE_S) and self.leads())
 
 
 def make_folder(folder: Path) -> None:

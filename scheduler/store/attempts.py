@@ -61,12 +61,12 @@ class AttemptColumns(TypedDict, total=False):
 
 
 _ATTEMPTS = select(*(attempt.c[name] for name in AttemptRow._fields)).order_by(attempt.c.job_id, attempt.c.number)
-_OF_JOB = _ATTEMPTS.where(attempt.c.job_id == bindparam("of_job"))
-_ONE_ATTEMPT = _OF_JOB.where(attempt.c.number == bindparam("at_number"))
-_LAST = _ATTEMPTS.join(job, and_(job.c.id == attempt.c.job_id, job.c.attempt == attempt.c.number)).where(
+_ATTEMPTS_OF_JOB = _ATTEMPTS.where(attempt.c.job_id == bindparam("of_job"))
+_ONE_ATTEMPT = _ATTEMPTS_OF_JOB.where(attempt.c.number == bindparam("at_number"))
+_LAST_ATTEMPTS = _ATTEMPTS.join(job, and_(job.c.id == attempt.c.job_id, job.c.attempt == attempt.c.number)).where(
     job.c.id.in_(bindparam("of_jobs", expanding=True))
 )
-_UNCLOSED = _ATTEMPTS.where(attempt.c.state.in_(sorted(set(AttemptState) - {AttemptState.CLOSED})))
+_UNCLOSED_ATTEMPTS = _ATTEMPTS.where(attempt.c.state.in_(sorted(set(AttemptState) - {AttemptState.CLOSED})))
 
 
 def get_attempt(tx: Connection, job_id: str, number: int) -> AttemptRow | None:
@@ -77,28 +77,28 @@ def get_attempt(tx: Connection, job_id: str, number: int) -> AttemptRow | None:
 
 def attempts_of(tx: Connection, job_id: str) -> list[AttemptRow]:
     """Return all attempts of a job in their order."""
-    return [AttemptRow._make(row) for row in tx.execute(_OF_JOB, {"of_job": job_id})]
+    return [AttemptRow._make(row) for row in tx.execute(_ATTEMPTS_OF_JOB, {"of_job": job_id})]
 
 
 def last_attempts(tx: Connection, job_ids: Sequence[str]) -> dict[str, AttemptRow]:
     """Return the last attempt of each of some jobs that have one."""
-    return {row.job_id: AttemptRow._make(row) for row in tx.execute(_LAST, {"of_jobs": list(job_ids)})}
+    return {row.job_id: AttemptRow._make(row) for row in tx.execute(_LAST_ATTEMPTS, {"of_jobs": list(job_ids)})}
 
 
 def unclosed_attempts(tx: Connection) -> list[AttemptRow]:
     """Return all attempts that still hold something: GPUs, or what they left at the backend."""
-    return [AttemptRow._make(row) for row in tx.execute(_UNCLOSED)]
+    return [AttemptRow._make(row) for row in tx.execute(_UNCLOSED_ATTEMPTS)]
 
 
-_INSERT = insert(reservation)
+_INSERT_RESERVATION = insert(reservation)
 _RESERVATIONS = select(*(reservation.c[name] for name in ReservationRow._fields)).order_by(
     reservation.c.node, reservation.c.gpu
 )
 _OF_ATTEMPT = (reservation.c.job_id == bindparam("of_job"), reservation.c.number == bindparam("at_number"))
 _FREE = delete(reservation).where(*_OF_ATTEMPT)
-_PLACE = (reservation.c.node == bindparam("at_node"), reservation.c.gpu == bindparam("at_gpu"))
-_IS_RESERVED = select(reservation.c.node).where(*_OF_ATTEMPT, *_PLACE)
-_FREE_ONE = _FREE.where(*_PLACE)
+_RESERVED_GPU = (reservation.c.node == bindparam("at_node"), reservation.c.gpu == bindparam("at_gpu"))
+_IS_RESERVED = select(reservation.c.node).where(*_OF_ATTEMPT, *_RESERVED_GPU)
+_FREE_ONE = _FREE.where(*_RESERVED_GPU)
 
 
 def held_gpus(tx: Connection) -> list[ReservationRow]:
@@ -119,7 +119,7 @@ def reserve(tx: Connection, attempts: Sequence[AttemptRow]) -> None:
         for gpu in share.gpus
     ]
     try:
-        tx.execute(_INSERT, rows)
+        tx.execute(_INSERT_RESERVATION, rows)
     except IntegrityError as error:
         raise TakenError("a GPU of a placement is reserved for another attempt") from error
 
@@ -131,7 +131,7 @@ def reserve_gpu(tx: Connection, row: ReservationRow) -> None:
         TakenError: If it is reserved.
     """
     try:
-        tx.execute(_INSERT, row._asdict())
+        tx.execute(_INSERT_RESERVATION, row._asdict())
     except IntegrityError as error:
         raise TakenError(f"GPU {row.gpu} of {row.node} is reserved for another attempt") from error
 
@@ -156,8 +156,8 @@ def free(tx: Connection, attempts: Sequence[AttemptRow]) -> None:
 
 
 SAVED = "checkpoint"  # kind of events
-MOST_KEPT = 100  # of one job, the newest
-MOST_TOLD = 10_000  # events of the checkpoints of one job
+MAX_CHECKPOINTS = 100  # of one job, the newest
+MAX_CHECKPOINT_EVENTS = 10_000  # events of the checkpoints of one job
 LAST_WORDS = "; further checkpoints of this job are kept without an event"
 
 
@@ -180,22 +180,24 @@ _CHECKPOINTS = (
 )
 _ROWS_BEFORE = _CHECKPOINTS.where(checkpoint.c.number < bindparam("before"))
 # FOR NO KEY UPDATE: on PostgreSQL no attempt begins until the transaction ends.
-_JOB = (
+_JOB_OF_CHECKPOINT = (
     select(job.c.attempt, job.c.checkpoints_told).where(job.c.id == bindparam("of_job")).with_for_update(key_share=True)
 )
 # Counted here and not among the events: there, each registration would read as many as there are.
-_TELL = update(job).where(job.c.id == bindparam("of_job")).values(checkpoints_told=job.c.checkpoints_told + 1)
-_AT = (
+_COUNT_CHECKPOINT = (
+    update(job).where(job.c.id == bindparam("of_job")).values(checkpoints_told=job.c.checkpoints_told + 1)
+)
+_CHECKPOINT_KEY = (
     checkpoint.c.job_id == bindparam("of_job"),
     checkpoint.c.number == bindparam("at_number"),
     checkpoint.c.step == bindparam("at_step"),
 )
-_ONE_CHECKPOINT = select(*(checkpoint.c[name] for name in CheckpointRow._fields)).where(*_AT)
-_DELETE = delete(checkpoint).where(*_AT)
+_ONE_CHECKPOINT = select(*(checkpoint.c[name] for name in CheckpointRow._fields)).where(*_CHECKPOINT_KEY)
+_DELETE_CHECKPOINT = delete(checkpoint).where(*_CHECKPOINT_KEY)
 
 
 def register(
-    tx: Connection, row: CheckpointRow, *, writer: str, fence: int | None = None, most_told: int = MOST_TOLD
+    tx: Connection, row: CheckpointRow, *, writer: str, fence: int | None = None, most_told: int = MAX_CHECKPOINT_EVENTS
 ) -> bool:
     """Write down a checkpoint, in place of one that the same attempt has of the same step.
 
@@ -215,7 +217,7 @@ def register(
         OlderAttemptError: If a later attempt of the job has begun.
         ValueError: If the job has no such attempt.
     """
-    last, told = tx.execute(_JOB, {"of_job": row.job_id}).one_or_none() or (0, 0)
+    last, told = tx.execute(_JOB_OF_CHECKPOINT, {"of_job": row.job_id}).one_or_none() or (0, 0)
     if not 0 < row.number <= last:
         raise ValueError(f"job {row.job_id} has no attempt {row.number}")
     if row.number < last:
@@ -225,16 +227,16 @@ def register(
         return False
     put_all(tx, checkpoint, [row._asdict()])
     if told < most_told:
-        tx.execute(_TELL, {"of_job": row.job_id})
+        tx.execute(_COUNT_CHECKPOINT, {"of_job": row.job_id})
         data = {"step": row.step, "path": row.path, "digest": row.digest}
         cause = f"step {row.step} is saved at {row.path}" + (LAST_WORDS if told == most_told - 1 else "")
         append(tx, NewEvent(SAVED, writer, row.at_s, row.job_id, row.number, fence=fence, cause=cause, data=data))
-    for old in checkpoints_of(tx, row.job_id, MOST_KEPT + 10)[MOST_KEPT:]:
-        tx.execute(_DELETE, {"of_job": old.job_id, "at_number": old.number, "at_step": old.step})
+    for old in checkpoints_of(tx, row.job_id, MAX_CHECKPOINTS + 10)[MAX_CHECKPOINTS:]:
+        tx.execute(_DELETE_CHECKPOINT, {"of_job": old.job_id, "at_number": old.number, "at_step": old.step})
     return True
 
 
-def checkpoints_of(tx: Connection, job_id: str, most: int = MOST_KEPT) -> list[CheckpointRow]:
+def checkpoints_of(tx: Connection, job_id: str, most: int = MAX_CHECKPOINTS) -> list[CheckpointRow]:
     """Return the checkpoints of a job, the newest first."""
     return [CheckpointRow._make(row) for row in tx.execute(_CHECKPOINTS, {"of_job": job_id, "most": most})]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...cluster.files.paths import exists
 from .engines import StoreError, restore_mark
-from .leases import SCHEDULER
+from .leases import SCHEDULER_LEASE
 from .opening import VERSION_TABLE, is_known
 
 BESIDE = ("", "-wal", "-shm")  # what SQLite keeps beside a file, too
@@ -96,7 +96,7 @@ def holder_of(file: Path) -> LeaseHolder | None:
     """Return who holds the scheduler's lease in a store, None if that is nobody or nothing can be read."""
     try:
         with closing(_opened(file)) as store:
-            found = store.execute("SELECT owner, expires_s FROM lease WHERE name = ?", (SCHEDULER,)).fetchone()
+            found = store.execute("SELECT owner, expires_s FROM lease WHERE name = ?", (SCHEDULER_LEASE,)).fetchone()
     except sqlite3.Error:
         return None
     return None if found is None else LeaseHolder(str(found[0]), float(found[1]))

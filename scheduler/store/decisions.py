@@ -62,22 +62,22 @@ class WholeDecision(NamedTuple):
     ended_s: float | None
 
 
-_FIELDS = [decision.c[name] for name in DecisionRow._fields]
+_DECISION_FIELDS = [decision.c[name] for name in DecisionRow._fields]
 _INSERT_ALL = insert(decision)
-_OF_JOB = select(*_FIELDS).where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq)
+_DECISIONS_OF_JOB = select(*_DECISION_FIELDS).where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq)
 _LAST_SEQS = (
     select(func.max(decision.c.seq))
     .where(decision.c.job_id.in_(bindparam("of_jobs", expanding=True)))
     .group_by(decision.c.job_id)
 )
-_LAST_OF_JOBS = select(*_FIELDS).where(decision.c.seq.in_(_LAST_SEQS))
-_ATTEMPT = (attempt.c.job_id == decision.c.job_id) & (attempt.c.number == decision.c.number)
-_WHOLE = (
+_LAST_OF_JOBS = select(*_DECISION_FIELDS).where(decision.c.seq.in_(_LAST_SEQS))
+_ATTEMPT_OF_DECISION = (attempt.c.job_id == decision.c.job_id) & (attempt.c.number == decision.c.number)
+_WHOLE_DECISIONS = (
     select(
-        *_FIELDS, decision.c.observation, decision.c.mask, decision.c.log_probability, decision.c.past,
+        *_DECISION_FIELDS, decision.c.observation, decision.c.mask, decision.c.log_probability, decision.c.past,
         attempt.c.opened_s, attempt.c.started_s, attempt.c.ended_s,
     )
-    .select_from(decision.outerjoin(attempt, _ATTEMPT))
+    .select_from(decision.outerjoin(attempt, _ATTEMPT_OF_DECISION))
     .where(decision.c.seq > bindparam("after"))
     .order_by(decision.c.seq)
     .limit(bindparam("most"))
@@ -103,7 +103,7 @@ def settle_decisions(tx: Connection, outcomes: Sequence[tuple[str, int, str]]) -
 
 def decisions_of(tx: Connection, job_id: str) -> list[DecisionRow]:
     """Return the decisions on a job in their order."""
-    return [DecisionRow._make(row) for row in tx.execute(_OF_JOB, {"of_job": job_id})]
+    return [DecisionRow._make(row) for row in tx.execute(_DECISIONS_OF_JOB, {"of_job": job_id})]
 
 
 def decisions_after(tx: Connection, seq: int, limit: int) -> list[WholeDecision]:
@@ -114,8 +114,8 @@ def decisions_after(tx: Connection, seq: int, limit: int) -> list[WholeDecision]
         seq: Number of the last one that is known, 0 for none.
         limit: Most decisions to return.
     """
-    rows = tx.execute(_WHOLE, {"after": seq, "most": limit})
-    split = len(_FIELDS)
+    rows = tx.execute(_WHOLE_DECISIONS, {"after": seq, "most": limit})
+    split = len(_DECISION_FIELDS)
     return [WholeDecision(DecisionRow._make(row[:split]), *row[split:]) for row in rows]
 
 

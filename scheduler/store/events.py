@@ -27,7 +27,7 @@ class EventRow(NamedTuple):
     data: Mapping[str, object] | None
 
 
-_INSERT = insert(event).values({name: bindparam(name) for name in NewEvent._fields}).inline()
+_INSERT_EVENT = insert(event).values({name: bindparam(name) for name in NewEvent._fields}).inline()
 _VERSION = select(job.c.version).where(job.c.id == bindparam("of_job")).scalar_subquery()
 _INSERT_FOR_JOBS = (
     insert(event).values({name: bindparam(name) for name in NewEvent._fields} | {"version": _VERSION}).inline()
@@ -47,7 +47,7 @@ _BY_OTHERS = union_all(
     select(event.c.seq, event.c.job_id).where(event.c.seq > bindparam("after"), event.c.fence.is_(None)),
     select(func.max(event.c.seq), literal(None)).where(event.c.seq > bindparam("after")),
 ).order_by("seq")
-_LAST_SUCH_S = select(func.max(event.c.at_s)).where(
+_LAST_EVENT_S = select(func.max(event.c.at_s)).where(
     event.c.job_id == bindparam("of_job"), event.c.kind == bindparam("of_kind"), event.c.now == bindparam("word")
 )
 _OF_KIND = (
@@ -57,7 +57,7 @@ _OF_KIND = (
     )
     .order_by(event.c.seq)
 )
-_LAST = select(func.coalesce(func.max(event.c.seq), 0))
+_LAST_SEQ = select(func.coalesce(func.max(event.c.seq), 0))
 _FIRST_S = select(event.c.at_s).order_by(event.c.seq).limit(1)
 _LAST_OF_NO_JOB = (
     select(*(event.c[name] for name in EventRow._fields))
@@ -69,13 +69,13 @@ _LAST_OF_NO_JOB = (
 
 def append(tx: Connection, new: NewEvent) -> None:
     """Add an event, in the transaction of what it tells."""
-    tx.execute(_INSERT, new._asdict())
+    tx.execute(_INSERT_EVENT, new._asdict())
 
 
 def append_all(tx: Connection, new: Sequence[NewEvent]) -> None:
     """Add events."""
     if new:
-        tx.execute(_INSERT, [each._asdict() for each in new])
+        tx.execute(_INSERT_EVENT, [each._asdict() for each in new])
 
 
 def append_for_jobs(tx: Connection, new: Sequence[NewEvent]) -> None:
@@ -168,7 +168,7 @@ def last_of_no_job(tx: Connection, kind: str, since_s: float, most: int) -> list
 
 def last_such_s(tx: Connection, job_id: str, kind: str, now: str) -> float | None:
     """Return the time of the last event of a kind that brought a job to something, None if there is none."""
-    last: float | None = tx.execute(_LAST_SUCH_S, {"of_job": job_id, "of_kind": kind, "word": now}).scalar_one()
+    last: float | None = tx.execute(_LAST_EVENT_S, {"of_job": job_id, "of_kind": kind, "word": now}).scalar_one()
     return last
 
 
@@ -179,11 +179,11 @@ def such_events(tx: Connection, job_id: str, kind: str, now: str) -> list[EventR
 
 def last_seq(tx: Connection) -> int:
     """Return the number of the last event, 0 if there is none."""
-    last: int = tx.execute(_LAST).scalar_one()
+    last: int = tx.execute(_LAST_SEQ).scalar_one()
     return last
 
 
 def last_complete_seq(tx: Connection) -> int:
     """Return the same, such that none with a smaller number is committed later: who follows from there misses none."""
-    last: int = _complete(tx, _LAST, {})[0][0]
+    last: int = _complete(tx, _LAST_SEQ, {})[0][0]
     return last

@@ -31,7 +31,7 @@ CHANGE, WISH, PRIORITY = "job", "desired", "priority"  # kinds of events
 
 GIVEN, UNKNOWN = "given", "unknown"  # by its owner; by nobody
 MANY = 500  # ids in one statement
-MOST_ESTIMATE_S = 1e12
+MAX_ESTIMATE_S = 1e12
 
 
 class NewJob(NamedTuple):
@@ -78,21 +78,23 @@ _AT_FIRST = {
     "desired": Desired.RUN,
     "state": JobState.QUEUED,
 }
-_COLUMNS = tuple(job.c[name] for name in JobRow._fields)
-_INSERT = insert(job).returning(*_COLUMNS)
-_ROWS = select(*_COLUMNS)
-_ONE = _ROWS.where(job.c.id == bindparam("wanted"))
-_ONE_LOCKED = _ONE.with_for_update(key_share=True)
-_MANY = _ROWS.where(job.c.id.in_(bindparam("wanted", expanding=True)))
-_WISH = update(job).where(job.c.id == bindparam("at_id")).values(desired=bindparam("wanted"), version=job.c.version + 1)
+_JOB_COLUMNS = tuple(job.c[name] for name in JobRow._fields)
+_INSERT_JOB = insert(job).returning(*_JOB_COLUMNS)
+_ALL_JOBS = select(*_JOB_COLUMNS)
+_ONE_JOB = _ALL_JOBS.where(job.c.id == bindparam("wanted"))
+_ONE_JOB_LOCKED = _ONE_JOB.with_for_update(key_share=True)
+_SOME_JOBS = _ALL_JOBS.where(job.c.id.in_(bindparam("wanted", expanding=True)))
+_SET_DESIRED = (
+    update(job).where(job.c.id == bindparam("at_id")).values(desired=bindparam("wanted"), version=job.c.version + 1)
+)
 # One that nobody could mean, which an older version let pass, must not be the mean of all.
-ESTIMATE_S = case((job.c.estimate_s.between(0.0, MOST_ESTIMATE_S), job.c.estimate_s), else_=0.0)
+ESTIMATE_S = case((job.c.estimate_s.between(0.0, MAX_ESTIMATE_S), job.c.estimate_s), else_=0.0)
 _ESTIMATES = select(func.count(), func.coalesce(func.sum(ESTIMATE_S), 0.0))
 _PRUNED = select(pruned.c.jobs, pruned.c.estimates_s)
 _PRIORITY = (
     update(job).where(job.c.id == bindparam("at_id")).values(priority=bindparam("wanted"), version=job.c.version + 1)
 )
-_OPEN = _ROWS.where(job.c.state.in_(sorted(set(JobState) - FINAL))).order_by(job.c.submit_seq)
+_OPEN_JOBS = _ALL_JOBS.where(job.c.state.in_(sorted(set(JobState) - FINAL))).order_by(job.c.submit_seq)
 
 
 def insert_job(tx: Connection, new: NewJob, *, writer: str) -> JobRow:
@@ -102,21 +104,21 @@ def insert_job(tx: Connection, new: NewJob, *, writer: str) -> JobRow:
         sqlalchemy.exc.IntegrityError: If there is a job with its id.
     """
     values = {**_AT_FIRST, **new._asdict(), "guess_s": new.estimate_s, "entered_s": new.submitted_s}
-    row = JobRow._make(tx.execute(_INSERT, values).one())
+    row = JobRow._make(tx.execute(_INSERT_JOB, values).one())
     append(tx, NewEvent(CHANGE, writer, new.submitted_s, new.id, version=row.version, now=row.state.value))
     return row
 
 
 def get_job(tx: Connection, job_id: str) -> JobRow | None:
     """Return a job, None if there is none with this id."""
-    row = tx.execute(_ONE, {"wanted": job_id}).first()
+    row = tx.execute(_ONE_JOB, {"wanted": job_id}).first()
     return None if row is None else JobRow._make(row)
 
 
 def get_jobs(tx: Connection, job_ids: Sequence[str]) -> list[JobRow]:
     """Return those of some jobs that there are, in the order of submission."""
     parts = [job_ids[at : at + MANY] for at in range(0, len(job_ids), MANY)]
-    rows = [JobRow._make(row) for part in parts for row in tx.execute(_MANY, {"wanted": part})]
+    rows = [JobRow._make(row) for part in parts for row in tx.execute(_SOME_JOBS, {"wanted": part})]
     return sorted(rows, key=lambda row: row.submit_seq)
 
 
@@ -146,7 +148,7 @@ def list_jobs(
         wanted.append(job.c.submit_seq < before_seq)
     if states is not None:
         wanted.append(job.c.submit_seq.in_(_newest_of_each(sorted(states), wanted, limit)))
-    statement = _ROWS.where(*wanted).order_by(job.c.submit_seq.desc()).limit(limit)
+    statement = _ALL_JOBS.where(*wanted).order_by(job.c.submit_seq.desc()).limit(limit)
     return [JobRow._make(row) for row in tx.execute(statement)]
 
 
@@ -166,7 +168,7 @@ def is_named(name: str) -> ColumnElement[bool]:
 
 def open_jobs(tx: Connection) -> list[JobRow]:
     """Return all jobs that are in no final state, in the order of submission."""
-    return [JobRow._make(row) for row in tx.execute(_OPEN)]
+    return [JobRow._make(row) for row in tx.execute(_OPEN_JOBS)]
 
 
 def sum_of_estimates(tx: Connection) -> tuple[int, float]:
@@ -199,7 +201,7 @@ def set_desired(
     standing = locked_job(tx, job_id, version)
     if standing.state in FINAL or standing.desired in (desired, Desired.CANCEL):
         return False
-    tx.execute(_WISH, {"at_id": job_id, "wanted": desired})
+    tx.execute(_SET_DESIRED, {"at_id": job_id, "wanted": desired})
     change = (standing.version + 1, standing.desired.value, desired.value)
     append(tx, NewEvent(WISH, writer, at_s, job_id, None, *change))
     return True
@@ -241,7 +243,7 @@ def locked_job(tx: Connection, job_id: str, version: int | None = None) -> JobRo
         ValueError: If there is no such job.
         StaleWriteError: If it has another version than the user saw.
     """
-    row = tx.execute(_ONE_LOCKED, {"wanted": job_id}).first()
+    row = tx.execute(_ONE_JOB_LOCKED, {"wanted": job_id}).first()
     if row is None:
         raise ValueError(f"no job has the id {job_id!r}")
     standing = JobRow._make(row)
@@ -331,7 +333,7 @@ class StoredAnswer(NamedTuple):
 _ONE_ANSWER = select(*(idempotency.c[name] for name in StoredAnswer._fields)).where(
     idempotency.c.owner == bindparam("of_owner"), idempotency.c.key == bindparam("of_key")
 )
-_FORGET = delete(idempotency).where(idempotency.c.at_s < bindparam("before_s"))
+_DELETE_ANSWERS = delete(idempotency).where(idempotency.c.at_s < bindparam("before_s"))
 
 
 def recall(tx: Connection, owner: str, key: str) -> StoredAnswer | None:
@@ -347,4 +349,4 @@ def remember(tx: Connection, owner: str, key: str, answer: StoredAnswer) -> bool
 
 def forget_before(tx: Connection, before_s: float) -> int:
     """Delete the answers given before a Unix time, and return how many they were."""
-    return tx.execute(_FORGET, {"before_s": before_s}).rowcount
+    return tx.execute(_DELETE_ANSWERS, {"before_s": before_s}).rowcount

@@ -12,7 +12,7 @@ from sqlalchemy import BindParameter, Connection, and_, bindparam, func, or_, se
 from .engines import FencedError
 from .schema import insert_if_absent, lease
 
-SCHEDULER = "scheduler"
+SCHEDULER_LEASE = "scheduler"
 
 
 class LeaseRow(NamedTuple):
@@ -23,27 +23,27 @@ class LeaseRow(NamedTuple):
     expires_s: float  # Unix time by `clock`; 0 if it was given up, or nobody ever had it
 
 
-NEVER = LeaseRow("", 0, 0.0)
+NO_LEASE_ROW = LeaseRow("", 0, 0.0)
 
-_NAME: BindParameter[str] = bindparam("held_name")
+_LEASE_NAME: BindParameter[str] = bindparam("held_name")
 _TOKEN: BindParameter[int] = bindparam("held_token")
 # FOR SHARE: on PostgreSQL a takeover waits for the transactions that the old holder has begun.
-_HELD = select(lease.c.token).where(lease.c.name == _NAME, lease.c.token == _TOKEN).with_for_update(read=True)
-_ROW = select(*(lease.c[name] for name in LeaseRow._fields)).where(lease.c.name == _NAME)
+_HELD = select(lease.c.token).where(lease.c.name == _LEASE_NAME, lease.c.token == _TOKEN).with_for_update(read=True)
+_LEASE_ROW = select(*(lease.c[name] for name in LeaseRow._fields)).where(lease.c.name == _LEASE_NAME)
 _LEFT = and_(*(lease.c[name] == bindparam(f"left_{name}") for name in LeaseRow._fields))
 _TAKE = (
     update(lease)
-    .where(lease.c.name == _NAME, or_(lease.c.expires_s <= bindparam("now_s"), _LEFT))
+    .where(lease.c.name == _LEASE_NAME, or_(lease.c.expires_s <= bindparam("now_s"), _LEFT))
     .values(owner=bindparam("owner"), token=lease.c.token + 1, expires_s=bindparam("expires_s"))
     .returning(lease.c.token)
 )
 _EXTEND = (
     update(lease)
-    .where(lease.c.name == _NAME, lease.c.token == _TOKEN)
+    .where(lease.c.name == _LEASE_NAME, lease.c.token == _TOKEN)
     .values(expires_s=bindparam("expires_s"))
     .returning(lease.c.token)
 )
-_EXPIRES = select(lease.c.expires_s).where(lease.c.name == _NAME)
+_EXPIRES = select(lease.c.expires_s).where(lease.c.name == _LEASE_NAME)
 _CLOCK = select(func.extract("epoch", func.clock_timestamp()))
 
 
@@ -56,8 +56,8 @@ def clock(tx: Connection) -> float:
 
 def lease_row(tx: Connection, name: str) -> LeaseRow:
     """Return how a lease stands."""
-    row = tx.execute(_ROW, {"held_name": name}).first()
-    return NEVER if row is None else LeaseRow._make(row)
+    row = tx.execute(_LEASE_ROW, {"held_name": name}).first()
+    return NO_LEASE_ROW if row is None else LeaseRow._make(row)
 
 
 def is_held(tx: Connection, name: str) -> bool:
@@ -66,7 +66,9 @@ def is_held(tx: Connection, name: str) -> bool:
     return expires_s is not None and expires_s > clock(tx)
 
 
-def acquire(tx: Connection, name: str, owner: str, now_s: float, ttl_s: float, *, left: LeaseRow = NEVER) -> int | None:
+def acquire(
+    tx: Connection, name: str, owner: str, now_s: float, ttl_s: float, *, left: LeaseRow = NO_LEASE_ROW
+) -> int | None:
     """Take a lease that nobody holds.
 
     Args:
@@ -97,7 +99,7 @@ def give_up(tx: Connection, name: str, token: int) -> bool:
     return _extend(tx, name, token, 0.0)
 
 
-def check_fence(tx: Connection, fence: int, name: str = SCHEDULER) -> None:
+def check_fence(tx: Connection, fence: int, name: str = SCHEDULER_LEASE) -> None:
     """Make sure that a lease still carries a token, until the transaction ends.
 
     Raises:

@@ -24,14 +24,14 @@ from .schema import Liveness, compute_record, gpu, insert_if_absent, job, node, 
 QUARANTINE = "quarantine"  # kind of events
 SET, CLEARED, NOT_CLEARED, REFUSED = "quarantined", "cleared", "not cleared", "alarm"
 
-_PLACE = tuple(quarantine.c[name] for name in HardwarePlace._fields)
-_REST = tuple(
+_PLACE_COLUMNS = tuple(quarantine.c[name] for name in HardwarePlace._fields)
+_OTHER_COLUMNS = tuple(
     quarantine.c["check_name" if name == "check" else name]
     for name in QuarantineEntry._fields
     if name not in ("seq", "place")
 )
-_ALL_QUARANTINES = select(quarantine.c.seq, *_PLACE, *_REST).order_by(quarantine.c.seq)
-_OPEN = _ALL_QUARANTINES.where(quarantine.c.cleared_s.is_(None))
+_ALL_QUARANTINES = select(quarantine.c.seq, *_PLACE_COLUMNS, *_OTHER_COLUMNS).order_by(quarantine.c.seq)
+_OPEN_QUARANTINES = _ALL_QUARANTINES.where(quarantine.c.cleared_s.is_(None))
 _SINCE = _ALL_QUARANTINES.where(
     or_(
         quarantine.c.cleared_s.is_(None),
@@ -39,7 +39,7 @@ _SINCE = _ALL_QUARANTINES.where(
         quarantine.c.cleared_s >= bindparam("after_s"),
     )
 )
-_PLACES = select(*_PLACE).where(quarantine.c.cleared_s.is_(None)).order_by(quarantine.c.seq)
+_PLACES = select(*_PLACE_COLUMNS).where(quarantine.c.cleared_s.is_(None)).order_by(quarantine.c.seq)
 _OF_SEQ = update(quarantine).where(quarantine.c.seq == bindparam("of_seq"), quarantine.c.cleared_s.is_(None))
 _SEEN = _OF_SEQ.values(symptom_s=bindparam("seen_s"), evidence=bindparam("found"))
 _CHECKED = _OF_SEQ.values(checked=bindparam("told"), tries=bindparam("times"), not_before_s=bindparam("until_s"))
@@ -48,7 +48,7 @@ _CLEAR = _OF_SEQ.values(cleared_s=bindparam("at_s"), cleared_by=bindparam("who")
 
 def open_entries(tx: Connection) -> list[QuarantineEntry]:
     """Return what stands in quarantine, the first first."""
-    return [_entry(row) for row in tx.execute(_OPEN)]
+    return [_entry(row) for row in tx.execute(_OPEN_QUARANTINES)]
 
 
 def entries_since(tx: Connection, after_s: float) -> list[QuarantineEntry]:
@@ -134,18 +134,18 @@ class GpuRow(NamedTuple):
     since_s: float  # Unix time at which it became so
 
 
-_NODES = select(*(node.c[name] for name in NodeRow._fields)).order_by(node.c.name)
+_ALL_NODES = select(*(node.c[name] for name in NodeRow._fields)).order_by(node.c.name)
 _GPUS = select(*(gpu.c[name] for name in GpuRow._fields)).order_by(gpu.c.node, gpu.c.gpu)
 _FAULTY = select(gpu.c.node, gpu.c.gpu).where(gpu.c.healthy.is_(False))
 _OUT = select(node.c.name).where(node.c.out_of_service != "")
 _BOOTS = select(node.c.name, node.c.boot_id).where(node.c.boot_id != "")
 _REASON = select(node.c.out_of_service).where(node.c.name == bindparam("of_node")).with_for_update()
-_WISH = update(node).where(node.c.name == bindparam("of_node")).values(out_of_service=bindparam("reason"))
+_SET_OUT_OF_SERVICE = update(node).where(node.c.name == bindparam("of_node")).values(out_of_service=bindparam("reason"))
 
 
 def list_nodes(tx: Connection) -> list[NodeRow]:
     """Return all nodes by name."""
-    return [NodeRow._make(row) for row in tx.execute(_NODES)]
+    return [NodeRow._make(row) for row in tx.execute(_ALL_NODES)]
 
 
 def list_gpus(tx: Connection) -> list[GpuRow]:
@@ -223,7 +223,7 @@ def set_out_of_service(tx: Connection, row: NodeRow, reason: str, *, at_s: float
     was = tx.execute(_REASON, {"of_node": row.name}).scalar_one()
     if was == reason:
         return False
-    tx.execute(_WISH, {"of_node": row.name, "reason": reason})
+    tx.execute(_SET_OUT_OF_SERVICE, {"of_node": row.name, "reason": reason})
     words = [OUT_OF_SERVICE if it else IN_SERVICE for it in (was, reason)]
     before = f" (before: {was})" if was and reason else ""  # which would be known nowhere else
     cause = f"{row.name}: {reason or 'in service again'}{before}"
@@ -241,7 +241,7 @@ class ComputeRecord(NamedTuple):
     last_s: tuple[float, ...]  # the newest last
 
 
-_OF_JOB = (
+_RECORDS_OF_JOB = (
     select(*(compute_record.c[name] for name in ComputeRecord._fields))
     .where(compute_record.c.job_id == bindparam("of_job"))
     .order_by(compute_record.c.kind)
@@ -250,7 +250,7 @@ _OF_JOB = (
 
 def records_of(tx: Connection, job_id: str) -> list[ComputeRecord]:
     """Return what is recorded of a job, by node type."""
-    rows = tx.execute(_OF_JOB, {"of_job": job_id})
+    rows = tx.execute(_RECORDS_OF_JOB, {"of_job": job_id})
     return [ComputeRecord(row.job_id, row.kind, row.iterations, row.mean_s, tuple(row.last_s)) for row in rows]
 
 

@@ -276,7 +276,7 @@ def _identity(file: Path | None) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-NOBODY = ""  # no job has this id, and no node this name
+TRIAL_ID = ""  # no job has this id, and no node this name
 
 
 class _UndoError(Exception):
@@ -298,8 +298,8 @@ def try_out(store: Store, fence: int, at_s: float, writer: str) -> None:
     """
 
     def work(tx: Connection) -> None:
-        job = insert_job(tx, NewJob(NOBODY, NOBODY, NOBODY, {}, 0, 1, 1.0, at_s), writer=writer)
-        opened = Opened(job, NewAttempt(NOBODY, (Share(NOBODY, (0,)),), 1.0, 0.0), "")
+        job = insert_job(tx, NewJob(TRIAL_ID, TRIAL_ID, TRIAL_ID, {}, 0, 1, 1.0, at_s), writer=writer)
+        opened = Opened(job, NewAttempt(TRIAL_ID, (Share(TRIAL_ID, (0,)),), 1.0, 0.0), "")
         decision = NewDecision(job.id, 1, at_s, "", "", "", None, None, {}, None, None, None, None, 0.0)
         attempt = opened_attempt(opened, at_s)
         launched = AttemptChange(attempt, AttemptState.LAUNCHED, attempt.contact, "", AttemptColumns())

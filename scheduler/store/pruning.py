@@ -13,16 +13,16 @@ from ..model.states import FINAL, AttemptState, Desired, JobState
 from .jobs import ESTIMATE_S
 from .schema import attempt, checkpoint, compute_record, decision, event, insert_if_absent, job, pruned, replacement
 
-MOST_JOBS, MOST_ROWS = 20, 500  # in one transaction
+MAX_JOBS_PRUNED, MAX_ROWS_PRUNED = 20, 500  # in one transaction
 
-_OPEN = sorted(set(JobState) - FINAL)
+_OPEN_STATES = sorted(set(JobState) - FINAL)
 _IS_CLEAN = ~exists().where(attempt.c.job_id == job.c.id, attempt.c.state != AttemptState.CLOSED)
 _IS_OLD = and_(job.c.ended_s < bindparam("before_s"), job.c.state.in_(sorted(FINAL)), _IS_CLEAN)
 _IS_BEHIND = or_(
     job.c.ended_s > bindparam("after_s"),
     and_(job.c.ended_s == bindparam("after_s"), job.c.submit_seq > bindparam("after_seq")),
 )
-_JOBS = (
+_OLD_JOBS = (
     select(job.c.id, job.c.ended_s, job.c.submit_seq)
     .where(_IS_OLD, _IS_BEHIND)
     .order_by(job.c.ended_s, job.c.submit_seq)
@@ -39,7 +39,7 @@ _CLAIM = (
 _CLAIMED = select(job.c.id).where(_IS_WANTED, _IS_OLD)
 # Locked (SQLite has one writer anyway): a job that two delete at once would count twice.
 _STILL_OLD = select(job.c.id, ESTIMATE_S.label("estimate_s")).where(_IS_WANTED, _IS_OLD).with_for_update()
-_NUMBERS = (
+_ATTEMPT_NUMBERS = (
     select(attempt.c.number).where(attempt.c.job_id == bindparam("of_job")).order_by(attempt.c.number)
 )  # fmt: skip
 # The last event stays, whatever it tells: who follows events goes on from its number.
@@ -64,7 +64,7 @@ class OldJob(NamedTuple):
     submit_seq: int
 
 
-FIRST = OldJob("", float("-inf"), 0)  # before all others
+FIRST_OLD_JOB = OldJob("", float("-inf"), 0)  # before all others
 
 
 class PrunedRows(NamedTuple):
@@ -75,20 +75,20 @@ class PrunedRows(NamedTuple):
     is_last: bool  # what follows is younger, or nothing
 
 
-def old_jobs(tx: Connection, before_s: float, after: OldJob = FIRST) -> list[OldJob]:
+def old_jobs(tx: Connection, before_s: float, after: OldJob = FIRST_OLD_JOB) -> list[OldJob]:
     """Return the next jobs that ended before a Unix time and have nothing left to be cleaned up."""
-    values = {"before_s": before_s, "after_s": after.ended_s, "after_seq": after.submit_seq, "most": MOST_JOBS}
-    return [OldJob._make(row) for row in tx.execute(_JOBS, values)]
+    values = {"before_s": before_s, "after_s": after.ended_s, "after_seq": after.submit_seq, "most": MAX_JOBS_PRUNED}
+    return [OldJob._make(row) for row in tx.execute(_OLD_JOBS, values)]
 
 
 def attempt_numbers(tx: Connection, job_id: str) -> list[int]:
     """Return the numbers of a job's attempts."""
-    return list(tx.execute(_NUMBERS, {"of_job": job_id}).scalars())
+    return list(tx.execute(_ATTEMPT_NUMBERS, {"of_job": job_id}).scalars())
 
 
 def delete_events_of(tx: Connection, job_id: str) -> int:
-    """Delete some events of a job, and return how many: fewer than MOST_ROWS when few or none are left."""
-    return tx.execute(_SHRINK, {"of_job": job_id, "most": MOST_ROWS}).rowcount
+    """Delete some events of a job, and return how many: fewer than MAX_ROWS_PRUNED when few or none are left."""
+    return tx.execute(_SHRINK, {"of_job": job_id, "most": MAX_ROWS_PRUNED}).rowcount
 
 
 def claim_jobs(tx: Connection, job_ids: Sequence[str], before_s: float) -> list[str]:
@@ -137,16 +137,16 @@ def _delete_page(
 ) -> PrunedRows:
     """Delete the old ones among the next rows of a table that is numbered in the order of time."""
     rows = tx.execute(
-        select(table.c.seq, table.c.at_s).where(table.c.seq > after_seq).order_by(table.c.seq).limit(MOST_ROWS)
+        select(table.c.seq, table.c.at_s).where(table.c.seq > after_seq).order_by(table.c.seq).limit(MAX_ROWS_PRUNED)
     ).all()
     if not rows:
         return PrunedRows(after_seq, 0, is_last=True)
     last = rows[-1].seq
     within = (table.c.seq > after_seq, table.c.seq <= last, table.c.at_s < before_s)
     deleted = tx.execute(delete(table).where(*within, _ended(table), *conditions)).rowcount
-    return PrunedRows(last, deleted, is_last=len(rows) < MOST_ROWS or rows[-1].at_s >= before_s)
+    return PrunedRows(last, deleted, is_last=len(rows) < MAX_ROWS_PRUNED or rows[-1].at_s >= before_s)
 
 
 def _ended(table: Table) -> ColumnElement[bool]:
     """Return the condition that a row belongs to no job that has not ended."""
-    return ~exists().where(job.c.id == table.c.job_id, job.c.state.in_(_OPEN))
+    return ~exists().where(job.c.id == table.c.job_id, job.c.state.in_(_OPEN_STATES))

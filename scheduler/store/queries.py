@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, bindparam, func, literal_column, null, 
 
 from ...cluster.workloads.estimates import RECENT_JOBS, Alike, predicted_s
 from ..model.job import JobRow
-from ..model.job_spec import LEAST_S, YEAR_S, JobFile
+from ..model.job_spec import MIN_ESTIMATE_S, YEAR_S, JobFile
 from ..model.states import FINAL, OPEN_ATTEMPTS, AttemptState, Contact, Desired, JobState
 from ..rules.jobs import WaitingJob
 from .attempts import SAVED
@@ -85,30 +85,36 @@ _DRAINS_SINCE = (
 )  # fmt: skip
 _DRAINS = select(attempt.c.job_id, attempt.c.number, _DRAINS_SINCE, job.c.spec, attempt.c.placement)
 _DRAINS = _DRAINS.join(job, job.c.id == attempt.c.job_id).where(attempt.c.state == AttemptState.DRAINING)
-_JOBS = select(*(job.c[name] for name in JobRow._fields))
+_JOB_ROWS = select(*(job.c[name] for name in JobRow._fields))
 _EVENTS = select(*(event.c[name] for name in EventRow._fields))
 _LAST_EVENTS = _EVENTS.where(event.c.seq < bindparam("before")).order_by(event.c.seq.desc()).limit(bindparam("most"))
 _LAST_EVENTS_OF_JOB = _LAST_EVENTS.where(event.c.job_id == bindparam("of_job"), event.c.kind != bindparam("without"))
-_SAVED = (
+_SAVED_EVENTS = (
     select(func.max(event.c.seq).label("seq"), func.count().label("events"))
     .where(event.c.job_id == bindparam("of_job"), event.c.kind == SAVED)
     .group_by(event.c.number)
     .subquery()
 )
-_LAST_SAVED = select(*(event.c[name] for name in EventRow._fields), _SAVED.c.events).join(
-    _SAVED, event.c.seq == _SAVED.c.seq
+_LAST_SAVED = select(*(event.c[name] for name in EventRow._fields), _SAVED_EVENTS.c.events).join(
+    _SAVED_EVENTS, event.c.seq == _SAVED_EVENTS.c.seq
 )
 _LAST_EVENT_OF_JOB = select(func.coalesce(func.max(event.c.seq), 0)).where(event.c.job_id == bindparam("of_job"))
 # Without what the policy saw: those columns are large, and nobody reads them here.
-_SLIM = select(
+_SHORT_DECISIONS = select(
     *(
         null().label(name) if name in ("observation", "mask", "log_probability") else decision.c[name]
         for name in DecisionRow._fields
     )
 )
-_LAST_DECISIONS = _SLIM.order_by(decision.c.seq.desc()).limit(bindparam("most"))
-_DECISIONS_AFTER = _SLIM.where(decision.c.seq > bindparam("after")).order_by(decision.c.seq).limit(bindparam("most"))
-_OF_JOB = _SLIM.where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq.desc()).limit(bindparam("most"))
+_LAST_DECISIONS = _SHORT_DECISIONS.order_by(decision.c.seq.desc()).limit(bindparam("most"))
+_DECISIONS_AFTER = (
+    _SHORT_DECISIONS.where(decision.c.seq > bindparam("after")).order_by(decision.c.seq).limit(bindparam("most"))
+)
+_LAST_DECISIONS_OF_JOB = (
+    _SHORT_DECISIONS.where(decision.c.job_id == bindparam("of_job"))
+    .order_by(decision.c.seq.desc())
+    .limit(bindparam("most"))
+)
 _LAST_DECISION = select(func.coalesce(func.max(decision.c.seq), 0))
 _QUEUED_AT = select(func.max(event.c.at_s)).where(
     event.c.job_id == bindparam("of_job"), event.c.seq < bindparam("before"), event.c.now == JobState.QUEUED.value
@@ -159,7 +165,7 @@ def drains(tx: Connection) -> list[Drain]:
 def jobs_in(tx: Connection, states: Sequence[JobState], limit: int) -> list[JobRow]:
     """Return jobs in one of some states that have not ended, the first to be served first."""
     assert FINAL.isdisjoint(states)
-    rows = _JOBS.where(job.c.state.in_(states)).order_by(job.c.priority.desc(), job.c.entered_s, job.c.submit_seq)
+    rows = _JOB_ROWS.where(job.c.state.in_(states)).order_by(job.c.priority.desc(), job.c.entered_s, job.c.submit_seq)
     return [JobRow._make(row) for row in tx.execute(rows.limit(limit))]
 
 
@@ -199,7 +205,7 @@ def last_decisions(tx: Connection, limit: int, job_id: str | None = None) -> lis
         limit: Most decisions to return.
         job_id: Only those on one job.
     """
-    statement = _LAST_DECISIONS if job_id is None else _OF_JOB
+    statement = _LAST_DECISIONS if job_id is None else _LAST_DECISIONS_OF_JOB
     return [DecisionRow._make(row) for row in tx.execute(statement, {"most": limit, "of_job": job_id})]
 
 
@@ -227,7 +233,7 @@ def opened_before(tx: Connection, job_id: str, before_seq: int) -> int | None:
 
 
 _WAITS = and_(job.c.state == JobState.QUEUED, job.c.desired == Desired.RUN, job.c.not_before_s <= bindparam("now_s"))
-_WAITING = select(*(job.c[name] for name in WaitingJob._fields)).where(_WAITS)
+_WAITING_JOBS = select(*(job.c[name] for name in WaitingJob._fields)).where(_WAITS)
 # Held ones too: they come back to the queue when their owner wants.
 _QUEUED = select(func.count()).where(
     job.c.owner == bindparam("of_owner"), job.c.state.in_((JobState.QUEUED, JobState.HELD))
@@ -242,7 +248,7 @@ def queued_of(tx: Connection, owner: str) -> int:
 
 def waiting_jobs(tx: Connection, now_s: float) -> list[WaitingJob]:
     """Return all jobs that stand in the queue, in no order."""
-    return [WaitingJob._make(row) for row in tx.execute(_WAITING, {"now_s": now_s})]
+    return [WaitingJob._make(row) for row in tx.execute(_WAITING_JOBS, {"now_s": now_s})]
 
 
 def listed_jobs(
@@ -274,11 +280,11 @@ def owners_of(tx: Connection, jobs: list[str]) -> dict[str, str]:
     }
 
 
-SHORTEST_S = 1.0  # a mean of logarithms would go by what fails at once, and by little else
+MIN_COUNTED_RUN_S = 1.0  # a mean of logarithms would go by what fails at once, and by little else
 UNNAMED = JobFile.model_fields["name"].default  # says nothing of what a job runs
 # The partial indexes are used only for these very words, so that 0 is no parameter.
 _ENDED = (job.c.ended_s.is_not(None), job.c.attempt > literal_column("0"), attempt.c.started_s.is_not(None))
-_ROWS = (
+_ENDED_RUNS = (
     select(
         job.c.saved_s, job.c.entered_s, attempt.c.opened_s, attempt.c.started_s, attempt.c.ended_s,
         attempt.c.overhead_s, attempt.c.slowdown,
@@ -290,12 +296,12 @@ _ROWS = (
 )  # fmt: skip
 
 
-_OWNER, _NAME, _GPUS = (job.c[name] == bindparam(f"as_{name}") for name in ("owner", "name", "gpus"))
+_AS_OWNER, _AS_NAME, _AS_GPUS = (job.c[name] == bindparam(f"as_{name}") for name in ("owner", "name", "gpus"))
 _LEVELS = {
-    Alike.USER_AND_NAME: _ROWS.where(_OWNER, _NAME),
-    Alike.USER_AND_GPUS: _ROWS.where(_OWNER, _GPUS),
-    Alike.GPUS: _ROWS.where(_GPUS),
-    Alike.ANY: _ROWS,
+    Alike.USER_AND_NAME: _ENDED_RUNS.where(_AS_OWNER, _AS_NAME),
+    Alike.USER_AND_GPUS: _ENDED_RUNS.where(_AS_OWNER, _AS_GPUS),
+    Alike.GPUS: _ENDED_RUNS.where(_AS_GPUS),
+    Alike.ANY: _ENDED_RUNS,
 }  # what ended jobs may have in common with a new one, the closest first
 
 
@@ -311,9 +317,9 @@ def estimated(tx: Connection, new: NewJob) -> NewJob:
     for alike, rows in _LEVELS.items():
         if alike is Alike.USER_AND_NAME and new.name == UNNAMED:
             continue
-        works_s = [work_s for row in tx.execute(rows, asked) if (work_s := _work_s(*row)) >= SHORTEST_S]
+        works_s = [work_s for row in tx.execute(rows, asked) if (work_s := _work_s(*row)) >= MIN_COUNTED_RUN_S]
         if works_s:
-            estimate_s = min(max(predicted_s(np.array(works_s[::-1])), LEAST_S), YEAR_S)
+            estimate_s = min(max(predicted_s(np.array(works_s[::-1])), MIN_ESTIMATE_S), YEAR_S)
             spec = {**new.spec, "estimate_s": estimate_s}
             return new._replace(
                 spec=spec, estimate_s=estimate_s, estimate_from=alike.value, estimate_jobs=len(works_s)

@@ -21,7 +21,7 @@ from .events import append, such_events
 from .leases import check_fence
 from .schema import attempt, replacement
 
-SEAT = "seat"  # kind of events
+SEAT_EVENT = "seat"  # kind of events
 TAKEN, EMPTY, LEFT, FOUND = "taken", "empty", "left", "found"
 CHECKED, STRUCK_OFF = "checked", "struck off"
 BACKUP, SLOW = "backup", "slow"
@@ -39,10 +39,10 @@ class ReplacementRow(NamedTuple):
     choice: Mapping[str, Any]  # among whom it was chosen, and by what; docs/failover.md
 
 
-_ROWS = select(*(replacement.c[name] for name in ReplacementRow._fields)).order_by(
+_REPLACEMENTS = select(*(replacement.c[name] for name in ReplacementRow._fields)).order_by(
     replacement.c.job_id, replacement.c.number, replacement.c.rank
 )
-_OF_JOB = _ROWS.where(replacement.c.job_id == bindparam("of_job"))
+_REPLACEMENTS_OF_JOB = _REPLACEMENTS.where(replacement.c.job_id == bindparam("of_job"))
 _STATE = (
     select(attempt.c.state)
     .where(attempt.c.job_id == bindparam("of_job"), attempt.c.number == bindparam("at_number"))
@@ -52,7 +52,7 @@ _STATE = (
 
 def replacements_of(tx: Connection, job_id: str, number: int | None = None) -> list[ReplacementRow]:
     """Return what the rings of a job were given, by attempt and rank; of one attempt alone if that is named."""
-    rows = [ReplacementRow._make(row) for row in tx.execute(_OF_JOB, {"of_job": job_id})]
+    rows = [ReplacementRow._make(row) for row in tx.execute(_REPLACEMENTS_OF_JOB, {"of_job": job_id})]
     return rows if number is None else [row for row in rows if row.number == number]
 
 
@@ -130,8 +130,8 @@ def _check(tx: Connection, job_id: str, number: int, event: NewEvent) -> None:
         raise StaleWriteError(f"attempt {number} of job {job_id} does not run any more")
 
 
-RING = "ring"  # kind of events
-HINT, ENDED = "hint", "ended"
+RING_EVENT = "ring"  # kind of events
+HINT, RING_ENDED = "hint", "ended"
 
 
 def ring_ends(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]]:
@@ -139,7 +139,7 @@ def ring_ends(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]]:
 
     Each has `report` (failover/wire.py), `places` (backends/protocol.py) and `gpus`: node and index of each.
     """
-    events = such_events(tx, job_id, RING, ENDED)
+    events = such_events(tx, job_id, RING_EVENT, RING_ENDED)
     return {it.number: it.data for it in events if it.number is not None and it.data is not None}
 
 

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select,
 from .engines import TakenNameError, TooManyTokensError
 from .schema import user_token
 
-MOST_VALID = 100  # tokens that an owner makes for himself
-MOST_EXPIRED = 100  # tokens of an owner, the last that expired
+MAX_VALID_TOKENS = 100  # tokens that an owner makes for himself
+MAX_EXPIRED_TOKENS = 100  # tokens of an owner, the last that expired
 
 
 class TokenRow(NamedTuple):
@@ -29,20 +29,20 @@ class TokenRow(NamedTuple):
 
 _VALID = or_(user_token.c.expires_s.is_(None), user_token.c.expires_s > bindparam("now_s"))
 _INSERT_TOKEN = insert(user_token)
-_ROWS = select(*(user_token.c[name] for name in TokenRow._fields))
-_ONE = _ROWS.where(user_token.c.digest == bindparam("of_digest"))
-_ALL = _ROWS.order_by(user_token.c.owner, user_token.c.made_s)
-_TOKENS_OF_OWNER = _ALL.where(user_token.c.owner == bindparam("of_owner"))
+_TOKENS = select(*(user_token.c[name] for name in TokenRow._fields))
+_ONE_TOKEN = _TOKENS.where(user_token.c.digest == bindparam("of_digest"))
+_ALL_TOKENS = _TOKENS.order_by(user_token.c.owner, user_token.c.made_s)
+_TOKENS_OF_OWNER = _ALL_TOKENS.where(user_token.c.owner == bindparam("of_owner"))
 _NAMED = _TOKENS_OF_OWNER.where(user_token.c.name == bindparam("of_name"), _VALID)
-_WITHOUT_NODE = _ALL.where(user_token.c.role == bindparam("of_role"), user_token.c.node.is_(None), _VALID)
-_COUNT = select(func.count()).where(user_token.c.owner == bindparam("of_owner"), _VALID)
+_WITHOUT_NODE = _ALL_TOKENS.where(user_token.c.role == bindparam("of_role"), user_token.c.node.is_(None), _VALID)
+_COUNT_TOKENS = select(func.count()).where(user_token.c.owner == bindparam("of_owner"), _VALID)
 _LONG_EXPIRED = (
     select(user_token.c.digest)
     .where(user_token.c.owner == bindparam("of_owner"), user_token.c.expires_s <= bindparam("now_s"))
     .order_by(user_token.c.expires_s.desc())
-    .offset(MOST_EXPIRED)
+    .offset(MAX_EXPIRED_TOKENS)
 )
-_FORGET = delete(user_token).where(user_token.c.digest.in_(_LONG_EXPIRED))
+_DELETE_EXPIRED = delete(user_token).where(user_token.c.digest.in_(_LONG_EXPIRED))
 _ANY = select(user_token.c.digest).limit(1)
 _ANY_VALID = _ANY.where(_VALID)
 _USE = update(user_token).where(user_token.c.digest == bindparam("of_digest")).values(used_s=bindparam("at_s"))
@@ -68,21 +68,21 @@ def add_token(tx: Connection, row: TokenRow, most: int | None = None) -> None:
     its = {"of_owner": row.owner, "now_s": row.made_s}
     if tx.execute(_NAMED, {**its, "of_name": row.name}).first() is not None:
         raise TakenNameError(f"{row.owner} has a token {row.name!r}; revoke it, or choose another name")
-    if most is not None and tx.execute(_COUNT, its).scalar_one() >= most:
+    if most is not None and tx.execute(_COUNT_TOKENS, its).scalar_one() >= most:
         raise TooManyTokensError(f"{row.owner} has {most} valid tokens; revoke one first")
     tx.execute(_INSERT_TOKEN, row._asdict())
-    tx.execute(_FORGET, its)
+    tx.execute(_DELETE_EXPIRED, its)
 
 
 def find_token(tx: Connection, digest: str) -> TokenRow | None:
     """Return the token with a digest, expired or not; None if there is none."""
-    row = tx.execute(_ONE, {"of_digest": digest}).first()
+    row = tx.execute(_ONE_TOKEN, {"of_digest": digest}).first()
     return None if row is None else TokenRow._make(row)
 
 
 def tokens_of(tx: Connection, owner: str | None) -> list[TokenRow]:
     """Return the tokens of an owner, or of all, expired ones too, the oldest of each owner first."""
-    rows = tx.execute(_ALL) if owner is None else tx.execute(_TOKENS_OF_OWNER, {"of_owner": owner})
+    rows = tx.execute(_ALL_TOKENS) if owner is None else tx.execute(_TOKENS_OF_OWNER, {"of_owner": owner})
     return [TokenRow._make(row) for row in rows]
 
 

@@ -252,7 +252,7 @@ def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]
     ]  # fmt: skip
     _update(tx, _job_update(("state", "cause", "attempt")), parameters, "job")
     rows = [opened_attempt(it, entry.at_s) for it in starting]
-    tx.execute(_OPEN, [row._asdict() for row in rows])
+    tx.execute(_INSERT_ATTEMPT, [row._asdict() for row in rows])
     reserve(tx, rows)
     was, now = JobState.QUEUED.value, JobState.STARTING.value
     append_for_jobs(
@@ -273,7 +273,12 @@ def _unwanted(tx: Connection, opened: Sequence[Opened]) -> set[str]:
     """Return the jobs that are wanted to run no more; nobody changes that until the transaction ends."""
     ids = [it.job.id for it in opened]
     parts = [ids[at : at + MANY] for at in range(0, len(ids), MANY)]
-    return {row.id for part in parts for row in tx.execute(_WISHES, {"wanted": part}) if row.desired is not Desired.RUN}
+    return {
+        row.id
+        for part in parts
+        for row in tx.execute(_DESIRED_OF_JOBS, {"wanted": part})
+        if row.desired is not Desired.RUN
+    }
 
 
 def _update(tx: Connection, statement: Update, rows: Sequence[Mapping[str, object]], what: str) -> None:
@@ -307,24 +312,25 @@ def _attempt_update(names: tuple[str, ...]) -> Update:
     return update(attempt).where(*at).values({name: bindparam(name) for name in names})
 
 
-_WISHES = (
+_DESIRED_OF_JOBS = (
     select(schema.job.c.id, schema.job.c.desired)
     .where(schema.job.c.id.in_(bindparam("wanted", expanding=True)))
     .with_for_update(key_share=True)
 )
-_OPEN: Insert = insert(schema.attempt)
+_INSERT_ATTEMPT: Insert = insert(schema.attempt)
 
 
 RowT = TypeVar("RowT")
 KeyT = TypeVar("KeyT")
-NO_SENSE = (ValueError, LookupError, TypeError)  # what types of columns raise for a value that is none of theirs
+# What column types raise for a value that is not one of theirs.
+UNREADABLE_ERRORS = (ValueError, LookupError, TypeError)
 
-_OPEN_JOBS = (
+_OPEN_JOB_IDS = (
     select(schema.job.c.id)
     .where(schema.job.c.state.in_(sorted(set(JobState) - FINAL)))
     .order_by(schema.job.c.submit_seq)
 )
-_UNCLOSED = (
+_UNCLOSED_KEYS = (
     select(schema.attempt.c.job_id, schema.attempt.c.number)
     .where(schema.attempt.c.state.in_(sorted(set(AttemptState) - {AttemptState.CLOSED})))
     .order_by(schema.attempt.c.job_id, schema.attempt.c.number)
@@ -341,7 +347,7 @@ class ReadJobs(NamedTuple):
 def open_jobs_apart(tx: Connection) -> ReadJobs:
     """Return all jobs that are in no final state, in the order of submission."""
     return ReadJobs(
-        *_apart(lambda: open_jobs(tx), lambda: tx.execute(_OPEN_JOBS).scalars(), lambda job: get_job(tx, job))
+        *_apart(lambda: open_jobs(tx), lambda: tx.execute(_OPEN_JOB_IDS).scalars(), lambda job: get_job(tx, job))
     )
 
 
@@ -355,7 +361,7 @@ def unclosed_attempts_apart(tx: Connection) -> tuple[list[AttemptRow], dict[tupl
     """Return all attempts that still hold something, and why others cannot be read, by job and number."""
     return _apart(
         lambda: unclosed_attempts(tx),
-        lambda: [(row.job_id, row.number) for row in tx.execute(_UNCLOSED)],
+        lambda: [(row.job_id, row.number) for row in tx.execute(_UNCLOSED_KEYS)],
         lambda key: get_attempt(tx, *key),
     )
 
@@ -387,12 +393,12 @@ def _apart(
 ) -> tuple[list[RowT], dict[KeyT, str]]:  # fmt: skip
     try:
         return read_all(), {}
-    except NO_SENSE:
+    except UNREADABLE_ERRORS:
         rows, unreadable = list[RowT](), dict[KeyT, str]()
     for key in list(keys()):
         try:
             row = read(key)
-        except NO_SENSE as error:
+        except UNREADABLE_ERRORS as error:
             unreadable[key] = f"{type(error).__name__}: {error}"
         else:
             rows.extend([] if row is None else [row])

@@ -7,7 +7,7 @@ import pytest
 
 from longshore.scheduler.client import Client
 from longshore.scheduler.store.engines import connect
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.opening import Store, open_store
 from tests.command_line import Command, Done
 
@@ -57,7 +57,7 @@ def store(url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def fence(store: Store) -> int:
-    token = store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
+    token = store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
     assert token is not None
     return token
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, Backend
-from longshore.scheduler.control.unknown_attempts import STRANGER
+from longshore.scheduler.control.unknown_attempts import UNKNOWN_EVENT
 from longshore.scheduler.store.copying import back_up, put_in_place
 from longshore.scheduler.store.opening import open_store
 from tests.scheduler.backends.attempts import end_all
@@ -49,7 +49,7 @@ class Restored(Trial):
         return [it.name for it in self.scheduler.unknown_attempts.known]
 
     def told(self) -> list[str]:
-        return [event.now for event in self.events() if event.kind == STRANGER]
+        return [event.now for event in self.events() if event.kind == UNKNOWN_EVENT]
 
 
 @contextmanager

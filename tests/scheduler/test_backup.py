@@ -14,7 +14,7 @@ from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.store import copying
 from longshore.scheduler.store.copying import back_up, put_in_place
 from longshore.scheduler.store.engines import StoreError
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.opening import open_store
 from tests.command_line import Command
 from tests.scheduler.restored_trial import Restored, restored_trial
@@ -218,7 +218,7 @@ def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(
 
     refused = call(tmp_path, "store", "restore", "copy.db")
     assert (refused.returncode, f"is open in process {os.getpid()}" in refused.stderr) == (2, True)
-    store.write(lambda tx: acquire(tx, SCHEDULER, "1@elsewhere", 4e9, 60.0))
+    store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "1@elsewhere", 4e9, 60.0))
     store.close()
     assert "a scheduler leads with .longshore/longshore.db: 1@elsewhere" in longshore("store", "restore", "copy.db").err
     file.unlink()

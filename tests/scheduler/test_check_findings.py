@@ -7,10 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.placement import Share
-from longshore.preflight.check import CheckOutcome, CheckResult, RoundReport
-from longshore.scheduler.control.node_checks import MOST_TEXT, MOST_TOLD, findings_of, lines_of, told_of
+from longshore.preflight.check import CheckOutcome, RoundReport, CheckResult
+from longshore.scheduler.control.node_checks import (
+    MAX_STORED_RESULTS,
+    MAX_TEXT_CHARACTERS,
+    findings_of,
+    lines_of,
+    told_of,
+)
 from longshore.scheduler.health.quarantining import Acted, clear, quarantine
-from longshore.scheduler.model.gpu_index import WHOLE, Clears, HardwarePlace
+from longshore.scheduler.model.gpu_index import WHOLE_NODE, Clears, HardwarePlace
 from longshore.scheduler.rules.quarantine import Fleet
 from longshore.scheduler.store.nodes import open_entries
 from longshore.scheduler.store.opening import open_store
@@ -58,11 +64,11 @@ def test_whatever_a_check_says_is_one_line_that_can_be_stored(
         for outcome, device, got, wanted, reason in told
     ]
     found = findings_of(report(*results), PLACEMENT, 7.0)
-    assert all(it.place.node == "a" and it.place.gpu in (WHOLE, 0, 2) for it in found)
+    assert all(it.place.node == "a" and it.place.gpu in (WHOLE_NODE, 0, 2) for it in found)
     texts = [text for it in found for text in (it.cause, it.evidence, it.action)] + list(lines_of(report(*results)))
     texts += [text for it in told_of(results) for text in it.values() if isinstance(text, str)]
-    assert all(len(text) <= MOST_TEXT and (text == "" or text.isprintable()) for text in texts)
-    assert len(told_of(results)) <= MOST_TOLD
+    assert all(len(text) <= MAX_TEXT_CHARACTERS and (text == "" or text.isprintable()) for text in texts)
+    assert len(told_of(results)) <= MAX_STORED_RESULTS
 
 
 def test_what_was_found_before_a_place_was_cleared_does_nothing_any_more(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "api.md").read_text()
 KINDS = {
     jobs.CHANGE, jobs.WISH, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
-    step_monitor.HEALTH, attempts.SAVED, job_errors.ERROR, unknown_attempts.STRANGER, nodes.QUARANTINE,
-    node_checks.PREFLIGHT, rings.SEAT, rings.RING, nodes.CHANGE,
+    step_monitor.HEALTH, attempts.SAVED, job_errors.ERROR_EVENT, unknown_attempts.UNKNOWN_EVENT, nodes.QUARANTINE,
+    node_checks.PREFLIGHT_EVENT, rings.SEAT_EVENT, rings.RING_EVENT, nodes.CHANGE,
 }  # fmt: skip
 RENAMED = {"job_id": "job", "number": "attempt"}  # in answers of the API
 

@@ -17,7 +17,7 @@ from longshore.scheduler.rules.attempts import START_LIMIT_S
 from longshore.scheduler.store.attempts import attempts_of, held_gpus
 from longshore.scheduler.store.jobs import list_jobs
 from longshore.scheduler.store.opening import open_store
-from longshore.testing.twin import RETRY, id_of
+from longshore.testing.twin import TWIN_RETRY, id_of
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
@@ -154,7 +154,7 @@ def test_an_attempt_that_could_not_be_forgotten_is_closed_later_though_the_next_
 def test_a_job_that_makes_no_progress_is_held_until_its_owner_releases_it(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RETRY, "no_progress", 1)
+    monkeypatch.setitem(TWIN_RETRY, "no_progress", 1)
     case.backend.saved_s = 0.0
     for _ in range(200):
         case.live_on()

@@ -11,7 +11,7 @@ from longshore.scheduler.control import attempt_driver as settling
 from longshore.scheduler.control import rehydrate as recall
 from longshore.scheduler.control import state_cache as cache
 from longshore.scheduler.control import steps as judging
-from longshore.scheduler.control.job_errors import ERROR
+from longshore.scheduler.control.job_errors import ERROR_EVENT
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
 from longshore.scheduler.health.step_monitor import StepMonitor
@@ -85,7 +85,7 @@ def test_other_jobs_end_whatever_fails_about_one_and_that_one_is_held(
     assert trial.job(bad).state in place.ends_as
     assert {it.job_id for it in trial.held()} == ({bad} if "stopping" in place.ends_as else set())
     if trial.job(bad).state is JobState.HELD:
-        told = [it for it in trial.events(bad) if it.kind == ERROR]
+        told = [it for it in trial.events(bad) if it.kind == ERROR_EVENT]
         assert len(told) >= 1
         assert f"a bug in {place.name}" in told[0].cause or "its end could not be handled" in told[0].cause
         assert trial.job(bad).desired is Desired.HOLD

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.control.job_errors import FIRST_S, LONGEST_S, Launches
+from longshore.scheduler.control.job_errors import FIRST_LAUNCH_WAIT_S, LONGEST_LAUNCH_WAIT_S, Launches
 
 
 @given(st.integers(1, 3000))
@@ -12,7 +12,7 @@ def test_each_failure_doubles_the_wait_up_to_a_bound_and_none_ends_it(failures: 
     for failure in range(failures):
         assert launches.is_due("a", now_s)
         launches.fail("a", "no", now_s)
-        wait_s = min(FIRST_S * 2.0 ** min(failure, 99), LONGEST_S)
+        wait_s = min(FIRST_LAUNCH_WAIT_S * 2.0 ** min(failure, 99), LONGEST_LAUNCH_WAIT_S)
         assert not launches.is_due("a", now_s + 0.99 * wait_s)
         now_s += wait_s
     assert launches.is_due("a", now_s)

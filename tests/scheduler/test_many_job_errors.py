@@ -9,7 +9,14 @@ import pytest
 from longshore.scheduler.control import attempt_driver as settling
 from longshore.scheduler.control import reconciler as loop
 from longshore.scheduler.control import steps as judging
-from longshore.scheduler.control.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors, SpoiledError
+from longshore.scheduler.control.job_errors import (
+    ERROR_EVENT,
+    FIRST_REST_S,
+    LONGEST_REST_S,
+    MAX_ERRORS_IN_A_ROW,
+    JobErrors,
+    SpoiledError,
+)
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
 from longshore.scheduler.model.states import JobState
@@ -38,13 +45,13 @@ def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when
     trial.wait(90.0, 1.0)
 
     assert {trial.job(job).state for job in jobs} == {JobState.RUNNING}
-    assert not [it for it in trial.events() if it.kind == ERROR]
+    assert not [it for it in trial.events() if it.kind == ERROR_EVENT]
 
 
 def test_a_job_starts_in_the_tick_in_which_any_number_before_it_cannot_be_handled(
     trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = {trial.submit("bad") for _ in range(3 * loop.ROUNDS)}
+    bad = {trial.submit("bad") for _ in range(3 * loop.MAX_ROUNDS)}
     good = trial.submit("good")
     real = Reconciler._carry_on
 
@@ -98,7 +105,7 @@ def test_errors_with_looks_between_them_that_go_well_do_not_add_up(
 ) -> None:
     job = trial.submit("one")
     trial.runs(job)
-    for _ in range(2 * MOST):
+    for _ in range(2 * MAX_ERRORS_IN_A_ROW):
         with monkeypatch.context() as broken:
             failures = breaks(Place(settling, "_view"), lambda: job, broken)
             trial.wait(1.0, 1.0)
@@ -131,7 +138,7 @@ def test_errors_count_in_a_row_only_and_a_job_rests_after_each_for_longer() -> N
         fail()
         errors.begin(now_s)
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** (number - 1))
-        assert errors.is_failing("j") == (number >= MOST)
+        assert errors.is_failing("j") == (number >= MAX_ERRORS_IN_A_ROW)
         assert errors.rests("j", now_s + rest_s - 0.5)
         now_s += rest_s
         assert not errors.rests("j", now_s)
@@ -144,7 +151,7 @@ def test_jobs_are_blamed_for_what_goes_wrong_unless_it_goes_wrong_for_many_at_on
     failing: int, is_shared: bool  # noqa: FBT001
 ) -> None:  # fmt: skip
     errors = JobErrors()
-    for _ in range(MOST):
+    for _ in range(MAX_ERRORS_IN_A_ROW):
         for job in range(10):
             with errors.about(str(job), 0.0, lambda: 0):
                 assert job >= failing
@@ -163,7 +170,7 @@ def test_an_error_behind_a_change_says_that_the_copy_is_of_no_use() -> None:
             changed[0] += 1
             raise ValueError("x")
 
-    for _ in range(MOST):
+    for _ in range(MAX_ERRORS_IN_A_ROW):
         with pytest.raises(SpoiledError):
             change_and_fail()
         errors.begin(0.0)

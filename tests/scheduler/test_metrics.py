@@ -22,7 +22,7 @@ from longshore.scheduler.settings import SchedulerSettings, ServeOptions
 from longshore.scheduler.store.attempts import CheckpointRow, NewAttempt, get_attempt, register
 from longshore.scheduler.store.decisions import NewDecision
 from longshore.scheduler.store.jobs import NewJob, insert_job
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.nodes import ALARM, CHANGE, GpuRow, NodeRow, set_out_of_service, write_health
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.schema import Liveness
@@ -45,7 +45,7 @@ class Watched:
         self.metrics = SchedulerMetrics(
             self.store, layout, types, lambda: True, lambda: self.figures, Room([folder], 1 << 20)
         )
-        fence = self.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
+        fence = self.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
         assert fence is not None
         self.fence = fence
 

@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.job_errors import APART_S, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors
+from longshore.scheduler.control.job_errors import (
+    ERROR_ROW_GAP_S,
+    FIRST_REST_S,
+    LONGEST_REST_S,
+    MAX_ERRORS_IN_A_ROW,
+    JobErrors,
+)
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Placer, Proposal
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from tests.scheduler.obedient_trial import StillTrial, obedient_trial
 from tests.scheduler.trials import Trial, reason
 
@@ -49,7 +55,7 @@ def test_errors_with_decisions_between_them_that_let_the_job_wait_do_not_add_up(
 
     trial.runs(trial.submit("first"))
     job = trial.submit("late")
-    for _ in range(2 * MOST):
+    for _ in range(2 * MAX_ERRORS_IN_A_ROW):
         fail_once(trial, monkeypatch)
         assert trial.scheduler.errors.words(job)
         with monkeypatch.context() as patient:
@@ -60,10 +66,10 @@ def test_errors_with_decisions_between_them_that_let_the_job_wait_do_not_add_up(
     assert trial.job(job).state is JobState.QUEUED
 
 
-@pytest.mark.parametrize(("apart_s", "is_failing"), [(LONGEST_REST_S, True), (APART_S + LONGEST_REST_S, False)])
+@pytest.mark.parametrize(("apart_s", "is_failing"), [(LONGEST_REST_S, True), (ERROR_ROW_GAP_S + LONGEST_REST_S, False)])
 def test_errors_that_lie_far_apart_do_not_add_up(apart_s: float, is_failing: bool) -> None:  # noqa: FBT001
     errors, broken = JobErrors(), True
-    for number in range(2 * MOST):
+    for number in range(2 * MAX_ERRORS_IN_A_ROW):
         with errors.about("j", number * apart_s, lambda: 0):
             assert not broken
         errors.begin(number * apart_s)
@@ -75,10 +81,10 @@ def test_a_scheduler_that_is_followed_forgets_the_errors_that_it_met(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = trial.submit("one")
-    for _ in range(MOST - 1):
+    for _ in range(MAX_ERRORS_IN_A_ROW - 1):
         fail_once(trial, monkeypatch)
         trial.later_s += LONGEST_REST_S
-    trial.store.write(lambda tx: acquire(tx, SCHEDULER, "other", 1e12, 1.0))  # and it is gone at once
+    trial.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "other", 1e12, 1.0))  # and it is gone at once
     trial.scheduler._renew_at_s = 0.0
     trial.tick()
     assert not trial.scheduler.errors.words(job)

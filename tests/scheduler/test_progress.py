@@ -12,7 +12,7 @@ from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.model.job import DEFAULT_TRIES, Tries, new_job_id
 from longshore.scheduler.model.states import AfterStop, EndedBy, JobState, RankEnd, Run, Status
-from longshore.scheduler.rules.attempts import HURRIED, SILENT_S, LastLook, how_far
+from longshore.scheduler.rules.attempts import HURRIED, SILENT_PROGRESS_S, LastLook, how_far
 from longshore.scheduler.rules.retry import outcome_of
 from longshore.scheduler.store.jobs import NewJob, insert_job
 from tests.scheduler.obedient import Obedient
@@ -75,18 +75,18 @@ def settled(case: StepsCase, job: str) -> JobState:
     ("look", "told", "before", "ran_s", "expected", "left"),
     [
         (LastLook(), {}, None, 5.0, False, USED),
-        (LastLook(), {}, None, SILENT_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
+        (LastLook(), {}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
         (LastLook(came_further=True, tells=True, step=7), {}, None, 5.0, True, Tries()),
         (LastLook(came_further=True, tells=True, step=7), {}, 6.0, 5.0, True, Tries()),
         (LastLook(came_further=True, tells=True, step=7), {}, 7.0, 5.0, True, USED),
-        (LastLook(came_further=True, tells=True, step=7), {}, 900.0, 2 * SILENT_S, True, USED),
+        (LastLook(came_further=True, tells=True, step=7), {}, 900.0, 2 * SILENT_PROGRESS_S, True, USED),
         (LastLook(came_further=True, saved_more=True, tells=True, step=7), {}, 900.0, 5.0, True, Tries()),
-        (LastLook(tells=True), {}, None, 2 * SILENT_S, False, USED),
+        (LastLook(tells=True), {}, None, 2 * SILENT_PROGRESS_S, False, USED),
         (LastLook(), {"saved_s": 30.0}, None, 5.0, True, Tries()),
-        (LastLook(), {"saved_s": 0.0}, None, 2 * SILENT_S, False, USED),
+        (LastLook(), {"saved_s": 0.0}, None, 2 * SILENT_PROGRESS_S, False, USED),
         (LastLook(), {"step": 8.0}, 7.0, 5.0, True, Tries()),
-        (LastLook(), {"step": 8.0}, 8.0, 2 * SILENT_S, True, USED),
-        (LastLook(), {"loss": 0.3}, None, SILENT_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
+        (LastLook(), {"step": 8.0}, 8.0, 2 * SILENT_PROGRESS_S, True, USED),
+        (LastLook(), {"loss": 0.3}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
     ],
 )
 def test_tries_come_back_to_a_job_that_came_farther_than_ever_or_is_silent_and_ran_for_long(
@@ -102,7 +102,7 @@ def test_tries_come_back_to_a_job_that_came_farther_than_ever_or_is_silent_and_r
             st.sampled_from(ENDS),
             st.integers(0, 50),
             st.booleans(),
-            st.floats(0.0, SILENT_S, exclude_max=True),
+            st.floats(0.0, SILENT_PROGRESS_S, exclude_max=True),
         ),
         min_size=200,
         max_size=200,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from longshore.scheduler.control.job_errors import ERROR
+from longshore.scheduler.control.job_errors import ERROR_EVENT
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.store.attempts import held_gpus
 from longshore.scheduler.store.engines import StoreRefusesError
@@ -56,7 +56,7 @@ def test_a_store_that_refuses_a_kind_of_write_for_a_minute_has_no_job_held_or_st
 
     assert {trial.job(job).state for job in (*started, *waiting)} == {JobState.RUNNING}
     assert {len(trial.attempts(job)) for job in (*started, *waiting)} == {1}
-    assert not [it for it in trial.events() if it.kind == ERROR]
+    assert not [it for it in trial.events() if it.kind == ERROR_EVENT]
 
 
 def test_what_is_tried_leaves_no_trace(store: Store, fence: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.scheduler.control import attempt_driver as settling
-from longshore.scheduler.control.job_errors import LONGEST_REST_S, MOST, JobErrors
+from longshore.scheduler.control.job_errors import LONGEST_REST_S, MAX_ERRORS_IN_A_ROW, JobErrors
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Placer
@@ -69,7 +69,7 @@ def test_one_job_with_a_fault_of_its_own_is_held_after_three_errors() -> None:
     tries = list[str]()
 
     assert held({"bad": 0.0}, lambda job: not tries.append(job)) == {"bad"}  # type: ignore[func-returns-value]
-    assert len(tries) == MOST
+    assert len(tries) == MAX_ERRORS_IN_A_ROW
 
 
 def is_bad(job: str) -> bool:

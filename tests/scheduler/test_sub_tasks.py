@@ -12,7 +12,7 @@ from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.execution.plan_file import plan_in
 from longshore.scheduler.health.step_monitor import Figures
 from longshore.scheduler.health.step_watch import Average
-from longshore.scheduler.model.job_spec import MOST_PLAN_BYTES, JobFile, plan_text
+from longshore.scheduler.model.job_spec import MAX_PLAN_BYTES, JobFile, plan_text
 from longshore.scheduler.service.queue_now import Sitting, planned, sub_tasks, waited_for
 
 DEGREES = st.integers(1, 4)
@@ -110,7 +110,7 @@ def test_ranks_get_the_plan_that_the_job_has() -> None:
         ({"plan": {**plan_of(2, 2, 1).model_dump(), "script": "x"}}, "Extra inputs"),
         ({"plan": plan_of(1, 200, 1, model="x").model_copy(
             update={"stages": tuple(it.model_copy(update={"layers": ("x" * 900,)}) for it in plan_of(1, 200, 1).stages)}
-        ).model_dump()}, f"of {MOST_PLAN_BYTES}"),
+        ).model_dump()}, f"of {MAX_PLAN_BYTES}"),
     ],
 )  # fmt: skip
 def test_a_plan_that_does_not_fit_its_job_is_refused(fields: dict[str, Any], says: str) -> None:

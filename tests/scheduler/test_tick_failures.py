@@ -9,7 +9,7 @@ import pytest
 
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.logs import REPEATS_S, JsonLines, RepeatFilter
-from longshore.scheduler.service.service import FIRST_WAIT_S, LONGEST_WAIT_S, REPEATED, Service, TickFailures
+from longshore.scheduler.service.service import FIRST_TICK_WAIT_S, LONGEST_TICK_WAIT_S, REPEATED, Service, TickFailures
 from tests.scheduler.api.conftest import api, app, service  # noqa: F401 (fixtures)
 from tests.scheduler.served import until
 
@@ -31,9 +31,9 @@ def test_the_wait_before_the_next_try_is_doubled_up_to_a_bound_and_begins_anew()
     waits = [failures.count(raised("x")) for _ in range(60)]
     failures.end()
 
-    assert waits[:3] == [FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S]
-    assert max(waits) == waits[-1] == LONGEST_WAIT_S
-    assert failures.count(raised("x")) == FIRST_WAIT_S
+    assert waits[:3] == [FIRST_TICK_WAIT_S, 2 * FIRST_TICK_WAIT_S, 4 * FIRST_TICK_WAIT_S]
+    assert max(waits) == waits[-1] == LONGEST_TICK_WAIT_S
+    assert failures.count(raised("x")) == FIRST_TICK_WAIT_S
 
 
 def test_a_failure_that_passes_does_not_make_the_scheduler_unready_and_one_that_stays_does() -> None:

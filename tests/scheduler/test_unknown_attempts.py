@@ -21,7 +21,7 @@ from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.backends.local.launching import launched_in
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.submission import is_late
-from longshore.scheduler.control.unknown_attempts import LOOK_S, UnknownAttempts
+from longshore.scheduler.control.unknown_attempts import CHECK_UNKNOWN_S, UnknownAttempts
 from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.store.engines import StoreUnreachableError
 from longshore.scheduler.store.opening import Store
@@ -76,7 +76,7 @@ def fails(error: Exception) -> Callable[..., None]:
 class Listing(Trial):
     """A scheduler whose backend may have attempts that the store does not have."""
 
-    def looks(self, *, look_s: float = LOOK_S) -> UnknownAttempts:
+    def looks(self, *, look_s: float = CHECK_UNKNOWN_S) -> UnknownAttempts:
         """Return what another scheduler finds and follows."""
         unknown_attempts = UnknownAttempts(self.parts(ListingWay(self.make()), "another"), look_s=look_s)
         fence = self.scheduler._fence

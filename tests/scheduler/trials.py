@@ -18,7 +18,7 @@ from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeView
 from longshore.scheduler.control.facade import RunningScheduler
-from longshore.scheduler.control.reconciler import TIMES, Reconciler
+from longshore.scheduler.control.reconciler import DEFAULT_TIMING, Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.metrics import StoreCollector
@@ -135,7 +135,7 @@ class Trial:
         self.site = site_of(setup, SchedulerSettings(folder=folder))
         self.store = open_store(f"sqlite:///{folder / 'store.db'}")
         self.later_s = 0.0  # by how much the scheduler's clock is ahead of the real one
-        self.way, self.times = Way(self.make()), TIMES
+        self.way, self.times = Way(self.make()), DEFAULT_TIMING
         self.scheduler = self.another()
 
     def now_s(self) -> float:

@@ -27,9 +27,15 @@ from ..planner.plan import FoundPlan
 from ..planner.pool import GpuType, ranks_of
 from ..planner.profile.profiling import ProfilingLimits
 from ..planner.report import layout_words, time_text, verdict
-from ..planner.request import PlanRequest, make_request
-from ..planner.search import SearchResult, find_plan
-from ..scheduler.model.job_spec import LEAST_COMPUTE_S, LEAST_S, MOST_COMPUTE_S, MOST_PARAMETER_BYTES, YEAR_S, JobFile
+from ..planner.search import Choice, choose
+from ..scheduler.model.job_spec import (
+    MAX_COMPUTE_S,
+    MAX_PARAMETER_BYTES,
+    MIN_COMPUTE_S,
+    MIN_ESTIMATE_S,
+    YEAR_S,
+    JobFile,
+)
 
 AUTO = "auto"
 STAGE = "longshore.stage"  # module that carries out plans

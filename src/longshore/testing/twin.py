@@ -24,9 +24,9 @@ from ..scheduler.store.opening import Store
 from ..scheduler.store.schema import compute_record
 from .simulated import ROW, SimulatedBackend
 
-WRITER = "twin"
+TWIN_WRITER = "twin"
 EVERY_EVENT = 1 << 40
-RETRY = {"infra": 1000}  # of each job: a simulation has as many faults as it likes
+TWIN_RETRY = {"infra": 1000}  # of each job: a simulation has as many faults as it likes
 Start = tuple[float, int, tuple[int, ...]]  # time, job of the scenario and its GPUs, ascending
 
 
@@ -42,7 +42,7 @@ class Twin:
     """
 
     def __init__(
-        self, backend: SimulatedBackend, site: ClusterSite, store: Store, placer: Placer, owner: str = WRITER
+        self, backend: SimulatedBackend, site: ClusterSite, store: Store, placer: Placer, owner: str = TWIN_WRITER
     ) -> None:
         self.backend = backend
         kinds = site.cluster.node_type.tolist()
@@ -119,7 +119,7 @@ class Twin:
         new = [self._new(job) for job in jobs]
         for one in new:
             self.backend.of_job[one.id] = job_of(one.id)
-        self.parts.store.write(lambda tx: [insert_job(tx, one, writer=WRITER) for one in new])
+        self.parts.store.write(lambda tx: [insert_job(tx, one, writer=TWIN_WRITER) for one in new])
 
     def _new(self, job: int) -> NewJob:
         of = self.backend.sim.scenarios
@@ -127,9 +127,9 @@ class Twin:
         spec = {
             "gpus": gpus, "command": ["true"], "estimate_s": estimate_s,
             "compute_s": float(of.compute_s[ROW, job]), "parameter_bytes": float(of.parameter_bytes[ROW, job]),
-            "retry": RETRY, "failover": "switch" if self.backend.sim.rules.switching else "restart",
+            "retry": TWIN_RETRY, "failover": "switch" if self.backend.sim.rules.switching else "restart",
         }  # fmt: skip
-        owner = f"user {of.line[ROW, job]}" if of.line.size else WRITER
+        owner = f"user {of.line[ROW, job]}" if of.line.size else TWIN_WRITER
         return NewJob(id_of(job), "job", owner, spec, 0, gpus, estimate_s, self.backend.now_s)
 
 

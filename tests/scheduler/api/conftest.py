@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from longshore.scheduler.serve.app import create_app
-from longshore.scheduler.serve.server import PATIENCE, ApiServer, Patience
+from longshore.scheduler.serve.server import DEFAULT_PATIENCE, ApiServer, Patience
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions, UserLimits
 
@@ -21,7 +21,7 @@ def service_in(folder: Path) -> Service:
 
 
 @contextmanager
-def client_of(app: FastAPI, files: int = 1024, patience: Patience = PATIENCE) -> Iterator[httpx.Client]:
+def client_of(app: FastAPI, files: int = 1024, patience: Patience = DEFAULT_PATIENCE) -> Iterator[httpx.Client]:
     """A client of an application behind a real server, without the lifespan that starts the scheduler's thread."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = ApiServer(app, app.state.service, files, patience=patience, log_level="critical", lifespan="off")

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from longshore.scheduler.serve import server
-from longshore.scheduler.serve.server import PATIENCE, ConnectionLimits, Patience, Seldom, bounds_of
+from longshore.scheduler.serve.server import DEFAULT_PATIENCE, ConnectionLimits, Patience, Seldom, bounds_of
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, SERVE, Served, until
 from tests.support import processes
 
@@ -43,7 +43,7 @@ HALVES = {
 @pytest.fixture
 def patience() -> Patience:
     """How long a client may take; a test that must see the end of that has less of it."""
-    return PATIENCE
+    return DEFAULT_PATIENCE
 
 
 def connected(port: int, sent: bytes) -> socket.socket:

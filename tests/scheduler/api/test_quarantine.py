@@ -10,7 +10,7 @@ import pytest
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.health.quarantining import quarantine
 from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
-from longshore.scheduler.service.checking import MOST_AT_ONCE, Clearing
+from longshore.scheduler.service.checking import MAX_CHECKS_AT_ONCE, Clearing
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import add_entry
@@ -234,7 +234,7 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
     ]
     service.store.write(lambda tx: [add_entry(tx, each) for each in entries])
     service.clearing.look()
-    until(lambda: len(counts) == MOST_AT_ONCE)
+    until(lambda: len(counts) == MAX_CHECKS_AT_ONCE)
     service.clearing.look()  # while those run
     go.set()
     for _ in range(len(places)):

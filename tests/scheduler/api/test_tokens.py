@@ -17,7 +17,7 @@ from longshore.scheduler.api.auth import caller_of_request
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.decisions import NewDecision, add_decisions
-from longshore.scheduler.store.tokens import MOST_EXPIRED, MOST_VALID, add_token, revoke_token, tokens_of
+from longshore.scheduler.store.tokens import MAX_EXPIRED_TOKENS, MAX_VALID_TOKENS, add_token, revoke_token, tokens_of
 from tests.support.budgets import examples
 
 SPEC = {"command": ["true"]}
@@ -233,7 +233,7 @@ def test_a_user_makes_so_many_tokens_and_old_ones_are_forgotten(
     api: httpx.Client, service: Service, known: Callable[..., Headers]
 ) -> None:
     ada, olga, path = known("ada"), known("olga", Role.OPERATOR), "/v1/users/me/tokens"
-    for number in range(MOST_VALID - 3):
+    for number in range(MAX_VALID_TOKENS - 3):
         row = new_token(f"own{number}", "ada", Role.USER, service.now_s(), None).row
         service.store.write(lambda tx, row=row: add_token(tx, row))  # type: ignore[misc]
 
@@ -243,7 +243,7 @@ def test_a_user_makes_so_many_tokens_and_old_ones_are_forgotten(
     assert [each.status_code for each in made] == [201, 201, 429]
     assert (made[-1].json()["code"], "revoke one" in made[-1].json()["detail"]) == ("too-many-tokens", True)
     assert more.status_code == 201
-    for number in range(MOST_EXPIRED + 5):
+    for number in range(MAX_EXPIRED_TOKENS + 5):
         row = new_token(f"old{number}", "ada", Role.USER, service.now_s(), float(number)).row
         service.store.write(lambda tx, row=row: add_token(tx, row))  # type: ignore[misc]
     assert len(api.get(path, headers=ada).json()) == MOST_EXPIRED + 1 + MOST_VALID

@@ -16,7 +16,7 @@ from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.commands import TIMES as SLURM_TIMES
 from longshore.scheduler.control.node_checks import NodeChecks
-from longshore.scheduler.control.reconciler import TIMES, Reconciler
+from longshore.scheduler.control.reconciler import DEFAULT_TIMING, Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.model.job import JobRow, ReservationRow
@@ -97,7 +97,7 @@ class Site:
         (folder / "cluster.yaml").write_text(CLUSTER.format(nodes=names))
         self.store: Store = open_store(f"sqlite:///{folder / 'longshore.db'}")
         self.later_s = 0.0  # by how much the scheduler's clock is ahead
-        self.times, self.slurm_times = TIMES, SLURM_TIMES  # of the next scheduler
+        self.times, self.slurm_times = DEFAULT_TIMING, SLURM_TIMES  # of the next scheduler
         self.checks = NodeChecks(slots=True)  # likewise
         self.begin()
 

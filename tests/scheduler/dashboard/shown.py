@@ -16,7 +16,7 @@ from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import PolicyChoice, SchedulerSettings, ServeOptions
 from longshore.scheduler.store.attempts import AttemptRow, NewAttempt, get_attempt
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 
 HOSTILE = '<script>alert("x")</script>'
@@ -33,7 +33,7 @@ class Shown:
         for router in (page_router(self.service), static_router()):
             app.include_router(router)
         self.app, self.folder = app, folder
-        fence = self.service.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
+        fence = self.service.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
         assert fence is not None
         self.fence = fence
 

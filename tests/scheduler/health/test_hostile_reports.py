@@ -14,7 +14,7 @@ from longshore.scheduler.health.liveness import GpuReport, NodeReport
 from longshore.scheduler.health.monitor import EASE_S, Monitor
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.nodes import ALARM
 from longshore.scheduler.store.opening import open_store
 from tests.support.budgets import examples
@@ -45,7 +45,7 @@ class Told:
 
     def __init__(self, folder: Path) -> None:
         self.store, self.nodes = open_store(f"sqlite:///{folder / 'store.db'}"), Nodes()
-        fence = self.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=1e9))
+        fence = self.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=1e9))
         assert fence is not None
         self.fence = fence
         self.begin()

@@ -7,7 +7,7 @@ from longshore.scheduler.store.attempts import AttemptRow, attempts_of, get_atte
 from longshore.scheduler.store.decisions import NewDecision, decisions_of
 from longshore.scheduler.store.engines import FencedError, StaleWriteError, TakenError
 from longshore.scheduler.store.jobs import set_desired
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.transitions import Changes, JobChange, Opened
 
@@ -84,7 +84,7 @@ def test_a_writer_whose_lease_was_taken_over_changes_no_attempt(store: Store, fe
     job, other = submit(store), submit(store, 1)
     store.write(lambda tx: start(tx, fence, job, 0))
     row, events = attempt_now(store, job), all_events(store)
-    store.write(lambda tx: acquire(tx, SCHEDULER, "other", now_s=100.0, ttl_s=60.0))
+    store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "other", now_s=100.0, ttl_s=60.0))
     for late in (
         lambda tx: start(tx, fence, other, 1),
         lambda tx: drain(tx, fence, job),

@@ -6,8 +6,8 @@ from sqlalchemy import Connection
 
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import (
-    MOST_KEPT,
-    MOST_TOLD,
+    MAX_CHECKPOINT_EVENTS,
+    MAX_CHECKPOINTS,
     SAVED,
     CheckpointRow,
     checkpoints_of,
@@ -15,7 +15,7 @@ from longshore.scheduler.store.attempts import (
     register,
 )
 from longshore.scheduler.store.engines import OlderAttemptError, connect
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.opening import Store, configuration, open_store
 
 from .store_rows import all_events, change_attempt, change_job, drain, job_now, start, submit
@@ -31,7 +31,7 @@ def job(store: Store, fence: int) -> str:
 
 def running_in(store: Store) -> str:
     """A job that runs in a store that was just opened."""
-    fence = store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
+    fence = store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
     assert fence is not None
     row = submit(store)
     store.write(lambda tx: start(tx, fence, row, 0))
@@ -49,7 +49,14 @@ def begin_again(store: Store, fence: int, job: str) -> None:
 
 
 def save(
-    store: Store, job: str, number: int, step: int, path: str = "/ckpt", digest: str = "", *, most_told: int = MOST_TOLD
+    store: Store,
+    job: str,
+    number: int,
+    step: int,
+    path: str = "/ckpt",
+    digest: str = "",
+    *,
+    most_told: int = MAX_CHECKPOINT_EVENTS,
 ) -> bool:
     row = CheckpointRow(job, number, step, path, digest, float(step))
     return store.write(lambda tx: register(tx, row, writer="api", most_told=most_told))
@@ -99,7 +106,7 @@ def test_a_registration_takes_as_long_however_much_was_told_before(sqlite_url: s
         assert store.write(write)
         return len(done)
 
-    for step in range(MOST_KEPT + 10):
+    for step in range(MAX_CHECKPOINTS + 10):
         save(store, job, 1, step)
     few = instructions(1000)
     for step in range(2000, 2500):
@@ -153,9 +160,9 @@ def test_a_checkpoint_that_is_told_again_is_nothing_new_and_another_one_of_its_s
 
 
 def test_only_the_newest_are_kept(store: Store, job: str) -> None:
-    for step in range(MOST_KEPT + 3):
+    for step in range(MAX_CHECKPOINTS + 3):
         save(store, job, 1, step)
-    assert steps(store, job) == [(1, step) for step in range(MOST_KEPT + 2, 2, -1)]
+    assert steps(store, job) == [(1, step) for step in range(MAX_CHECKPOINTS + 2, 2, -1)]
 
 
 @pytest.mark.parametrize("number", [0, 2])

@@ -10,7 +10,7 @@ from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import held_gpus, unclosed_attempts
 from longshore.scheduler.store.engines import StaleWriteError, TakenError
 from longshore.scheduler.store.jobs import get_job
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.opening import Store, open_store
 
 from .store_rows import (
@@ -61,7 +61,7 @@ def test_eight_clients_lose_and_double_no_transition(store: Store, fence: int) -
 def test_of_many_who_read_the_same_one_changes_the_job(url: str) -> None:
     """Each client has a store of its own, as processes have."""
     stores = [open_store(url) for _ in range(3)]
-    fence = stores[0].write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0)) or 0
+    fence = stores[0].write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0)) or 0
     queued = submit(stores[0])
 
     def claim(store: Store) -> bool:

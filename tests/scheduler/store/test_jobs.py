@@ -11,7 +11,7 @@ from longshore.scheduler.model.states import FINAL, JOB_CHANGES, AfterStop, Desi
 from longshore.scheduler.store.engines import FencedError, StaleWriteError
 from longshore.scheduler.store.events import last_seq
 from longshore.scheduler.store.jobs import get_jobs, insert_job, list_jobs, open_jobs, set_desired
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.opening import Store
 from tests.support.budgets import examples
 
@@ -74,7 +74,7 @@ def test_a_change_of_what_was_not_read_changes_nothing(store: Store, fence: int)
 
 def test_a_writer_whose_lease_was_taken_over_changes_nothing(store: Store, fence: int) -> None:
     job = submit(store)
-    new = store.write(lambda tx: acquire(tx, SCHEDULER, "other", now_s=100.0, ttl_s=60.0))
+    new = store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "other", now_s=100.0, ttl_s=60.0))
     with pytest.raises(FencedError):
         store.write(changing(job.id, fence, STARTING))
     assert job_now(store, job.id) == job

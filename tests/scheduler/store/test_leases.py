@@ -8,14 +8,14 @@ from sqlalchemy import Connection, text
 
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.store.engines import FencedError
-from longshore.scheduler.store.leases import SCHEDULER, acquire, check_fence, clock, give_up, lease_row, renew
+from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire, check_fence, clock, give_up, lease_row, renew
 from longshore.scheduler.store.opening import Store, open_store
 
 from .store_rows import change_job, job_now, submit
 
 
 def take(store: Store, now_s: float, owner: str = "a", ttl_s: float = 10.0) -> int | None:
-    return store.write(lambda tx: acquire(tx, SCHEDULER, owner, now_s, ttl_s))
+    return store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, owner, now_s, ttl_s))
 
 
 def test_a_lease_that_is_held_is_not_given_to_anybody(store: Store) -> None:
@@ -30,19 +30,19 @@ def test_the_takeover_of_an_expired_lease_raises_its_token(store: Store) -> None
 
 def test_a_lease_whose_owner_is_proven_dead_can_be_taken_before_it_expires(store: Store) -> None:
     take(store, 0.0, "a")
-    again = partial(acquire, name=SCHEDULER, owner="b", now_s=1.0, ttl_s=10.0)
+    again = partial(acquire, name=SCHEDULER_LEASE, owner="b", now_s=1.0, ttl_s=10.0)
     with store.read() as tx:
-        row = lease_row(tx, SCHEDULER)
+        row = lease_row(tx, SCHEDULER_LEASE)
     assert store.write(partial(again, left=row._replace(owner="c"))) is None
     assert store.write(partial(again, left=row._replace(expires_s=row.expires_s + 1.0))) is None  # it was renewed
     assert store.write(partial(again, left=row)) == 2
     with store.read() as tx:
-        assert lease_row(tx, SCHEDULER).owner == "b"
+        assert lease_row(tx, SCHEDULER_LEASE).owner == "b"
 
 
 def test_a_renewed_lease_expires_later(store: Store) -> None:
     take(store, 0.0)
-    assert store.write(lambda tx: renew(tx, SCHEDULER, 1, now_s=8.0, ttl_s=10.0))
+    assert store.write(lambda tx: renew(tx, SCHEDULER_LEASE, 1, now_s=8.0, ttl_s=10.0))
     assert take(store, 17.9, "b") is None
     assert take(store, 18.0, "b") == 2
 
@@ -50,14 +50,14 @@ def test_a_renewed_lease_expires_later(store: Store) -> None:
 def test_a_lease_that_was_taken_over_cannot_be_renewed_or_given_up(store: Store) -> None:
     take(store, 0.0)
     take(store, 10.0, "b")
-    assert not store.write(lambda tx: renew(tx, SCHEDULER, 1, now_s=11.0, ttl_s=100.0))
-    assert not store.write(lambda tx: give_up(tx, SCHEDULER, 1))
+    assert not store.write(lambda tx: renew(tx, SCHEDULER_LEASE, 1, now_s=11.0, ttl_s=100.0))
+    assert not store.write(lambda tx: give_up(tx, SCHEDULER_LEASE, 1))
     assert take(store, 20.0, "c") == 3
 
 
 def test_a_lease_that_is_given_up_can_be_taken_at_once(store: Store) -> None:
     take(store, 0.0)
-    assert store.write(lambda tx: give_up(tx, SCHEDULER, 1))
+    assert store.write(lambda tx: give_up(tx, SCHEDULER_LEASE, 1))
     assert take(store, 0.1, "b") == 2
 
 
@@ -114,7 +114,7 @@ def test_on_postgresql_a_write_waits_for_a_takeover_that_has_begun_and_is_fenced
     taken, go = Event(), Event()
 
     def take_slowly(tx: Connection) -> None:
-        acquire(tx, SCHEDULER, "b", 100.0, 10.0)
+        acquire(tx, SCHEDULER_LEASE, "b", 100.0, 10.0)
         taken.set()
         go.wait()
 

@@ -14,9 +14,9 @@ from longshore.scheduler.store.events import append_all, events_after, last_seq,
 from longshore.scheduler.store.jobs import get_job, insert_job, list_jobs, sum_of_estimates, try_again
 from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.pruning import (
-    FIRST,
-    MOST_JOBS,
-    MOST_ROWS,
+    FIRST_OLD_JOB,
+    MAX_JOBS_PRUNED,
+    MAX_ROWS_PRUNED,
     claim_jobs,
     count_old,
     delete_decisions,
@@ -165,36 +165,36 @@ def test_events_are_numbered_on_where_they_were_though_all_were_old(store: Store
 
 
 def test_many_jobs_and_rows_go_in_small_batches(store: Store, fence: int) -> None:
-    for number in range(MOST_JOBS + 5):
+    for number in range(MAX_JOBS_PRUNED + 5):
         cancelled(store, fence, number, at_s=ENDED_S + number % 3)
     chatty = submit(store, 999)
     store.write(lambda tx: change_job(tx, fence, chatty.id, *WAY, at_s=1e9))
-    told = [NewEvent("checkpoint", "job", 1.0, chatty.id, 1) for _ in range(MOST_ROWS + 7)]
+    told = [NewEvent("checkpoint", "job", 1.0, chatty.id, 1) for _ in range(MAX_ROWS_PRUNED + 7)]
     store.write(lambda tx: append_all(tx, told))
 
-    deleted, last, batches = 0, FIRST, 0
+    deleted, last, batches = 0, FIRST_OLD_JOB, 0
     while True:
         with store.read() as tx:
             batch = old_jobs(tx, ENDED_S + 10.0, last)
         if not batch:
             break
-        assert len(batch) <= MOST_JOBS
+        assert len(batch) <= MAX_JOBS_PRUNED
         last, batches = batch[-1], batches + 1
         deleted += store.write(lambda tx, batch=batch: delete_jobs(tx, [it.id for it in batch], 1e12))  # type: ignore[misc]
-    assert (deleted, batches) == (MOST_JOBS + 5, 2)
+    assert (deleted, batches) == (MAX_JOBS_PRUNED + 5, 2)
 
-    assert store.write(lambda tx: delete_events_of(tx, chatty.id)) == MOST_ROWS
-    assert 0 < store.write(lambda tx: delete_events_of(tx, chatty.id)) < MOST_ROWS
+    assert store.write(lambda tx: delete_events_of(tx, chatty.id)) == MAX_ROWS_PRUNED
+    assert 0 < store.write(lambda tx: delete_events_of(tx, chatty.id)) < MAX_ROWS_PRUNED
 
 
 def test_old_events_and_decisions_go_and_young_ones_stay(store: Store, fence: int) -> None:
     job = cancelled(store, fence, 0, at_s=50.0)
-    store.write(lambda tx: add_decisions(tx, [decision(job, float(at_s)) for at_s in range(2 * MOST_ROWS)]))
-    deleted = list(pages(store, "decision", MOST_ROWS + 10.0))
-    assert deleted == [MOST_ROWS, 10]
-    assert next(iter(pages(store, "decision", MOST_ROWS + 10.0))) == 0
+    store.write(lambda tx: add_decisions(tx, [decision(job, float(at_s)) for at_s in range(2 * MAX_ROWS_PRUNED)]))
+    deleted = list(pages(store, "decision", MAX_ROWS_PRUNED + 10.0))
+    assert deleted == [MAX_ROWS_PRUNED, 10]
+    assert next(iter(pages(store, "decision", MAX_ROWS_PRUNED + 10.0))) == 0
     with store.read() as tx:
-        assert count_old(tx, schema.decision, 1e12) == MOST_ROWS - 10
+        assert count_old(tx, schema.decision, 1e12) == MAX_ROWS_PRUNED - 10
 
 
 def test_jobs_of_states_and_owners_are_listed_the_last_first_whatever_page(store: Store, fence: int) -> None:
