@@ -181,11 +181,13 @@ _CHECKPOINTS = (
 _ROWS_BEFORE = _CHECKPOINTS.where(checkpoint.c.number < bindparam("before"))
 # FOR NO KEY UPDATE: on PostgreSQL no attempt begins until the transaction ends.
 _JOB_OF_CHECKPOINT = (
-    select(job.c.attempt, job.c.checkpoints_told).where(job.c.id == bindparam("of_job")).with_for_update(key_share=True)
+    select(job.c.attempt, job.c.checkpoint_events)
+    .where(job.c.id == bindparam("of_job"))
+    .with_for_update(key_share=True)
 )
 # Counted here and not among the events: there, each registration would read as many as there are.
 _COUNT_CHECKPOINT = (
-    update(job).where(job.c.id == bindparam("of_job")).values(checkpoints_told=job.c.checkpoints_told + 1)
+    update(job).where(job.c.id == bindparam("of_job")).values(checkpoint_events=job.c.checkpoint_events + 1)
 )
 _CHECKPOINT_KEY = (
     checkpoint.c.job_id == bindparam("of_job"),

@@ -43,16 +43,23 @@ MIGRATING_LOCK = 0x6D69677261746500  # "migrate", the number of PostgreSQL's adv
 def migrate(engine: Engine) -> None:
     """Bring a store to the schema of this version.
 
-    Several may do so at the same time: each reads where the store stands in the transaction that changes it.
+    Several may do so at the same time: each reads the revision of the store in the transaction that changes it.
 
     Raises:
         StoreError: If a newer version has written the store, or if it holds tables of something else.
     """
-    step = True
-    while step:
-        with engine.begin() as tx:
-            lock_for_writing(tx)
-            step = _step(tx)
+    with engine.begin() as tx:
+        lock_for_writing(tx)
+        if tx.dialect.name == "postgresql":
+            tx.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING_LOCK})")
+        config = configuration(tx)
+        script, current = ScriptDirectory.from_config(config), version(tx)
+        _check(tx, script, current)
+        if current is None:  # the migrations would make the same tables, in more time
+            METADATA.create_all(tx)
+            stamp(config, "head")
+        elif current != script.get_current_head():
+            upgrade(config, "head")
 
 
 def configuration(tx: Connection) -> Config:
@@ -81,24 +88,6 @@ def _configuration() -> Config:
 def version(tx: Connection) -> str | None:
     """Return the name of a store's last migration, None if it has none."""
     return MigrationContext.configure(tx, opts={"version_table": VERSION_TABLE}).get_current_revision()
-
-
-def _step(tx: Connection) -> bool:
-    """Make the tables of a new store, or run one migration; return whether another one may be missing."""
-    if tx.dialect.name == "postgresql":
-        tx.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING_LOCK})")
-    config = configuration(tx)
-    script = ScriptDirectory.from_config(config)
-    current = version(tx)
-    if current == script.get_current_head():
-        return False
-    _check(tx, script, current)
-    if current is None:  # All migrations, one after the other, come to the same, and take ten times as long.
-        METADATA.create_all(tx)
-        stamp(config, "head")
-        return False
-    upgrade(config, "+1")
-    return True
 
 
 def _check(tx: Connection, script: ScriptDirectory, current: str | None) -> None:

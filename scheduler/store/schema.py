@@ -137,7 +137,7 @@ job = Table(
     Column("cause", Text, nullable=False),  # of its last change, for people
     Column("ended_s", Double),  # when it came into a final state
     Column("reached_step", Double),  # the highest that an attempt has told of, none before
-    Column("checkpoints_told", Integer, nullable=False, server_default="0"),  # events of its checkpoints
+    Column("checkpoint_events", Integer, nullable=False, server_default="0"),  # events of its checkpoints
     # Who has given the estimate: its owner, nobody, or jobs that had ended and what they have in common with it.
     Column("estimate_from", Text, nullable=False, server_default="given"),
     Column("estimate_jobs", Integer, nullable=False, server_default="0"),  # how many these are

@@ -1,7 +1,6 @@
 """Checkpoints in the store, on either database."""
 
 import pytest
-from alembic import command
 from sqlalchemy import Connection
 
 from longshore.scheduler.model.states import AttemptState, JobState
@@ -14,9 +13,9 @@ from longshore.scheduler.store.attempts import (
     latest_before,
     register,
 )
-from longshore.scheduler.store.engines import OlderAttemptError, connect
+from longshore.scheduler.store.engines import OlderAttemptError
 from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
-from longshore.scheduler.store.opening import Store, configuration, open_store
+from longshore.scheduler.store.opening import Store, open_store
 
 from .store_rows import all_events, change_attempt, change_job, drain, job_now, start, submit
 
@@ -116,25 +115,6 @@ def test_a_registration_takes_as_long_however_much_was_told_before(sqlite_url: s
     store.close()
 
 
-def test_a_store_of_an_older_version_knows_how_much_was_told(url: str) -> None:
-    store = open_store(url)
-    job = running_in(store)
-    for step in range(2):
-        save(store, job, 1, step, most_told=3)
-    with store.engine.begin() as tx:
-        command.downgrade(configuration(tx), "0006")
-    store.close()
-
-    again = open_store(url)
-    for step in range(2, 5):
-        save(again, job, 1, step, most_told=3)
-
-    assert [event.data for event in all_events(again) if event.kind == SAVED] == [
-        {"step": step, "path": "/ckpt", "digest": ""} for step in range(3)
-    ]
-    again.close()
-
-
 def test_an_attempt_begins_with_what_was_saved_before_it_whatever_it_saves_itself(
     store: Store, fence: int, job: str
 ) -> None:
@@ -169,21 +149,3 @@ def test_only_the_newest_are_kept(store: Store, job: str) -> None:
 def test_there_is_no_checkpoint_of_an_attempt_that_is_not_there(store: Store, job: str, number: int) -> None:
     with pytest.raises(ValueError, match=f"no attempt {number}"):
         save(store, job, number, 1)
-
-
-def test_a_store_from_before_checkpoints_keeps_its_jobs_and_takes_checkpoints(url: str) -> None:
-    store = open_store(url)
-    job = submit(store)
-    with store.engine.begin() as tx:
-        command.downgrade(configuration(tx), "0001")
-    store.close()
-    engine = connect(url)
-    with engine.begin() as tx:
-        assert tx.exec_driver_sql("SELECT count(*) FROM job").scalar() == 1
-        with pytest.raises(Exception, match="checkpoint"), tx.begin_nested():
-            tx.exec_driver_sql("SELECT * FROM checkpoint")
-    engine.dispose()
-
-    again = open_store(url)
-    assert (job_now(again, job.id), steps(again, job.id)) == (job, [])
-    again.close()

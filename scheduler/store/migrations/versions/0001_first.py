@@ -1,4 +1,4 @@
-"""The tables of jobs and attempts, of what they hold, and of who may write."""
+"""All tables of a store."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -6,9 +6,11 @@ from alembic import op
 revision = "0001"
 down_revision = None
 
-WORD = sa.String(16)
+STATE = sa.String(16)
 SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OPEN = sa.text("state IN ('draining', 'launched', 'reserved', 'running')")
+ENDED_RUN = sa.text("ended_s IS NOT NULL AND attempt > 0")
+NOT_CLEARED = sa.text("cleared_s IS NULL")
 
 
 def upgrade() -> None:
@@ -24,6 +26,12 @@ def upgrade() -> None:
         _decision,
         _gpu,
         _reservation,
+        _checkpoint,
+        _pruned,
+        _quarantine,
+        _compute_record,
+        _replacement,
+        _user_turn,
     ):
         make()
 
@@ -31,6 +39,12 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Delete all tables, those that refer to others first."""
     for table in (
+        "user_turn",
+        "replacement",
+        "compute_record",
+        "quarantine",
+        "pruned",
+        "checkpoint",
         "reservation",
         "gpu",
         "decision",
@@ -88,8 +102,8 @@ def _job() -> None:
         sa.Column("name", sa.Text, nullable=False),
         sa.Column("owner", sa.Text, nullable=False),
         sa.Column("spec", sa.JSON, nullable=False),
-        sa.Column("desired", WORD, nullable=False),
-        sa.Column("state", WORD, nullable=False),
+        sa.Column("desired", STATE, nullable=False),
+        sa.Column("state", STATE, nullable=False),
         sa.Column("priority", sa.Integer, nullable=False),
         sa.Column("gpus", sa.Integer, nullable=False),
         sa.Column("estimate_s", sa.Double, nullable=False),
@@ -107,16 +121,25 @@ def _job() -> None:
         sa.Column("guess_s", sa.Double, nullable=False),
         sa.Column("wait_s", sa.Double, nullable=False),
         sa.Column("entered_s", sa.Double, nullable=False),
-        sa.Column("after_stop", WORD),
+        sa.Column("after_stop", STATE),
         sa.Column("cause_class", sa.Text, nullable=False),
         sa.Column("cause", sa.Text, nullable=False),
         sa.Column("ended_s", sa.Double),
+        sa.Column("reached_step", sa.Double),
+        sa.Column("checkpoint_events", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("estimate_from", sa.Text, nullable=False, server_default="given"),
+        sa.Column("estimate_jobs", sa.Integer, nullable=False, server_default="0"),
         sa.PrimaryKeyConstraint("submit_seq", name="pk_job"),
         sa.UniqueConstraint("id", name="uq_job_id"),
         sqlite_autoincrement=True,
     )
     op.create_index("ix_job_state_submit_seq", "job", ["state", "submit_seq"])
-    op.create_index("ix_job_owner_state", "job", ["owner", "state"])
+    op.create_index("ix_job_owner_state_submit_seq", "job", ["owner", "state", "submit_seq"])
+    op.create_index("ix_job_owner_submit_seq", "job", ["owner", "submit_seq"])
+    op.create_index("ix_job_ended_s_submit_seq", "job", ["ended_s", "submit_seq"])
+    for columns in (("owner", "name"), ("owner", "gpus"), ("gpus",)):
+        name = f"ix_job_ended_{'_'.join(columns)}"
+        op.create_index(name, "job", [*columns, "ended_s"], sqlite_where=ENDED_RUN, postgresql_where=ENDED_RUN)
 
 
 def _lease() -> None:
@@ -137,12 +160,18 @@ def _node() -> None:
         sa.Column("backend", sa.Text, nullable=False),
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("slots", sa.Boolean, nullable=False),
-        sa.Column("liveness", WORD, nullable=False),
+        sa.Column("liveness", STATE, nullable=False),
         sa.Column("since_s", sa.Double, nullable=False),
         sa.Column("seen_s", sa.Double, nullable=False),
         sa.Column("misses", sa.Integer, nullable=False),
         sa.Column("agent_s", sa.Double),
         sa.Column("out_of_service", sa.Text, nullable=False),
+        sa.Column("address", sa.Text, nullable=False, server_default=""),
+        sa.Column("boot_id", sa.Text, nullable=False, server_default=""),
+        sa.Column("agent_version", sa.Text, nullable=False, server_default=""),
+        sa.Column("guarded", sa.Boolean, nullable=False, server_default=sa.false()),
+        sa.Column("verdict", STATE, nullable=False, server_default=""),
+        sa.Column("found", sa.Text, nullable=False, server_default=""),
         sa.PrimaryKeyConstraint("name", name="pk_node"),
     )
 
@@ -157,6 +186,7 @@ def _user_token() -> None:
         sa.Column("made_s", sa.Double, nullable=False),
         sa.Column("expires_s", sa.Double),
         sa.Column("used_s", sa.Double),
+        sa.Column("node", sa.Text),
         sa.PrimaryKeyConstraint("digest", name="pk_user_token"),
     )
     op.create_index("ix_user_token_owner", "user_token", ["owner"])
@@ -167,7 +197,7 @@ def _attempt() -> None:
         "attempt",
         sa.Column("job_id", sa.Text, nullable=False),
         sa.Column("number", sa.Integer, autoincrement=False, nullable=False),
-        sa.Column("state", WORD, nullable=False),
+        sa.Column("state", STATE, nullable=False),
         sa.Column("version", sa.Integer, nullable=False),
         sa.Column("backend", sa.Text, nullable=False),
         sa.Column("placement", sa.JSON, nullable=False),
@@ -176,7 +206,7 @@ def _attempt() -> None:
         sa.Column("opened_s", sa.Double, nullable=False),
         sa.Column("started_s", sa.Double),
         sa.Column("ended_s", sa.Double),
-        sa.Column("contact", WORD, nullable=False),
+        sa.Column("contact", STATE, nullable=False),
         sa.Column("contact_since_s", sa.Double, nullable=False),
         sa.Column("outcome", sa.Text, nullable=False),
         sa.Column("cause", sa.Text, nullable=False),
@@ -241,3 +271,103 @@ def _reservation() -> None:
         sa.PrimaryKeyConstraint("node", "gpu", name="pk_reservation"),
     )
     op.create_index("ix_reservation_job_id_number", "reservation", ["job_id", "number"])
+
+
+def _checkpoint() -> None:
+    op.create_table(
+        "checkpoint",
+        sa.Column("job_id", sa.Text, nullable=False),
+        sa.Column("number", sa.Integer, autoincrement=False, nullable=False),
+        sa.Column("step", sa.BigInteger, autoincrement=False, nullable=False),
+        sa.Column("path", sa.Text, nullable=False),
+        sa.Column("digest", sa.Text, nullable=False),
+        sa.Column("at_s", sa.Double, nullable=False),
+        sa.PrimaryKeyConstraint("job_id", "number", "step", name="pk_checkpoint"),
+        sa.ForeignKeyConstraint(
+            ["job_id", "number"], ["attempt.job_id", "attempt.number"], name="fk_checkpoint_attempt"
+        ),
+    )
+
+
+def _pruned() -> None:
+    op.create_table(
+        "pruned",
+        sa.Column("one", sa.Integer, autoincrement=False, nullable=False),
+        sa.Column("jobs", sa.BigInteger, nullable=False),
+        sa.Column("estimates_s", sa.Double, nullable=False),
+        sa.PrimaryKeyConstraint("one", name="pk_pruned"),
+    )
+
+
+def _quarantine() -> None:
+    op.create_table(
+        "quarantine",
+        sa.Column("seq", SERIAL, nullable=False),
+        sa.Column("scope", STATE, nullable=False),
+        sa.Column("node", sa.Text, nullable=False),
+        sa.Column("gpu", sa.Integer, nullable=False),
+        sa.Column("other_node", sa.Text, nullable=False),
+        sa.Column("other_gpu", sa.Integer, nullable=False),
+        sa.Column("since_s", sa.Double, nullable=False),
+        sa.Column("symptom_s", sa.Double, nullable=False),
+        sa.Column("check_name", sa.Text, nullable=False),
+        sa.Column("cause", sa.Text, nullable=False),
+        sa.Column("evidence", sa.Text, nullable=False),
+        sa.Column("action", sa.Text, nullable=False),
+        sa.Column("clears", STATE, nullable=False),
+        sa.Column("tries", sa.Integer, nullable=False),
+        sa.Column("boot_id", sa.Text, nullable=False),
+        sa.Column("not_before_s", sa.Double, nullable=False),
+        sa.Column("checked", sa.Text, nullable=False),
+        sa.Column("cleared_s", sa.Double),
+        sa.Column("cleared_by", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("seq", name="pk_quarantine"),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_quarantine_since_s", "quarantine", ["since_s"])
+    op.create_index(
+        "uq_quarantine_open", "quarantine", ["node", "gpu", "other_node", "other_gpu", "cause"], unique=True,
+        sqlite_where=NOT_CLEARED, postgresql_where=NOT_CLEARED,
+    )  # fmt: skip
+
+
+def _compute_record() -> None:
+    op.create_table(
+        "compute_record",
+        sa.Column("job_id", sa.Text, nullable=False),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("iterations", sa.BigInteger, nullable=False),
+        sa.Column("mean_s", sa.Double, nullable=False),
+        sa.Column("last_s", sa.JSON, nullable=False),
+        sa.PrimaryKeyConstraint("job_id", "kind", name="pk_compute_record"),
+    )
+
+
+def _replacement() -> None:
+    op.create_table(
+        "replacement",
+        sa.Column("job_id", sa.Text, nullable=False),
+        sa.Column("number", sa.Integer, autoincrement=False, nullable=False),
+        sa.Column("rank", sa.Integer, autoincrement=False, nullable=False),
+        sa.Column("node", sa.Text, nullable=False),
+        sa.Column("gpu", sa.Integer, nullable=False),
+        sa.Column("at_s", sa.Double, nullable=False),
+        sa.Column("choice", sa.JSON, nullable=False),
+        sa.PrimaryKeyConstraint("job_id", "number", "rank", name="pk_replacement"),
+        sa.ForeignKeyConstraint(
+            ["job_id", "number"], ["attempt.job_id", "attempt.number"], name="fk_replacement_attempt"
+        ),
+    )
+
+
+def _user_turn() -> None:
+    op.create_table(
+        "user_turn",
+        sa.Column("owner", sa.Text, nullable=False),
+        sa.Column("priority", sa.Integer, autoincrement=False, nullable=False),
+        sa.Column("led_s", sa.Double, nullable=False),
+        sa.Column("led", sa.BigInteger, nullable=False),
+        sa.Column("started_s", sa.Double, nullable=False),
+        sa.Column("started", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("owner", "priority", name="pk_user_turn"),
+    )
