@@ -23,12 +23,11 @@ from longshore.scheduler.model.states import Desired
 from longshore.scheduler.placement.placer import PAST_S, PastLimits, Placer
 from longshore.scheduler.placement.replay import export, replay
 from longshore.scheduler.serve.app import create_app
-from longshore.scheduler.service.retention import Horizon, Pruned, _delete_batch, count, prune, remove_files
+from longshore.scheduler.service.retention import Horizon, Pruned, _delete_batch, count, old_jobs, prune, remove_files
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions, read_settings
 from longshore.scheduler.store.jobs import try_again
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.store.pruning import old_jobs
 from longshore.scheduler.store.schema import reservation
 from tests.command_line import Command
 from tests.scheduler.backends.attempts import until
@@ -283,7 +282,7 @@ def test_a_past_that_has_become_long_begins_anew_and_both_can_be_replayed(trial:
     for _ in range(2):
         trial.ends(trial.submit("true", gpus=3))
     prune(trial.store, tmp_path, Horizon(None, None, trial.now_s() - 1e9))
-    assert not placer.is_to_begin_anew
+    assert not placer.is_journal_full
 
     assert _replayed(trial, tmp_path) == 3
     with trial.store.engine.begin() as tx:

@@ -9,9 +9,9 @@ import pytest
 from longshore.scheduler.health.step_watch import LEFT_OUT
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.serve.app import create_app
+from longshore.scheduler.service.retention import delete_jobs
 from longshore.scheduler.store.jobs import set_desired
 from longshore.scheduler.store.nodes import records_of
-from longshore.scheduler.store.pruning import delete_jobs
 from tests.scheduler.api.conftest import client_of
 from tests.scheduler.steps_case import StepsCase, steps_case
 

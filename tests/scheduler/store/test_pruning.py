@@ -7,13 +7,7 @@ from sqlalchemy.engine import Connection
 from longshore.scheduler.api.streaming import MAX_EVENTS_AT_ONCE
 from longshore.scheduler.model.job import NewEvent
 from longshore.scheduler.model.states import AttemptState, JobState
-from longshore.scheduler.store import schema
-from longshore.scheduler.store.attempts import CheckpointRow, register
-from longshore.scheduler.store.decisions import NewDecision, add_decisions
-from longshore.scheduler.store.events import append_all, events_after, last_seq, owners_events_after
-from longshore.scheduler.store.jobs import get_job, insert_job, list_jobs, sum_of_estimates, try_again
-from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.pruning import (
+from longshore.scheduler.service.retention import (
     FIRST_OLD_JOB,
     MAX_JOBS_PRUNED,
     MAX_ROWS_PRUNED,
@@ -25,6 +19,12 @@ from longshore.scheduler.store.pruning import (
     delete_jobs,
     old_jobs,
 )
+from longshore.scheduler.store import schema
+from longshore.scheduler.store.attempts import CheckpointRow, register
+from longshore.scheduler.store.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.events import append_all, events_after, last_seq, owners_events_after
+from longshore.scheduler.store.jobs import get_job, insert_job, list_jobs, sum_of_estimates, try_again
+from longshore.scheduler.store.opening import Store
 
 from .store_rows import change_attempt, change_job, drain, job_now, new_job, start, submit
 
