@@ -68,7 +68,7 @@ class Load:
         while made < count:
             while self.mirror.due() is not None and made < count:
                 began = time.perf_counter()
-                decision = self.placer.settle(self.mirror)
+                decision = self.placer.decide(self.mirror)
                 yield decision, time.perf_counter() - began
                 made += 1
                 if decision.started:

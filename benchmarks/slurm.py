@@ -150,7 +150,10 @@ def measure(jobs: int = JOBS) -> Iterator[Row]:
             site = site_of(setup, SchedulerSettings(folder=folder))
             placer = Placer(find_policy("spread"))
             monitor = Monitor(backend, "slurm", layout, {})
-            parts = Parts(store, backend, "slurm", site, layout, placer, time.time, "benchmark", monitor)
+            parts = Parts(
+                store=store, backend=backend, backend_name="slurm", site=site, layout=layout, placer=placer,
+                now_s=time.time, owner="benchmark", monitor=monitor,
+            )  # fmt: skip
             scheduler = Reconciler(parts)
             scheduler.tick()
             names = submit_all(store, jobs)

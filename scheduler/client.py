@@ -14,7 +14,7 @@ from ..cluster.files.certificates import tls_problem, trusting
 from ..cluster.files.errors import BackendError, InputError
 
 PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
-RETRIED_STATUSES = frozenset({409, 503})  # statuses after which that may help, where the answer says when
+RETRIED_STATUSES = frozenset({409, 503})  # statuses after which a retry may help, if the answer names a time
 OUTAGE_S = 300.0  # for which a scheduler may be away that was there: it is started anew, or another takes over
 LIST_PAGE_JOBS, MAX_QUEUE_PAGE_JOBS = 200, 1000  # jobs of one answer: of the list, and of the queue
 TOKENLESS = (
@@ -23,7 +23,7 @@ TOKENLESS = (
 )
 REFUSED = (
     "set LONGSHORE_TOKEN to a valid one, which an operator makes (`longshore token create NAME --owner OWNER`); where "
-    "it is not set, the token of the scheduler that you started yourself is looked for"
+    "it is not set, the token of the scheduler that you started yourself is searched for"
 )
 END = "end"  # event after the last one of a stream
 
@@ -42,7 +42,7 @@ class Client:
     Args:
         url: Where it serves.
         token: Returns the token by which it knows the user, None without one. It is asked before each request.
-        ca: File of the authorities that alone are trusted to vouch for it; those of the system if left out.
+        ca: File of the authorities that alone are trusted to vouch for it; by default those of the system.
 
     Raises:
         InputError: If that file, or one that the environment names in its place, cannot be used.
@@ -111,7 +111,7 @@ class Client:
 
         Args:
             spec: The job file.
-            key: By which a request that is sent again is known; a fresh one if left out.
+            key: By which a request that is sent again is known; by default a fresh one.
         """
         headers = {"Idempotency-Key": key or uuid.uuid4().hex}
         found: dict[str, Any] = self._call("POST", "/v1/jobs", json=spec, headers=headers).json()
@@ -122,34 +122,34 @@ class Client:
         found: dict[str, Any] = self._call("POST", "/v1/jobs", json=spec, params={"dry_run": True}).json()
         return found
 
-    def jobs(self, asked_for: Mapping[str, object], limit: int | None = None) -> Iterator[dict[str, Any]]:
+    def jobs(self, filters: Mapping[str, object], limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield jobs, the last submitted first.
 
         Args:
-            asked_for: state, user and name, as far as they are to be looked at.
+            filters: By state, user and name.
             limit: Most jobs.
         """
         cursor: str | None = None
         while limit is None or limit > 0:
             size = LIST_PAGE_JOBS if limit is None else min(limit, LIST_PAGE_JOBS)
-            asked = {**asked_for, "limit": size, **({} if cursor is None else {"cursor": cursor})}
+            asked = {**filters, "limit": size, **({} if cursor is None else {"cursor": cursor})}
             page = self._call("GET", "/v1/jobs", params=asked).json()
             yield from page["jobs"]
             cursor, limit = page["cursor"], None if limit is None else limit - len(page["jobs"])
             if cursor is None:
                 return
 
-    def queue(self, asked_for: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    def queue(self, filters: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         """Yield the jobs that have not ended: those that hold GPUs, the queue in its order, and those outside of it.
 
         Args:
-            asked_for: state, user and name, as far as they are to be looked at.
+            filters: By state, user and name.
         """
         seen: set[str] = set()  # the queue moves between two pages
         offset = 0
         while True:
             page = self._call(
-                "GET", "/v1/queue", params={**asked_for, "limit": MAX_QUEUE_PAGE_JOBS, "offset": offset}
+                "GET", "/v1/queue", params={**filters, "limit": MAX_QUEUE_PAGE_JOBS, "offset": offset}
             ).json()
             yield from (job for job in page["jobs"] if job["id"] not in seen)
             seen.update(job["id"] for job in page["jobs"])
@@ -190,9 +190,9 @@ class Client:
         """Give a job another priority."""
         return self._change(job, {"priority": priority})
 
-    def _change(self, job: str, wish: dict[str, object]) -> dict[str, Any]:
+    def _change(self, job: str, change: dict[str, object]) -> dict[str, Any]:
         found: dict[str, Any] = self._call(
-            "PATCH", f"/v1/jobs/{_part(job)}", json=wish, headers={"If-Match": "*"}
+            "PATCH", f"/v1/jobs/{_part(job)}", json=change, headers={"If-Match": "*"}
         ).json()
         return found
 
@@ -223,8 +223,8 @@ class Client:
             job: Id of the job.
             rank: Number of the rank, or `all`.
             offset: Where to begin, in bytes; 0 for all ranks.
-            attempt: Which one; the last if left out.
-            tail: Only so many last lines.
+            attempt: Which one; by default the last.
+            tail: Number of last lines to return.
         """
         asked = {"rank": rank, "offset": offset, **_given(attempt=attempt, tail=tail)}
         answer = self._call("GET", f"/v1/jobs/{_part(job)}/logs", params=asked)
@@ -245,7 +245,7 @@ class Client:
             yield event.data
 
     def _follow(self, path: str, parameters: dict[str, Any]) -> Iterator[ReceivedEvent]:
-        """Yield what a stream tells until its end, each event once, also if the scheduler starts anew meanwhile."""
+        """Yield the events of a stream until its end, each once, also if the scheduler restarts meanwhile."""
         last: dict[str, str] = {}
         tries, away_s = 0, float("-inf")  # and when it went away that had answered
         while True:
@@ -288,42 +288,42 @@ class Client:
         self._call("POST", f"/v1/nodes/{_part(node)}/checks/{_part(order)}", json=content)
 
     def tell_sights(self, node: str, sights: Mapping[str, str]) -> None:
-        """Tell what an agent found at the doors at which the scheduler had asked it to knock."""
+        """Report what an agent found when it probed other agents, as the scheduler had ordered."""
         self._call("POST", f"/v1/nodes/{_part(node)}/sights", json={"sights": sights})
 
     def faults(self) -> dict[str, Any]:
-        """Return what the past tells of the faults of nodes."""
+        """Return the history of faults of nodes."""
         found: dict[str, Any] = self._call("GET", "/v1/faults").json()
         return found
 
-    def quarantines(self, asked_for: Mapping[str, object]) -> list[dict[str, Any]]:
+    def quarantines(self, filters: Mapping[str, object]) -> list[dict[str, Any]]:
         """Return what stands in quarantine; with `cleared` what stood there lately, too."""
-        return self._list("/v1/quarantine", **asked_for)
+        return self._list("/v1/quarantine", **filters)
 
     def put_into_quarantine(self, finding: Mapping[str, object]) -> str:
         """Put what was found to be broken into quarantine, and return what came of it."""
         return str(self._call("POST", "/v1/quarantine", json=finding).json()["acted"])
 
-    def clear_quarantine(self, wish: Mapping[str, object]) -> dict[str, Any]:
+    def clear_quarantine(self, request: Mapping[str, object]) -> dict[str, Any]:
         """Clear a place, or have it checked, and return which of the two."""
-        found: dict[str, Any] = self._call("POST", "/v1/quarantine/clear", json=wish).json()
+        found: dict[str, Any] = self._call("POST", "/v1/quarantine/clear", json=request).json()
         return found
 
     def unknown(self) -> list[dict[str, Any]]:
         """Return the attempts that run and are not in the store."""
         return self._list("/v1/unknown-attempts")
 
-    def settle_unknown(self, attempt: str, wish: str) -> None:
+    def resolve_unknown(self, attempt: str, action: str) -> None:
         """End or disregard an attempt that is not in the store."""
-        self._call("POST", f"/v1/unknown-attempts/{_part(attempt)}/{wish}")
+        self._call("POST", f"/v1/unknown-attempts/{_part(attempt)}/{action}")
 
     def tokens(self, owner: str | None) -> list[dict[str, Any]]:
         """Return the tokens of the user, or of another one."""
         return self._list("/v1/users/me/tokens", **({} if owner is None else {"owner": owner}))
 
-    def create_token(self, wish: Mapping[str, object]) -> str:
+    def create_token(self, request: Mapping[str, object]) -> str:
         """Make a token and return it."""
-        return str(self._call("POST", "/v1/users/me/tokens", json=wish).json()["token"])
+        return str(self._call("POST", "/v1/users/me/tokens", json=request).json()["token"])
 
     def browser_path(self) -> str:
         """Return the path that lets one browser into the dashboard."""
@@ -350,7 +350,7 @@ def events_of(lines: Iterator[str]) -> Iterator[ReceivedEvent]:
 
 
 def _given(**parameters: object) -> dict[str, Any]:
-    """Return the parameters that are not left out."""
+    """Return the parameters that are given."""
     return {name: value for name, value in parameters.items() if value is not None}
 
 

@@ -18,25 +18,25 @@ class Repeats:
     """One kind of message."""
 
     def __init__(self) -> None:
-        self._words, self._told_s, self._more = "", float("-inf"), 0
+        self._words, self._logged_s, self._more = "", float("-inf"), 0
 
-    def told(self, words: str, now_s: float) -> str:
+    def message(self, words: str, now_s: float) -> str:
         """Return what is to be logged of a message now, "" for nothing: other words at once, the same once a minute.
 
         Args:
             words: The message.
-            now_s: By a clock that nobody sets.
+            now_s: By a monotonic clock.
         """
-        if words == self._words and now_s < self._told_s + SUMMARY_EVERY_S:
+        if words == self._words and now_s < self._logged_s + SUMMARY_EVERY_S:
             self._more += 1
             return ""
-        again = f" ({self._more} times more since it was last told)" if words == self._words and self._more else ""
-        self._words, self._told_s, self._more = words, now_s, 0
+        again = f" ({self._more} times more since the last line)" if words == self._words and self._more else ""
+        self._words, self._logged_s, self._more = words, now_s, 0
         return words + again
 
     def end(self) -> None:
-        """Note that it is over: the next message is told at once."""
-        self._words, self._told_s, self._more = "", float("-inf"), 0
+        """Note that the condition is over: the next message is logged at once."""
+        self._words, self._logged_s, self._more = "", float("-inf"), 0
 
 
 Read = Callable[[int, int], tuple[bytes, int]]  # offset and most bytes to bytes and the offset after them
@@ -118,7 +118,7 @@ class RepeatFilter(logging.Filter):
         self._lines: OrderedDict[tuple[str, int, str], _Line] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a record is written."""
+        """Return whether a record is written."""
         if record.levelno < logging.WARNING:
             return True
         now_s, text = self._clock_s(), record.getMessage()

@@ -1,6 +1,6 @@
 """Metrics of one service for Prometheus: counters of events, gauges of the moment, and step times.
 
-Source: SPEC K11; docs/operate.md, Metrics, says what each means, and a test compares the two.
+Source: SPEC K11; docs/operate.md, Metrics, explains each, and a test compares the two.
 """
 
 import collections
@@ -75,14 +75,14 @@ class Following:
         )
         self._by = Counter("longshore_decisions", "Decisions, by who was obeyed.", ["by"], registry=registry)
         self._misses = Counter(
-            "longshore_policy_misses", "Decisions at which the policy was not heard.", ["reason"], registry=registry
+            "longshore_policy_misses", "Decisions without a usable answer of the policy.", ["reason"], registry=registry
         )
         self._agreement = Counter(
-            "longshore_policy_agreement", "Decisions at which the policy was heard, by whether the heuristic agreed.",
+            "longshore_policy_agreement", "Decisions with an answer of the policy, by whether the heuristic agreed.",
             ["mode", "agrees"], registry=registry,
         )  # fmt: skip
         self._alarms = Counter(
-            "longshore_node_alarms", "How often so many nodes fell silent at once that the fault was not theirs.",
+            "longshore_node_alarms", "How often too many nodes fell silent at once for the fault to be theirs.",
             registry=registry,
         )  # fmt: skip
         self._verdicts = Counter(
@@ -340,8 +340,8 @@ class SchedulerMetrics:
         self._ended = time.monotonic()
 
     def scrape(self) -> bytes:
-        """Return all metrics in Prometheus' text format; without a store, what can be told without it."""
-        with suppress(StoreUnreachableError):  # longshore_store_up tells it
+        """Return all metrics in Prometheus' text format; without a store, those that need none."""
+        with suppress(StoreUnreachableError):  # longshore_store_up shows it
             self._following.follow()
         return generate_latest(self.registry)
 

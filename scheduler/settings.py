@@ -29,7 +29,7 @@ class BackendChoice(_SettingsSection):
 class PolicyChoice(_SettingsSection):
     """Who decides."""
 
-    name: Name | None = None  # of a policy, or a checkpoint; the fallback alone if left out
+    name: Name | None = None  # of a policy, or a checkpoint; by default the fallback alone
     mode: Literal["active", "shadow", "veto"] = "active"  # as `Mode` of placement/placer.py
     fallback: Name = "patient"  # heuristic that decides whenever the policy does not
     deadline_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 0.1  # of one decision
@@ -64,9 +64,9 @@ class RetentionChoice(_SettingsSection):
 class PreflightChoice(_SettingsSection):
     """What is checked before jobs start."""
 
-    jobs: Literal["auto", "off"] = "off"  # whether those are checked whose job files do not say
+    jobs: Literal["auto", "off"] = "off"  # whether jobs are checked whose job files do not decide it
     wiring: Path | None = None  # file of expected wiring
-    port_facts: Path | None = None  # file in which a tool of the site tells of transceivers and neighbours
+    port_facts: Path | None = None  # file of a tool of the site on transceivers and neighbours
     link_bytes_per_s: Annotated[float, Field(ge=0.0, le=1e18)] = 0.0  # between nodes of a job, 0.8 of which passes
     scratch: Path | None = None  # folder on each node in which a job has one of its own, that is removed after it
 
@@ -74,9 +74,9 @@ class PreflightChoice(_SettingsSection):
 class SchedulerSettings(_SettingsSection):
     """What can be chosen of a scheduler. Paths of a file start from its folder."""
 
-    cluster: Path | None = None  # four nodes of four slots if left out
+    cluster: Path | None = None  # by default four nodes of four slots
     folder: Path = Path(".longshore")  # of the store, the jobs' files and logs
-    store: str | None = None  # URL; a SQLite file in the folder if left out
+    store: str | None = None  # URL; by default a SQLite file in the folder
     backend: BackendChoice = BackendChoice()
     policy: PolicyChoice = PolicyChoice()
     order: Annotated[str, RegisteredName("orders")] = "shortest"  # this order, bound and fallback: bench-default
@@ -85,7 +85,7 @@ class SchedulerSettings(_SettingsSection):
     turns: bool = True  # users of one priority take turns in the queue
     host: Name = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8765
-    open: bool = False  # whoever is on this machine needs no token
+    open: bool = False  # users of this machine need no token
     as_root: bool = False  # it may run as root, and so may every job that it starts itself
     poll_s: Annotated[float, Field(ge=0.1, le=60.0)] = 5.0  # in which every node is to answer once
     fencing: Literal["off", "leases"] = "off"  # what proves that nothing runs on a node that does not answer

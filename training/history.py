@@ -105,8 +105,8 @@ class Explanation(_Model):
 
 
 class _Past(_Model):
-    n: int
-    told: list[list[Any]]
+    number: int
+    calls: list[list[Any]]
     site: dict[str, Any] | None = None
     known: list[Any] | None = None
 
@@ -127,7 +127,7 @@ class DecisionLine(_Model):
     @property
     def calls(self) -> list[RecordedCall]:
         """What happened since the decision before."""
-        return [call for entry in self.past.told if (call := _recorded_call(entry)) is not None]
+        return [call for entry in self.past.calls if (call := _recorded_call(entry)) is not None]
 
     @property
     def opening(self) -> InitialState | None:
@@ -299,8 +299,8 @@ class ClusterPast:
                 opening, calls = line.opening, line.calls
                 if opening is not None:
                     self._open(opening)
-                is_whole = opening is not None or (is_whole and line.past.n == after + 1)
-                after = line.past.n
+                is_whole = opening is not None or (is_whole and line.past.number == after + 1)
+                after = line.past.number
                 if is_whole:
                     self._live(line, calls)
             except (IndexError, KeyError, TypeError, ValueError, OverflowError) as error:

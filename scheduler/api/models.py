@@ -431,7 +431,7 @@ def _waiting_page(row: JobRow, queue: Queue, last: DecisionRow | None) -> Waitin
 
 def _why_outside(row: JobRow, queue: Queue) -> str:
     """Return why a job is not in the queue, nothing if it is."""
-    if row.state is JobState.STARTING and (error := queue.why_not_launched(row.id) or queue.errors.words(row.id)):
+    if row.state is JobState.STARTING and (error := queue.why_not_launched(row.id) or queue.errors.last_error(row.id)):
         return f"its GPUs are reserved, and it could not be launched yet, which is tried again: {error}"
     if row.state is JobState.STARTING:
         going_on = "its nodes are being checked" if row.id in queue.checked else "its processes are being started"
@@ -451,7 +451,7 @@ def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | Non
     needs = needs_of(row)
     room = queue.room if needs == ANYTHING else queue.room.on(queue.layout.nodes_for(needs))
     asks = f"it asks for {_gpus(row.gpus)} {needs.words}".rstrip()
-    error = queue.errors.why_rests(row.id, queue.now_s)
+    error = queue.errors.why_resting(row.id, queue.now_s)
     if queue.held_back or error:
         return queue.held_back or f"it could not be handled, and is tried again: {error}"
     if row.gpus > room.in_service:

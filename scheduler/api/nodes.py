@@ -214,7 +214,7 @@ def drain(node: Node, service: ServiceDep, _: Operator, body: DrainRequest | Non
 def resume(node: Node, service: ServiceDep, _: Operator) -> Response:
     """Put a node back into service; without reports of its agent it is not down until the agent reports again."""
     _check_known(node, service)
-    service.control.dismiss_reports(node)
+    service.control.monitor.reports.dismiss(node)
     return _set(service, node, "")
 
 
@@ -268,7 +268,7 @@ def report(node: Node, told: NodeReport, service: ServiceDep, caller: Reporter, 
     _check_own(node, service, caller)
     granted = service.control.take_report(node, told, request.client.host if request.client else "")
     orders = service.checks.orders.fetch(node, able=told.checks)
-    knocks = service.control.knocks_for(node) if told.door else ()
+    knocks = service.control.monitor.witnesses.fetch(node) if told.door else ()
     return LeasePage(
         **granted._asdict(), checks=tuple(OrderPage(**each._asdict()) for each in orders),
         knocks=tuple(KnockPage(id=each.id, **each.knock._asdict()) for each in knocks),

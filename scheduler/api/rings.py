@@ -18,7 +18,7 @@ from ..backends.protocol import MemberPlace, call_backend
 from ..control.attempt_driver import attempt_name
 from ..model.job import JobRow
 from ..model.job_spec import stored_or_usual
-from ..service.queue_now import PlacedTask, PlannedStart, Sitting, planned
+from ..service.queue_now import PlacedTask, PlannedJob, SeatHolder, planned
 from ..service.service import Service
 from ..store.attempts import AttemptRow, attempts_of, held_gpus
 from ..store.nodes import records_of
@@ -234,7 +234,7 @@ def sub_tasks(row: FoundJob, service: ServiceDep) -> SubTasksPage | None:
     return None if found is None else sub_tasks_page(found)
 
 
-def planned_job(row: JobRow, attempts: list[AttemptRow], service: Service) -> PlannedStart | None:
+def planned_job(row: JobRow, attempts: list[AttemptRow], service: Service) -> PlannedJob | None:
     """Return how a job with a plan stands, None for one without."""
     spec = stored_or_usual(row.spec)
     if spec.plan is None:

@@ -25,12 +25,10 @@ from ..rules.retry import ExitClass
 from ..store.jobs import GIVEN, MANY, UNKNOWN, JobColumns, NewJob, get_jobs, insert_job, set_desired
 from ..store.leases import check_fence
 from ..store.queries import estimated
-from .rehydrate import asked_of, goes_first, needs_of, queue_key, rank_of, waiting_standing
+from .rehydrate import goes_first, needs_of, queue_key, rank_of, request_of, waiting_progress
 from .state_cache import Parts, StateCache
 
-RELEASE_SPACING_S = (
-    1e-6  # between jobs that are released at one look: of equals the queue would go by who was read first
-)
+RELEASE_SPACING_S = 1e-6  # between jobs that are released in one cycle, so that their order is that of the queue
 
 
 def line_up(mirror: ClusterMirror, rows: Mapping[str, JobRow], job: str, last: str | None = None) -> None:
@@ -40,7 +38,7 @@ def line_up(mirror: ClusterMirror, rows: Mapping[str, JobRow], job: str, last: s
         mirror: The cluster, in whose queue it stands.
         rows: Of all jobs in the queue, by their ids.
         job: The job.
-        last: A job that stands at its place before that of this one. The place of this one is looked for from there,
+        last: A job at its place, before that of this one. The search for the place of this one begins there,
             so that many jobs whose places are far from where they stand go past the queue once, and not each.
     """
     key, rank = queue_key(rows[job]), rank_of(rows[job])
@@ -55,21 +53,23 @@ def line_up(mirror: ClusterMirror, rows: Mapping[str, JobRow], job: str, last: s
         mirror.give_place(job, rank, after)
 
 
-def give_places(cache: StateCache, now_s: float) -> None:
-    """Give jobs the place of their new priority. Whoever comes in later counts on all others being at their places."""
-    ranked = sorted((cache.jobs[job] for job in cache.ranked & cache.jobs.keys() - cache.outside), key=queue_key)
+def reorder_queue(cache: StateCache, now_s: float) -> None:
+    """Move jobs to the places of their new priorities; jobs that are admitted later rely on this order."""
+    table = cache.table
+    moved = table.reprioritised & table.jobs.keys() - table.outside
+    ranked = sorted((table.jobs[job] for job in moved), key=queue_key)
     if ranked:
-        cache.happens(now_s)
+        cache.advance_mirror(now_s)
     for row in ranked:  # out of the way of each other
-        with cache.about(row.id, now_s, spoils=True):
+        with cache.isolated(row.id, now_s, spoils=True):
             cache.mirror.give_place(row.id, rank_of(row), None)
     last = None
     for row in ranked:
         if row.state is JobState.QUEUED:
-            with cache.about(row.id, now_s, spoils=True):
-                line_up(cache.mirror, cache.jobs, row.id, last)
+            with cache.isolated(row.id, now_s, spoils=True):
+                line_up(cache.mirror, cache.table.jobs, row.id, last)
                 last = row.id
-    cache.ranked.clear()
+    cache.table.reprioritised.clear()
 
 
 def admit(cache: StateCache, now_s: float) -> None:
@@ -80,32 +80,34 @@ def admit(cache: StateCache, now_s: float) -> None:
 
 
 def _step_of(cache: StateCache, row: JobRow, now_s: float) -> JobStep:
-    is_kept_out = row.id in cache.unfit or cache.errors.rests(row.id, now_s)
+    is_kept_out = row.id in cache.table.unfit or cache.errors.is_resting(row.id, now_s)
     needs = needs_of(row)
     room = cache.parts.layout.gpus_for(needs)
-    around = QueueFacts(row.id not in cache.outside, room, is_kept_out, needs.words)
+    around = QueueFacts(row.id not in cache.table.outside, room, is_kept_out, needs.words)
     return next_job_step(row, around, now_s)
 
 
 def _let_out(cache: StateCache, now_s: float) -> None:
-    for row in [cache.jobs[job] for job in cache.unwanted if job in cache.jobs]:
+    for row in [cache.table.jobs[job] for job in cache.table.to_withdraw if job in cache.table.jobs]:
         leaves = False
-        with cache.about(row.id, now_s):
+        with cache.isolated(row.id, now_s):
             leaves = _step_of(cache, row, now_s).do is JobDo.LEAVE
         if leaves:
-            cache.happens(now_s)
-            with cache.about(row.id, now_s):
-                cache.leave(row.id)
-    cache.unwanted.clear()
+            cache.advance_mirror(now_s)
+            with cache.isolated(row.id, now_s):
+                cache.withdraw(row.id)
+    cache.table.to_withdraw.clear()
 
 
 def _let_in(cache: StateCache, now_s: float) -> list[JobRow]:
     """Change the jobs outside of the queue that are to change; return those that come into it, the first first."""
-    quota = Quota(cache.parts.gpus_per_user, (row for row in cache.jobs.values() if row.id not in cache.outside))
+    quota = Quota(
+        cache.parts.gpus_per_user, (row for row in cache.table.jobs.values() if row.id not in cache.table.outside)
+    )
     let_in = []
-    outside = sorted((cache.jobs[job] for job in cache.outside), key=queue_key)
+    outside = sorted((cache.table.jobs[job] for job in cache.table.outside), key=queue_key)
     for place, row in enumerate(outside):
-        with cache.about(row.id, now_s):
+        with cache.isolated(row.id, now_s):
             step = _step_of(cache, row, now_s)
             if step.do is JobDo.CHANGE:
                 _change(cache, row, step, now_s, now_s - RELEASE_SPACING_S * (len(outside) - place))
@@ -127,31 +129,31 @@ def _change(cache: StateCache, row: JobRow, step: JobStep, now_s: float, entered
 def _take_in(cache: StateCache, let_in: list[JobRow], now_s: float) -> None:
     """Put jobs into the queue, each at its place."""
     if let_in:
-        cache.happens(now_s)
+        cache.advance_mirror(now_s)
     behind = [row for row in let_in if not goes_first(row)]
     back = [row for row in reversed(let_in) if goes_first(row)]  # each goes before all others, or nearly so
     last = None
     for row in behind:
-        with cache.about(row.id, now_s, spoils=True):
+        with cache.isolated(row.id, now_s, spoils=True):
             was_held = row.entered_s != row.submitted_s  # before it ever ran; its wait counts from its release
-            if row.attempt or row.id in cache.set_aside_before or was_held:
-                cache.mirror.rejoin(asked_of(row, cache.parts.layout), waiting_standing(row))
+            if row.attempt or row.id in cache.table.kept_wait or was_held:
+                cache.mirror.rejoin(request_of(row, cache.parts.layout), waiting_progress(row))
             else:
-                cache.mirror.submit(asked_of(row, cache.parts.layout))
-            line_up(cache.mirror, cache.jobs, row.id, last)
+                cache.mirror.submit(request_of(row, cache.parts.layout))
+            line_up(cache.mirror, cache.table.jobs, row.id, last)
             last = row.id
     for row in back:
-        with cache.about(row.id, now_s, spoils=True):
-            cache.mirror.come_back(asked_of(row, cache.parts.layout), waiting_standing(row))
-            line_up(cache.mirror, cache.jobs, row.id)
-    for jobs in (cache.outside, cache.set_aside_before):
+        with cache.isolated(row.id, now_s, spoils=True):
+            cache.mirror.come_back(request_of(row, cache.parts.layout), waiting_progress(row))
+            line_up(cache.mirror, cache.table.jobs, row.id)
+    for jobs in (cache.table.outside, cache.table.kept_wait):
         jobs.difference_update(row.id for row in let_in)
 
 
 log = logging.getLogger(__name__)
 
 BACKEND_WRITER = "backend"
-DISCARD_S = 2.0  # of a look, for ends at the backend: it takes two commands for each
+DISCARD_S = 2.0  # of a cycle, for ends at the backend: each takes two commands
 MAX_NAME_CHARACTERS = 40  # characters of a job's name
 # Its owner knows nothing of being run again, but after faults of nodes; and the backend may let it wait for its own
 # reasons, which are no fault of the job's however often it is asked for other GPUs.
@@ -163,7 +165,7 @@ class ExternalJobs:
 
     Args:
         parts: What the scheduler works with.
-        discard_s: Of a look, for ends at the backend.
+        discard_s: Time of a cycle for ends at the backend.
     """
 
     def __init__(self, parts: Parts, *, discard_s: float = DISCARD_S) -> None:
@@ -172,7 +174,7 @@ class ExternalJobs:
         self._seen: Sequence[ExternalJob] | None = None
         self._ended: set[str] = set()  # jobs in a final state that the backend still knows
 
-    def look(self, cache: StateCache, now_s: float) -> None:
+    def import_jobs(self, cache: StateCache, now_s: float) -> None:
         """Store what has come to the backend or was cancelled there, and end there what has ended here.
 
         Raises:
@@ -185,12 +187,14 @@ class ExternalJobs:
             if held is not self._seen:
                 self._take_in(cache, held, now_s)
                 self._seen = held
-            self._discard(self._backend, held, {it.id for it in cache.jobs.values() if it.desired is Desired.CANCEL})
+            self._discard(
+                self._backend, held, {it.id for it in cache.table.jobs.values() if it.desired is Desired.CANCEL}
+            )
         except BackendError as error:
             log.warning("what the backend holds cannot be kept up with: %s", error)
 
     def _take_in(self, cache: StateCache, held: Sequence[ExternalJob], now_s: float) -> None:
-        unknown_attempts = [it.job for it in held if it.job not in cache.jobs and it.job not in self._ended]
+        unknown_attempts = [it.job for it in held if it.job not in cache.table.jobs and it.job not in self._ended]
         with self._parts.store.read() as tx:
             rows = [
                 row
@@ -203,7 +207,7 @@ class ExternalJobs:
         new = [job for it in unknown if (job := _job_of(it)) is not None]
         cancelled = [
             it.job for it in held
-            if it.is_cancelled and it.job in cache.jobs and cache.jobs[it.job].desired is not Desired.CANCEL
+            if it.is_cancelled and it.job in cache.table.jobs and cache.table.jobs[it.job].desired is not Desired.CANCEL
         ]  # fmt: skip
         if new or cancelled:
             self._parts.store.write(lambda tx: _write(tx, cache.fence, new, cancelled, now_s))
@@ -219,7 +223,7 @@ class ExternalJobs:
             if (it.job in self._ended or it.job in unwanted) and not it.is_over:
                 backend.discard_external_job(it.job)
                 if time.monotonic() >= until_s:
-                    return  # the next look goes on
+                    return  # the next cycle continues
 
 
 def _job_of(held: ExternalJob) -> NewJob | None:

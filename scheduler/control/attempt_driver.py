@@ -14,7 +14,7 @@ from ...cluster.files.errors import BackendError, words_of
 from ...cluster.kernels.structures import uniform
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError, call_backend
 from ..health.liveness import is_gone
-from ..model.job import JobRow, NewEvent, name_of
+from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, name_of
 from ..model.job_spec import PLAN_VARIABLE, plan_text, stored_job, stored_or_usual
 from ..model.states import AfterStop, AttemptState, Contact, Desired, EndedBy, JobState, Run, Status
 from ..rules.attempts import (
@@ -24,13 +24,13 @@ from ..rules.attempts import (
     HURRIED_S,
     REQUEST_CAUSE,
     SAVED,
+    AttemptProgress,
     AttemptStep,
     AttemptView,
-    Came,
     Do,
     PollEntry,
     StopReason,
-    how_far,
+    attempt_progress,
     in_turns,
     is_over,
     next_step,
@@ -43,17 +43,17 @@ from ..store.transitions import hold_unreadable
 from .admission import line_up
 from .job_errors import ERROR_EVENT, MAX_ERRORS_IN_A_ROW
 from .node_checks import NodeChecks
-from .rehydrate import needs_of, used_by
+from .rehydrate import needs_of, tries_of
 from .rings import goes_on_without, held_by, keep_ring
-from .state_cache import SCHEDULER_WRITER, StateCache
-from .steps import judge_steps, take_last_look
+from .state_cache import StateCache
+from .steps import check_step_times, read_last_report
 
 
 def by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
     """Return what leases prove of an attempt all of whose ranks ran, None if they prove nothing.
 
-    On a node whose lease has run out nothing of it lives. The backend is told to stop the rest. It is over once agents
-    of all other nodes see nothing of it either.
+    On a node whose lease has run out nothing of the attempt lives. The backend is asked to stop the rest. The attempt
+    is over once the agents of all other nodes report nothing of it either.
     """
     if not cache.health.fenced or row.started_s is None or not row.placement:  # it may be torn
         return None
@@ -73,68 +73,68 @@ def by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
 log = logging.getLogger(__name__)
 
 
-def hold_failing(cache: StateCache, now_s: float) -> None:
+def hold_failing_jobs(cache: StateCache, now_s: float) -> None:
     """Hold the jobs with which something went wrong three times in a row, and those that cannot be read.
 
     One that runs is left running: it has lost nothing yet.
     """
-    for job, words in cache.errors.due(now_s).items():
-        if job in cache.jobs:
-            with cache.about(job, now_s):
+    for job, words in cache.errors.jobs_to_hold(now_s).items():
+        if job in cache.table.jobs:
+            with cache.isolated(job, now_s):
                 _hold(
                     cache,
-                    cache.jobs[job],
+                    cache.table.jobs[job],
                     f"it could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {words}",
                     now_s,
                 )
     cache.write(now_s)
-    for job, why in cache.unreadable.items():
-        with cache.about(job, now_s):
+    for job, why in cache.table.unreadable.items():
+        with cache.isolated(job, now_s):
             _hold_unreadable(cache, job, f"its row in the store cannot be read: {why}", now_s)
-    cache.unreadable.clear()
+    cache.table.unreadable.clear()
 
 
 def _hold(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
-    row = cache.attempts.get(job.id)
+    row = cache.table.attempts.get(job.id)
     # What its owner wants already stands; else it is held until its owner wants it to run once more.
     columns = JobColumns(desired=Desired.HOLD) if job.desired is Desired.RUN else JobColumns()
     step = hold_step(job, None if row is None else row.state)
     if step is Hold.NOW:
-        cache.happens(now_s)
-        cache.leave(job.id)
+        cache.advance_mirror(now_s)
+        cache.withdraw(job.id)
         cache.change_job(job, JobState.HELD, cause, now_s, **columns)
     elif step is Hold.DRAIN and row is not None:
         drain(cache, row, cause, now_s, AfterStop.HOLD, **columns)
     else:
         return
     number = None if row is None else row.number
-    cache.tell(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, number, cause=cause), {})
+    cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, number, cause=cause), {})
 
 
 def drain(
     cache: StateCache, row: AttemptRow, cause: str, now_s: float, after: AfterStop | None, **columns: Unpack[JobColumns]
 ) -> None:  # fmt: skip
-    """Let an attempt drain and its job stop; what becomes of the job then, None if its end tells."""
+    """Drain an attempt and stop its job; `after` is what becomes of the job, None if that depends on its end."""
     cache.change_attempt(row, AttemptState.DRAINING, cause, now_s)
     columns["after_stop"] = after
-    cache.change_job(cache.jobs[row.job_id], JobState.STOPPING, cause, now_s, **columns)
+    cache.change_job(cache.table.jobs[row.job_id], JobState.STOPPING, cause, now_s, **columns)
 
 
 def give_up(cache: StateCache, row: AttemptRow, now_s: float) -> None:
     """Free the GPUs of an attempt that is proven gone, and hold its job, with as little as can go wrong."""
-    job = cache.jobs[row.job_id]
-    cache.is_torn = True  # what the cluster's arrays hold of it is not touched, and read anew
-    cache.outside.add(job.id)
+    job = cache.table.jobs[row.job_id]
+    cache.is_incomplete = True  # what the cluster's arrays hold of it is not touched, and read anew
+    cache.table.outside.add(job.id)
     columns = JobColumns(after_stop=None, cause_class=str(ExitClass.AMBIGUOUS), entered_s=now_s)
     after = JobState.CANCELLED if job.desired is Desired.CANCEL else JobState.HELD
     if job.desired is Desired.RUN:
         columns["desired"] = Desired.HOLD
-    cause = f"its end could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {cache.errors.words(job.id)}"
+    cause = f"its end could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {cache.errors.last_error(job.id)}"
     cache.change_attempt(
         row, AttemptState.RELEASED, cause, now_s, outcome=str(ExitClass.AMBIGUOUS), ended_s=now_s, ends=()
     )
     cache.change_job(job, after, cause, now_s, **columns)
-    cache.tell(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, row.number, cause=cause), {})
+    cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, row.number, cause=cause), {})
 
 
 def _hold_unreadable(cache: StateCache, job: str, cause: str, now_s: float) -> None:
@@ -143,7 +143,7 @@ def _hold_unreadable(cache: StateCache, job: str, cause: str, now_s: float) -> N
         log.error("job %s is held: %s", job, cause)
 
 
-SETTLE_S = 5.0  # after which the lease is renewed before more attempts are looked after
+ADVANCE_S = 5.0  # after which the lease is renewed before more attempts are advanced
 CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
 
 
@@ -158,7 +158,7 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
     Args:
         job: The job.
         row: Its attempt.
-        begins_with: What its environment has beside what the job file says.
+        begins_with: Environment variables besides those of the job file.
         checks: Of the scheduler; they may go with the command.
     """
     spec = stored_job(job.spec)
@@ -185,38 +185,38 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
     )
 
 
-def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None) -> None:
+def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | None = None) -> None:
     """Take attempts as far as they go, all at the same pace: what was done is stored before the next step.
 
     Args:
         cache: What the scheduler knows.
         now_s: The present.
-        jobs: Whose attempts; all if left out.
+        jobs: Whose attempts; by default all.
     """
-    wanted = cache.attempts if jobs is None else jobs
-    names = {job: attempt_name(cache.attempts[job]) for job in wanted if not cache.errors.rests(job, now_s)}
+    wanted = cache.table.attempts if jobs is None else jobs
+    names = {job: attempt_name(cache.table.attempts[job]) for job in wanted if not cache.errors.is_resting(job, now_s)}
     statuses = _statuses(cache, names)
-    for row in list(cache.left) if jobs is None else ():
+    for row in list(cache.table.earlier) if jobs is None else ():
         _try(cache, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
     cache.write(now_s)
-    until, unreachable = time.monotonic() + SETTLE_S, Status(Run.UNREACHABLE)
+    until, unreachable = time.monotonic() + ADVANCE_S, Status(Run.UNREACHABLE)
     hurt, cut_off = ({cache.mirror.holder(gpu) for gpu in gpus} for gpus in (cache.health.faulty, cache.health.down))
-    verdicts = {} if jobs is not None else judge_steps(cache, names, statuses, cut_off, now_s)
-    owned = {job: cache.jobs[job] for job in names if job in cache.jobs}
+    verdicts = {} if jobs is not None else check_step_times(cache, names, statuses, cut_off, now_s)
+    owned = {job: cache.table.jobs[job] for job in names if job in cache.table.jobs}
     claims = [PollEntry(job, it.owner, it.priority, it.submit_seq) for job, it in owned.items()]
     # Those without an open job are only to be closed, and go last.
-    going = [*in_turns(claims, cache.had_turn), *(job for job in names if job not in owned)]
+    going = [*in_turns(claims, cache.polled), *(job for job in names if job not in owned)]
     reached = set[str]()
     while going:
         again = []
         for at, job in enumerate(going):
-            row = cache.attempts[job]
+            row = cache.table.attempts[job]
             status = statuses.get(names[job], unreachable)
             if row.backend != cache.parts.backend_name:  # What another was asked to start, this one knows nothing of.
                 status = replace(unreachable, words=f"it is known to {row.backend}, not to {cache.parts.backend_name}")
             status = by_lease(cache, row) or status
             if at and time.monotonic() > until:
-                break  # the next look begins with those that are left, behind the renewal of the lease
+                break  # the next cycle begins with the rest, after the renewal of the lease
             reached.add(job)
             told, has_fault = verdicts.get(job), job in hurt and not goes_on_without(cache, row, names[job])
             if _try(cache, row, status, now_s, has_fault=has_fault, is_cut_off=job in cut_off, verdict=told):
@@ -224,26 +224,30 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
         cache.write(now_s)
         going = again
     if jobs is None:
-        is_whole = reached | cache.had_turn.keys() >= names.keys()
-        cache.had_turn = {} if is_whole else cache.had_turn | {it.job: it.whose for it in claims if it.job in reached}
+        is_whole = reached | cache.polled.keys() >= names.keys()
+        cache.polled = {} if is_whole else cache.polled | {it.job: it.whose for it in claims if it.job in reached}
 
 
 def _try(
     cache: StateCache, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool, is_cut_off: bool,
     verdict: StopReason | None = None,
 ) -> bool:  # fmt: skip
-    """Take one step with an attempt; one that the backend does not take is tried again at the next look."""
-    with cache.about(row.job_id, now_s, what="looking", step=row.state):
+    """Take one step with an attempt; if the backend fails, it is tried again in the next cycle."""
+    with cache.isolated(row.job_id, now_s, what="polling", step=row.state):
         try:
-            if cache.errors.is_failing(row.job_id) and row.job_id in cache.jobs and _is_at_its_end(cache, row, status):
+            if (
+                cache.errors.is_failing(row.job_id)
+                and row.job_id in cache.table.jobs
+                and _is_at_its_end(cache, row, status)
+            ):
                 return _let_go(cache, row, status, now_s)
             view = _view(cache, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
             before = cache.mark()
             goes_on = _step(cache, row, view, now_s)
             if cache.mark() != before:
-                cache.errors.took(row.job_id, "looking", row.state, now_s)
+                cache.errors.note_step(row.job_id, "polling", row.state, now_s)
             if status.run is not Run.UNREACHABLE:
-                cache.errors.went_well(row.job_id)
+                cache.errors.note_success(row.job_id)
             return goes_on
         except BackendError as error:
             log.warning("attempt %s: %s", attempt_name(row), error)
@@ -251,8 +255,8 @@ def _try(
 
 
 def _is_at_its_end(cache: StateCache, row: AttemptRow, status: Status) -> bool:
-    """Say whether an attempt is not to run on, or does not: one that runs is left alone whatever goes wrong."""
-    is_over_or_unwanted = status.run in ENDED_RUNS or cache.jobs[row.job_id].desired is not Desired.RUN
+    """Return whether an attempt is not to run on, or does not: one that runs is left alone whatever goes wrong."""
+    is_over_or_unwanted = status.run in ENDED_RUNS or cache.table.jobs[row.job_id].desired is not Desired.RUN
     return row.state is not AttemptState.RUNNING or is_over_or_unwanted
 
 
@@ -263,7 +267,7 @@ def _let_go(cache: StateCache, row: AttemptRow, status: Status, now_s: float) ->
     """
     name, backend = attempt_name(row), cache.parts.backend
     if row.state is AttemptState.RUNNING:
-        desired = cache.jobs[row.job_id].desired
+        desired = cache.table.jobs[row.job_id].desired
         drain(
             cache,
             row,
@@ -277,15 +281,15 @@ def _let_go(cache: StateCache, row: AttemptRow, status: Status, now_s: float) ->
     if is_over(status.run, is_cancelled=name in cache.cancelled) and call_backend(partial(backend.released, name)):
         give_up(cache, row, now_s)
         return True
-    call_backend(partial(backend.cancel, name, cache.jobs[row.job_id].cause))
+    call_backend(partial(backend.cancel, name, cache.table.jobs[row.job_id].cause))
     cache.cancelled.add(name)
     return False
 
 
 def _statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Status]:
-    """Return what the backend says of attempts, by their names; of each alone if one of them brings it to fall.
+    """Return the backend's status of attempts, by name; each is asked for alone if one of them makes the backend fail.
 
-    An error says nothing of an attempt but that it cannot be reached, and is no fault of its job.
+    An error only means that an attempt cannot be reached, and is no fault of its job.
     """
     backend = cache.parts.backend
     try:
@@ -316,11 +320,11 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
     if step.do is Do.LAUNCH:
         return _launch(cache, row, now_s)
     if step.do is Do.CHECK:
-        cache.parts.checks.begin(row._replace(placement=held_by(cache, row)), cache.jobs[row.job_id])
+        cache.parts.checks.begin(row._replace(placement=held_by(cache, row)), cache.table.jobs[row.job_id])
         return False
     if step.do is Do.CANCEL:
         first = attempt_name(row) not in cache.cancelled
-        call_backend(partial(cache.parts.backend.cancel, attempt_name(row), cache.jobs[row.job_id].cause))
+        call_backend(partial(cache.parts.backend.cancel, attempt_name(row), cache.table.jobs[row.job_id].cause))
         cache.cancelled.add(attempt_name(row))
         cache.cancelled_s.setdefault(attempt_name(row), time.monotonic())
         return first and view.status.run is Run.ABSENT
@@ -332,12 +336,12 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
         _change_both(cache, row, step, now_s)
         if view.verdict is not None and step.after is view.verdict.after:  # and not for another reason
             log.warning("attempt %s: %s", attempt_name(row), step.cause)
-            cache.tell(view.verdict.event, view.verdict.out_of_service)
+            cache.batch.add_event(view.verdict.event, view.verdict.out_of_service)
     return True
 
 
 def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
-    job = cache.jobs.get(row.job_id)
+    job = cache.table.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
     checked = cache.parts.checks.standing(row, job, status.run)
     is_lost = drains and status.run is Run.LOST and status == by_lease(cache, row)
@@ -361,7 +365,7 @@ def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     if not cache.launches.is_due(name, now_s):
         return False
     try:
-        attempt = attempt_of(cache.jobs[row.job_id], row, _begins_with(cache, row), cache.parts.checks)
+        attempt = attempt_of(cache.table.jobs[row.job_id], row, _begins_with(cache, row), cache.parts.checks)
         if attempt.seats and not cache.parts.backend.capabilities.runs_rings:
             raise RefusedError(f"the backend {cache.parts.backend_name} has no rings: write `failover: restart`")
         call_backend(partial(cache.parts.backend.launch, attempt, row.placement))
@@ -373,7 +377,7 @@ def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     except BackendError as error:
         if cache.launches.fail(name, str(error), now_s):
             words = f"not launched yet: {error}"
-            cache.tell(NewEvent(LAUNCH, SCHEDULER_WRITER, now_s, row.job_id, row.number, cause=words), {})
+            cache.batch.add_event(NewEvent(LAUNCH, SCHEDULER_WRITER, now_s, row.job_id, row.number, cause=words), {})
         raise
     cache.launches.end(name)
     if row.state is AttemptState.RESERVED:
@@ -382,7 +386,7 @@ def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
 
 
 def _begins_with(cache: StateCache, row: AttemptRow) -> dict[str, str]:
-    """Return what tells an attempt of the checkpoint that it can go on from."""
+    """Return the environment variables that name the checkpoint from which an attempt can continue."""
     if row.number == 1:
         return {}
     with cache.parts.store.read() as tx:
@@ -392,7 +396,7 @@ def _begins_with(cache: StateCache, row: AttemptRow) -> dict[str, str]:
 
 def _change_both(cache: StateCache, row: AttemptRow, step: AttemptStep, now_s: float) -> None:
     """Let an attempt and its job run, or drain and stop."""
-    job = cache.jobs[row.job_id]
+    job = cache.table.jobs[row.job_id]
     if step.do is Do.RUN:
         cache.change_attempt(row, AttemptState.RUNNING, step.cause, now_s, started_s=now_s)
         cache.change_job(job, JobState.RUNNING, step.cause, now_s, after_stop=step.after)
@@ -409,7 +413,7 @@ def _close(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
         call_backend(partial(cache.parts.backend.forget, name))
     except BackendError as error:
         cache.close_after_s[name] = now_s + CLOSE_AGAIN_S
-        if row.cleanup_error:  # told once, whatever its words are the next time
+        if row.cleanup_error:  # reported once, whatever the next error is
             raise
         cache.note_cleanup(row, str(error), now_s)
         return False
@@ -421,14 +425,14 @@ def _close(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
 
 
 def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> None:
-    """Free an attempt's GPUs, and settle what becomes of its job."""
-    job = cache.jobs[row.job_id]
+    """Free an attempt's GPUs, and decide the next state of its job."""
+    job = cache.table.jobs[row.job_id]
     kept_s = status.progress.get(SAVED)
-    look = take_last_look(cache, row, attempt_name(row), now_s)
+    look = read_last_report(cache, row, attempt_name(row), now_s)
     started_s = _started_s(row, status, now_s)
-    came = how_far(look, status.progress, job.reached_step, _ran_s(row, status, now_s))
-    cache.happens(now_s)
-    cache.has_freed = True
+    came = attempt_progress(look, status.progress, job.reached_step, _ran_s(row, status, now_s))
+    cache.advance_mirror(now_s)
+    cache.gpus_freed = True
     cache.launches.end(attempt_name(row))
     keep_ring(cache, row, attempt_name(row), now_s)
     outcome = _outcome(cache, job, row, status, came, now_s)
@@ -436,12 +440,12 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     release = release_step(job, outcome)
     columns = _columns(outcome, now_s) | JobColumns(reached_step=came.step)
     if release.now in (JobState.QUEUED, JobState.HELD):
-        columns |= cache.stop(job.id, kept_s)
+        columns |= cache.requeue(job.id, kept_s)
         if release.desired is not None:
             columns["desired"] = release.desired
-        # A cluster file that was changed while it ran may have no room for it: who looks at those outside says so.
+        # A cluster file that was changed while it ran may have no room for it: admission says so.
         if not release.stays or job.gpus > cache.parts.layout.gpus_for(needs_of(job)):
-            cache.leave(job.id)
+            cache.withdraw(job.id)
     else:
         cache.finish(job.id)
     cache.change_attempt(
@@ -451,7 +455,7 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     cache.change_job(job, release.now, outcome.cause, now_s, **columns)
     cache.parts.checks.end(row)
     if cache.mirror.has(job.id):
-        line_up(cache.mirror, cache.jobs, job.id)
+        line_up(cache.mirror, cache.table.jobs, job.id)
 
 
 def _started_s(row: AttemptRow, status: Status, now_s: float) -> float | None:
@@ -465,7 +469,7 @@ def _started_s(row: AttemptRow, status: Status, now_s: float) -> float | None:
 
 
 def _ran_s(row: AttemptRow, status: Status, now_s: float) -> float:
-    """Return how long an attempt ran; by the clock of its nodes if it ended before the scheduler looked."""
+    """Return how long an attempt ran; by the clock of its nodes if it ended before the scheduler polled it."""
     if row.started_s is not None:
         return now_s - row.started_s
     ended_s = max((it.ended_s for it in status.ends), default=0.0)
@@ -482,13 +486,13 @@ def _columns(outcome: AttemptOutcome, now_s: float) -> JobColumns:
 
 
 def _outcome(
-    cache: StateCache, job: JobRow, row: AttemptRow, status: Status, came: Came, now_s: float
+    cache: StateCache, job: JobRow, row: AttemptRow, status: Status, came: AttemptProgress, now_s: float
 ) -> AttemptOutcome:
     retry = stored_or_usual(job.spec).retry
     share = float(uniform(job.submit_seq, row.number, 0))
-    if row.started_s is not None:  # What was lost may not tell any more that it ran.
+    if row.started_s is not None:  # A lost attempt may no longer report that it ran.
         status = replace(status, started_s=row.started_s)
-    used = used_by(job) if _is_hurried(cache, row, now_s) else came.left_of(used_by(job))
+    used = tries_of(job) if _is_hurried(cache, row, now_s) else came.left_of(tries_of(job))
     found = outcome_of(
         status, job.after_stop, retry.tries(), used, job.no_progress,
         progressed=came.made_progress, wait_share=share, most_stuck=retry.no_progress,
@@ -501,7 +505,7 @@ def _outcome(
 
 
 def _is_hurried(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
-    """Say whether a job has begun so often of late that it is more likely to be broken than to come further."""
+    """Return whether a job has begun so often of late that it is more likely to be broken than to come further."""
     if row.number < HURRIED:
         return False
     with cache.parts.store.read() as tx:

@@ -1,4 +1,4 @@
-"""What the API and the dashboard may ask of a running scheduler. They know neither its loop nor its parts."""
+"""The running scheduler as the API and the dashboard see it; they know nothing of its loop."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,20 +7,20 @@ from typing import NamedTuple
 from ...cluster.model.topology import Cluster
 from ..health.fault_report import FaultReport, fault_report, learned_from, read_fault_history
 from ..health.liveness import NO_LEASE, Granted, NodeReport, Report, Sight
+from ..health.monitor import Monitor
 from ..health.quarantining import Acted, quarantine
 from ..health.step_monitor import Figures
-from ..health.witnesses import Order
 from ..model.gpu_index import QuarantineFinding
 from ..model.job import name_of
 from ..placement.placer import Mode
 from ..store.attempts import held_gpus
 from .job_errors import JobErrors
 from .reconciler import Reconciler
-from .unknown_attempts import UnknownAttempt
+from .unknown_attempts import UnknownAttempts
 
 
 class PolicyStatus(NamedTuple):
-    """Who decides at the moment."""
+    """What decides at the moment: a policy or the heuristic."""
 
     name: str | None  # of the policy, None for the heuristic alone
     fallback: str  # name of the heuristic
@@ -49,12 +49,12 @@ class RunningScheduler:
         return self._reconciler.parts.now_s()
 
     def leads(self) -> bool:
-        """Say whether this scheduler leads."""
+        """Return whether this scheduler leads."""
         return self._reconciler.cache is not None
 
     @property
     def policy(self) -> PolicyStatus:
-        """Who decides at the moment."""
+        """What decides at the moment: a policy or the heuristic."""
         placer = self._reconciler.parts.placer
         return PolicyStatus(placer.policy, placer.fallback.name, placer.mode, placer.version, placer.deadline_s)
 
@@ -78,17 +78,15 @@ class RunningScheduler:
         cache = self._reconciler.cache
         return "" if cache is None else cache.launches.why_not(job)
 
-    def unknown_attempts(self) -> Sequence[UnknownAttempt]:
-        """Return the attempts that the backend has and the store does not."""
-        return self._reconciler.unknown_attempts.known
+    @property
+    def unknown_attempts(self) -> UnknownAttempts:
+        """The attempts that the backend has and the store does not."""
+        return self._reconciler.unknown_attempts
 
-    def end_unknown(self, attempt: str) -> bool:
-        """Let an unknown attempt be stopped; False if there is none of that name."""
-        return self._reconciler.unknown_attempts.end(attempt)
-
-    def disregard_unknown(self, attempt: str) -> bool:
-        """Let jobs start on the GPUs of an unknown attempt; False if there is none of that name."""
-        return self._reconciler.unknown_attempts.disregard(attempt)
+    @property
+    def monitor(self) -> Monitor:
+        """What is known of nodes, of their agents, and of the steps of jobs."""
+        return self._reconciler.parts.monitor
 
     def last_reports(self) -> Mapping[str, Report]:
         """Return the last report of each node's agent."""
@@ -107,15 +105,11 @@ class RunningScheduler:
         return granted._replace(kill=self._given_up(node, report.attempts) if monitor.is_down(node) else ())
 
     def let_in(self) -> Mapping[str, Sequence[str]]:
-        """Return who was let in at the door of each node's agent: nodes, and "" for this scheduler."""
+        """Return who reached the agent of each node: nodes, and "" for this scheduler."""
         return self._reconciler.parts.monitor.witnesses.let_in()
 
-    def knocks_for(self, node: str) -> Sequence[Order]:
-        """Return the doors at which the agent of a node is to knock."""
-        return self._reconciler.parts.monitor.witnesses.fetch(node)
-
     def take_sights(self, node: str, sights: Mapping[str, Sight]) -> None:
-        """Take what the agent of a node has found at doors, by the id of each order."""
+        """Take the results of an agent's probes, by the id of each order."""
         for order, sight in sights.items():
             self._reconciler.parts.monitor.witnesses.settle(node, order, sight)
 
@@ -129,10 +123,6 @@ class RunningScheduler:
         """Return the nodes whose leases have run out, as this scheduler knows them."""
         return self._reconciler.parts.monitor.health.fenced
 
-    def dismiss_reports(self, node: str) -> None:
-        """Wait no more for the agent of a node, until it reports again."""
-        self._reconciler.parts.monitor.reports.dismiss(node)
-
     def quarantine(self, finding: QuarantineFinding, writer: str) -> Acted:
         """Put what was found to be broken into quarantine, unless the rules are against it.
 
@@ -143,7 +133,7 @@ class RunningScheduler:
         return parts.store.write(lambda tx: quarantine(tx, parts.monitor.fleet, finding, now_s, writer=writer))
 
     def fault_report(self) -> FaultReport:
-        """Return what the stored past tells of faults, and what policies make of it."""
+        """Return the fault history in the store, and the fault rates that policies estimate from it."""
         parts = self._reconciler.parts
         with parts.store.read() as tx:
             past = read_fault_history(tx, self.now_s())
@@ -165,7 +155,3 @@ class RunningScheduler:
         """
         figures = self.step_figures().get(job)
         return None if figures is None or figures.average is None else figures.average.iteration_s
-
-    def step_times_s(self, attempt: str) -> Sequence[float]:
-        """Return the last training step times of an attempt, by its name at the backend."""
-        return self._reconciler.parts.monitor.steps.train_s(attempt)

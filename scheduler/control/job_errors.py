@@ -1,19 +1,17 @@
-"""Errors that concern one job, launches that a backend refused, and when each is tried again.
+"""Errors of single jobs: each is counted, isolated from other jobs, and followed by a back-off; and failed launches.
 
-Errors that concern one job: they are counted, and hold up no other job.
+All that the scheduler does about a single job runs within `JobErrors.isolated`. An unforeseen error there is like a
+crash of the scheduler at that point, except that its job is known: the changes for the job since then are dropped, and
+the job rests for a while. After three errors in a row it is held, unless it runs.
 
-Whatever the scheduler does about a single job is done within `JobErrors.about`. An error there that nobody foresaw is
-like a crash of the scheduler at that point, of which is known whose job it was: what was changed for the job since
-then is forgotten, and it is left alone for a while. After three in a row the job is held, unless it runs.
+If many jobs fail at the same step within a short time, the jobs are hardly at fault: they rest, and none is held. A
+poll of a job that succeeds ends the count.
 
-Where many jobs fail at the same within a short time, it is hardly their fault: they are left alone for a while, and
-none of them is held for it. A look at a job that went well ends the count.
-
-On a small or quiet cluster two jobs are many. So an error is a job's own fault all the same if between it and the one
-before another job, which has not failed, took the very step at which this one fails; that others wait or run on well
-says nothing of a step that they do not take. Where no other takes it, two jobs alone are held too, but only after so
-many errors that a fault which is mended in the meantime holds nobody; of three or more it stays the likelier that they
-share it. That the store or the backend does not answer is not counted at all.
+On a small or quiet cluster two jobs are many. So an error is charged to its job all the same if, since the job's error
+before, another job that has not failed took the very step at which this one fails; jobs that only wait or run on say
+nothing about a step that they do not take. If no other job takes the step, even two jobs alone are held, but only
+after MAX_ERRORS_OF_TWO errors, so that a fault repaired meanwhile holds no job. Three or more jobs more likely share
+the fault. A store or backend that does not answer is not counted at all.
 """
 
 import logging
@@ -32,22 +30,24 @@ KeyT = TypeVar("KeyT")
 
 ERROR_EVENT = "error"  # kind of events
 MAX_ERRORS_IN_A_ROW = 3  # in a row, after which a job is held
-MAX_ERRORS_OF_TWO = 15  # of two jobs that fail at the same, nobody else: with the rests between them, nine minutes
-FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # in which a job is left alone, doubled with each error
-SHARED_FRACTION = 0.3  # of several jobs: if more fail at the same within SHARED_S, none of them is to blame
+MAX_ERRORS_OF_TWO = (
+    15  # of two jobs that fail at the same step, and no other; with the rests between them, nine minutes
+)
+FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # during which a job is left alone; doubled with each error
+SHARED_FRACTION = 0.3  # of several jobs: if more fail at the same step within SHARED_S, none is at fault
 SHARED_S = 2.0 * LONGEST_REST_S  # in which each job that fails again and again is tried once at least
-ERROR_ROW_GAP_S = 3600.0  # after its rest: an error that comes later is the first of another row
-OF_NO_JOB = (FencedError, StaleWriteError, TakenError, StoreRefusesError, StoreUnreachableError)  # no job's
+ERROR_ROW_GAP_S = 3600.0  # after its rest; a later error is the first of another row
+OF_NO_JOB = (FencedError, StaleWriteError, TakenError, StoreRefusesError, StoreUnreachableError)  # the fault of no job
 
 
 class SpoiledError(Exception):
-    """The copy of the store may be half changed for one job, and has to be read anew."""
+    """The state in memory may be half changed for one job, and has to be read again."""
 
 
 @dataclass(slots=True)
 class _Count:
     errors: int  # in a row, each of which makes its rest longer
-    blamed: int  # how many of them are its own fault
+    charged: int  # those that are its own fault
     rests_until_s: float
     words: str
     last_s: float = float("inf")  # when the last one was
@@ -56,7 +56,7 @@ class _Count:
 
 @dataclass(slots=True)
 class _Tally:
-    """What was tried with jobs of late: when, by job."""
+    """When jobs were last tried, by job."""
 
     tried_s: dict[str, float] = field(default_factory=dict)
     failed_s: dict[str, float] = field(default_factory=dict)
@@ -64,17 +64,17 @@ class _Tally:
     well_s: dict[tuple[str, str], float] = field(default_factory=dict)  # when a step was taken, by step and job
 
     def forget(self, now_s: float) -> None:
-        """Forget what is too long ago, or would be in the future as the clock was set back."""
+        """Forget what is too old, or in the future because the clock was set back."""
         self.tried_s, self.failed_s = _lately(self.tried_s, now_s), _lately(self.failed_s, now_s)
         self.well_s = _lately(self.well_s, now_s)
 
     @property
     def is_shared(self) -> bool:
-        """Whether so many failed that none of them is to blame."""
+        """Whether too many jobs failed for the fault to be their own."""
         return len(self.failed_s) > max(1.0, SHARED_FRACTION * len(self.tried_s))
 
     def others_took(self, step: str, since_s: float) -> bool:
-        """Say whether a job that has not failed took a step behind a time."""
+        """Return whether a job that has not failed took a step after a time."""
         return any(
             at_s > since_s and taken == step and job not in self.failed_s for (taken, job), at_s in self.well_s.items()
         )
@@ -85,31 +85,31 @@ def _lately(times_s: Mapping[KeyT, float], now_s: float) -> dict[KeyT, float]:
 
 
 class JobErrors:
-    """What went wrong with single jobs since they last changed in the store, or since all went well with them."""
+    """Errors of single jobs since they last changed in the store, or since a poll of them succeeded."""
 
     def __init__(self) -> None:
         self._counts: dict[str, _Count] = {}
         self._tallies = defaultdict[str, _Tally](_Tally)  # by what was done
         self._failed, self._well = set[str](), set[str]()  # in this tick
 
-    def begin(self, now_s: float) -> None:
-        """Begin a tick: what went wrong in the last one is seen as a whole, and jobs are blamed for it."""
+    def begin_tick(self, now_s: float) -> None:
+        """Begin a tick: charge the errors of the last one to jobs, with all of them in view."""
         for what, tally in self._tallies.items():
             tally.forget(now_s)
             failed = tally.failed_now.keys() & self._counts.keys()
-            blamed = {job for job in failed if self._is_to_blame(job, tally)}
-            for job in blamed:
-                self._counts[job].blamed += 1
-            if failed - blamed:
+            charged = {job for job in failed if self._is_charged(job, tally)}
+            for job in charged:
+                self._counts[job].charged += 1
+            if failed - charged:
                 counts = len(tally.failed_s), len(tally.tried_s)
-                log.error("%s: %d of %d jobs failed of late, no job is blamed", what, *counts)
+                log.error("%s: %d of %d jobs failed of late, none is charged", what, *counts)
             tally.failed_now.clear()
         self.forget(self._well - self._failed)
         self._failed.clear()
         self._well.clear()
 
-    def _is_to_blame(self, job: str, tally: _Tally) -> bool:
-        """Say whether the error that a job met is its own fault."""
+    def _is_charged(self, job: str, tally: _Tally) -> bool:
+        """Return whether the error of a job is its own fault."""
         if not tally.is_shared or tally.others_took(tally.failed_now[job], self._counts[job].before_s):
             return True
         errors = [self._counts[it].errors for it in tally.failed_s.keys() & self._counts.keys()]
@@ -117,23 +117,23 @@ class JobErrors:
 
     @property
     def failed(self) -> int:
-        """How many jobs something went wrong with in this tick."""
+        """Number of jobs that failed in this tick."""
         return len(self._failed)
 
     @contextmanager
-    def about(
+    def isolated(
         self, job: str, now_s: float, mark: Callable[[], object], *, spoils: bool = False, what: str = "handling",
         step: str = "",
     ) -> Iterator[None]:  # fmt: skip
-        """Do something about one job; an error that nobody foresaw is counted, and what follows goes on.
+        """Isolate what is done about one job: an unforeseen error is counted, and the caller continues.
 
         Args:
             job: The job.
             now_s: The present.
             mark: Returns another value once anything has been changed that cannot be undone here.
-            spoils: Whether an error is taken for such a change, whatever the mark says.
+            spoils: Whether an error is taken for such a change, even if the mark is the same.
             what: Is done, in a word; jobs with which the same was done are compared.
-            step: Of that, as `took` has it, if it is one that each job takes.
+            step: Of that, as in `note_step`, if it is one that each job takes.
 
         Raises:
             SpoiledError: If something was changed before the error.
@@ -152,14 +152,14 @@ class JobErrors:
             if spoils or mark() != before:
                 raise SpoiledError from error
 
-    def took(self, job: str, what: str, step: str, now_s: float) -> None:
+    def note_step(self, job: str, what: str, step: str, now_s: float) -> None:
         """Note that a job took a step, and did not only wait or run on."""
         self._tallies[what].well_s[step, job] = now_s
 
-    def blame(self, job: str, error: Exception, now_s: float) -> None:
-        """Count an error that is certainly the fault of a job."""
+    def charge(self, job: str, error: Exception, now_s: float) -> None:
+        """Count an error that is certainly the fault of its job."""
         self._count(job, error, now_s)
-        self._counts[job].blamed += 1
+        self._counts[job].charged += 1
 
     def _count(self, job: str, error: Exception, now_s: float) -> None:
         self._failed.add(job)
@@ -171,12 +171,12 @@ class JobErrors:
         known.before_s, known.last_s = known.last_s, now_s
         log.error("job %s cannot be handled, error %d in a row: %s", job, known.errors, known.words, exc_info=error)
 
-    def went_well(self, job: str) -> None:
-        """Note that a job was looked at, and all went well; if so to the end of the tick, its errors are forgotten."""
+    def note_success(self, job: str) -> None:
+        """Note that a poll of a job succeeded; its errors are forgotten unless it fails in the same tick."""
         self._well.add(job)
 
-    def rests(self, job: str, now_s: float) -> bool:
-        """Say whether a job is left alone: to the end of the tick at least, however long that takes."""
+    def is_resting(self, job: str, now_s: float) -> bool:
+        """Return whether a job rests after an error: to the end of the tick at least, however long that takes."""
         if job in self._failed:
             return True
         known = self._counts.get(job)
@@ -184,35 +184,35 @@ class JobErrors:
         return known is not None and 0.0 < known.rests_until_s - now_s <= LONGEST_REST_S
 
     def is_failing(self, job: str) -> bool:
-        """Say whether a job is not to be tried any more."""
+        """Return whether a job has too many errors to be tried again."""
         known = self._counts.get(job)
-        return known is not None and known.blamed >= MAX_ERRORS_IN_A_ROW
+        return known is not None and known.charged >= MAX_ERRORS_IN_A_ROW
 
-    def words(self, job: str) -> str:
-        """Return what last went wrong with a job, "" if nothing did."""
+    def last_error(self, job: str) -> str:
+        """Return the last error of a job, "" for none."""
         known = self._counts.get(job)
         return "" if known is None else known.words
 
-    def why_rests(self, job: str, now_s: float) -> str:
-        """Return what went wrong with a job that is left alone for it, "" for one that is not."""
-        return self.words(job) if self.rests(job, now_s) else ""
+    def why_resting(self, job: str, now_s: float) -> str:
+        """Return the error for which a job rests, "" if it does not."""
+        return self.last_error(job) if self.is_resting(job, now_s) else ""
 
-    def due(self, now_s: float) -> dict[str, str]:
-        """Return the jobs that are to be held, with their last errors in words; one of which that failed only later."""
-        failing = {job: it for job, it in self._counts.items() if it.blamed >= MAX_ERRORS_IN_A_ROW}
+    def jobs_to_hold(self, now_s: float) -> dict[str, str]:
+        """Return the jobs to hold, with their last errors; one whose hold failed comes again after its rest."""
+        failing = {job: it for job, it in self._counts.items() if it.charged >= MAX_ERRORS_IN_A_ROW}
         return {
             job: it.words
             for job, it in failing.items()
-            if it.blamed == MAX_ERRORS_IN_A_ROW or not self.rests(job, now_s)
+            if it.charged == MAX_ERRORS_IN_A_ROW or not self.is_resting(job, now_s)
         }
 
     def forget(self, jobs: Collection[str]) -> None:
-        """Forget what went wrong with jobs that have come further."""
+        """Forget the errors of jobs that have advanced."""
         for job in self._counts.keys() & set(jobs):
             del self._counts[job]
 
     def keep(self, jobs: Collection[str]) -> None:
-        """Forget all but some jobs."""
+        """Forget the errors of all but some jobs."""
         self.forget(self._counts.keys() - set(jobs))
 
 
@@ -225,20 +225,20 @@ class _Failed(NamedTuple):
     words: str
 
 
-class Launches:
+class FailedLaunches:
     """Attempts whose last launch failed, by their names."""
 
     def __init__(self) -> None:
         self._failed: dict[str, _Failed] = {}
 
     def is_due(self, name: str, now_s: float) -> bool:
-        """Say whether an attempt may be launched now."""
+        """Return whether an attempt may be launched now."""
         it = self._failed.get(name)
         # A wait that is longer than any is that of a clock that was set back.
         return it is None or not 0.0 < it.again_s - now_s <= LONGEST_LAUNCH_WAIT_S
 
     def fail(self, name: str, words: str, now_s: float) -> bool:
-        """Note that a launch failed, and return whether that was not told in these words the last time."""
+        """Note that a launch failed, and return whether the reason differs from the last one."""
         before = self._failed.get(name, _Failed(0, now_s, ""))
         wait_s = min(FIRST_LAUNCH_WAIT_S * 2.0 ** min(before.times, 32), LONGEST_LAUNCH_WAIT_S)
         self._failed[name] = _Failed(before.times + 1, now_s + wait_s, words)
@@ -250,7 +250,7 @@ class Launches:
         return "" if it is None else it.words
 
     def why_not(self, job: str) -> str:
-        """Return why the last launch of a job failed, "" if it did not. Any thread may ask."""
+        """Return why the last launch of a job failed, "" if it did not. Any thread may call it."""
         attempts = f"ls-{job}-"
         return next((it.words for name, it in list(self._failed.items()) if name.startswith(attempts)), "")
 

@@ -51,17 +51,17 @@ from ..store.leases import check_fence
 from ..store.opening import Store
 
 MAX_STORED_RESULTS, MAX_TEXT_CHARACTERS = 20, 300  # results of a round in an event, and characters of one
-_GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", is blamed on the node
+_GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", counts against the node
 
 
 def findings_of(
     report: RoundReport, placement: Placement, at_s: float, of_job: Container[str] = ()
 ) -> list[QuarantineFinding]:
-    """Return what comes into quarantine: GPUs of which a check tells, else nodes; each place once for each check.
+    """Return the findings for quarantine: GPUs that a check names, else nodes; each place once for each check.
 
     Args:
         report: Of a round.
-        placement: That it checked. A check that blames a GPU beside it says that the node is not fit.
+        placement: That it checked. A finding about a GPU outside it means that the node is not fit.
         at_s: Unix time of its end.
         of_job: Checks that run a program of the job's owner. What they find may be that program's doing: the job does
             not start, and nothing comes into quarantine.
@@ -103,7 +103,7 @@ def _evidence(result: CheckResult) -> str:
 
 
 def short(text: str) -> str:
-    """Return a text in one line that is not too long: a check of strangers may say anything."""
+    """Return a text as one line of limited length: a third party's check may return anything."""
     return in_one_line(text)[:MAX_TEXT_CHARACTERS]
 
 
@@ -159,7 +159,7 @@ class NodeChecks:
 
     Args:
         rounds: Runs them beside the scheduler; None where it cannot, and they travel with jobs.
-        jobs: "auto" to check jobs that do not say, else "off".
+        jobs: "auto" to check jobs whose files do not decide it, else "off".
         slots: Whether slots stand for GPUs.
         link_bytes_per_s: That is promised between nodes, 0 for nothing.
         scratch: Folder on each node in which a job that is checked has one of its own; None for none.
@@ -180,15 +180,15 @@ class NodeChecks:
         self._passed: dict[str, float] = {}  # when, by the name of the attempt
         self._unfit: dict[str, _Unfit] = {}  # likewise
         self._newcomers: dict[tuple[str, str], CheckStatus] = {}  # by job, and name of the round
-        self._rests_until_s: dict[str, float] = {}  # jobs whose rings get nobody, by `time.monotonic`
+        self._rests_until_s: dict[str, float] = {}  # jobs whose rings get no GPU until then, by `time.monotonic`
         self._clean: set[str] = set()  # names of attempts that have been cleaned up after
         self._tried: dict[str, PlacementTries] = {}  # by job
         self._waited: dict[str, int] = {}  # how often the tries of a job were over
         self._resting: dict[HardwarePlace, float] = {}  # until when
-        self._closed: frozenset[int] = frozenset()  # GPUs that took no jobs at the last look
+        self._closed: frozenset[int] = frozenset()  # GPUs that took no jobs in the last cycle
 
     def are_wanted(self, spec: StoredJob) -> bool:
-        """Say whether the nodes of a job are to be checked. One that another queue holds runs its own command."""
+        """Return whether the nodes of a job are to be checked. One that another queue holds runs its own command."""
         return (spec.preflight or self._jobs) == "auto" and spec.external is None
 
     def command_of(self, spec: StoredJob) -> tuple[str, ...]:
@@ -238,7 +238,7 @@ class NodeChecks:
         return CheckStatus(Checks.RUN if is_dirty or self._is_checked(name) else Checks.NONE)
 
     def _is_checked(self, attempt: str) -> bool:
-        """Say whether checks run that began before the end of an attempt."""
+        """Return whether checks run that began before the end of an attempt."""
         return any(it.attempt == attempt and it.when is not When.END for it in self._begun.values())
 
     def begin(self, row: AttemptRow, job: JobRow) -> None:
@@ -259,7 +259,7 @@ class NodeChecks:
         Args:
             row: The attempt of the ring, which runs.
             job: Its job.
-            share: The GPU. Its result is told once.
+            share: The GPU. Its result is returned once.
         """
         name = name_of(row.job_id, row.number)
         round_name = _round_name(name, f"{share.node}:{share.gpus[0]}")
@@ -305,7 +305,7 @@ class NodeChecks:
         self._clean.discard(name)
         self.checked -= {row.job_id}
 
-    def take_in(self, store: Store, fleet: Fleet, fence: int, now_s: float) -> None:
+    def collect(self, store: Store, fleet: Fleet, fence: int, now_s: float) -> None:
         """Act on the rounds that have ended: put what is broken into quarantine, and note what follows for jobs.
 
         Raises:
@@ -342,7 +342,7 @@ class NodeChecks:
         self._resting = {it: until_s for it, until_s in self._resting.items() if 0.0 < until_s - now_s <= UNFIT_REST_S}
         return closed_gpus(self._resting, sizes) if self._resting else set()
 
-    def hurry(self, store: Store, jobs: dict[str, JobRow], health: Health, fence: int, now_s: float) -> None:
+    def retry_waiting(self, store: Store, jobs: dict[str, JobRow], health: Health, fence: int, now_s: float) -> None:
         """Let jobs be tried again at once that wait as nodes were not fit, if GPUs came back into service."""
         self._tried = {job: it for job, it in self._tried.items() if job in jobs}
         self._waited = {job: it for job, it in self._waited.items() if job in jobs}
@@ -363,7 +363,7 @@ class NodeChecks:
             jobs |= {job: row._replace(not_before_s=now_s) for job, row in rows.items()}
 
     def _event(self, begun: _CheckRound, ended: FinishedRound, now_s: float) -> NewEvent | None:
-        """Return what is told of a round; nothing of one that has put a node in order."""
+        """Return the event of a round, None for a successful cleanup."""
         report = ended.report
         is_end = begun.when is When.END
         if report is not None and report.passed and is_end:

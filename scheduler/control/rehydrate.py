@@ -1,7 +1,7 @@
 """A cluster as it stands by the rows of the store: what a scheduler begins with, and goes back to after an error.
 
-Policies reckon with these numbers, and with one that is none they would reckon for ever; whoever wrote the rows, what
-comes out is finite.
+Policies calculate with these numbers, and one that is not finite would stay with them for ever. So whatever the rows
+hold, the results are finite.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ def _within(value: object, least: float, most: float, otherwise: float) -> float
     return float(value) if isinstance(value, int | float) and least <= value <= most else otherwise
 
 
-def asked_of(row: JobRow, layout: Layout) -> JobRequest:
+def request_of(row: JobRow, layout: Layout) -> JobRequest:
     """Return what a job asks for of a cluster."""
     spec = stored_or_usual(row.spec)
     submitted_s, types = _within(row.submitted_s, 0.0, MAX_TIME_S, 0.0), layout.types_for(spec.wants)
@@ -64,7 +64,7 @@ def estimate_of(row: JobRow) -> float:
     return _within(row.estimate_s, MIN_ESTIMATE_S, MAX_TIME_S, StoredJob.model_fields["estimate_s"].default)
 
 
-def form_of(row: JobRow) -> PlacementShape | None:
+def shape_of(row: JobRow) -> PlacementShape | None:
     """Return how a job's GPUs must lie on nodes, None if it takes any GPUs."""
     if not is_shaped(row.spec):
         return None
@@ -77,12 +77,12 @@ def needs_of(row: JobRow) -> Needs:
     return stored_or_usual(row.spec).wants if has_needs(row.spec) else ANYTHING
 
 
-def used_by(row: JobRow) -> Tries:
+def tries_of(row: JobRow) -> Tries:
     """Return how often a job was tried again."""
     return Tries(row.stops_infra, row.stops_resource, row.stops_user, row.stops_asked, row.stops_ambiguous)
 
 
-def waiting_standing(row: JobRow) -> JobProgress:
+def waiting_progress(row: JobRow) -> JobProgress:
     """Return where a job stands that waits."""
     guess_s, entered_s, saved_s = _times(row)
     return JobProgress(
@@ -92,7 +92,7 @@ def waiting_standing(row: JobRow) -> JobProgress:
     )  # fmt: skip
 
 
-def running_standing(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobProgress:
+def running_progress(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobProgress:
     """Return where a job stands that holds GPUs."""
     opened_s = _within(attempt.opened_s, 0.0, MAX_TIME_S, 0.0)
     guess_s, entered_s, saved_s = _times(row)
@@ -127,9 +127,9 @@ def queue_key(row: JobRow) -> tuple[int, int, float, int]:
 
 
 def goes_first(row: JobRow) -> bool:
-    """Say whether a waiting job goes before others of its priority, as it was stopped and is tried again.
+    """Return whether a waiting job goes before others of its priority, as it was stopped and is tried again.
 
-    One that its owner held or had tried again does not: else anybody could get to the head of the queue so.
+    A job that its owner held or retried does not: else a user could get to the head of the queue that way.
     """
     return row.not_before_s > 0.0
 
@@ -153,14 +153,14 @@ def as_held(
     return {job: row._replace(placement=shares[job]) if shares.get(job) else row for job, row in attempts.items()}
 
 
-def known_of(
+def origin_of(
     jobs: Sequence[JobRow],
     attempts: Mapping[str, AttemptRow],
     layout: Layout,
     down: Sequence[int],
     now_s: float,
     gpus_per_user: int | None = None,
-    about: Callable[[str], AbstractContextManager[None]] = lambda _job: nullcontext(),
+    isolated: Callable[[str], AbstractContextManager[None]] = lambda _job: nullcontext(),
     turns: Mapping[tuple[str, int], UserTurn] = MappingProxyType({}),
 ) -> MirrorOrigin:
     """Return how a cluster stands.
@@ -172,18 +172,18 @@ def known_of(
         down: GPUs out of service.
         now_s: The present.
         gpus_per_user: Most that one user may have; None for any number.
-        about: Holds what is done about one job; a job for which it keeps an error to itself is left out.
+        isolated: Isolates what is done about one job; a job with an error is omitted.
         turns: That users had, by owner and priority.
     """
     holding = {job: row for job, row in attempts.items() if row.state in OPEN_ATTEMPTS}
     quota = Quota(gpus_per_user, (row for row in jobs if row.id in holding))
     standing, waiting = dict[str, tuple[JobRequest, JobProgress]](), list[tuple[tuple[int, int, float, int], JobRow]]()
     for row in jobs:
-        with about(row.id):
+        with isolated(row.id):
             if row.id in holding:
-                standing[row.id] = asked_of(row, layout), running_standing(row, holding[row.id], layout)
+                standing[row.id] = request_of(row, layout), running_progress(row, holding[row.id], layout)
             elif may_enter(row, now_s) and 1 <= row.gpus <= layout.gpus_for(needs_of(row)):
-                standing[row.id] = asked_of(row, layout), waiting_standing(row)
+                standing[row.id] = request_of(row, layout), waiting_progress(row)
                 waiting.append((queue_key(row), row))
     queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.take(row)}
     inside = [it for job, it in standing.items() if job in holding or job in queued]

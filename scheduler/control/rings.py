@@ -23,13 +23,13 @@ from ..health.link_table import AGAIN_S, ROUND_S, Link, LinkTable, Pair
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.vacant_seats import Considered, RingGap, SeatChoice
 from ..model.gpu_index import Layout
-from ..model.job import NewEvent, name_of
+from ..model.job import SCHEDULER_WRITER, NewEvent, name_of
 from ..model.job_spec import StoredJob, is_switching, stored_or_usual
 from ..model.states import AttemptState
 from ..store.attempts import AttemptRow
 from ..store.nodes import ComputeRecord
 from ..store.rings import RING_ENDED, RING_EVENT, ReplacementRow
-from .state_cache import SCHEDULER_WRITER, StateCache
+from .state_cache import StateCache
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +43,14 @@ def held_by(cache: StateCache, row: AttemptRow) -> Placement:
 
 
 def later_nodes(cache: StateCache, row: AttemptRow, name: str) -> tuple[str, ...]:
-    """Return the nodes of the ranks that came into the ring of an attempt while it ran; none where nobody can tell.
+    """Return the nodes of the ranks that joined the ring of an attempt while it ran; none if that is not known.
 
     Args:
         cache: What the scheduler knows.
         row: The attempt.
         name: Of it at the backend.
     """
-    job, backend = cache.jobs.get(row.job_id), cache.parts.backend
+    job, backend = cache.table.jobs.get(row.job_id), cache.parts.backend
     if job is None or not is_switching(job.spec) or not backend.capabilities.runs_rings:
         return ()
     try:
@@ -70,7 +70,7 @@ def keep_ring(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> No
         name: Of it at the backend.
         now_s: The present.
     """
-    job, backend = cache.jobs.get(row.job_id), cache.parts.backend
+    job, backend = cache.table.jobs.get(row.job_id), cache.parts.backend
     if job is None or not is_switching(job.spec) or not backend.capabilities.runs_rings:
         return
     try:
@@ -87,21 +87,21 @@ def keep_ring(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> No
     words = f"{filled} of {report.seats} seats, step {report.step}, {recoveries} recoveries"
     held = [[share.node, gpu] for share in held_by(cache, row) for gpu in share.gpus]
     data = {"report": as_json(report), "places": [list(it) for it in places or ()], "gpus": held}
-    cache.tell(
+    cache.batch.add_event(
         NewEvent(RING_EVENT, SCHEDULER_WRITER, now_s, row.job_id, row.number, now=RING_ENDED, cause=words, data=data),
         {},
     )
 
 
 def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
-    """Let the members on faulty GPUs leave the ring of an attempt, and say whether it goes on without them, or may.
+    """Let the members on faulty GPUs leave the ring of an attempt, and return whether it goes on without them, or may.
 
     Args:
         cache: What the scheduler knows.
         row: An attempt that has faulty GPUs.
         name: Of the attempt at the backend.
     """
-    job, backend = cache.jobs.get(row.job_id), cache.parts.backend
+    job, backend = cache.table.jobs.get(row.job_id), cache.parts.backend
     if job is None or row.state is not AttemptState.RUNNING or not backend.capabilities.runs_rings:
         return False
     if not stored_or_usual(job.spec).seats:
@@ -111,7 +111,7 @@ def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
     try:
         return call_backend(partial(backend.retire_members, name, places, FAULTY))
     except BackendError as error:
-        # Like an attempt that cannot be reached: it goes on, and is asked again at the next look.
+        # Like an attempt that cannot be reached: it runs on, and is polled again in the next cycle.
         log.warning("attempt %s: %s", name, error)
         return True
 
@@ -211,7 +211,7 @@ def probing_for(
 
 
 def is_open(links: LinkTable, probing: Probing, wake: Callable[[], object]) -> bool:
-    """Say whether links that matter may still become known in time; begin to measure them."""
+    """Return whether links that matter may still become known in time; begin to measure them."""
     return time.monotonic() < probing.until_s and links.ask(probing.pairs, probing.until_s, wake)
 
 
@@ -271,13 +271,13 @@ class RingJob(NamedTuple):
 
 
 def ring_of(around: RingJob, want: SeatRequest, empty: EmptySeat, seats: int, records: Iterable[ComputeRecord]) -> RingGap:
-    """Return a ring with one of its empty seats, from what its coordinator says and what is recorded of the job.
+    """Return a ring with one of its empty seats, from the request of its coordinator and the records of the job.
 
-    What a coordinator says comes from processes of the job, which may say anything.
+    The request comes from processes of the job, which may send anything.
 
     Args:
         around: What is known beside.
-        want: What its coordinator said last.
+        want: The last request of its coordinator.
         empty: The seat.
         seats: Of the ring once all are filled that are to be filled; each member then computes as much of a batch more
             as there are fewer than the job asks for.
@@ -289,7 +289,7 @@ def ring_of(around: RingJob, want: SeatRequest, empty: EmptySeat, seats: int, re
     gap = want.order.index(empty.before) + 1 if empty.before in want.order else 0
     told_s = {at: time_s for at, it in enumerate(want.order) if (time_s := want.compute_s.get(str(it), 0.0)) > 0.0}
     recorded = _recorded(around, records)
-    if -1 in nodes:  # a member that says it is somewhere else
+    if -1 in nodes:  # a member that reports another node
         held = sorted(around.mirror.picks(around.job))
         nodes, gap = [int(site.cluster.gpu_node[gpu]) for gpu in held], len(held)
     elif not recorded:
@@ -337,9 +337,9 @@ def chosen_of(
     """Return who was chosen for a seat.
 
     Args:
-        choice: The choice, of somebody.
+        choice: The choice, of a GPU.
         links: Between the candidates and the neighbours of the seat.
-        want: What the coordinator said that made it necessary.
+        want: The request of the coordinator.
         formula: Of an iteration's time, that decided.
         layout: Of the cluster.
         took_s: Seconds that the choice took.
@@ -374,7 +374,7 @@ def words_of_choice(choice: SeatChoice, want: SeatRequest, formula: str) -> str:
     chosen = next(it for it in choice.considered if it.gpu == choice.gpu)
     time_s, among = _time_s(chosen, formula), f"of {len(choice.considered)} candidates"
     if not math.isfinite(time_s):
-        return f"nobody can tell how fast it is; the weakest {among}"
+        return f"its iteration time is not known; the weakest {among}"
     if want.step_s <= 0.0:
         return f"an iteration takes {time_s:.3g} s, the shortest {among}"
     if time_s <= want.step_s:
@@ -430,11 +430,11 @@ class LiveRing:
         self.checked: dict[int, PendingCheck] = {}  # GPUs that are reserved and not given yet
         self.probing: Probing | None = None  # links that were measured last
         self.waits_since_s = 0.0  # for links to be measured, by `time.monotonic`; 0 if it does not
-        self.reminded: SeatRequest | None = None  # the last wish that came while members were on their way
-        self.told = -1  # generation about whose empty seats people were told
-        self.refused = -1  # generation whose coordinator was told that nobody comes
-        self.told_slow: tuple[int, ...] = ()  # slow members about whom people were told that they have no backup
-        self.short = 0  # seats that it goes on without, as nobody came; 0 after another scheduler
+        self.reminded: SeatRequest | None = None  # the last request that came while members were starting
+        self.reported = -1  # last generation whose empty seats were reported
+        self.refused = -1  # last generation whose coordinator was told to go on without
+        self.reported_slow: tuple[int, ...] = ()  # slow members that were reported to have no backup
+        self.short = 0  # seats that stay empty, as there was no GPU; 0 after a change of the scheduler
 
     @property
     def name(self) -> str:

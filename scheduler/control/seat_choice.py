@@ -47,14 +47,14 @@ from .state_cache import Parts, StateCache
 HOUR_S = 3600.0
 MIN_GPUS_PER_HOUR = 3  # GPUs that a ring is given; one of many seats may have as many as these
 NO_GPU = SeatChoice(-1, ())
-Seat = tuple[SeatRequest, EmptySeat, int]  # what the coordinator said last, the seat, and seats of the ring once it is filled
+Seat = tuple[SeatRequest, EmptySeat, int]  # the last request of the coordinator, the seat, and the ring's seats once it is filled
 
 
 class SeatSearch(NamedTuple):
-    """Who takes a seat, or why nobody does."""
+    """The GPU that takes a seat, or why none does."""
 
     choice: SeatChoice
-    why: str = ""  # nobody does
+    why: str = ""  # why no GPU takes it
     links: LinksAround = LinksAround()  # that the choice rests on
 
 
@@ -64,8 +64,8 @@ def choose_gpu(
 ) -> SeatSearch | None:  # fmt: skip
     """Choose a free GPU for a seat; None while the links of the best candidates are measured.
 
-    Those that the ring has left before come into question if there is no other, or if they were found faulty then
-    and are well again: something is wrong with a GPU on which processes fail though nobody finds fault with it.
+    GPUs that the ring left before are candidates only if there is no other, or if they were found faulty then and are
+    well again: a GPU on which processes fail, but which passes as healthy, is suspect.
 
     Args:
         parts: What the scheduler works with.
@@ -77,7 +77,7 @@ def choose_gpu(
         grows: Whether the ring goes on without the seat; only a GPU with which it is faster comes into question then.
         unfit: GPUs that do not come into question.
     """
-    job = cache.jobs[ring.row.job_id]
+    job = cache.table.jobs[ring.row.job_id]
     spec = stored_or_usual(job.spec)
     if why := _against_more(parts, ring, spec.seats, now_s):
         return SeatSearch(NO_GPU, why)
@@ -181,8 +181,8 @@ def _against_more(parts: Parts, ring: LiveRing, seats: int, now_s: float) -> str
     return f"it has had {most} others within an hour" if lately >= most else few
 
 
-BUSY_UTILISATION = 0.1  # utilisation above which a free GPU is somebody's all the same, and gets no backup
-FRESH_REPORT_S = 120.0  # older reports say nothing of the present
+BUSY_UTILISATION = 0.1  # a free GPU with more is in use all the same, and gets no backup
+FRESH_REPORT_S = 120.0  # older reports are out of date
 
 
 def relieved(want: SeatRequest | None, spec: StoredJob) -> int:
@@ -205,7 +205,7 @@ def choose(
         parts: What the scheduler works with.
         cache: What it knows.
         ring: The ring.
-        want: What its coordinator said last.
+        want: The last request of its coordinator.
         places: All GPUs that it was given, by rank.
         slow: Its slow members that want backups.
         at: Which of them the backup is for.
@@ -214,7 +214,7 @@ def choose(
     Returns:
         The GPU, or why there is none; None while the links of the best candidates are measured.
     """
-    job, began_s = cache.jobs[ring.row.job_id], time.monotonic()
+    job, began_s = cache.table.jobs[ring.row.job_id], time.monotonic()
     left, seat = without_backups(want, slow, at)
     busy = unfit(want, parts.layout, parts.monitor.reports.last(), now_s)
     seats = left, seat, stored_or_usual(job.spec).seats
@@ -229,12 +229,12 @@ def choose(
 
 
 def without_backups(want: SeatRequest, slow: Sequence[SlowSeat], at: int) -> tuple[SeatRequest, EmptySeat]:
-    """Return what a ring would say without its slow members, and the seat of one of them: it would be empty.
+    """Return the request that a ring would send without its slow members, and the seat of one of them as empty.
 
     Iterations would take as much less as the slow one computes longer than others.
 
     Args:
-        want: What its coordinator said last.
+        want: The last request of its coordinator.
         slow: Its slow members.
         at: Which of them.
     """
@@ -254,10 +254,10 @@ def without_backups(want: SeatRequest, slow: Sequence[SlowSeat], at: int) -> tup
 
 
 def unfit(want: SeatRequest, layout: Layout, reports: Mapping[str, Report], now_s: float) -> list[int]:
-    """Return the GPUs that get no backup: those of the slow members' nodes, and those that somebody uses.
+    """Return the GPUs that get no backup: those of the slow members' nodes, and those in use.
 
     Args:
-        want: What the ring's coordinator said last.
+        want: The last request of the ring's coordinator.
         layout: Of the cluster.
         reports: The last of each node.
         now_s: The present.
@@ -276,7 +276,7 @@ def against_more(cache: StateCache, row: JobRow) -> str:
     most = cache.parts.gpus_per_user
     if most is None:
         return ""
-    inside = (it for it in cache.jobs.values() if it.owner == row.owner and it.id not in cache.outside)
+    inside = (it for it in cache.table.jobs.values() if it.owner == row.owner and it.id not in cache.table.outside)
     has = sum(max(it.gpus, len(cache.mirror.picks(it.id)) if cache.mirror.has(it.id) else 0) for it in inside)
     return "" if has < most else f"its owner has {has} of {most} GPUs"
 
@@ -284,6 +284,6 @@ def against_more(cache: StateCache, row: JobRow) -> str:
 def against(choice: SeatChoice, want: SeatRequest) -> str:
     """Return why a GPU gets no backup that was chosen, "" if it does: the ring is to be faster with it."""
     it = next(it for it in choice.considered if it.gpu == choice.gpu)
-    # What nobody can tell speaks for a GPU.
+    # An unknown time counts in favour of a GPU.
     is_no_gain = math.isfinite(it.ring_s) and 0.0 < want.step_s <= it.ring_s
     return "it would be faster with no free GPU" if is_no_gain else ""

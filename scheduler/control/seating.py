@@ -1,11 +1,11 @@
-"""Empty seats of rings are filled from the GPUs that are free, and GPUs that rings have left are given to others.
+"""Empty seats of rings are filled from the free GPUs, and GPUs that rings have left are freed.
 
-The leader is connected to each ring that runs. A ring that is short of members gets a free GPU before any job that
-waits. What it is given is reserved before the backend hears of it, and what it has left is freed after the backend has
-proven it: wherever a scheduler is killed, the next one finds which GPUs a ring holds.
+The leader has a connection to the coordinator of each ring that runs. A ring that is short of members gets a free GPU
+before any job that waits. A GPU is reserved before the backend starts a member on it, and freed after the backend has
+proven that the member is gone: wherever a scheduler is killed, the next one finds which GPUs a ring holds.
 
-If the nodes of its job are checked before they are used, a GPU is reserved, then checked, and only then given. What is
-reserved and neither given nor checked any more is freed. Source: SPEC F5 to F10; docs/decisions/0015.
+If the nodes of its job are checked before use, a GPU is reserved, then checked, and only then assigned. A GPU that is
+reserved, but neither assigned nor being checked, is freed. Source: SPEC F5 to F10; docs/decisions/0015.
 """
 
 import logging
@@ -18,7 +18,7 @@ from ...cluster.model.placement import Share
 from ...ring.wire import MemberOffer, NoMemberOffer, SeatRequest
 from ..backends.protocol import Backend, MemberPlace, call_backend
 from ..mirror.vacant_seats import warm_up
-from ..model.job import NewEvent, ReservationRow, name_of
+from ..model.job import SCHEDULER_WRITER, NewEvent, ReservationRow, name_of
 from ..model.job_spec import StoredJob, is_switching, stored_or_usual
 from ..model.states import AttemptState
 from ..rules.attempts import Checks
@@ -46,7 +46,7 @@ from ..store.rings import (
 from . import seat_choice
 from .rings import BANDWIDTHS, ChosenGpu, LiveRing, PendingCheck, chosen_of
 from .seat_choice import MIN_GPUS_PER_HOUR, choose_gpu, formula_of
-from .state_cache import SCHEDULER_WRITER, Parts, StateCache
+from .state_cache import Parts, StateCache
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ CHECKS_UNFINISHED = "its checks were not brought to an end"
 
 
 class Seating:
-    """Keeps a connection to each ring, as long as this scheduler leads.
+    """Fills the seats of each ring, as long as this scheduler leads.
 
     Args:
         parts: What the scheduler works with.
@@ -67,14 +67,14 @@ class Seating:
         self._backend = parts.backend if parts.backend.capabilities.runs_rings else None
         self._rings: dict[str, LiveRing] = {}  # by job
         self._cache: StateCache | None = None
-        self.measures = False  # at the last look the links of a ring were being measured, and GPUs wait for that
+        self.is_measuring = False  # links of a ring were being measured in the last cycle, and GPUs wait for that
 
     def warm_up(self) -> None:
         """Let what a choice needs be compiled before there is a fault: a ring waits for it."""
         if self._backend is not None:
             warm_up(self._parts.site.cluster)
 
-    def look(self, cache: StateCache, against: str, now_s: float) -> None:
+    def fill_seats(self, cache: StateCache, against: str, now_s: float) -> None:
         """Free what rings have left, and fill their empty seats.
 
         Args:
@@ -93,14 +93,14 @@ class Seating:
             for ring in self._rings.values():
                 ring.given = None
         self._connect(cache, self._backend)
-        self.measures = False
-        in_turn = sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq))
+        self.is_measuring = False
+        in_turn = sorted(self._rings, key=lambda it: (-cache.table.jobs[it].priority, cache.table.jobs[it].submit_seq))
         # Rings that stand still come before those that go on, and these before those that have all their members.
-        for step in (self._look_at, self._let_grow, self._back_up):
+        for step in (self._refill, self._grow, self._add_backup):
             for job in in_turn:
-                if cache.errors.rests(job, now_s):
+                if cache.errors.is_resting(job, now_s):
                     continue
-                with cache.about(job, now_s, spoils=True, what="seating"):
+                with cache.isolated(job, now_s, spoils=True, what="seating"):
                     try:
                         step(cache, self._rings[job], self._backend, against, now_s)
                     except BackendError as error:
@@ -113,8 +113,8 @@ class Seating:
         self._rings.clear()
 
     def _connect(self, cache: StateCache, backend: Backend) -> None:
-        """Keep a connection to each ring that runs, and to no other."""
-        running = {job: row for job, row in cache.attempts.items() if self._is_ring(cache, row)}
+        """Connect to each ring that runs, and to no other."""
+        running = {job: row for job, row in cache.table.attempts.items() if self._is_ring(cache, row)}
         for job, ring in list(self._rings.items()):
             if job not in running or running[job].number != ring.row.number:
                 self._rings.pop(job).connection.close()
@@ -129,11 +129,12 @@ class Seating:
                     log.warning("ring of job %s: %s", job, error)
 
     def _is_ring(self, cache: StateCache, row: AttemptRow) -> bool:
-        job = cache.jobs.get(row.job_id)
+        job = cache.table.jobs.get(row.job_id)
         runs = row.state is AttemptState.RUNNING and row.backend == self._parts.backend_name
         return runs and job is not None and cache.mirror.has(job.id) and is_switching(job.spec)
 
-    def _look_at(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
+    def _refill(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
+        """Free the GPUs that a ring has left, assign those that passed their checks, and fill its empty seats."""
         places = call_backend(partial(backend.ring_places, ring.name))
         if places is None:
             return
@@ -156,7 +157,7 @@ class Seating:
         self._fill(cache, ring, backend, now_s, grows=False)
 
     def _remind(self, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace]) -> None:
-        """Say again who is on the way: who reserved it, or who heard of it, may be gone since."""
+        """Repeat which members are starting: scheduler or coordinator may have been replaced since."""
         want = ring.connection.want
         for row in self._unseen(ring, places):
             if want is not ring.reminded:
@@ -164,9 +165,9 @@ class Seating:
             call_backend(partial(backend.add_to_ring, ring.name, row.rank, row.node, row.gpu))
         ring.reminded = want
 
-    def _let_grow(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
+    def _grow(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
-        if ring.short and ring.given is not None and not against and not self.measures:
+        if ring.short and ring.given is not None and not against and not self.is_measuring:
             self._fill(cache, ring, backend, now_s, grows=True)
 
     def _unseen(self, ring: LiveRing, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
@@ -197,7 +198,7 @@ class Seating:
         job = ring.row.job_id
         event = event._replace(data={"gpus": [[node, gpu] for node, gpu in places]})
         self._parts.store.write(lambda tx: take_back(tx, job, ring.row.number, places, event))
-        cache.happens(now_s)
+        cache.advance_mirror(now_s)
         for place in places:
             cache.mirror.give_up(job, self._parts.layout.number(*place))
 
@@ -217,7 +218,7 @@ class Seating:
         store knows to be elsewhere.
         """
         layout, held = self._parts.layout, cache.mirror.picks(ring.row.job_id)
-        spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
+        spec = stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
         left = spec.all_gpus + max(spec.seats, MIN_GPUS_PER_HOUR) - len(held)
         known = {row.rank for row in ring.given or ()}
         for rank, it in enumerate(places):
@@ -235,13 +236,13 @@ class Seating:
                 log.error("ring of job %s: GPU %d of %s is another job's", ring.row.job_id, it.gpu, it.node)
                 call_backend(partial(backend.retire_members, ring.name, [(it.node, it.gpu)], ANOTHERS))
             else:
-                cache.is_torn = True  # the store is read anew
+                cache.is_incomplete = True  # the store is read anew
 
     def _ask_checks(
         self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], gpu: int, now_s: float
     ) -> None:
         """Give a ring a GPU that has passed its checks, and strike one off that has not."""
-        job, (node, index) = cache.jobs[ring.row.job_id], self._parts.layout.place(gpu)
+        job, (node, index) = cache.table.jobs[ring.row.job_id], self._parts.layout.place(gpu)
         found = self._parts.checks.newcomer(ring.row, job, Share(node, (index,)))
         if found.checks is Checks.RUN:
             return
@@ -261,13 +262,13 @@ class Seating:
     ) -> int:  # fmt: skip
         """Return how many GPUs a ring lacks for its seats; what is checked for it may never be its.
 
-        What is compared with this is of the same request: the connection may receive another at any moment.
+        It must be compared with figures of the same request: another one may arrive at any moment.
         """
         has = sum(it.is_used for it in places) + len(self._unseen(ring, places))
         return spec.seats + seat_choice.relieved(want, spec) - has
 
     def _fill(self, cache: StateCache, ring: LiveRing, backend: Backend, now_s: float, *, grows: bool) -> None:
-        """Give a ring free GPUs, one after the other, or say that there are none.
+        """Assign free GPUs to a ring, one after the other, or report that there are none.
 
         Args:
             cache: What the scheduler knows.
@@ -278,12 +279,12 @@ class Seating:
         """
         want = ring.connection.want
         if want is None or not want.empty:
-            ring.short = ring.short if want is None else 0  # a ring that says nothing is as short as it was
+            ring.short = ring.short if want is None else 0  # without a request nothing has changed
             return
         places = call_backend(partial(backend.ring_places, ring.name))
         if places is None:
             return
-        spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
+        spec = stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
         missing = self._missing(ring, want, spec, places) - len(ring.checked)
         missing = min(max(missing, 0), len(want.empty))
         ring.short = min(ring.short, missing)
@@ -291,13 +292,13 @@ class Seating:
         for left in range(most, 0, -1):
             if want is None or len(want.empty) < missing:
                 return
-            at = len(want.empty) - missing  # somebody comes for those before
+            at = len(want.empty) - missing  # the seats before it are about to be filled
             seats = len(want.order) + at + (1 if grows else left)
             began_s = time.monotonic()
             seat = want, want.empty[at], seats
             found = choose_gpu(self._parts, cache, ring, places, seat, now_s, grows=grows)
-            if found is None or self.measures:  # what comes before is first, and nobody else may take its GPU
-                self.measures, ring.waits_since_s = True, ring.waits_since_s or began_s
+            if found is None or self.is_measuring:  # earlier seats come first, and no other seat may take their GPU
+                self.is_measuring, ring.waits_since_s = True, ring.waits_since_s or began_s
                 break
             began_s, ring.waits_since_s = ring.waits_since_s or began_s, 0.0
             if found.why:
@@ -316,9 +317,9 @@ class Seating:
         ):
             self._refuse(cache, ring, want, "a GPU is checked first", now_s)
 
-    def _back_up(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
-        """Give a ring a GPU for a member that computes in place of a slow one, or tell people why there is none."""
-        want, spec = ring.connection.want, stored_or_usual(cache.jobs[ring.row.job_id].spec)
+    def _add_backup(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
+        """Give a ring a GPU for a member that computes in place of a slow one, or report why there is none."""
+        want, spec = ring.connection.want, stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
         slow = seat_choice.wanted(want, spec)
         if against or want is None or want.empty or not slow or ring.given is None:
             return
@@ -328,12 +329,12 @@ class Seating:
         if not 0 < (lacking := self._missing(ring, want, spec, places) + len(slow) - len(ring.checked)) <= len(slow):
             return
         found = seat_choice.choose(self._parts, cache, ring, want, places, slow, len(slow) - lacking, now_s)
-        if found is None or self.measures:
-            self.measures = True
+        if found is None or self.is_measuring:
+            self.is_measuring = True
         elif isinstance(found, ChosenGpu):
             self._give_or_check(cache, ring, backend, places, found, now_s)
-        elif ring.told_slow != (told := tuple(it.member for it in slow)):
-            ring.told_slow, member = told, slow[-lacking].member
+        elif ring.reported_slow != (members := tuple(it.member for it in slow)):
+            ring.reported_slow, member = members, slow[-lacking].member
             node = want.nodes.get(str(member), "?")
             cause = f"all wait for member {member} on {node}, and it gets no backup: {found}"
             event = self._event(cache, ring, SLOW, cause, now_s)._replace(data={"member": member})
@@ -343,7 +344,7 @@ class Seating:
         self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: ChosenGpu,
         now_s: float,
     ) -> None:  # fmt: skip
-        if self._parts.checks.are_wanted(stored_or_usual(cache.jobs[ring.row.job_id].spec)):
+        if self._parts.checks.are_wanted(stored_or_usual(cache.table.jobs[ring.row.job_id].spec)):
             self._check(cache, ring, chosen, now_s)
         else:
             self._give(cache, ring, backend, places, chosen, now_s)
@@ -356,10 +357,10 @@ class Seating:
         event = self._event(cache, ring, CHECKED, cause, now_s)
         event = event._replace(data={"node": node, "gpu": gpu})
         self._parts.store.write(lambda tx: hold(tx, row, event))
-        cache.happens(now_s)
+        cache.advance_mirror(now_s)
         cache.mirror.claim(job, chosen.gpu)
         ring.checked[chosen.gpu] = PendingCheck(chosen, time.monotonic() - chosen.took_s)
-        self._parts.checks.newcomer(ring.row, cache.jobs[job], Share(node, (gpu,)))
+        self._parts.checks.newcomer(ring.row, cache.table.jobs[job], Share(node, (gpu,)))
 
     def _give(
         self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: ChosenGpu,
@@ -377,7 +378,7 @@ class Seating:
         event = self._event(cache, ring, now, cause, now_s)._replace(data=data)
         self._parts.store.write(lambda tx: give(tx, row, event, is_held=is_held))
         if not is_held:
-            cache.happens(now_s)
+            cache.advance_mirror(now_s)
             cache.mirror.claim(job, chosen.gpu)
         ring.given.append(row)
         log.info("ring of job %s: %s", job, cause)
@@ -385,12 +386,12 @@ class Seating:
         call_backend(partial(backend.add_to_ring, ring.name, rank, node, gpu))
 
     def _refuse(self, cache: StateCache, ring: LiveRing, want: SeatRequest, why: str, now_s: float) -> None:
-        """Let a ring shrink at once, and tell people."""
+        """Let a ring shrink at once, and report it."""
         if ring.refused != want.generation and ring.connection.send(NoMemberOffer(why)):
             ring.refused = want.generation
-        if ring.told == want.generation:
+        if ring.reported == want.generation:
             return
-        ring.told = want.generation
+        ring.reported = want.generation
         empty, seats = len(want.empty), len(want.empty) + len(want.order)
         cause = f"{empty} of {seats} seats stay empty, as {why}: the ring goes on without, and grows once a GPU is free"
         event = self._event(cache, ring, EMPTY, cause, now_s)._replace(data={"empty": empty, "seats": seats})

@@ -1,9 +1,17 @@
-"""What the leading scheduler knows: a copy of the store's open jobs, and the arrays that policies see."""
+"""What the leading scheduler holds in memory: the job table, the mirror of the cluster, and the batch of writes.
+
+- `JobTable`: the open jobs and their attempts, as rows of the store.
+- `ClusterMirror` (mirror/cluster_mirror.py): the same cluster as arrays, which policies read.
+- `WriteBatch`: the changes that go to the store in the next transaction.
+
+`StateCache` keeps the three consistent: each of its methods changes all that an event changes.
+"""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeVar, Unpack
 
 from sqlalchemy import Connection
@@ -21,9 +29,8 @@ from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
 from ..rules.attempts import Whose
 from ..store.attempts import AttemptColumns, AttemptRow, NewAttempt, held_gpus
-from ..store.decisions import NewDecision
 from ..store.engines import StoreRefusesError
-from ..store.events import last_complete_seq, told_by_others
+from ..store.events import changed_by_others, last_complete_seq
 from ..store.jobs import JobColumns, sum_of_estimates
 from ..store.nodes import UserTurn, user_turns
 from ..store.opening import Store, try_out
@@ -41,18 +48,18 @@ from ..store.transitions import (
     unclosed_attempts_apart,
     write_changes,
 )
-from .job_errors import OF_NO_JOB, JobErrors, Launches, SpoiledError
+from .job_errors import OF_NO_JOB, FailedLaunches, JobErrors, SpoiledError
 from .node_checks import NodeChecks
-from .rehydrate import as_held, estimate_of, form_of, known_of
+from .rehydrate import as_held, estimate_of, origin_of, shape_of
 
 log = logging.getLogger(__name__)
 
 PartT = TypeVar("PartT")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a scheduler works with."""
+    """What a scheduler is built of, and works with."""
 
     store: Store
     backend: Backend
@@ -61,118 +68,276 @@ class Parts:
     layout: Layout
     placer: Placer
     now_s: Callable[[], float]  # Unix time
-    owner: str  # of the lease, for people
+    owner: str  # of the lease, shown to people
     monitor: Monitor
-    gpus_per_user: int | None = None  # held and in the queue; None for any number
-    against_starts: Callable[[], str] = lambda: ""  # why no job may start at the moment, "" if jobs may
-    # Runs the checks that may clear a node, or a GPU of it, of quarantine: passed, and evidence. None without checks.
+    gpus_per_user: int | None = None  # that one user may hold or queue for; None for no limit
+    why_no_starts: Callable[[], str] = lambda: ""  # why no job may start now, "" if jobs may
+    # Runs the checks that may clear a node, or one of its GPUs, of quarantine: passed, and evidence. None without
+    # checks.
     check_place: Callable[[str, int | None], tuple[bool, str]] | None = None
-    checks: NodeChecks = field(default_factory=NodeChecks)  # before jobs start, and after they end
-    wake: Callable[[], None] = lambda: None  # lets the scheduler look at once; any thread may call it
+    checks: NodeChecks = field(default_factory=NodeChecks)  # of nodes, before jobs start and after they end
+    wake: Callable[[], None] = lambda: None  # makes the next tick begin at once; any thread may call it
+
+
+class JobTable:
+    """Open jobs and their attempts: rows as the store has them, with the changes since they were read.
+
+    Args:
+        jobs: All in no final state, in the order of submission.
+        attempts: All that are not closed; of one job in the order of their numbers.
+        unreadable: Why rows of other jobs cannot be read, by job.
+
+    Attributes:
+        jobs: By id.
+        attempts: The last attempt of each job, by job.
+        earlier: Earlier attempts, which only have to be closed.
+        outside: Jobs that wait, but are not in the queue of the mirror.
+        unreadable: Jobs to be held because their rows cannot be read, with the reason.
+        to_withdraw: Jobs in the queue of the mirror that are not to run any more.
+        reprioritised: Jobs in the mirror whose priority has changed.
+        unfit: Jobs outside that no GPUs in service could hold.
+        kept_wait: Jobs that were set aside as unfit; until they are queued again they keep the time that they waited.
+    """
+
+    def __init__(
+        self, jobs: Sequence[JobRow], attempts: Sequence[AttemptRow], unreadable: Mapping[str, str]
+    ) -> None:  # fmt: skip
+        self.jobs: dict[str, JobRow] = {row.id: row for row in jobs}
+        self.attempts: dict[str, AttemptRow] = {row.job_id: row for row in attempts}
+        self.earlier = [row for row in attempts if self.attempts[row.job_id] != row]
+        self.outside: set[str] = set()
+        self.unreadable = dict[str, str]()
+        self.to_withdraw: set[str] = set()
+        self.reprioritised: set[str] = set()
+        self.unfit: set[str] = set()
+        self.kept_wait: set[str] = set()
+        self._add_unreadable(unreadable)
+
+    def _add_unreadable(self, unreadable: Mapping[str, str]) -> None:
+        for job, why in unreadable.items():
+            log.error("job %s cannot be read, and is skipped: %s", job, why)
+        self.unreadable |= unreadable
+
+    def keep_job(self, row: JobRow) -> None:
+        """Keep a job in its new state, or drop it if that is final."""
+        if row.state in FINAL:
+            self.jobs.pop(row.id, None)
+            self.outside.discard(row.id)
+        else:
+            self.jobs[row.id] = row
+
+    def keep_attempt(self, before: AttemptRow, after: AttemptRow) -> None:
+        """Keep an attempt in its new state, or drop it if it is closed."""
+        if before in self.earlier:
+            self.earlier.remove(before)
+            if after.state is not AttemptState.CLOSED:
+                self.earlier.append(after)
+        elif after.state is AttemptState.CLOSED:
+            del self.attempts[after.job_id]
+        else:
+            self.attempts[after.job_id] = after
+
+    def open_attempt(self, row: AttemptRow) -> None:
+        """Add the next attempt of a job; the one before it only has to be closed."""
+        if row.job_id in self.attempts:
+            self.earlier.append(self.attempts[row.job_id])
+        self.attempts[row.job_id] = row
+
+    def take_requests(self, rows: Iterable[JobRow], unreadable: Mapping[str, str]) -> None:
+        """Take new jobs, and requests for known ones, as other writers stored them."""
+        self._add_unreadable(unreadable)
+        for row in rows:
+            if row.state in FINAL:
+                continue
+            if row.id not in self.jobs:
+                self.outside.add(row.id)
+            elif row.id not in self.outside and row.priority != self.jobs[row.id].priority:
+                self.reprioritised.add(row.id)
+            self.jobs[row.id] = row
+            if row.state is JobState.QUEUED and row.desired is not Desired.RUN and row.id not in self.outside:
+                self.to_withdraw.add(row.id)
+
+
+class WriteBatch:
+    """Changes that go to the store in one transaction. A job, or an attempt, changes at most once in a batch.
+
+    Args:
+        store: Where they go.
+        fence: Token of the scheduler's lease.
+        errors: Counts jobs whose changes the store refuses.
+    """
+
+    def __init__(self, store: Store, fence: int, errors: JobErrors) -> None:
+        self.changes = Changes()
+        self._store, self._fence, self._errors = store, fence, errors
+
+    def add_event(self, event: NewEvent, out_of_service: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Store an event, and take nodes out of service, with the other changes."""
+        self.changes.events.append(event)
+        self.changes.out_of_service |= out_of_service
+
+    def write(self, now_s: float) -> list[JobRow]:
+        """Write the batch, and return the jobs whose starts were refused, as no one requests them any more.
+
+        Raises:
+            FencedError: If another scheduler has taken over.
+            StaleWriteError: If the copy of the store is old.
+            TakenError: If a GPU is reserved that is free here.
+            StoreRefusesError: If the store refuses the changes of any job.
+            SpoiledError: If changes of some jobs could not be written; those of all others are.
+        """
+        if not self.changes:
+            return []
+        changes, self.changes = self.changes, Changes()
+
+        def put(tx: Connection, part: Changes) -> set[str]:
+            return write_changes(tx, self._fence, part, at_s=now_s, writer=SCHEDULER_WRITER)
+
+        try:
+            refused = self._store.write(lambda tx: put(tx, changes))
+        except OF_NO_JOB:
+            raise
+        except Exception as error:
+            self.write_by_job(changes.by_job(), put, error, now_s)
+            raise SpoiledError from error
+        self._errors.forget(changes.advanced_jobs())
+        return [opened.job for opened in changes.opened if opened.job.id in refused]
+
+    def write_by_job(
+        self, parts: Mapping[str | None, PartT], put: Callable[[Connection, PartT], object], whole: Exception,
+        now_s: float,
+    ) -> None:  # fmt: skip
+        """Write job by job what could not be written together, so that only the faulty parts are refused.
+
+        Args:
+            parts: By job; under None what concerns no job.
+            put: Writes one of them.
+            whole: Why they could not be written together.
+            now_s: The present.
+
+        Raises:
+            Exception: `whole`, if the store does not take what concerns no job.
+            StoreRefusesError: If it would refuse another job's changes too: then no job is at fault.
+            StoreError: As in `write`.
+        """
+        refused = dict[str | None, Exception]()
+        try:
+            try_out(self._store, self._fence, now_s, SCHEDULER_WRITER)
+        except OF_NO_JOB:
+            raise
+        except Exception as error:
+            raise StoreRefusesError(f"the store refuses all changes: {words_of(error)}") from error
+        for job, part in parts.items():
+            try:
+                self._store.write(lambda tx, part=part: put(tx, part))  # type: ignore[misc]
+            except OF_NO_JOB:
+                raise
+            except Exception as error:
+                refused[job] = error
+        for job, refusal in refused.items():
+            if job is not None:
+                self._errors.charge(job, refusal, now_s)
+        if None in refused:
+            raise whole
 
 
 class StateCache:
-    """A copy of the store under one token. Whoever finds that it is old reads a new one.
-
-    What changes is changed in the copy at once, and in the store with `write`: all that has changed since the last
-    one, in one transaction. A job, or an attempt, changes once between two of them at most.
+    """The state of the leading scheduler under one lease token; it is dropped and read again when it is out of date.
 
     Args:
         parts: What the scheduler works with.
         fence: Token of its lease.
-        errors: What went wrong with single jobs so far.
+        errors: Errors of single jobs so far.
+
+    Attributes:
+        table: Open jobs and their attempts.
+        mirror: The cluster as arrays.
+        batch: Changes that are not yet in the store.
+        health: Of the cluster's GPUs and nodes, as jobs are placed by it.
+        is_incomplete: The mirror lacks what the store has; the state is read again after this cycle.
+        gpus_freed: GPUs were freed since this was last reset.
+        launches: Attempts whose last launch failed.
+        cancelled: Attempts that the backend was asked to stop, by name.
+        cancelled_s: When it first was, by a monotonic clock.
+        close_after_s: When the cleanup of an attempt is tried again, by name.
+        polled: Jobs whose attempts were polled since there last was time for all of them, with whose turn that was.
     """
 
     def __init__(self, parts: Parts, fence: int, errors: JobErrors) -> None:
         self.parts, self.fence, self.errors, self.health = parts, fence, errors, parts.monitor.health
-        self._changes = Changes()
         now_s = parts.now_s()
         with parts.store.read() as tx:
             self._seq = last_complete_seq(tx)
             (rows, unreadable), (attempts, torn) = open_jobs_apart(tx), unclosed_attempts_apart(tx)
             (count, sum_s), held = sum_of_estimates(tx), held_gpus(tx)
             past, turns = read_fault_history(tx, now_s), user_turns(tx)
-        self.unreadable = dict[str, str]()  # why, by the ids of jobs that are to be held for it
-        self._pass_over(unreadable)
         for (job, number), why in torn.items():
             log.error("attempt %d of job %s cannot be read, its GPUs stay held: %s", number, job, why)
-        self.jobs: dict[str, JobRow] = {row.id: row for row in rows}  # in no final state, in order of submission
-        self.attempts: dict[str, AttemptRow] = {row.job_id: row for row in attempts}  # the last of each job, not closed
-        self.left = [row for row in attempts if self.attempts[row.job_id] != row]  # earlier ones, only to be closed
-        errors.keep({*self.jobs, *self.attempts})
-        ready = [row for row in rows if row.id in self.attempts or not errors.rests(row.id, now_s)]
-        known = known_of(
-            ready, as_held(rows, self.attempts, held), parts.layout, (), now_s, parts.gpus_per_user,
-            lambda job: errors.about(job, now_s, lambda: None), turns,
+        self.table = table = JobTable(rows, attempts, unreadable)
+        self.batch = WriteBatch(parts.store, fence, errors)
+        errors.keep({*table.jobs, *table.attempts})
+        ready = [row for row in rows if row.id in table.attempts or not errors.is_resting(row.id, now_s)]
+        origin = origin_of(
+            ready, as_held(rows, table.attempts, held), parts.layout, (), now_s, parts.gpus_per_user,
+            lambda job: errors.isolated(job, now_s, lambda: None), turns,
         )  # fmt: skip
-        self.is_torn = False  # what stands in the arrays is less than what could
-        self.has_freed = False  # GPUs came free since somebody last set this back
-        out = [*self.health.faulty, *self.health.closed, *self._held_by_others(held, known)]
+        out = [*self.health.faulty, *self.health.closed, *self._held_by_others(held, origin)]
         waiting = {row.id for row in rows if row.state in (JobState.QUEUED, JobState.HELD)}
-        self.outside = waiting - set(known.queue)  # jobs that wait, but not in the queue of the cluster
-        new = [estimate_of(row) for row in rows if row.id in self.outside and not row.attempt]  # not let in yet
+        table.outside = waiting - set(origin.queue)
+        new = [estimate_of(row) for row in rows if row.id in table.outside and not row.attempt]  # not admitted yet
         estimates = (max(count - len(new), 0), max(sum_s - sum(new), 0.0))
-        self.mirror = ClusterMirror(
-            parts.site,
-            known._replace(estimates=estimates, down=out, beliefs=learned_from(parts.site, parts.layout, past)),
-        )
-        self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
-        self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
-        self.cancelled_s: dict[str, float] = {}  # when it first was, by a clock that nobody sets
-        self.launches = Launches()  # that failed
-        self.had_turn: dict[str, Whose] = {}  # jobs whose attempts were looked at since there last was time for all
-        self.close_after_s: dict[str, float] = {}  # when what an attempt left is removed again, by its name
-        self.ranked: set[str] = set()  # jobs in the cluster that were given another priority
-        self.unfit: set[str] = set()  # jobs outside that no GPUs in service could hold
-        self.set_aside_before: set[str] = set()  # those, and they keep what they have waited until they are in again
+        beliefs = learned_from(parts.site, parts.layout, past)
+        self.mirror = ClusterMirror(parts.site, origin._replace(estimates=estimates, down=out, beliefs=beliefs))
+        self.is_incomplete = False
+        self.gpus_freed = False
+        self.launches = FailedLaunches()
+        self.cancelled: set[str] = set()
+        self.cancelled_s: dict[str, float] = {}
+        self.close_after_s: dict[str, float] = {}
+        self.polled: dict[str, Whose] = {}
         self._moment_s = now_s - 1.0
         parts.placer.begin(self.mirror)
 
-    def _held_by_others(self, held: Iterable[ReservationRow], known: MirrorOrigin) -> list[int]:
-        """Return the GPUs that are reserved for what does not stand in the cluster's arrays: nobody gets them."""
-        seen, layout = {gpu for _, standing in known.jobs for gpu in standing.gpus}, self.parts.layout
-        return sorted({layout.number(it.node, it.gpu) for it in held} - seen)
+    def _held_by_others(self, held: Iterable[ReservationRow], origin: MirrorOrigin) -> list[int]:
+        """Return the reserved GPUs of jobs that the mirror does not have: no job gets them."""
+        mirrored, layout = {gpu for _, progress in origin.jobs for gpu in progress.gpus}, self.parts.layout
+        return sorted({layout.number(row.node, row.gpu) for row in held} - mirrored)
 
-    def _pass_over(self, unreadable: Mapping[str, str]) -> None:
-        for job, why in unreadable.items():
-            log.error("job %s cannot be read, and is passed over: %s", job, why)
-        self.unreadable |= unreadable
-
-    def about(
+    def isolated(
         self, job: str, now_s: float, *, spoils: bool = False, what: str = "handling", step: str = ""
     ) -> AbstractContextManager[None]:
-        """Hold what is done about one job: an error there that nobody foresaw holds up no other (job_errors.py).
+        """Isolate what is done about one job: an unforeseen error there holds up no other job (job_errors.py).
 
         Args:
             job: The job.
             now_s: The present.
-            spoils: Whether such an error leaves something half done that is seen neither in the changes to be written
-                nor in what the cluster's arrays were told.
+            spoils: Whether such an error leaves something half done that shows neither in the batch nor in the calls
+                of the mirror.
             what: Is done, in a word.
             step: Of that, if it is one that each job takes.
         """
-        return self.errors.about(job, now_s, self.mark, spoils=spoils, what=what, step=step)
+        return self.errors.isolated(job, now_s, self.mark, spoils=spoils, what=what, step=step)
 
     def mark(self) -> tuple[int, int]:
         """Return another value once anything has changed."""
-        return len(self._changes), self.mirror.changes
+        return len(self.batch.changes), self.mirror.changes
 
-    def happens(self, now_s: float) -> None:
-        """Let time pass in the cluster's arrays until now, once for all that happens now."""
+    def advance_mirror(self, now_s: float) -> None:
+        """Let time pass in the mirror until now, once for all that happens now."""
         if now_s != self._moment_s:
             self._moment_s = now_s
             self.mirror.begin(now_s)
 
-    def happened(self, now_s: float) -> bool:
-        """Say whether something happened now."""
+    def has_advanced(self, now_s: float) -> bool:
+        """Return whether something happened in the mirror now."""
         return now_s == self._moment_s
 
-    def keep_out(self, health: Health, now_s: float) -> None:
-        """Let jobs start on no GPU that is faulty or closed, and again on those that are so no more."""
+    def set_health(self, health: Health, now_s: float) -> None:
+        """Close GPUs that are faulty or out of service to jobs, and open those that are well again."""
         if health == self.health:
             return
-        self.happens(now_s)
-        self.unfit.clear()
+        self.advance_mirror(now_s)
+        self.table.unfit.clear()
         for was, now in ((self.health.faulty, health.faulty), (self.health.closed, health.closed)):
             for gpu in sorted(set(now) - set(was)):
                 self.mirror.take_out(gpu)
@@ -183,15 +348,15 @@ class StateCache:
         self.health = health
 
     def change_job(self, row: JobRow, now: JobState, cause: str, now_s: float, **columns: Unpack[JobColumns]) -> None:
-        """Let a job come into another state."""
+        """Change the state of a job."""
         change = JobChange(row.id, row.state, now, cause, columns)
-        self._changes.jobs.append(change)
-        self._keep(changed_job(row, change, now_s))
+        self.batch.changes.jobs.append(change)
+        self.table.keep_job(changed_job(row, change, now_s))
 
     def change_attempt(
         self, row: AttemptRow, now: AttemptState, cause: str, now_s: float, **columns: Unpack[AttemptColumns]
     ) -> None:
-        """Let an attempt come into another state."""
+        """Change the state of an attempt."""
         self._change(AttemptChange(row, now, row.contact, cause, columns), now_s)
 
     def set_contact(self, row: AttemptRow, contact: Contact, cause: str, now_s: float) -> None:
@@ -202,175 +367,84 @@ class StateCache:
         """Note what keeps an ended attempt from being closed."""
         self._change(AttemptChange(row, row.state, row.contact, "", {"cleanup_error": error}), now_s)
 
-    def tell(self, event: NewEvent, out_of_service: Mapping[str, str]) -> None:
-        """Store an event, and take nodes out of service, together with all else that changes now."""
-        self._changes.events.append(event)
-        self._changes.out_of_service |= out_of_service
-
     def _change(self, change: AttemptChange, now_s: float) -> None:
-        self._changes.attempts.append(change)
-        after = changed_attempt(change, now_s)
-        if change.row in self.left:
-            self.left.remove(change.row)
-            if after.state is not AttemptState.CLOSED:
-                self.left.append(after)
-        elif after.state is AttemptState.CLOSED:
-            del self.attempts[after.job_id]
-        else:
-            self.attempts[after.job_id] = after
+        self.batch.changes.attempts.append(change)
+        self.table.keep_attempt(change.row, changed_attempt(change, now_s))
 
-    def open(self, job: JobRow, opening: NewAttempt, cause: str, now_s: float) -> int:
-        """Start a job, and return the number of its attempt."""
+    def open_attempt(self, job: JobRow, attempt: NewAttempt, cause: str, now_s: float) -> int:
+        """Start a job: reserve the GPUs of its next attempt, and return the number of that."""
         turn = self.mirror.turn(job.id)
-        had = None if turn is None else UserTurn(job.owner, -turn.rank, *turn[2:])
-        opened = Opened(job, opening, cause, had)
-        if job.id in self.attempts:
-            self.left.append(self.attempts[job.id])
-        self._changes.opened.append(opened)
-        attempt = self.attempts[job.id] = opened_attempt(opened, now_s)
-        self._keep(opened_job(opened))
-        return attempt.number
+        user_turn = None if turn is None else UserTurn(job.owner, -turn.rank, *turn[2:])
+        opened = Opened(job, attempt, cause, user_turn)
+        row = opened_attempt(opened, now_s)
+        self.batch.changes.opened.append(opened)
+        self.table.open_attempt(row)
+        self.table.keep_job(opened_job(opened))
+        return row.number
 
-    def form_of(self, job: str) -> PlacementShape | None:
+    def shape_of(self, job: str) -> PlacementShape | None:
         """Return how the GPUs of an open job must lie on nodes, None if it takes any GPUs."""
-        return form_of(self.jobs[job])
-
-    def decided(self, decision: NewDecision) -> None:
-        """Store a decision."""
-        self._changes.decisions.append(decision)
+        return shape_of(self.table.jobs[job])
 
     def write(self, now_s: float) -> bool:
-        """Write all that has changed to the store; return whether a start was refused, and its GPUs are free again.
+        """Write the batch; return whether a start was refused, and its GPUs are free again.
 
         Raises:
-            FencedError: If another scheduler has taken over.
-            StaleWriteError: If this copy is old.
-            TakenError: If a GPU is reserved that is free here.
-            StoreRefusesError: If the store refuses the changes of any job.
+            StoreError: As `WriteBatch.write`.
             SpoiledError: If changes of some jobs could not be written; those of all others are.
         """
-        if not self._changes:
-            return False
-        changes, self._changes = self._changes, Changes()
-
-        def put(tx: Connection, part: Changes) -> set[str]:
-            return write_changes(tx, self.fence, part, at_s=now_s, writer=SCHEDULER_WRITER)
-
-        try:
-            refused = self.parts.store.write(lambda tx: put(tx, changes))
-        except OF_NO_JOB:
-            raise
-        except Exception as error:
-            self.write_apart(changes.by_job(), put, error, now_s)
-            raise SpoiledError from error
-        self.errors.forget(changes.come_further())
-        for opened in changes.opened:
-            if opened.job.id in refused:
-                self._take_back(opened.job)
+        refused = self.batch.write(now_s)
+        for job in refused:
+            self._undo_start(job)
         return bool(refused)
 
-    def write_apart(
-        self, parts: Mapping[str | None, PartT], put: Callable[[Connection, PartT], object], whole: Exception,
-        now_s: float,
-    ) -> None:  # fmt: skip
-        """Write what could not be written together job by job, so that only what is to blame is refused.
-
-        Args:
-            parts: By job; under None what concerns none.
-            put: Writes one of them.
-            whole: Why they could not be written together.
-            now_s: The present.
-
-        Raises:
-            Exception: `whole`, if the store does not take what concerns no job.
-            StoreRefusesError: If it would take no other job's changes either: no job is to blame.
-            StoreError: As in `write`.
-        """
-        refused = dict[str | None, Exception]()
-        try:
-            try_out(self.parts.store, self.fence, now_s, SCHEDULER_WRITER)
-        except OF_NO_JOB:
-            raise
-        except Exception as error:
-            raise StoreRefusesError(f"the store refuses all changes: {words_of(error)}") from error
-        for job, part in parts.items():
-            try:
-                self.parts.store.write(lambda tx, part=part: put(tx, part))  # type: ignore[misc]
-            except OF_NO_JOB:
-                raise
-            except Exception as error:
-                refused[job] = error
-        for job, refusal in refused.items():
-            if job is not None:
-                self.errors.blame(job, refusal, now_s)
-        if None in refused:
-            raise whole
-
-    def _take_back(self, job: JobRow) -> None:
-        """Undo the start of a job that its owner did not want any more when it was to be written."""
-        del self.attempts[job.id]
-        self._keep(job)
+    def _undo_start(self, job: JobRow) -> None:
+        """Undo the start of a job that its owner had cancelled or held before it was written."""
+        del self.table.attempts[job.id]
+        self.table.keep_job(job)
         self.mirror.stop(job.id, 0.0)
         self.mirror.withdraw(job.id)
-        self.mirror.begin(self.mirror.now_s)  # others may have its GPUs, whatever was decided about them
-        self.outside.add(job.id)
+        self.mirror.begin(self.mirror.now_s)  # other jobs may have its GPUs, whatever was decided about them
+        self.table.outside.add(job.id)
 
-    def _keep(self, row: JobRow) -> None:
-        """Keep a job as it stands, or drop it if it has ended."""
-        if row.state in FINAL:
-            self.jobs.pop(row.id, None)
-            self.outside.discard(row.id)
-        else:
-            self.jobs[row.id] = row
-
-    def stop(self, job: str, kept_s: float | None) -> JobColumns:
-        """Put a job that ran into the queue of the cluster; return where it stands then.
+    def requeue(self, job: str, kept_s: float | None) -> JobColumns:
+        """Move a job from its GPUs into the queue of the mirror; return its times for the store.
 
         Args:
             job: The job.
             kept_s: As `ClusterMirror.stop` takes it.
         """
         if not self.mirror.has(job):
-            self.is_torn = True  # its GPUs come back when the store is read anew
+            self.is_incomplete = True  # its GPUs come back when the store is read again
             return JobColumns()
         self.mirror.stop(job, kept_s)
-        back = self.mirror.standing(job)
+        back = self.mirror.progress(job)
         return JobColumns(
             saved_s=back.saved_s, guess_s=back.guess_s, wait_s=back.wait_s, entered_s=back.entered_s
         )  # fmt: skip
 
     def finish(self, job: str) -> None:
-        """End a job that ran."""
+        """Take a job that ran off its GPUs, and out of the mirror."""
         if self.mirror.has(job):
             self.mirror.finish(job)
         else:
-            self.is_torn = True
+            self.is_incomplete = True
 
-    def leave(self, job: str) -> None:
-        """Take a waiting job out of the queue of the cluster."""
+    def withdraw(self, job: str) -> None:
+        """Take a waiting job out of the queue of the mirror."""
         if self.mirror.has(job):
             self.mirror.withdraw(job)
-        self.outside.add(job)
+        self.table.outside.add(job)
 
     def set_aside(self, job: str) -> None:
         """Take a waiting job out of the queue that no GPUs in service could hold, until these have changed."""
-        self.leave(job)
-        for jobs in (self.unfit, self.set_aside_before):
+        self.withdraw(job)
+        for jobs in (self.table.unfit, self.table.kept_wait):
             jobs.add(job)
 
-    def follow(self) -> None:
-        """Take in what others wrote: new jobs, and what is wanted of old ones."""
+    def read_requests(self) -> None:
+        """Read what other writers stored: new jobs, and requests to cancel, hold, release or reprioritise old ones."""
         with self.parts.store.read() as tx:
-            told, self._seq = told_by_others(tx, self._seq)
-            rows, unreadable = jobs_apart(tx, told)
-        self._pass_over(unreadable)
-        for row in rows:
-            if row.state in FINAL:
-                continue
-            if row.id not in self.jobs:
-                self.outside.add(row.id)
-            elif row.id not in self.outside and row.priority != self.jobs[row.id].priority:
-                self.ranked.add(row.id)
-            self.jobs[row.id] = row
-            if row.state is JobState.QUEUED and row.desired is not Desired.RUN and row.id not in self.outside:
-                self.unwanted.add(row.id)
+            changed, self._seq = changed_by_others(tx, self._seq)
+            rows, unreadable = jobs_apart(tx, changed)
+        self.table.take_requests(rows, unreadable)

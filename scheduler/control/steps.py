@@ -1,4 +1,4 @@
-"""What is done about jobs by the steps that they tell of: a hung one is tried again, a slow one moves.
+"""Jobs judged by their step times: a hung job is retried, a slow one moves.
 
 Source: SPEC K2, K4, K5; docs/steps.md.
 """
@@ -17,7 +17,7 @@ from ..mirror.vacant_seats import GAIN, best_step_s
 from ..model.job import SCHEDULER_WRITER, NewEvent
 from ..model.job_spec import Watching, stored_or_usual
 from ..model.states import AfterStop, AttemptState, Contact, JobState, Run, Status
-from ..rules.attempts import LastLook, StopReason
+from ..rules.attempts import LastReport, StopReason
 from ..store.attempts import AttemptRow, CheckpointRow, checkpoints_of, register
 from ..store.events import append_all, last_such_s
 from ..store.leases import check_fence
@@ -38,7 +38,7 @@ SLOW_NODE = "slow: "  # begins the reason why such a node is out of service
 
 @dataclass(slots=True)
 class _Notes:
-    """What is to be written of one look."""
+    """What is to be written of one cycle."""
 
     events: list[NewEvent] = field(default_factory=list)
     saved: list[CheckpointRow] = field(default_factory=list)
@@ -53,49 +53,49 @@ class _Notes:
         return parts
 
 
-def judge_steps(
+def check_step_times(
     cache: StateCache,
     names: Mapping[str, str],
     statuses: Mapping[str, Status],
     cut_off: Collection[str | None],
     now_s: float,
 ) -> dict[str, StopReason]:
-    """Take in what running jobs have told, write down what follows, and return those that are not to run on.
+    """Read the step times that running jobs report, record what follows, and return why some must stop.
 
     Args:
         cache: What the scheduler knows.
         names: What the backend knows each job's attempt by.
-        statuses: What it says of them.
+        statuses: Their status there.
         cut_off: Jobs with a node that is down.
         now_s: The present.
 
     Raises:
-        StoreError: If it cannot be written down.
+        StoreError: If the store cannot be written.
     """
     steps = cache.parts.monitor.steps
     if not steps.can_tell:
         return {}
     running = [
-        _as_running(cache, cache.attempts[job], name, frozenset(end.rank for end in statuses[name].ends))
+        _as_running(cache, cache.table.attempts[job], name, frozenset(end.rank for end in statuses[name].ends))
         for job, name in names.items()
-        if job not in cut_off and _runs(cache, cache.attempts[job], statuses.get(name))
+        if job not in cut_off and _runs(cache, cache.table.attempts[job], statuses.get(name))
     ]
-    going = {name for job, name in names.items() if cache.attempts[job].state is AttemptState.RUNNING}
-    found = steps.look(running, going, partial(_watching_of, cache), now_s, partial(cache.about, now_s=now_s))
+    going = {name for job, name in names.items() if cache.table.attempts[job].state is AttemptState.RUNNING}
+    found = steps.look(running, going, partial(_watching_of, cache), now_s, partial(cache.isolated, now_s=now_s))
     _record(cache, now_s)
     if not any(found):
         return {}
     notes, verdicts = _Notes(), dict[str, StopReason]()
-    for job, name in names.items():  # one that has ended meanwhile had a last look
-        with cache.about(job, now_s):
-            notes.saved += _rows(cache.attempts[job], found.saved.get(name, ()), now_s)
+    for job, name in names.items():  # of one that has ended meanwhile the last report was read
+        with cache.isolated(job, now_s):
+            notes.saved += _rows(cache.table.attempts[job], found.saved.get(name, ()), now_s)
     for job, hang in found.hangs.items():
-        with cache.about(job, now_s):
+        with cache.isolated(job, now_s):
             cause = _words_on_hang(hang)
-            event = _event(cache.attempts[job], SlowWord.HUNG, cause, now_s)
+            event = _event(cache.table.attempts[job], SlowWord.HUNG, cause, now_s)
             verdicts[job] = StopReason(cause, AfterStop.HUNG, event)
     for job, stragglers in found.stragglers.items():
-        notes.events += [_on_straggler(cache.attempts[job], it, now_s) for it in stragglers]
+        notes.events += [_on_straggler(cache.table.attempts[job], it, now_s) for it in stragglers]
     _judge_slow(cache, found, notes, verdicts, now_s)
     _write(cache, notes, now_s)
     steps.written()
@@ -119,11 +119,11 @@ def _record(cache: StateCache, now_s: float) -> None:
     steps.recorded()
 
 
-def take_last_look(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> LastLook:
-    """Take in what an attempt that has ended told at last, and return how far it came by what it told.
+def read_last_report(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> LastReport:
+    """Read the last steps and checkpoints that an ended attempt reported, and return how far it came.
 
     Raises:
-        StoreError: If it cannot be written down.
+        StoreError: If the store cannot be written.
     """
     end = cache.parts.monitor.steps.end(_as_running(cache, row, name, frozenset()))
     _write(cache, _Notes(saved=_rows(row, end.saved, now_s)), now_s)
@@ -131,10 +131,10 @@ def take_last_look(cache: StateCache, row: AttemptRow, name: str, now_s: float) 
         kept = checkpoints_of(tx, row.job_id)
     mine = max((it.step for it in kept if it.number == row.number), default=-1)
     before = [it.step for it in kept if it.number < row.number]  # the first is what it began with
-    return LastLook(
+    return LastReport(
         came_further=end.came_further or mine > max(before[:1], default=-1),
         saved_more=mine > max(before, default=-1),
-        tells=end.step is not None or mine >= 0,
+        has_reported=end.step is not None or mine >= 0,
         step=end.step,
     )
 
@@ -150,7 +150,7 @@ def _as_running(cache: StateCache, row: AttemptRow, name: str, ended: frozenset[
 
 
 def _watching_of(cache: StateCache, job: str) -> Watching:
-    return stored_or_usual(cache.jobs[job].spec).health.watching()
+    return stored_or_usual(cache.table.jobs[job].spec).health.watching()
 
 
 def _rows(row: AttemptRow, saved: Sequence[Saved], now_s: float) -> list[CheckpointRow]:
@@ -162,7 +162,7 @@ def _judge_slow(
 ) -> None:  # fmt: skip
     if found.shared:
         text = (
-            f"{len(found.shared)} jobs became slow within a minute: none of them is moved; look at what they share, "
+            f"{len(found.shared)} jobs became slow within a minute: none of them is moved; check what they share, "
             "such as storage and switches"
         )
         notes.events.append(
@@ -171,23 +171,23 @@ def _judge_slow(
             )
         )
     for job in found.steady:
-        notes.events.append(_event(cache.attempts[job], SlowWord.STEADY, "steps take as long as they did", now_s))
+        notes.events.append(_event(cache.table.attempts[job], SlowWord.STEADY, "steps take as long as they did", now_s))
     for job, slow in found.slow.items():
-        with cache.about(job, now_s):
+        with cache.isolated(job, now_s):
             _judge_one(cache, job, slow, notes, verdicts, now_s)
 
 
 def _judge_one(
     cache: StateCache, job: str, slow: Slow, notes: _Notes, verdicts: dict[str, StopReason], now_s: float
 ) -> None:  # fmt: skip
-    row = cache.attempts[job]
+    row = cache.table.attempts[job]
     against = _against_moving(cache, row, slow, verdicts, now_s)
     if slow.slowness.checks == CHECKS:
         notes.events.append(_event(row, SlowWord.SLOW, _words_on(slow, against), now_s, slow))
     if not against and job not in verdicts:
         cause = f"slow on {', '.join(sorted(slow.nodes))}, moved"
         event = _event(row, SlowWord.MOVED, cause, now_s, slow)
-        nodes = dict.fromkeys(slow.nodes, f"{SLOW_NODE}job {job} told so")
+        nodes = dict.fromkeys(slow.nodes, f"{SLOW_NODE}job {job} reported so")
         verdicts[job] = StopReason(cause, AfterStop.RELOCATE, event, nodes)
 
 
@@ -195,16 +195,18 @@ def _against_moving(
     cache: StateCache, row: AttemptRow, slow: Slow, verdicts: Mapping[str, StopReason], now_s: float
 ) -> str:  # fmt: skip
     """Return why a slow job is not moved, "" if it is."""
-    job, told = cache.jobs[row.job_id], slow.slowness
+    job, slowness = cache.table.jobs[row.job_id], slow.slowness
     if slow.is_shared:
         return "many became slow with it"
     if not slow.nodes:
         return "no node of it is known to be slow"
-    if told.checks > CHECKS + TRIED_FOR_S / CHECK_S:
+    if slowness.checks > CHECKS + TRIED_FOR_S / CHECK_S:
         return "nothing better came in time"
     if now_s - row.contact_since_s < IN_CONTACT_S:
         return "it was out of reach a short while ago"
-    waiting = (it for it in cache.jobs.values() if it.state is JobState.QUEUED and it.id not in cache.outside)
+    waiting = (
+        it for it in cache.table.jobs.values() if it.state is JobState.QUEUED and it.id not in cache.table.outside
+    )
     if any((it.priority, goes_first(it)) >= (job.priority, True) for it in waiting):
         return "a job that goes before it waits"
     if any(it.after is AfterStop.RELOCATE for it in verdicts.values()):
@@ -214,19 +216,19 @@ def _against_moving(
 
 def _against_leaving(cache: StateCache, row: AttemptRow, slow: Slow, now_s: float) -> str:
     """Return why a slow job would not gain by other GPUs, "" if it would."""
-    mirror, layout, told = cache.mirror, cache.parts.layout, slow.slowness
+    mirror, layout, slowness = cache.mirror, cache.parts.layout, slow.slowness
     slow_gpus = [layout.number(node, gpu) for node in slow.nodes for gpu in range(layout.nodes[node])]
-    step_s = best_step_s(mirror, layout.numbers(row.placement), slow_gpus, told.usual_s, cache.form_of(row.job_id))
-    if step_s > GAIN * told.present_s:
+    step_s = best_step_s(mirror, layout.numbers(row.placement), slow_gpus, slowness.usual_s, cache.shape_of(row.job_id))
+    if step_s > GAIN * slowness.present_s:
         return "no other GPUs would do better"
     with cache.parts.store.read() as tx:
         kept_s = [it.at_s for it in checkpoints_of(tx, row.job_id, 1) if it.number == row.number]
-    standing = mirror.standing(row.job_id)
+    standing = mirror.progress(row.job_id)
     ran_s = now_s - standing.start_s
-    # Whoever has outlived its estimate is expected to run for as long again.
+    # A job that has outlived its estimate is expected to run for as long again.
     left_s = max(standing.guess_s * standing.slowdown - ran_s, 0.0) or ran_s
     lost_s = now_s - max([standing.start_s, *kept_s])
-    return "it would lose more than it gains" if lost_s >= (1.0 - step_s / told.present_s) * left_s else ""
+    return "it would lose more than it gains" if lost_s >= (1.0 - step_s / slowness.present_s) * left_s else ""
 
 
 def _against_setting_aside(cache: StateCache, row: AttemptRow, slow: Slow, now_s: float) -> str:
@@ -259,7 +261,7 @@ def _write(cache: StateCache, notes: _Notes, now_s: float) -> None:
     except OF_NO_JOB:
         raise
     except Exception as error:
-        cache.write_apart(notes.by_job(), put, error, now_s)
+        cache.batch.write_by_job(notes.by_job(), put, error, now_s)
         cache.parts.monitor.steps.written()
         raise SpoiledError from error
 
@@ -267,20 +269,21 @@ def _write(cache: StateCache, notes: _Notes, now_s: float) -> None:
 def _event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slow | None = None) -> NewEvent:
     data = None
     if slow is not None:
-        told = slow.slowness
+        slowness = slow.slowness
         data = {
-            "since_s": told.since_s, "usual_s": told.usual_s, "present_s": told.present_s, "nodes": sorted(slow.nodes)
+            "since_s": slowness.since_s, "usual_s": slowness.usual_s, "present_s": slowness.present_s,
+            "nodes": sorted(slow.nodes)
         }  # fmt: skip
     return NewEvent(HEALTH, SCHEDULER_WRITER, now_s, row.job_id, row.number, now=word.value, cause=cause, data=data)
 
 
 def _on_straggler(row: AttemptRow, it: Straggling, now_s: float) -> NewEvent:
-    told = it.straggler
+    straggler = it.straggler
     cause = (
-        f"rank {told.rank} on {it.node} computes for {told.compute_s:.3g} s in each step, and half of the others for "
-        f"{told.others_s:.3g} s or less: all wait for it"
+        f"rank {straggler.rank} on {it.node} computes for {straggler.compute_s:.3g} s in each step, and half of the "
+        f"others for {straggler.others_s:.3g} s or less: all wait for it"
     )
-    data = {"node": it.node, **told._asdict()}
+    data = {"node": it.node, **straggler._asdict()}
     return _event(row, SlowWord.STRAGGLER, cause, now_s)._replace(data=data)
 
 
@@ -292,9 +295,10 @@ def _words_on_hang(hang: Hang) -> str:
 
 
 def _words_on(slow: Slow, against: str) -> str:
-    told = slow.slowness
+    slowness = slow.slowness
     where = f" on {', '.join(sorted(slow.nodes))}" if slow.nodes else ""
-    what = f"steps take {told.present_s:.3g} s instead of {told.usual_s:.3g} s since {_clock(told.since_s)}{where}"
+    since = f"since {_clock(slowness.since_s)}{where}"
+    what = f"steps take {slowness.present_s:.3g} s instead of {slowness.usual_s:.3g} s {since}"
     return f"{what}; not moved: {against}" if against else what
 
 

@@ -1,7 +1,7 @@
 """Attempts that the backend has and the store does not, as after the restore of an older store.
 
-Their GPUs count as free in the store, so no job starts there until they are proven gone, or until an operator says so.
-One that is the next attempt of a job that waits is taken up as if this scheduler had just opened it.
+Their GPUs count as free in the store, so no job starts there until they are proven gone, or until an operator
+releases them. One that is the next attempt of a job that waits is adopted, as if this scheduler had just opened it.
 
 Source: SPEC K6; docs/operate.md.
 """
@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from ...cluster.files.errors import BackendError, InputError, words_of
 from ...cluster.model.placement import Placement
 from ..backends.protocol import Attempt, call_backend
-from ..model.job import JobRow, NewEvent
+from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent
 from ..model.states import AttemptState, Desired, JobState
 from ..store.attempts import NewAttempt, get_attempt
 from ..store.engines import StaleWriteError, TakenError
@@ -30,12 +30,11 @@ from .state_cache import Parts
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_EVENT = "stranger"  # kind of events
+UNKNOWN_EVENT = "unknown-attempt"  # kind of events
 FOUND, GONE, DISREGARDED = "found", "gone", "disregarded"
 END = "end"
-WRITER = "scheduler"
 CHECK_UNKNOWN_S, LIST_AGAIN_S = 1.0, 5.0
-# Everybody reads it whose job waits: what the backend said may name other people's jobs.
+# Owners of waiting jobs read this: the backend's error may name other users' jobs.
 NOT_KNOWN = "nothing starts, as it is not known which attempts run; the scheduler's log says why"
 NOT_KNOWN_WHERE = "nothing starts, as it is not known on which GPUs an attempt runs; `longshore store unknown` lists it"
 
@@ -45,7 +44,7 @@ class UnknownAttempt(NamedTuple):
 
     name: str
     job: str
-    placement: Placement  # none where nobody knows its GPUs
+    placement: Placement  # empty if its GPUs are not known
     found_s: float  # Unix time
 
 
@@ -54,18 +53,18 @@ class UnknownAttempts:
 
     Args:
         parts: What the scheduler works with.
-        look_s: Between two looks at them.
-        find_again_s: After which the backend is asked again that could not tell them.
+        check_s: Between two checks of them.
+        list_again_s: After which a backend that failed to list them is asked again.
     """
 
-    def __init__(self, parts: Parts, *, look_s: float = CHECK_UNKNOWN_S, find_again_s: float = LIST_AGAIN_S) -> None:
-        self._parts, self._look_s, self._find_again_s = parts, look_s, find_again_s
+    def __init__(self, parts: Parts, *, check_s: float = CHECK_UNKNOWN_S, list_again_s: float = LIST_AGAIN_S) -> None:
+        self._parts, self._check_s, self._list_again_s = parts, check_s, list_again_s
         self._backend = parts.backend if parts.backend.capabilities.lists_attempts else None
-        self._fence: int | None = None  # of the lease under which they were looked for
-        self._is_waiting = False  # for the backend to tell them
-        self._again_s = self._looked_s = float("-inf")
+        self._fence: int | None = None  # of the lease under which they were listed
+        self._is_waiting = False  # for the backend to list them
+        self._again_s = self._checked_s = float("-inf")
         self._found: dict[str, UnknownAttempt] = {}
-        self._wishes: dict[str, str] = {}  # END or DISREGARDED, by name; other threads write here
+        self._requests: dict[str, str] = {}  # END or DISREGARDED, by name; other threads write here
 
     @property
     def known(self) -> list[UnknownAttempt]:
@@ -73,10 +72,10 @@ class UnknownAttempts:
         return sorted(self._found.values())
 
     def are_known(self, fence: int) -> bool:
-        """Say whether all were found under a lease; until then nobody knows which GPUs are free."""
+        """Return whether all were listed under a lease; until then it is not known which GPUs are free."""
         return self._backend is None or fence == self._fence
 
-    def against_starts(self, fence: int) -> str:
+    def why_no_starts(self, fence: int) -> str:
         """Return why no job may start under a lease, "" if jobs may."""
         if not self.are_known(fence):
             return NOT_KNOWN
@@ -84,24 +83,24 @@ class UnknownAttempts:
 
     @property
     def are_due(self) -> bool:
-        """Whether they could not be told, and it is time to look again; then the store is to be read anew."""
+        """Whether the backend could not list them and it is time to ask again; then the store is read again too."""
         return self._is_waiting and time.monotonic() >= self._again_s
 
     def end(self, name: str) -> bool:
-        """Ask for the end of one, and say whether it is known; any thread may call it."""
-        return self._wish(name, END)
+        """Ask for the end of one, and return whether it is known; any thread may call it."""
+        return self._request(name, END)
 
     def disregard(self, name: str) -> bool:
-        """Give its GPUs away though it is not proven gone, and say whether it is known; any thread may call it."""
-        return self._wish(name, DISREGARDED)
+        """Free its GPUs though it is not proven gone, and return whether it is known; any thread may call it."""
+        return self._request(name, DISREGARDED)
 
-    def _wish(self, name: str, wish: str) -> bool:
+    def _request(self, name: str, request: str) -> bool:
         if name in self._found:
-            self._wishes[name] = wish
+            self._requests[name] = request
         return name in self._found
 
-    def find(self, fence: int) -> None:
-        """Look for them once under each lease, before the store is read.
+    def list_at_backend(self, fence: int) -> None:
+        """List them at the backend, once under each lease, before the store is read.
 
         Raises:
             FencedError: If another scheduler has taken over.
@@ -111,7 +110,7 @@ class UnknownAttempts:
         try:
             remembered = call_backend(self._backend.launched)
         except BackendError as error:
-            self._is_waiting, self._again_s = True, time.monotonic() + self._find_again_s
+            self._is_waiting, self._again_s = True, time.monotonic() + self._list_again_s
             log.warning("nothing starts, as it is not known which attempts run: %s", error)
             return
         self._is_waiting = False
@@ -122,33 +121,33 @@ class UnknownAttempts:
                     self._take_in(fence, name, attempt, placement)
             except OF_NO_JOB:
                 raise
-            except Exception as error:  # whatever it says of itself, its name is known, and all others are found
-                log.error("%s cannot be taken in: %s", name, words_of(error), exc_info=error)
+            except Exception as error:  # the name is known, and the others are still listed
+                log.error("%s cannot be read: %s", name, words_of(error), exc_info=error)
                 self._found[name] = UnknownAttempt(name, attempt.job, (), self._parts.now_s())
         self._fence = fence
 
-    def look(self, fence: int, now_s: float) -> tuple[int, ...]:
+    def resolve(self, fence: int, now_s: float) -> tuple[int, ...]:
         """Return the GPUs on which none may start for their sake, ascending.
 
         Raises:
             FencedError: If another scheduler has taken over.
         """
-        if self._found and time.monotonic() - self._looked_s >= self._look_s:
-            self._looked_s = time.monotonic()
+        if self._found and time.monotonic() - self._checked_s >= self._check_s:
+            self._checked_s = time.monotonic()
             for unknown in self.known:
                 self._follow(unknown, fence, now_s)
         return tuple(sorted({gpu for it in self._found.values() for gpu in self._numbers(it.placement)}))
 
     def _follow(self, unknown: UnknownAttempt, fence: int, now_s: float) -> None:
-        wish = self._wishes.get(unknown.name, "")  # it stays until it has come true
-        if wish == END:
+        request = self._requests.get(unknown.name, "")  # it stays until it is done
+        if request == END:
             self._end(unknown.name)
-        over = GONE if self._is_gone(unknown.name) else DISREGARDED if wish == DISREGARDED else ""
+        over = GONE if self._is_gone(unknown.name) else DISREGARDED if request == DISREGARDED else ""
         if over:
-            words = "its GPUs are free" if over == GONE else "its GPUs are given away, as an operator says"
+            words = "its GPUs are free" if over == GONE else "its GPUs are free by an operator's request"
             self._tell(fence, unknown._replace(found_s=now_s), over, f"{unknown.name} is {over}: {words}")
             del self._found[unknown.name]
-            self._wishes.pop(unknown.name, None)
+            self._requests.pop(unknown.name, None)
 
     def _end(self, name: str) -> None:
         try:
@@ -200,7 +199,7 @@ class UnknownAttempts:
         try:
             self._parts.layout.numbers(placement)  # of a cluster file that has them
             refused = self._parts.store.write(
-                lambda tx: write_changes(tx, fence, changes, at_s=now_s, writer=WRITER)
+                lambda tx: write_changes(tx, fence, changes, at_s=now_s, writer=SCHEDULER_WRITER)
             )  # fmt: skip
         except (TakenError, StaleWriteError, InputError):
             return False
@@ -216,20 +215,20 @@ class UnknownAttempts:
 
     def _tell(self, fence: int, unknown: UnknownAttempt, now: str, cause: str) -> None:
         shares = [{"node": share.node, "gpus": list(share.gpus)} for share in unknown.placement]
-        told = NewEvent(
-            UNKNOWN_EVENT, WRITER, unknown.found_s, now=now, fence=fence, cause=cause,
+        event = NewEvent(
+            UNKNOWN_EVENT, SCHEDULER_WRITER, unknown.found_s, now=now, fence=fence, cause=cause,
             data={"attempt": unknown.name, "placement": shares},
         )  # fmt: skip
 
         def write(tx: Connection) -> None:
             check_fence(tx, fence)
-            append(tx, told)
+            append(tx, event)
 
         self._parts.store.write(write)
         log.warning("%s", cause)  # once it is stored: what cannot be written down is no line of a log either
 
 
 def _is_next(job: JobRow, attempt: Attempt, placement: Placement) -> bool:
-    """Say whether a job that waits would open just this attempt next."""
+    """Return whether a job that waits would open just this attempt next."""
     waits = job.state is JobState.QUEUED and job.desired is Desired.RUN and attempt.number == job.attempt + 1
     return waits and sum(len(share.gpus) for share in placement) == job.gpus

@@ -259,7 +259,7 @@ class Monitor:
         try:
             seen = {node.name: node for node in self._backend.observe()}
         except BackendError as error:
-            if told := self._repeats.told(str(error), time.monotonic()):
+            if told := self._repeats.message(str(error), time.monotonic()):
                 log.warning("nodes cannot be seen: %s", told)
         else:
             self._repeats.end()

@@ -1,4 +1,4 @@
-"""A real cluster as the arrays that policies see: the state of a simulation, to which somebody says what happens."""
+"""A real cluster as the arrays that policies read: the state of a simulation to which real events are applied."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -73,7 +73,7 @@ class ClusterMirror:
         self._lines: dict[tuple[str, int], int] = {}  # by user and rank, where users take turns
         state = self.sim.state
         state.now_s[ROW], state.moment[ROW] = known.now_s, 0
-        state.source_count[ROW] = 0  # reality says what fails, and when
+        state.source_count[ROW] = 0  # the real cluster decides what fails, and when
         state.observed_s[ROW] = known.now_s if self.site.rules.estimated_hazards else 0.0
         journal, self.journal = self.journal, None  # who follows does the same by itself
         for gpu in known.down:
@@ -113,7 +113,7 @@ class ClusterMirror:
         return self._lines.setdefault((user, rank), len(self._lines)) if self._takes_turns else 0
 
     def _lacks_line(self, user: str, rank: int) -> bool:
-        """Say whether there is no line for a user's jobs of a rank, and no room for one."""
+        """Return whether there is no line for a user's jobs of a rank, and no room for one."""
         return self._takes_turns and len(self._lines) == self.room and (user, rank) not in self._lines
 
     @property
@@ -123,7 +123,7 @@ class ClusterMirror:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next job needs slots to be taken back, for which all is taken up anew."""
+        """Whether the next job needs slots to be reclaimed, for which the mirror is rebuilt."""
         return len(self._asked) == self.room
 
     @property
@@ -196,7 +196,8 @@ class ClusterMirror:
 
         Args:
             job: The job.
-            kept: How much of the time that it has run its checkpoints hold, in seconds; None if it told nothing, which
+            kept: How much of the time that it has run its checkpoints hold, in seconds; None if it reported nothing,
+            which
                 counts as a checkpoint in each interval of the cluster.
         """
         # A job may claim anything, and work without end would never be outlived by an estimate.
@@ -247,7 +248,7 @@ class ClusterMirror:
             state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 0, state.now_s[ROW]
 
     def hide(self, nodes: Sequence[int]) -> None:
-        """Let nobody be placed on these nodes until they are shown again; jobs on them go on."""
+        """Let no job be placed on these nodes until they are shown again; jobs on them run on."""
         self._note("hide", nodes)
         first_gpu = self.site.cluster.first_gpu
         for node in nodes:
@@ -260,7 +261,7 @@ class ClusterMirror:
         for node in nodes:
             first, after = first_gpu[node], first_gpu[node + 1]
             faults.bring_back(self.sim, ROW, first, after)
-            # Whoever took the cluster up while they were hidden knows them as out of service.
+            # A copy that was made while they were hidden knows them as out of service.
             state.source_failed[ROW, first:after] &= state.gpu_down[ROW, first:after] > 0
 
     def due(self) -> str | None:
@@ -268,7 +269,7 @@ class ClusterMirror:
         return self.current if engine.is_due(self.sim, ROW) else None
 
     def ages_by(self, now_s: float) -> bool:
-        """Say whether a waiting job has reached the ageing bound since the last moment."""
+        """Return whether a waiting job has reached the ageing bound since the last moment."""
         return bool(next_ageing_s(self.sim, ROW) <= now_s)
 
     @property
@@ -282,7 +283,7 @@ class ClusterMirror:
         return bool(engine.start(self.sim, ROW))
 
     def carry_out(self, job: str, gpus: Sequence[int]) -> bool:
-        """Start a job on GPUs that somebody chose; as `start`.
+        """Start a job on given GPUs; as `start`.
 
         Raises:
             PluginError: If the job may not start at this moment, or cannot start on these GPUs; nothing has changed.
@@ -302,14 +303,14 @@ class ClusterMirror:
 
     @property
     def rests(self) -> bool:
-        """Whether a policy has said at this moment that all jobs wait."""
+        """Whether a policy has decided at this moment that all jobs wait."""
         return bool(self.sim.state.rested[ROW] == self.sim.state.moment[ROW])
 
     def wait(self, *, rests: bool) -> None:
         """Let the next event pass instead of placing the current job; all jobs, if it `rests`.
 
         Raises:
-            PluginError: If nobody may wait at this moment.
+            PluginError: If no job may wait at this moment.
         """
         if not may_wait(self.sim, ROW):
             raise PluginError(f"job {self.current} may not wait at this moment")
@@ -320,7 +321,7 @@ class ClusterMirror:
         engine.wait(self.sim, ROW)
 
     def pass_over(self) -> None:
-        """Let others start before the job that is due, which no free GPUs suit at this moment, whoever may wait."""
+        """Let others start before the job that is due, which no free GPUs suit at this moment."""
         self._note("pass_over")
         if self.due() is not None:
             engine.wait(self.sim, ROW)
@@ -351,7 +352,7 @@ class ClusterMirror:
         slot = int(self.sim.state.gpu_job[ROW, gpu])
         return None if slot < 0 else self._asked[slot].job
 
-    def standing(self, job: str) -> JobProgress:
+    def progress(self, job: str) -> JobProgress:
         """Return what has happened to a job of the system."""
         slot, state = self._slot[job], self.sim.state
         values = {name: float(getattr(state, name)[ROW, slot]) for name in JOB_TIMES}
@@ -374,7 +375,7 @@ class ClusterMirror:
 
     def known(self) -> MirrorOrigin:
         """Return all that another object needs to go on from here."""
-        jobs = [(self._asked[slot], self.standing(job)) for job, slot in self._slot.items()]
+        jobs = [(self._asked[slot], self.progress(job)) for job, slot in self._slot.items()]
         state = self.sim.state
         down = np.repeat(np.arange(state.gpu_down.shape[1]), state.gpu_down[ROW]).tolist()
         estimates = int(state.estimated[ROW]), float(state.estimates_s[ROW])
@@ -412,7 +413,7 @@ class ClusterMirror:
         return self._slot[job]
 
     def has(self, job: str) -> bool:
-        """Say whether a job is in the system."""
+        """Return whether a job is in the system."""
         return job in self._slot
 
     def suits(self, job: str) -> NDArray[np.bool_]:
@@ -473,7 +474,7 @@ class ClusterMirror:
         for name in JOB_TIMES:
             getattr(state, name)[ROW, slot] = getattr(standing, name)
         if standing.gpus:
-            # Only a key of the heap: nobody knows when it ends, and what is expected follows from the estimate.
+            # Only a key of the heap: its end is not known, and the expected end follows from the estimate.
             state.end_s[ROW, slot] = standing.start_s + asked.estimate_s * standing.slowdown
             resume(self.sim, ROW, slot, np.array(standing.gpus, dtype=np.int32))
         return slot

@@ -1,7 +1,7 @@
-"""What happened between two decisions, as JSON: with it a decision can be met again exactly as it was.
+"""The journal of decisions: the calls of the mirror between two decisions, as JSON, so that decisions can be replayed.
 
-The decisions of one scheduler in their order are a past. The first holds where the cluster stood, each holds what
-happened since the one before, the decision itself last. They are numbered, so that a gap is noticed.
+The decisions of one scheduler in their order are one journal. The first record holds the cluster as it was; each holds
+the calls since the record before, the decision itself last. Records are numbered, so that a gap is noticed.
 
 Source: SPEC R9.
 """
@@ -20,19 +20,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
-from ...cluster.model.problem import OLDER_RULES, ORDERS, FaultProcess, Rules
+from ...cluster.model.problem import ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 from .standing import Beliefs, ClusterSite, JobProgress, JobRequest, MirrorCall, MirrorOrigin, QueueTurn, Spread
 
-_OLDER_ASKED = tuple[str, int, float, float, int, float, float]  # also of a job that takes every node
 _REQUEST = (
-    _OLDER_ASKED  # what is at its default is left out from the end
+    tuple[str, int, float, float, int, float, float]  # fields at their defaults are omitted from the end
     | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
     | tuple[str, int, float, float, int, float, float, tuple[int, ...], Spread]
     | tuple[str, int, float, float, int, float, float, tuple[int, ...], Spread | None, str]
 )
-_OLDER_STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
-_PROGRESS = _OLDER_STANDING | tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...], bool]
+_SHORT_PROGRESS = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
+_PROGRESS = _SHORT_PROGRESS | tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...], bool]
 _ORIGIN = tuple[float, list[tuple[_REQUEST, _PROGRESS]], list[str], list[int], tuple[int, float]]
 _FLOATS = tuple[float, ...]
 _BELIEFS = tuple[_FLOATS, _FLOATS, tuple[int, ...], _FLOATS, _FLOATS, _FLOATS, _FLOATS]
@@ -64,26 +63,25 @@ COMPRESSED_FROM = 4096  # bytes
 MAX_JOURNAL_BYTES = 1 << 30
 MAX_JOURNAL_GPUS = 1 << 31  # of a job
 MAX_TURN_NUMBER = 1 << 62
-NUMBERED_ORDERS = ("fifo", "easy", "easy-shortest", "shortest")  # as older versions stored them
 
 
 class JournalOpening(NamedTuple):
-    """What a past begins with."""
+    """What a journal begins with."""
 
     site: ClusterSite
     known: MirrorOrigin
 
 
 class JournalRecord(NamedTuple):
-    """What led to a decision, and what was decided."""
+    """The calls of the mirror up to a decision, and the decision."""
 
-    number: int  # in its past, from 0
+    number: int  # in its journal, from 0
     opening: JournalOpening | None  # of the first alone
     calls: Sequence[MirrorCall]  # the decision last
 
 
 def encode_opening(opening: JournalOpening) -> str:
-    """Return how a past begins, for `encode`; apart from it, for it takes long where there are many jobs."""
+    """Return the beginning of a journal, for `encode`; separate, as it takes long where there are many jobs."""
     learned = {} if opening.known.beliefs is None else {"beliefs": opening.known.beliefs}
     turns = {"turns": list(opening.known.turns)} if opening.known.turns else {}
     return _json({"site": _site(opening.site), "known": _known(opening.known), **learned, **turns})[1:-1] + ","
@@ -93,12 +91,12 @@ def encode(number: int, calls: Sequence[MirrorCall], opening: str = "") -> bytes
     """Return what is stored with a decision.
 
     Args:
-        number: Of the decision in its past.
-        calls: What happened since the one before, the decision itself last.
-        opening: Where it is the first, how the past begins.
+        number: Of the decision in its journal.
+        calls: Of the mirror since the decision before, the decision itself last.
+        opening: For the first decision, the beginning of the journal.
     """
     entries = [[method, *map(_plain, arguments)] for method, arguments in calls]
-    data = f"{{{opening}{_json({'n': number, 'told': entries})[1:]}".encode()
+    data = f"{{{opening}{_json({'number': number, 'calls': entries})[1:]}".encode()
     return zlib.compress(data, 1) if len(data) >= COMPRESSED_FROM else data
 
 
@@ -114,19 +112,19 @@ def to_json(data: bytes) -> dict[str, object]:
     return written
 
 
-class ForeignPastError(InputError):
-    """The past of a decision that another version stored, which told of what happened in other words."""
+class ForeignJournalError(InputError):
+    """A journal under an order regime that is not installed here."""
 
 
 def decode(written: Mapping[str, Any]) -> JournalRecord:
-    """Return what led to a decision from an object of JSON.
+    """Return the record of a decision from an object of JSON.
 
     Raises:
-        ForeignPastError: If it names something that happened by a name that is not known here.
-        InputError: If it is none.
+        ForeignJournalError: If its order regime is not installed here.
+        InputError: If it is no such record.
     """
     try:
-        calls = tuple(_call_of(entry[0], entry[1:]) for entry in written["told"])
+        calls = tuple(_call_of(entry[0], entry[1:]) for entry in written["calls"])
         opening = None
         if "site" in written:
             known = _read_known(written["known"])._replace(beliefs=_read_beliefs(written), turns=_read_turns(written))
@@ -134,9 +132,9 @@ def decode(written: Mapping[str, Any]) -> JournalRecord:
             _check_known(opening)
             _check_beliefs(opening)
             _check_turns(opening)
-        return JournalRecord(int(written["n"]), opening, calls)
+        return JournalRecord(int(written["number"]), opening, calls)
     except (ValidationError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise InputError(f"the past of a decision cannot be read: {str(error).splitlines()[0]}") from error
+        raise InputError(f"the journal of a decision cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _plain(argument: object) -> object:
@@ -145,16 +143,15 @@ def _plain(argument: object) -> object:
 
 def _fields(record: JobRequest | JobProgress) -> tuple[object, ...]:
     if isinstance(record, JobProgress):
-        stands: tuple[object, ...] = _PROGRESS_FIELDS(record)
-        return stands if record.came_back else stands[:-1]
-    told: tuple[object, ...] = _REQUEST_FIELDS(record)
-    usual = record.user == "", record.spread is None, not record.types
-    return told[: len(told) - next((number for number, it in enumerate(usual) if not it), len(usual))]
+        progress: tuple[object, ...] = _PROGRESS_FIELDS(record)
+        return progress if record.came_back else progress[:-1]
+    request: tuple[object, ...] = _REQUEST_FIELDS(record)
+    is_default = record.user == "", record.spread is None, not record.types  # from the last field back
+    omitted = next((number for number, default in enumerate(is_default) if not default), len(is_default))
+    return request[: len(request) - omitted]
 
 
 def _call_of(method: str, arguments: list[object]) -> MirrorCall:
-    if isinstance(method, str) and method not in _OF_METHOD:
-        raise ForeignPastError(f"another version stored what led to them, and tells of {shortened(method)}")
     values = _OF_METHOD[method].validate_python(tuple(arguments))
     if method == "submit":
         return MirrorCall(method, (_asked(values[0]),))
@@ -192,7 +189,7 @@ def _read_known(written: object) -> MirrorOrigin:
 
 
 def _read_beliefs(written: Mapping[str, Any]) -> Beliefs | None:
-    """Return what was learned of fault rates; None where nothing was, as in what older versions stored."""
+    """Return what was learned of fault rates, None if nothing was."""
     return Beliefs(*_BELIEFS_ADAPTER.validate_python(written["beliefs"])) if "beliefs" in written else None
 
 
@@ -230,8 +227,8 @@ def _site(site: ClusterSite) -> dict[str, object]:
 def _read_site(written: Mapping[str, Any]) -> ClusterSite:
     arrays = {name: _read_array(array) for name, array in written["cluster"].items()}
     cluster = Cluster(**arrays, suits=np.ones((1, arrays["speed"].size), dtype=np.int32))
-    told = {**OLDER_RULES, **written["rules"], "order": _order(written["rules"]["order"])}
-    rules = Rules(**{name: kind(told[name]) for name, kind in Rules.__annotations__.items()})
+    values = {**written["rules"], "order": _order(written["rules"]["order"])}
+    rules = Rules(**{name: kind(values[name]) for name, kind in Rules.__annotations__.items()})
     process = _read_process(written["process"])
     hazard_per_s = _read_array(written["hazard_per_s"])
     _check(cluster, hazard_per_s)
@@ -239,10 +236,10 @@ def _read_site(written: Mapping[str, Any]) -> ClusterSite:
 
 
 def _order(written: object) -> int:
-    """Return the number of an order regime, which was stored by its name, or by its number before there were others."""
-    name = NUMBERED_ORDERS[written] if isinstance(written, int) else str(written)
+    """Return the number of an order regime, which is stored by its name."""
+    name = str(written)
     if name not in ORDERS:
-        raise ForeignPastError(f"they follow the order regime {shortened(name)}, which no package registers here")
+        raise ForeignJournalError(f"they follow the order regime {shortened(name)}, which no package registers here")
     return ORDERS[name]
 
 
@@ -273,7 +270,7 @@ def _check(cluster: Cluster, hazard_per_s: NDArray[Any]) -> None:
 
 
 def _check_known(opening: JournalOpening) -> None:
-    """Refuse jobs and GPUs that cannot be: compiled code trusts them."""
+    """Refuse impossible jobs and GPUs: compiled code trusts them."""
     known, gpus = opening.known, opening.site.cluster.gpu_node.size
     held = [gpu for _, standing in known.jobs for gpu in standing.gpus]
     runs = {asked.job for asked, standing in known.jobs if standing.gpus}
@@ -291,7 +288,7 @@ def _check_known(opening: JournalOpening) -> None:
 
 
 def _check_beliefs(opening: JournalOpening) -> None:
-    """Refuse rates that nobody can have learned."""
+    """Refuse impossible fault rates."""
     beliefs, cluster = opening.known.beliefs, opening.site.cluster
     if beliefs is None:
         return

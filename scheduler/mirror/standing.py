@@ -46,7 +46,7 @@ class Spread(NamedTuple):
     tensor_bytes: float  # that a GPU sends to others of its tensor-parallel group
 
     def suits(self, gpus: int) -> bool:
-        """Say whether a job of so many GPUs can lie like this."""
+        """Return whether a job of this number of GPUs can lie like this."""
         figures = self[2:]
         degrees = self.pipeline * self.tensor if min(self[:2]) > 0 else 0
         return degrees > 0 and gpus % degrees == 0 and all(0.0 <= it < np.inf for it in figures)
@@ -117,7 +117,7 @@ class QueueTurn(NamedTuple):
 
 
 class MirrorOrigin(NamedTuple):
-    """A cluster at one moment, as it can be taken up again."""
+    """A cluster at one moment, from which a mirror begins."""
 
     now_s: float
     jobs: Sequence[tuple[JobRequest, JobProgress]] = ()  # in the order of submission
@@ -138,7 +138,7 @@ class MirrorCall(NamedTuple):
 
 
 class MirrorSnapshot(NamedTuple):
-    """All that a live cluster holds, to the bit; a copy that nobody else changes."""
+    """All that a live cluster holds, to the bit: an independent copy."""
 
     site: ClusterSite
     names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
@@ -161,8 +161,8 @@ class MirrorSnapshot(NamedTuple):
     def asked(self) -> list[JobRequest]:
         """Return what its jobs ask for, by slot."""
         users = {line: user for (user, _), line in self.lines.items()}
-        told = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
-        columns = [self.scenarios[name][0].tolist() for name in told]
+        names = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
+        columns = [self.scenarios[name][0].tolist() for name in names]
         types = [self.types[kind] for kind in self.scenarios["needs"][0]]
         spreads: list[Spread | None] = [None] * len(types)
         if self.has_plans:

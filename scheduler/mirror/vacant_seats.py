@@ -42,10 +42,10 @@ class RingGap(NamedTuple):
     nodes: Sequence[int]  # of the living members, in the order of the ring
     gap: int  # how many of them come before the seat
     seats: int  # the living ones, and those that are to be filled
-    compute_s: float  # the longest compute time of a living member, where no seat is empty; 0 if nobody knows
-    average_s: float  # average iteration time (SPEC F3); 0 if nobody knows
+    compute_s: float  # the longest compute time of a living member, where no seat is empty; 0 if unknown
+    average_s: float  # average iteration time (SPEC F3); 0 if unknown
     volume_bytes: float  # parameters as they are sent in an iteration
-    demand_flops: float  # of an iteration; nan if nobody has told it
+    demand_flops: float  # of an iteration; nan if unknown
     recorded_s: Mapping[int, float]  # mean compute time of the job by node type (SPEC F2), where no seat is empty
     share: float = 1.0  # of a batch that a member computes, by what it has where no seat is empty
 
@@ -58,7 +58,7 @@ class Free(NamedTuple):
 
 
 class Considered(NamedTuple):
-    """A candidate with its iteration times in seconds, inf if nobody can tell, and the bandwidths they rest on."""
+    """A candidate with its iteration times in seconds, inf if unknown, and the bandwidths they rest on."""
 
     gpu: int
     source_s: float  # T(x) of SPEC F6
@@ -71,14 +71,14 @@ class Considered(NamedTuple):
 class SeatChoice(NamedTuple):
     """Who takes a seat, and among whom."""
 
-    gpu: int  # -1 for nobody
+    gpu: int  # -1 for none
     considered: tuple[Considered, ...]
 
 
 def free_for(mirror: ClusterMirror, job: str, without: Collection[int] = ()) -> Free:
     """Return the free GPUs in service that suit a job: of each node the one of lowest hazard, then of lowest number.
 
-    The other GPUs of a node are no better, as the simulator has it too.
+    The other GPUs of a node are no better, as in the simulator.
 
     Args:
         mirror: The cluster.
@@ -123,7 +123,7 @@ def choose_for(
 def best_of(
     cluster: Cluster, ring: RingGap, free: Free, formula: int, most: int, measured: Measured = NO_MEASUREMENTS
 ) -> Iterator[int]:  # fmt: skip
-    """Yield the GPUs that would take the seat, each if there were none of those before it; at most so many."""
+    """Yield at most `most` GPUs that would take the seat, each if those before it were not there."""
     for _ in range(most):
         gpu = choose_for(cluster, ring, free, formula, measured).gpu
         if gpu < 0:
@@ -146,8 +146,8 @@ def without(free: Free, gpus: Collection[int]) -> Free:
 def bytes_per_s(cluster: Cluster, node: int, other: int, measured: Measured = NO_MEASUREMENTS) -> float:
     """Return the bandwidth between two nodes, or within one: as it was measured, or else by the cluster file."""
     reckoned = float(link_bytes_per_s(cluster, node, other))
-    told = measured.get((node, other))
-    return reckoned if told is None or node == other else believed_bytes_per_s(reckoned, told)
+    found = measured.get((node, other))
+    return reckoned if found is None or node == other else believed_bytes_per_s(reckoned, found)
 
 
 def vacancy_of(cluster: Cluster, ring: RingGap, measured: Measured = NO_MEASUREMENTS) -> Vacancy:
@@ -161,7 +161,7 @@ def vacancy_of(cluster: Cluster, ring: RingGap, measured: Measured = NO_MEASUREM
 def with_which_faster(cluster: Cluster, ring: RingGap, free: Free, measured: Measured = NO_MEASUREMENTS) -> Free:
     """Return the GPUs with which a ring would be faster that runs on its living members alone.
 
-    What nobody can tell speaks for a GPU.
+    An unknown time counts in favour of a GPU.
     """
     if not ring.compute_s > 0.0 or not ring.nodes or not free.gpus.size:
         return free
@@ -235,7 +235,7 @@ def fitted(
     Args:
         mirror: The cluster; nothing may be picked for the job yet.
         job: The job.
-        chosen: GPUs that somebody would take.
+        chosen: GPUs that a policy proposes.
         form: How the job's GPUs must lie.
         in_service: Whether GPUs of other jobs count as free.
 
@@ -250,12 +250,12 @@ def fitted(
 def suiting(
     mirror: ClusterMirror, usable: NDArray[np.bool_], chosen: Iterable[int], gpus: int, form: PlacementShape
 ) -> tuple[int, ...]:
-    """Return usable GPUs that lie as a form says, as many of them as can be from those that were chosen.
+    """Return usable GPUs of a given shape, with as many of the chosen ones as possible.
 
     Args:
         mirror: The cluster.
         usable: Whether each GPU may be taken, shape (gpus,).
-        chosen: GPUs that somebody would take.
+        chosen: GPUs that a policy proposes.
         gpus: How many are wanted.
         form: How they must lie.
 
@@ -325,7 +325,7 @@ def candidates(
         mirror: The cluster.
         own: GPUs that it has.
         wanted: How many it asks for.
-        slow_gpus: All of the nodes that are to blame.
+        slow_gpus: All GPUs of the slow nodes.
         form: How they must lie on nodes, None for any.
     """
     state, cluster = mirror.sim.state, mirror.site.cluster
@@ -351,7 +351,7 @@ def candidates(
 
 
 def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
-    """Return by what a job's work takes longer on GPUs, whoever holds them.
+    """Return by what a job's work takes longer on GPUs, whether they are free or not.
 
     Args:
         mirror: The cluster.
@@ -384,7 +384,7 @@ def best_step_s(
     Args:
         mirror: The cluster.
         own: GPUs that it has.
-        slow_gpus: All of the nodes that are to blame.
+        slow_gpus: All GPUs of the slow nodes.
         usual_s: Its step time before they were slow.
         form: How its GPUs must lie on nodes, None for any.
     """

@@ -2,7 +2,7 @@
 
 What stands in quarantine: a GPU, a node, or a link, because a check found it broken.
 
-A job that the scheduler cannot handle is another matter (control/quarantine.py): no hardware is to blame for it.
+A job that the scheduler cannot handle is another matter (control/quarantine.py): no hardware is at fault.
 
 Source: SPEC C4.
 """
@@ -27,7 +27,7 @@ class Layout:
     Args:
         nodes: Names, in that order.
         gpus: Of each node.
-        types: Number of the node type of each; all of the first if left out.
+        types: Number of the node type of each; by default all of the first.
         offers: Of the node types.
 
     Raises:
@@ -71,7 +71,7 @@ class Layout:
         return sum(self._gpus_of_type[number] for number in accepted_types(needs, self._offers))
 
     def has(self, node: str, index: int) -> bool:
-        """Say whether the cluster has a GPU."""
+        """Return whether the cluster has a GPU."""
         return 0 <= index < self.nodes.get(node, 0)
 
     def check_held(self, held: Iterable[ReservationRow]) -> None:
@@ -104,7 +104,7 @@ class Layout:
         return self._place[gpu]
 
     def placement(self, gpus: Iterable[int]) -> Placement:
-        """Return the shares of nodes that so many GPUs are, in cluster-file order."""
+        """Return the shares of nodes of GPUs, in cluster-file order."""
         by_node: dict[str, list[int]] = {}
         for gpu in sorted(gpus):
             node, index = self._place[gpu]
@@ -173,7 +173,7 @@ class HardwarePlace(NamedTuple):
         return HardwarePlace(*first[:2], *last[:2]) if self.other_node else self
 
     def covers(self, other: "HardwarePlace") -> bool:
-        """Say whether what happens to this place happens to another one: a node has its GPUs, and ends have links."""
+        """Return whether this place contains another one: a node contains its GPUs, and the ends of a link the link."""
         return any(
             self == end or (self.scope is Scope.NODE and self.node == end.node) for end in (*other.ends, other)
         )  # fmt: skip
@@ -189,7 +189,7 @@ class QuarantineFinding(NamedTuple):
     action: str  # what mends it, for people
     clears: Clears
     at_s: float  # Unix time at which it was seen
-    boot_id: str = ""  # of the node then, "" if nobody knows
+    boot_id: str = ""  # of the node then, "" if unknown
 
 
 class QuarantineEntry(NamedTuple):
@@ -205,7 +205,7 @@ class QuarantineEntry(NamedTuple):
     action: str
     clears: Clears
     tries: int  # how often it came for this cause of late, and how often checks did not pass since
-    boot_id: str  # of the node when it came, "" if nobody knew
+    boot_id: str  # of the node at that time, "" if unknown
     not_before_s: float  # Unix time before which checks alone do not end it
     checked: str = ""  # how the last checks ended that were to clear it
     cleared_s: float | None = None  # None while it stands

@@ -8,7 +8,7 @@ from .states import AfterStop, Desired, JobState
 
 
 class JobRow(NamedTuple):
-    """A job as the store holds it; the columns of the table say what each field is."""
+    """A job as the store holds it; the columns of the table describe the fields."""
 
     submit_seq: int
     id: str
@@ -52,7 +52,7 @@ IN_COMMON = {
 def estimate_words(estimate_from: str, jobs: int) -> str:
     """Return where a job's estimate is from, for people."""
     if estimate_from == "given":
-        return "as its owner says"
+        return "given by its owner"
     if estimate_from not in IN_COMMON:
         return "assumed: no job had ended when it was submitted"
     return f"from the last {'ended job' if jobs == 1 else f'{jobs} ended jobs'} {IN_COMMON[estimate_from]}"
@@ -63,7 +63,7 @@ LENGTH = 26
 
 
 def new_job_id(now_s: float) -> str:
-    """Return an id that nobody else has: 48 bits of Unix time in milliseconds, 80 of chance."""
+    """Return a unique id: 48 bits of Unix time in milliseconds, 80 of chance."""
     return job_id_of(now_s, secrets.randbits(80))
 
 
@@ -79,7 +79,7 @@ def name_of(job: str, number: int) -> str:
 
 
 def is_job_id(text: str) -> bool:
-    """Say whether a text could be the id of a job."""
+    """Return whether a text could be the id of a job."""
     return len(text) == LENGTH and set(text) <= set(ALPHABET)
 
 

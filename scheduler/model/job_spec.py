@@ -26,7 +26,7 @@ JOB_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 YEAR_S = 366 * 86400.0
 # With these, and those of cluster files, every run time that can come of a job is finite and above 0. A millisecond is
-# shorter than the scheduler can tell apart; compute_s is bounded as in traces (docs/formats.md).
+# shorter than the scheduler's resolution; compute_s is bounded as in traces (docs/formats.md).
 MIN_ESTIMATE_S = 1e-3
 MIN_COMPUTE_S, MAX_COMPUTE_S = 1e-6, 86400.0
 MAX_PARAMETER_BYTES = 1e15
@@ -55,7 +55,7 @@ DetectorName = Literal[  # those of health/detectors.py, or OFF
 
 
 class Watching(NamedTuple):
-    """What the steps of a job are looked at for."""
+    """How the steps of a job are watched."""
 
     slow: DetectorName = "cusum"
     hang_s: float | None = None  # how long a step may take, inf for as long as it likes; None to go by those before
@@ -81,7 +81,7 @@ class RetrySpec(_SpecSection):
 
 
 class HealthSpec(_SpecSection):
-    """What is done about steps that are slow, or do not end; only of a job that tells of its steps."""
+    """How slow and hung steps are handled; only for jobs that report their steps."""
 
     slow: DetectorName = Watching().slow
     hang: Literal["auto", "off"] | Seconds = "auto"  # seconds that a step may take
@@ -150,11 +150,11 @@ class JobFile(_SpecSection):
     version: Literal[1] = 1
     name: str = Field("job", pattern=JOB_NAME_PATTERN, description=JOB_NAME_RULE)
     gpus: int = Field(1, ge=1, le=MAX_JOB_GPUS)
-    shape: Shape | None = Field(None, exclude_if=_is_none)  # `gpus` may be left out then
-    needs: JobNeeds | None = Field(None, exclude_if=_is_none)  # it runs on any node if left out
+    shape: Shape | None = Field(None, exclude_if=_is_none)  # `gpus` may be omitted then
+    needs: JobNeeds | None = Field(None, exclude_if=_is_none)  # by default it runs on any node
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
-    image: str = Field("", max_length=512, pattern=r"^[^\x00]*$", description=IMAGE_WORDS)  # the cluster's if left out
-    folder: Text = ""  # working directory; one of the attempt's own if left out
+    image: str = Field("", max_length=512, pattern=r"^[^\x00]*$", description=IMAGE_WORDS)  # by default the cluster's
+    folder: Text = ""  # working directory; by default one of the attempt's own
     environment: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], Secret] = Field({}, description=VARIABLE_WORDS)
     estimate_s: Seconds = 3600.0  # run time on the cluster's reference GPUs
     limit_s: Seconds | None = None  # running time after which it is stopped
@@ -172,7 +172,7 @@ class JobFile(_SpecSection):
     backups: int = Field(0, ge=0, le=100, exclude_if=lambda it: it == 0)
     # GPUs that a rank sees: those of all ranks on its node, as under torchrun, or its own alone
     visible_gpus: VisibleGpus = Field("node", exclude_if=lambda it: it == "node")
-    # Whether its GPUs are checked before it starts; as the scheduler's settings say if left out (docs/preflight.md)
+    # Whether its GPUs are checked before it starts; by default as in the scheduler's settings (docs/preflight.md)
     preflight: Literal["auto", "off"] | None = Field(None, exclude_if=_is_none)
     dtype: Dtype = Field("fp32", exclude_if=lambda it: it == "fp32")  # that it computes in, and its GPUs are checked in
     # By which its ranks exchange, and its links are checked
@@ -211,7 +211,7 @@ class JobFile(_SpecSection):
             if content.get("shape") is not None:
                 return {**content, "gpus": Shape.model_validate(content["shape"]).gpus}
             return {**content, "gpus": PlanFile.model_validate(content.get("plan")).ranks}
-        except ValidationError:  # which is told of the field itself
+        except ValidationError:  # which is reported for the field itself
             return content
 
     @model_validator(mode="after")
@@ -221,7 +221,7 @@ class JobFile(_SpecSection):
         if self.backups and self.failover != "switch":
             raise ValueError("backups compute for members of a ring; write `failover: switch` too, or leave them out")
         if self.spares and self.shape is not None:
-            raise ValueError("a shape says where all GPUs lie, so there are none beside; leave `spares` or `shape` out")
+            raise ValueError("a shape places all GPUs, so there are no others; omit `spares` or `shape`")
         return self
 
     @model_validator(mode="after")
@@ -235,7 +235,7 @@ class JobFile(_SpecSection):
     def _is_no_option(cls, shape: object) -> object:
         if isinstance(shape, str) and (parts := re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", shape)):
             nodes, each = parts.groups()
-            raise ValueError(f"{shape} is how the option has it; write {{nodes: {nodes}, gpus_per_node: {each}}}")
+            raise ValueError(f"{shape} is the form of the option; write {{nodes: {nodes}, gpus_per_node: {each}}}")
         return shape
 
     @field_validator("attachments")
@@ -245,13 +245,13 @@ class JobFile(_SpecSection):
 
     @field_validator("plan")
     @classmethod
-    def _is_for_its_gpus(cls, plan: PlanFile | None, told: ValidationInfo) -> PlanFile | None:
+    def _is_for_its_gpus(cls, plan: PlanFile | None, info: ValidationInfo) -> PlanFile | None:
         if plan is None:
             return None
-        gpus = told.data.get("gpus")
+        gpus = info.data.get("gpus")
         if gpus is not None and gpus != plan.ranks:
             raise ValueError(f"the plan is for {plan.ranks} GPUs, not for the {gpus} of `gpus`; leave `gpus` out")
-        if told.data.get("failover") == "switch" and not plan.is_replicated:
+        if info.data.get("failover") == "switch" and not plan.is_replicated:
             raise ValueError("only ranks of a data-parallel plan can change their seats; use `failover: restart`")
         size = len(plan_text(plan).encode())
         if size > MAX_PLAN_BYTES:
@@ -260,8 +260,8 @@ class JobFile(_SpecSection):
 
     @field_validator("shape")
     @classmethod
-    def _add_up(cls, shape: Shape | None, told: ValidationInfo) -> Shape | None:
-        gpus = told.data.get("gpus")
+    def _add_up(cls, shape: Shape | None, info: ValidationInfo) -> Shape | None:
+        gpus = info.data.get("gpus")
         if shape is not None and gpus is not None and gpus != shape.gpus:
             raise ValueError(f"{shape.words}: these are not the {gpus} of `gpus`; leave `gpus` out")
         return shape
@@ -275,7 +275,7 @@ def plan_text(plan: PlanFile) -> str:
 class External(_SpecSection):
     """A job of another queue, such as Slurm's. It is held there until its GPUs have been chosen.
 
-    The other queue can only be told of GPUs with the same indices on each node.
+    The other queue takes only GPUs with the same indices on each node.
     """
 
     number: str = Field(max_length=64)  # that its owner knows it by
@@ -287,27 +287,27 @@ class StoredJob(JobFile):
     external: External | None = Field(None, exclude_if=_is_none)
 
 
-# What a job runs, and on what: with another value it would be another job, so that nobody puts one in its place.
+# What a job runs, and on what: with another value it would be another job, so no value is substituted.
 ESSENTIAL = ("command", "folder", "environment", "image", "shape", "needs", "plan", "external")
 NEAREST = {"greater_than_equal": "ge", "less_than_equal": "le"}  # kinds of problems, and where the bound stands
 MAX_REPAIR_ROUNDS = 8  # of mending: one shows what the one before hid
 
 
 class UnreadableSpecError(LongshoreError):
-    """A stored job file that does not say what to run."""
+    """A stored job file without a command to run."""
 
 
 def stored_job(spec: object) -> StoredJob:
     """Return a job as the store holds it.
 
     A number beyond today's bounds is taken for the nearest one within them. A field that is not known, or has a value
-    that makes no sense, counts as left out.
+    that makes no sense, counts as omitted.
 
     Args:
         spec: What the store holds.
 
     Raises:
-        UnreadableSpecError: If it does not say what to run, and with which folder, environment and image.
+        UnreadableSpecError: If it lacks the command, folder, environment or image.
     """
     given = _todays(spec)
     for _ in range(MAX_REPAIR_ROUNDS):
@@ -319,22 +319,22 @@ def stored_job(spec: object) -> StoredJob:
 
 
 def is_external(spec: object) -> bool:
-    """Say whether a stored job came from another queue; much faster than to read all of it."""
+    """Return whether a stored job came from another queue; much faster than to read all of it."""
     return isinstance(spec, Mapping) and bool(spec.get("external") or spec.get("sbatch"))
 
 
 def is_shaped(spec: object) -> bool:
-    """Say whether it matters for a stored job how its GPUs lie on nodes; much faster than to read all of it."""
+    """Return whether it matters for a stored job how its GPUs lie on nodes; much faster than to read all of it."""
     return isinstance(spec, Mapping) and bool(spec.get("shape") or spec.get("sbatch"))
 
 
 def has_needs(spec: object) -> bool:
-    """Say whether a stored job may not take every node; much faster than to read all of it."""
+    """Return whether a stored job may not take every node; much faster than to read all of it."""
     return isinstance(spec, Mapping) and bool(spec.get("needs"))
 
 
 def is_switching(spec: object) -> bool:
-    """Say whether a stored job goes on as a ring when members of it fail; much faster than to read all of it."""
+    """Return whether a stored job goes on as a ring when members of it fail; much faster than to read all of it."""
     return isinstance(spec, Mapping) and spec.get("failover") == "switch"
 
 
@@ -344,7 +344,7 @@ def _todays(spec: object) -> object:
         return spec
     nodes, gpus = old.get("nodes"), spec.get("gpus")
     if not isinstance(nodes, int) or not isinstance(gpus, int) or nodes < 1 or gpus % nodes:
-        raise UnreadableSpecError("its stored job file does not say on how many nodes it runs; submit it again")
+        raise UnreadableSpecError("its stored job file lacks the number of nodes; submit it again")
     rest = {name: value for name, value in spec.items() if name != "sbatch"}
     return {
         **rest,
@@ -368,7 +368,7 @@ def _mended(spec: object, error: ValidationError) -> object:
     mended = deepcopy(dict(spec))
     for problem in error.errors(include_url=False):
         place = problem["loc"]
-        if not place:  # fields that do not go together: nobody knows which of them is wrong
+        if not place:  # fields that do not go together: it is not known which of them is wrong
             raise UnreadableSpecError(f"its stored job file cannot be used: {problem['msg']}") from error
         if place[0] in ESSENTIAL and problem["type"] != "extra_forbidden":
             where = ".".join(str(part) for part in place)
@@ -397,7 +397,7 @@ _USUAL = stored_job({"command": ["true"]})
 
 
 def checked_job_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> CheckedJob:
-    """Return what a job file says of a workload.
+    """Return the workload that a job file describes.
 
     Args:
         job: The job file.

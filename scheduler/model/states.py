@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Desired(StrEnum):
-    """What a user wants of a job; only the API writes it, so a wish survives any crash."""
+    """What a user requests of a job; only the API writes it, so a request survives any crash."""
 
     RUN = "run"
     HOLD = "hold"
@@ -51,7 +51,7 @@ class AfterStop(StrEnum):
     """What becomes of a job once its attempt has been released."""
 
     RETRY = "retry"
-    HUNG = "hung"  # tried again, as after an end of which nobody knows whose fault it was
+    HUNG = "hung"  # tried again, as after an end whose cause is not known
     RELOCATE = "relocate"  # tried again on other GPUs, at no charge
     HOLD = "hold"
     SUCCEED = "succeed"
@@ -104,13 +104,13 @@ OPEN_ATTEMPTS = frozenset(ATTEMPT_CHANGES) - {AttemptState.RELEASED, AttemptStat
 
 
 class ProbeVerdict(StrEnum):
-    """What was found at the agent of a node from which nothing is heard."""
+    """The result of probes of the agent of a node that does not report."""
 
-    NONE = ""  # nobody looked, or nothing can be concluded
-    REACHED = "reached"  # somebody reaches the agent: only its words do not arrive
-    STUCK = "stuck"  # its machine takes connections, its agent says nothing
-    GONE = "fast"  # dead: all who knock are refused, so the agent's process is gone
-    SILENT = "slow"  # dead: it has been silent for long, and nobody who knocks gets through
+    NONE = ""  # not probed, or the probes are inconclusive
+    REACHED = "reached"  # a probe reaches the agent: only its reports do not arrive
+    STUCK = "stuck"  # its machine accepts connections, its agent does not answer
+    GONE = "fast"  # dead: all probes are refused, so the agent's process has exited
+    SILENT = "slow"  # dead: it has been silent for long, and no probe gets through
 
     @property
     def is_dead(self) -> bool:
@@ -129,8 +129,8 @@ class Run(StrEnum):
     RUNNING = "running"  # all ranks were started
     EXITED = "exited"  # all ranks have ended
     LOST = "lost"  # proven gone without a record of how it ended
-    UNREACHABLE = "unreachable"  # nothing can be said at the moment
-    ABSENT = "absent"  # it never heard of it
+    UNREACHABLE = "unreachable"  # its state is not known at the moment
+    ABSENT = "absent"  # the backend does not know it
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class RankEnd:
 class EndedBy(StrEnum):
     """Who ended an attempt. The values are what supervisors and launchers write into their records."""
 
-    NOBODY = ""  # its ranks ended by themselves, or nobody knows
+    NOBODY = ""  # its ranks ended by themselves, or it is not known
     CANCEL = "cancelled"  # the scheduler asked for it
     TIME_LIMIT = "time limit"
     RANK_FAILED = "rank failed"  # one of its ranks did, and the others were stopped
@@ -165,12 +165,12 @@ class EndedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a backend says of an attempt."""
+    """The status of an attempt at its backend."""
 
     run: Run
     ends: tuple[RankEnd, ...] = ()  # of the ranks that have ended, in the order of their ends
     by: EndedBy = EndedBy.NOBODY
-    words: str = ""  # what was seen, for people; "" where `by` says all
+    words: str = ""  # what was seen, for people; "" where `by` is enough
     started_s: float = 0.0  # Unix time, 0 if not yet
     progress: Mapping[str, float] = field(default_factory=dict)  # what the job reports of itself
 

@@ -52,7 +52,7 @@ class Proposal(NamedTuple):
     rests: bool  # all jobs wait
 
     def agrees(self, other: "Proposal") -> bool:
-        """Say whether both would do the same; the order in which GPUs are picked does not count."""
+        """Return whether both would do the same; the order in which GPUs are picked does not count."""
         return (self.job, self.rests, set(self.gpus)) == (other.job, other.rests, set(other.gpus))
 
 
@@ -64,25 +64,25 @@ class Decision(NamedTuple):
     started: bool  # False where it waits, or would have broken a reservation
     by: str  # name of who was obeyed
     version: str  # of the policy
-    proposal: Proposal | None  # by the policy, None if it said nothing of use
-    proposal_expected: ExpectedRun | None  # of what the policy said, None where it said nothing or waits
+    proposal: Proposal | None  # of the policy, None without a usable answer
+    proposal_expected: ExpectedRun | None  # of the policy's proposal, None without one or if it waits
     expected: ExpectedRun | None  # of what is done, None where it waits
-    fallback_proposal: Proposal  # what the heuristic says
+    fallback_proposal: Proposal  # of the heuristic
     fallback_expected: ExpectedRun | None
     rests: bool  # all jobs wait
     took_s: float
-    kind: Miss | None  # why the policy was not heard, None if it was
+    kind: Miss | None  # why there is no usable answer of the policy, None if there is
     reason: str  # the same in words
-    record: Stored | None  # by the policy, if it tells
+    record: Stored | None  # what the policy saw, if it reports that
     past: bytes  # what led to the decision, none if it is not worth to be kept
 
 
 class PlacementAdvice(NamedTuple):
-    """What somebody would do; nothing has been done."""
+    """What a policy would do; nothing has been done."""
 
     proposal: Proposal
-    by: str  # name of who says it
-    miss: str  # why the policy was not heard, "" if it was
+    by: str  # name of the policy or heuristic
+    miss: str  # why there is no usable answer of the policy, "" if there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class PastLimits:
     most_untold: int = MAX_UNSTORED_CALLS
     most_left_over: int = MAX_UNDECIDED_CALLS
     past_s: float = PAST_S
-    passed_s: Callable[[], float] = time.monotonic  # the clock for it, which nobody sets
+    passed_s: Callable[[], float] = time.monotonic  # its clock, a monotonic one
 
 
 PAST_LIMITS = PastLimits()
@@ -103,7 +103,7 @@ def _any_form(_: str) -> PlacementShape | None:
 
 
 class Placer:
-    """Decides with a policy under a deadline, and with a heuristic wherever that says nothing of use.
+    """Decides with a policy under a deadline, and with a heuristic where that gives no usable answer.
 
     Args:
         fallback: The heuristic; it decides at once, in this process.
@@ -111,7 +111,7 @@ class Placer:
         deadline_s: For one decision of the policy.
         mode: What the policy's word counts for.
         limits: Of the past that is kept with decisions.
-        breaker: Says when the policy rests after misses; one of its own if left out.
+        breaker: Says when the policy rests after misses; by default one of its own.
         sample_temperature: At which the policy draws what it does; None if it does what it holds for best.
     """
 
@@ -121,7 +121,7 @@ class Placer:
     ) -> None:  # fmt: skip
         self.fallback, self.policy, self.deadline_s, self.mode = fallback, policy, deadline_s, mode
         self.misses: Counter[Miss] = Counter()
-        self.agreements: Counter[bool] = Counter()  # whether the policy said what the heuristic says
+        self.agreements: Counter[bool] = Counter()  # whether policy and heuristic agreed
         self.sample_temperature = sample_temperature
         self.rollover = (
             None if policy is None else Rollover(policy, deadline_s, breaker, sample_temperature=sample_temperature)
@@ -141,7 +141,7 @@ class Placer:
             self.rollover.begin(mirror)
 
     @property
-    def is_to_begin_anew(self) -> bool:
+    def is_journal_full(self) -> bool:
         """Whether the past has become so long that the cluster is to be read, and followed, from the beginning."""
         limits = self._limits
         return len(self._untold) > limits.most_left_over or limits.passed_s() - self._began > limits.past_s
@@ -154,8 +154,8 @@ class Placer:
         if mirror.due() is not None:
             _carry_out(mirror, self._fall_back(mirror))
 
-    def look(self, mirror: ClusterMirror) -> None:
-        """Look for a newer version of the policy, so that it takes over also where nothing is to be decided."""
+    def poll_policy(self, mirror: ClusterMirror) -> None:
+        """Check for a newer version of the policy, so that it takes over even if there is nothing to decide."""
         self._untold += self._happened(mirror)
         if self.rollover is not None:
             self.rollover.look(mirror)
@@ -171,7 +171,7 @@ class Placer:
         return self._release if self.rollover is None else self.rollover.version
 
     def reload(self) -> None:
-        """Look for a newer version of the policy; any thread, and a signal's handler, may call it."""
+        """Check for a newer version of the policy; any thread, and a signal handler, may call it."""
         if self.rollover is not None:
             self.rollover.reload()
 
@@ -185,10 +185,10 @@ class Placer:
             self.rollover.load(wait_s)
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
-        """Say whether the policy can be asked, or there is none."""
+        """Return whether the policy can be asked, or there is none."""
         return self.rollover is None or self.rollover.is_ready(wait_s)
 
-    def settle(self, mirror: ClusterMirror, form_of: Callable[[str], PlacementShape | None] = _any_form) -> Decision:
+    def decide(self, mirror: ClusterMirror, form_of: Callable[[str], PlacementShape | None] = _any_form) -> Decision:
         """Decide about the job that is due, and carry it out on the cluster's arrays.
 
         Args:
@@ -220,8 +220,8 @@ class Placer:
         )
         started = _carry_out(mirror, obeyed)
         self._untold += self._happened(mirror)
-        # What a heuristic lets wait is of no use to anybody, and at a full cluster there are many such jobs. But what
-        # has happened has to go somewhere.
+        # Jobs that a heuristic lets wait are not worth a record, and a full cluster has many of them. But the calls of
+        # the mirror have to be recorded with some decision.
         is_kept = started or self.policy is not None or len(self._untold) > self._limits.most_untold
         past = self._past() if is_kept else b""
         took_s = time.perf_counter() - began
@@ -263,7 +263,7 @@ class Placer:
         return PlacementAdvice(self._fall_back(mirror), self.fallback.name, "")
 
     def _happened(self, mirror: ClusterMirror) -> Sequence[MirrorCall]:
-        """Return what has happened since this was last asked, after the policy's processes were told."""
+        """Send the new calls of the mirror to the policy's processes, and return them."""
         calls, mirror.journal = mirror.journal or [], []
         if self.rollover is not None:
             self.rollover.tell(calls)
@@ -280,7 +280,7 @@ class Placer:
         return None
 
     def _hear(self, mirror: ClusterMirror) -> tuple[Proposal | None, Stored | None, MissError | None]:
-        """Return what the policy says and saw, or why it says nothing of use."""
+        """Return the policy's proposal and what it saw, or why there is no usable answer."""
         if self.rollover is None:
             return None, None, None
         try:
@@ -328,7 +328,7 @@ class Placer:
 def _suited(
     mirror: ClusterMirror, proposal: Proposal, form_of: Callable[[str], PlacementShape | None]
 ) -> Proposal | None:
-    """Return what somebody said with GPUs that the job can have, None if there are none."""
+    """Return a proposal with GPUs that the job can have, None if there are none."""
     form = form_of(proposal.job) if proposal.gpus else None
     if form is None:
         return proposal

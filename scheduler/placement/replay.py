@@ -16,7 +16,7 @@ from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.input_problems import open_text
 from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.journal import DECISION_CALLS, ForeignPastError, decode, to_json
+from ..mirror.journal import DECISION_CALLS, ForeignJournalError, decode, to_json
 from ..mirror.standing import ROW, ExpectedRun, MirrorCall, expected
 from ..policy_host.answer import Stored
 from ..policy_host.worker import sampling
@@ -25,7 +25,7 @@ from ..store.opening import Store
 from .placer import Proposal
 
 MAX_DECISIONS_READ = 500  # decisions that are read at once
-BEFORE, GAP = "the file does not hold what led to them", "decisions before them are missing"  # why some are left out
+BEFORE, GAP = "the file does not hold what led to them", "decisions before them are missing"  # why some are skipped
 _BYTES = ("observation", "mask", "log_probability")
 
 
@@ -96,7 +96,7 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def stored_in(decision: dict[str, Any]) -> Stored | None:
-    """Return what the policy saw at a decision of a file, None if it did not tell."""
+    """Return what the policy saw at a decision of a file, None if it did not report that."""
     if decision["observation"] is None:
         return None
     observation, mask, log_probability = (b64decode(decision[name]) for name in _BYTES)
@@ -108,29 +108,29 @@ def _nothing() -> None:
 
 
 def replay(
-    path: Path, policy: Policy, left_out: Counter[str] | None = None, begin: Callable[[], object] = _nothing
+    path: Path, policy: Policy, skipped: Counter[str] | None = None, begin: Callable[[], object] = _nothing
 ) -> Iterator[Compared]:
     """Yield each decision of a file beside what a policy would have decided in its place.
 
-    The cluster goes on with what was decided then. Decisions before the first beginning of a past, behind a gap in one,
-    and from one on that another version stored in words of its own, cannot be met again and are left out.
+    The cluster continues with the recorded decision. Decisions before the beginning of the first journal, after a gap
+    in one, and in one whose order regime is not installed here, cannot be replayed and are skipped.
 
     Args:
         path: The file.
         policy: That decides.
-        left_out: Where decisions that are left out are counted, by why.
+        skipped: Where skipped decisions are counted, by the reason.
         begin: Called before the policy decides for the first time.
 
     Raises:
         InputError: If the file is damaged, naming the line.
     """
-    counted = Counter[str]() if left_out is None else left_out
+    counted = Counter[str]() if skipped is None else skipped
     mirror, after, why = None, -1, BEFORE
     for number, found in enumerate(read_decisions(path), 1):
         with _located(path, number):
             try:
                 past = decode(found["past"])
-            except ForeignPastError as error:
+            except ForeignJournalError as error:
                 mirror, why = None, error.problem
                 counted[why] += 1
                 continue
@@ -159,7 +159,7 @@ def _located(path: Path, number: int) -> Iterator[None]:
     except InputError as error:
         raise InputError(error.problem, error.fix, path=path, line=number) from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, PluginError) as error:
-        raise InputError(f"what is told cannot have happened: {error!r}", path=path, line=number) from error
+        raise InputError(f"what is recorded cannot have happened: {error!r}", path=path, line=number) from error
 
 
 def _follow(mirror: ClusterMirror, calls: Iterable[MirrorCall]) -> None:
@@ -186,7 +186,7 @@ def _compare(mirror: ClusterMirror, found: dict[str, Any], decision: MirrorCall,
     try:
         other = _decide(mirror, policy)
         expected = _expected(mirror, other)
-    except Exception as raised:  # a stranger's policy may fail in any way
+    except Exception as raised:  # a plug-in's policy may fail in any way
         error = f"{type(raised).__name__}: {raised}"
     return Compared(
         int(found["seq"]), float(found["at_s"]), str(found["explanation"]["obeyed"]), not error and was.agrees(other),

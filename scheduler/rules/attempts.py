@@ -25,7 +25,7 @@ class Do(StrEnum):
     RUN = "run"  # note that all its ranks run
     STOP = "stop"  # let it drain
     CANCEL = "cancel"  # ask the backend to stop it, once more
-    RELEASE = "release"  # free its GPUs, and settle what becomes of the job
+    RELEASE = "release"  # free its GPUs, and decide the next state of the job
     CLOSE = "close"  # let the backend forget it
     CHECK = "check"  # see to it that its nodes are checked, before it starts or after its end
 
@@ -43,12 +43,12 @@ class AttemptStep(NamedTuple):
 
     do: Do
     cause: str = ""
-    after: AfterStop | None = None  # of a stop: what becomes of the job then, None if its end tells
+    after: AfterStop | None = None  # of a stop: what becomes of the job, None if that depends on its end
     contact: Contact = Contact.OK
 
 
 class StopReason(NamedTuple):
-    """Why an attempt that runs is not to run on, by the steps that it tells of."""
+    """Why an attempt that runs has to stop, by the steps that it reports."""
 
     cause: str
     after: AfterStop
@@ -64,9 +64,9 @@ class AttemptView(NamedTuple):
     opened_s: float  # or later, when checks let it start
     status: Status
     is_gone: bool  # all its processes are proven gone
-    is_cancelled: bool  # the backend has been told to stop it, now or as soon as it starts
+    is_cancelled: bool  # the backend was asked to stop it, now or as soon as it starts
     has_fault: bool  # a GPU of it is out of service
-    is_cut_off: bool = False  # a node of it is down, which says nothing of what runs there
+    is_cut_off: bool = False  # a node of it is down; what runs there may run on
     verdict: StopReason | None = None
     checks: Checks = Checks.NONE
     found: str = ""  # what they found, if they failed
@@ -89,7 +89,7 @@ def next_step(view: AttemptView, now_s: float) -> AttemptStep:
 
 
 def is_over(run: Run, *, is_cancelled: bool) -> bool:
-    """Say whether an attempt runs no more and will not; that its processes are gone is proven apart."""
+    """Return whether an attempt runs no more and will not; that its processes are gone is proven apart."""
     # A launch that comes late must find that it was cancelled: only then does its absence prove anything.
     return run in ENDED_RUNS or (run is Run.ABSENT and is_cancelled)
 
@@ -125,10 +125,10 @@ def _towards_running(view: AttemptView, now_s: float) -> AttemptStep:
         )
     if view.status.run is Run.RUNNING:
         if view.state is AttemptState.RESERVED:
-            return AttemptStep(Do.LAUNCH)  # it was launched, and nobody has noted it
+            return AttemptStep(Do.LAUNCH)  # it was launched, and that was not recorded
         return AttemptStep(Do.RUN, "all ranks are running")
     if view.is_cut_off:
-        # It has next to nothing to lose, waits there for ever if the node is gone for good, and is not to blame.
+        # It has next to nothing to lose, would wait for ever if the node is gone for good, and is not at fault.
         return AttemptStep(Do.STOP, "a node of it is down, and not all its ranks run yet", AfterStop.RELOCATE)
     if view.state is AttemptState.RESERVED and view.status.run is Run.ABSENT and view.checks is not Checks.NONE:
         # Nothing of it has started, and it did nothing wrong.
@@ -153,7 +153,7 @@ Whose = tuple[int, str]  # priority and user
 
 
 class PollEntry(NamedTuple):
-    """An attempt that is to be looked after."""
+    """An attempt to be polled."""
 
     job: str
     user: str
@@ -185,27 +185,27 @@ def in_turns(claims: Iterable[PollEntry], had_turn: Mapping[str, Whose]) -> list
     return [key[-1] for key in sorted(keys)]
 
 
-SILENT_PROGRESS_S = 3600.0  # of running that count as progress of a job that tells nothing of itself
+SILENT_PROGRESS_S = 3600.0  # of running that count as progress of a job that reports nothing
 HURRIED, HURRIED_S = 20, 3600.0  # attempts that began within that time: then no try comes back
-STEP, SAVED = "step", "saved_s"  # what the progress file may tell
+STEP, SAVED = "step", "saved_s"  # keys of the progress file
 
 
-class LastLook(NamedTuple):
-    """What an attempt that has ended told of its steps and checkpoints."""
+class LastReport(NamedTuple):
+    """What an ended attempt reported of its steps and checkpoints."""
 
     came_further: bool = False  # than where it began
     saved_more: bool = False  # a checkpoint of a later step than those of all attempts before
-    tells: bool = False  # of anything
+    has_reported: bool = False  # anything
     step: float | None = None  # the highest
 
 
-class Came(NamedTuple):
+class AttemptProgress(NamedTuple):
     """How far an attempt brought its job."""
 
     is_further: bool  # than where it began
     is_farthest: bool  # farther than any attempt before it
-    tells: bool  # False where nothing is known but how long it ran
-    step: float | None  # the highest that any attempt has told of
+    has_reported: bool  # False if only its run time is known
+    step: float | None  # the highest that any attempt has reported
     ran_s: float
 
     @property
@@ -215,7 +215,7 @@ class Came(NamedTuple):
 
     @property
     def _ran_long(self) -> bool:
-        return not self.tells and self.ran_s >= SILENT_PROGRESS_S
+        return not self.has_reported and self.ran_s >= SILENT_PROGRESS_S
 
     def left_of(self, used: Tries) -> Tries:
         """Return which of the tries that a job has used up still count against it."""
@@ -225,23 +225,25 @@ class Came(NamedTuple):
         return used._replace(infra=0, asked=0, ambiguous=0) if self._ran_long else used
 
 
-def how_far(look: LastLook, told: Mapping[str, float], before: float | None, ran_s: float) -> Came:
+def attempt_progress(
+    look: LastReport, progress: Mapping[str, float], before: float | None, ran_s: float
+) -> AttemptProgress:
     """Return how far an attempt brought its job.
 
     Args:
-        look: What it told of steps and checkpoints.
-        told: What it wrote into its progress file.
-        before: The highest step that an attempt before it told of, None if none did.
+        look: The steps and checkpoints that it reported.
+        progress: What it wrote into its progress file.
+        before: The highest step that an earlier attempt reported, None if none did.
         ran_s: How long all its ranks ran.
     """
-    steps = [step for step in (look.step, told.get(STEP)) if step is not None]
-    saved = told.get(SAVED, 0.0) > 0.0  # of this attempt's own work
+    steps = [step for step in (look.step, progress.get(STEP)) if step is not None]
+    saved = progress.get(SAVED, 0.0) > 0.0  # of this attempt's own work
     highest = max(steps, default=None)
     is_new = highest is not None and (before is None or highest > before)
-    return Came(
-        is_further=look.came_further or saved or told.get(STEP, 0.0) > 0.0,
+    return AttemptProgress(
+        is_further=look.came_further or saved or progress.get(STEP, 0.0) > 0.0,
         is_farthest=look.saved_more or saved or is_new,
-        tells=look.tells or STEP in told or SAVED in told,
+        has_reported=look.has_reported or STEP in progress or SAVED in progress,
         step=max([*steps, *([] if before is None else [before])], default=None),
         ran_s=ran_s,
     )

@@ -1,15 +1,11 @@
-"""What is to be done next about a job: the order of the queue, and how many GPUs one user may have.
+"""Rules for jobs: the next step of a job that holds no GPUs, the order of the queue, and the quota of each user.
 
-What is to be done next about a job, by what is wanted of it and what is known. Reads no clock, network or store.
+They read no clock, network or store. The rules for attempts are in attempts.py.
 
-What is done about its attempts stands in attempt_step.py. Source: SPEC K1, K5, K7.
+The order here is that of the rows of the store, as the queue is shown to people. The scheduler itself goes by
+`cluster/queue/order.py`, where jobs that delay no other job pass a job that does not fit.
 
-The order in which waiting jobs are offered GPUs, as the store knows them.
-
-The scheduler itself goes by `cluster/queue/order.py`. A job that does not fit is passed over by those that delay
-nobody.
-
-Source: SPEC K1.
+Source: SPEC K1, K5, K7.
 """
 
 from collections import Counter
@@ -72,7 +68,7 @@ def next_job_step(job: JobRow, around: QueueFacts, now_s: float) -> JobStep:
 
 
 def may_enter(job: JobRow, now_s: float) -> bool:
-    """Say whether a job may stand in the queue of the cluster: after a fault it waits outside for its time to come."""
+    """Return whether a job may enter the queue of the mirror: after a fault it waits outside for a while."""
     return job.state is JobState.QUEUED and job.desired is Desired.RUN and job.not_before_s <= now_s
 
 
@@ -107,7 +103,7 @@ def release_step(job: JobRow, outcome: AttemptOutcome) -> Release:
     now = AFTER[outcome.after]
     is_wanted = job.desired is Desired.RUN  # it may be wanted otherwise since it was being stopped
     by_rule = outcome.after is AfterStop.HOLD and job.after_stop is not AfterStop.HOLD
-    # Nobody asked for a hold by rule: the job stays held until its owner wants it to run, once more.
+    # A rule holds the job, not a request: it stays held until its owner releases it.
     desired = Desired.HOLD if by_rule and is_wanted else None
     return Release(now, desired, stays=now is JobState.QUEUED and outcome.wait_s <= 0.0 and is_wanted)
 
@@ -184,7 +180,7 @@ def in_order(
     Args:
         waiting: The jobs.
         order: Order regime of docs/simulator.md.
-        ageing_s: Time after which a job is overtaken by nobody.
+        ageing_s: Time after which no job overtakes a job.
         now_s: Unix time.
         in_service: GPUs that are not out of service; a job that asks for more does not age.
         turns: That users have had to lead; None where they take no turns. Each is then shown to lead in turn, one job
@@ -299,7 +295,7 @@ class Quota:
             self._has[row.owner] += row.gpus
 
     def take(self, row: JobRow) -> bool:
-        """Count a job as one of its owner's if they may have its GPUs, and say whether they may."""
+        """Count a job as one of its owner's if they may have its GPUs, and return whether they may."""
         if self.gpus is None:
             return True
         if row.owner in self._full or self._has[row.owner] + row.gpus > self.gpus:

@@ -14,7 +14,7 @@ QUIET_S = 600.0  # that must have passed without the symptom
 CLEARED_MOST, CLEARED_S = 2, 30 * 86400.0  # so often in so long checks alone end it, for one place and cause
 SAME_NODE_S = 3600.0  # two GPUs of a node within it make it the node
 BUDGET, BUDGET_S = 0.1, 3600.0  # share of the GPUs of a type in so long; one node in any case
-FRESH_SYMPTOM_S = 60.0  # what is no older is taken for new where a clock that was set back leaves no other way to tell
+FRESH_SYMPTOM_S = 60.0  # a symptom of this age counts as new if a clock that was set back leaves no better evidence
 BY_CHECKS, BY_HAND = "checks", "operator"  # who cleared it; the check of what an operator put into quarantine
 
 
@@ -26,7 +26,7 @@ class Fleet(NamedTuple):
 
 
 def is_old(finding: QuarantineFinding, entries: Iterable[QuarantineEntry], now_s: float) -> bool:
-    """Say whether something was cleared since it was found, so that it must not act again."""
+    """Return whether something was cleared since it was found, so that it must not act again."""
     cleared_s = [it.cleared_s for it in entries if it.cleared_s is not None and _is_about(it.place, finding.place)]
     for at_s in cleared_s:
         was_set_back = now_s < at_s  # then a new finding has an earlier time as well
@@ -36,7 +36,7 @@ def is_old(finding: QuarantineFinding, entries: Iterable[QuarantineEntry], now_s
 
 
 def _is_about(cleared: HardwarePlace, found: HardwarePlace) -> bool:
-    """Say whether the clearance of a place is one of what was found, too."""
+    """Return whether the clearance of a place is one of what was found, too."""
     return cleared == found or cleared.covers(found)
 
 
@@ -63,7 +63,7 @@ def who_clears(
 
 
 def makes_it_the_node(place: HardwarePlace, entries: Iterable[QuarantineEntry], now_s: float) -> bool:
-    """Say whether another GPU of the same node came into quarantine within the last hour."""
+    """Return whether another GPU of the same node came into quarantine within the last hour."""
     return place.scope is Scope.DEVICE and any(
         it.place.scope is Scope.DEVICE and it.place.node == place.node and it.place.gpu != place.gpu
         and is_near(it.since_s, now_s, SAME_NODE_S) and it.check != BY_HAND
@@ -72,7 +72,7 @@ def makes_it_the_node(place: HardwarePlace, entries: Iterable[QuarantineEntry], 
 
 
 def is_over_budget(place: HardwarePlace, entries: Iterable[QuarantineEntry], fleet: Fleet, now_s: float) -> bool:
-    """Say whether so much of a node type would have come into quarantine within the last hour that it is not to blame.
+    """Return whether so large a part of a node type would be quarantined within an hour that it is not at fault.
 
     A check, a driver or a switch is the likelier cause then.
     """
@@ -115,11 +115,11 @@ def _gpus_of(place: HardwarePlace, sizes: Mapping[str, int]) -> list[tuple[str, 
 
 
 def is_due(entry: QuarantineEntry, boot_id: str, now_s: float) -> bool:
-    """Say whether checks may be run that end a quarantine by themselves.
+    """Return whether checks may be run that end a quarantine by themselves.
 
     Args:
         entry: The quarantine.
-        boot_id: Of its node now, "" if nobody knows.
+        boot_id: Of its node now, "" if unknown.
         now_s: The present.
     """
     if entry.cleared_s is not None or entry.clears is Clears.OPERATOR:
@@ -135,5 +135,5 @@ def stricter(clears: Sequence[Clears]) -> Clears:
 
 
 def is_near(at_s: float, now_s: float, span_s: float) -> bool:
-    """Say whether a time is within some span of the present; a clock that was set back must not hide it."""
+    """Return whether a time is within some span of the present; a clock that was set back must not hide it."""
     return abs(now_s - at_s) <= span_s

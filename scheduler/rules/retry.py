@@ -64,7 +64,7 @@ def first_end(ends: tuple[RankEnd, ...]) -> RankEnd | None:
         return None
     earliest_s = min(end.ended_s for end in failed)
     near = [end for end in failed if end.ended_s <= earliest_s + COLLATERAL_S]
-    # Ranks that were only taken down by another die of a signal; one that ended by itself says more.
+    # Ranks that were only taken down by another die of a signal; one that ended by itself explains more.
     return min(near, key=lambda end: (end.last_signal != 0, end.ended_s, end.rank))
 
 
@@ -115,7 +115,7 @@ def _class_of_rank(first: RankEnd, error: str) -> tuple[ExitClass, str]:
 
     Args:
         first: The end.
-        error: By which the rank's log says why, "" if nobody knows.
+        error: By which the rank's log says why, "" if unknown.
     """
     rank = f"rank {first.rank}"
     if number := first.last_signal:
@@ -143,9 +143,9 @@ def outcome_of(
     """Return what becomes of a job whose attempt has ended.
 
     Args:
-        status: EXITED or LOST, as the backend says; ABSENT if it was never launched. It began if it tells of a start
+        status: EXITED or LOST; ABSENT if it was never launched. It began if it has a start
             or of an end of a rank.
-        asked: What somebody wanted of it when it was stopped, None if nobody stopped it. The scheduler stops an
+        asked: What was requested when it was stopped, None if it was not stopped. The scheduler stops an
             attempt to try the job again, and only for what was no doing of the job.
         allowed: How often it may be tried again.
         used: How often it was.

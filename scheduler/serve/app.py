@@ -3,7 +3,7 @@
 What the first process of a container has to do beside its own work: take in orphans, and let none of them stay.
 
 Supervisors of attempts outlive the scheduler, so their parent is the first process of the PID namespace. Where that is
-the scheduler itself, it goes on in a child, whose own children's ends nobody else waits for.
+the scheduler itself, it continues in a child, which reaps its own children.
 
 Source: SPEC K8, K6.
 """
@@ -61,7 +61,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _describe(app: FastAPI) -> None:
-    """Let OpenAPI know what errors look like."""
+    """Describe the form of errors to OpenAPI."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -103,7 +103,7 @@ def leave_first_place() -> None:
 
 
 def _watch(child: int, signals: Set[int]) -> int:
-    """Pass signals on and reap whatever ends, until the child has ended; return its status, as a shell has it."""
+    """Pass signals on and reap all children, until the main child has ended; return its status as a shell does."""
     while True:
         came = signal.sigwaitinfo({*signals, signal.SIGCHLD})
         if came.si_signo != signal.SIGCHLD:

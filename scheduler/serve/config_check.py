@@ -1,4 +1,4 @@
-"""A configuration looked through without starting anything: all that is wrong with it, not only the first."""
+"""A configuration checked without starting anything: all errors in it, not only the first."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ class ConfigReport(NamedTuple):
 
 
 def check(path: Path | None) -> ConfigReport:
-    """Return what is wrong with a configuration file, and what it says; the defaults without one.
+    """Return the errors of a configuration file, and its settings; the defaults without one.
 
     Nothing is made, opened or asked: neither folder, store, nor backend.
     """
@@ -91,7 +91,7 @@ def summary(checked: ConfigReport) -> Iterator[str]:
     yield f"backend: {settings.backend.name}"
     yield f"store: {'SQLite in the folder' if settings.store is None else _without_password(settings.store)}"
     yield f"folder: {settings.folder}"
-    others = "" if is_loopback(settings.host) else ", which others can ask: somebody needs a token first"
+    others = "" if is_loopback(settings.host) else ", which other machines reach: make a token first"
     yield f"serves at {settings.host}:{settings.port}{others}"
 
 
@@ -147,8 +147,8 @@ def _noted(problems: list[LongshoreError], file: YamlFile, place: Place) -> Iter
         problems += [it if it.path is not None else file.error(place, it.problem, it.fix) for it in _each(error)]
     except LongshoreError as error:
         problems.append(file.error(place, str(error)))
-    except OSError as error:  # of what somebody else looks at, such as a checkpoint
-        problems.append(file.error(place, f"{error.filename} cannot be looked at: {error.strerror}"))
+    except OSError as error:  # of a file that another check reads, such as a checkpoint
+        problems.append(file.error(place, f"{error.filename} cannot be read: {error.strerror}"))
 
 
 def _without_password(url: str) -> str:

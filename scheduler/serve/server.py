@@ -136,7 +136,7 @@ class _Connections:
         self._asking: dict[str, dict[_Bounded, None]] = {}  # by address
 
     def take(self, connection: _Bounded) -> bool:
-        """Make room for a connection; say whether there is."""
+        """Make room for a connection; return whether there is room."""
         mine = self._asking.get(connection.address, {})
         if len(mine) >= self._bounds.most_asking:
             self._close(next(iter(mine)))
@@ -177,7 +177,7 @@ class Seldom(logging.Filter):
     """Lets each kind of line through once a minute, with the number of those that it held back before.
 
     Args:
-        passed_s: By a clock that nobody sets.
+        passed_s: By a monotonic clock.
     """
 
     def __init__(self, passed_s: Callable[[], float] = time.monotonic) -> None:
@@ -186,7 +186,7 @@ class Seldom(logging.Filter):
         self._last: dict[str, tuple[float, int]] = {}  # time of the last line and lines held back since, by kind
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a line is to be written."""
+        """Return whether a line is to be written."""
         if record.levelno < logging.WARNING or record.exc_info:
             return True
         at_s, kind = self._passed_s(), str(record.msg)
@@ -205,11 +205,11 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PATIENCE = Patience()
 STOP_S = 5  # that requests have to come to their end
-BACKLOG = 128  # connections that wait to be taken; asyncio tries so many at a time, also when files have run out
+BACKLOG = 128  # connections that wait to be taken; asyncio tries this number at a time, also when files have run out
 MAX_OPEN_FILES = (
     65536  # more are never needed, and some programs of jobs, which inherit the bound, close all one by one
 )
-NO_FILES = "socket.accept() out of system resource"  # what asyncio says of it, once for each try
+NO_FILES = "socket.accept() out of system resource"  # asyncio's message, once for each try
 
 
 def raise_files() -> int:

@@ -1,1 +1,1 @@
-"""A scheduler as it runs: its parts put together, and what looks after them."""
+"""A scheduler as it runs: its parts put together, and its upkeep."""

@@ -103,7 +103,7 @@ log = logging.getLogger(__name__)
 
 QUARANTINE_WRITER = "quarantine"
 MAX_CHECKS_AT_ONCE = 4  # checks that begin by themselves: more would slow each other below the limits of speed
-CLEARED_UNCHECKED = "an operator said so, no checks were run"
+CLEARED_UNCHECKED = "cleared by an operator, no checks were run"
 
 
 class Clearing:
@@ -130,7 +130,7 @@ class Clearing:
         self._lock = threading.Lock()
 
     def can_check(self, place: HardwarePlace) -> bool:
-        """Say whether there are checks of a place."""
+        """Return whether there are checks of a place."""
         return self._check is not None and all(self._can(end.node) for end in place.ends)
 
     @property
@@ -168,7 +168,7 @@ class Clearing:
             lambda tx: clear(tx, place, by, CLEARED_UNCHECKED, self._now_s(), writer=QUARANTINE_WRITER)
         )
 
-    def look(self) -> None:
+    def check_due(self) -> None:
         """Begin to check all that checks may clear by themselves by now."""
         with self._store.read() as tx:
             boots = boot_ids(tx)
@@ -194,11 +194,11 @@ class Clearing:
     def _run(self, place: HardwarePlace, by: str) -> None:
         try:
             passed, evidence = self._checked(place)
-            self._store.write(lambda tx: self._settle(tx, place, by, evidence, passed=passed))
+            self._store.write(lambda tx: self._finish(tx, place, by, evidence, passed=passed))
         except InputError:
             log.info("%s was cleared while it was checked", place.words)
         except Exception:  # the store may be away; the quarantine stands, and it is tried again
-            log.exception("what the checks of %s found is not written down", place.words)
+            log.exception("the result of the checks of %s is not stored", place.words)
         finally:
             with self._lock:
                 self._running.discard(place)
@@ -215,7 +215,7 @@ class Clearing:
             found.append((bool(passed), f"{end.words}: {evidence}"))
         return all(passed for passed, _ in found), "; ".join(words for _, words in found)
 
-    def _settle(self, tx: Connection, place: HardwarePlace, by: str, evidence: str, *, passed: bool) -> None:
+    def _finish(self, tx: Connection, place: HardwarePlace, by: str, evidence: str, *, passed: bool) -> None:
         now_s = self._now_s()
         if not passed:
             keep(tx, place, evidence, now_s, writer=QUARANTINE_WRITER)
@@ -223,7 +223,7 @@ class Clearing:
         boots = boot_ids(tx)
 
         def is_ready(entry: QuarantineEntry) -> bool:
-            """Say whether a quarantine ends; without anybody asking only one that the rules let checks end."""
+            """Return whether a quarantine ends; without a request only one that the rules let checks end."""
             return by != BY_CHECKS or (entry.place == place and is_due(entry, boots.get(entry.place.node, ""), now_s))
 
         clear(tx, place, by, evidence, now_s, writer=QUARANTINE_WRITER, is_ready=is_ready)

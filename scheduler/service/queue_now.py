@@ -43,7 +43,7 @@ class GpuCounts(NamedTuple):
 
     by_node: Mapping[str, int]
     in_service_by_node: Mapping[str, int]
-    free_by_node: Mapping[str, int]  # in service, and held by nobody
+    free_by_node: Mapping[str, int]  # in service and held by no job
 
     @property
     def gpus(self) -> int:
@@ -57,7 +57,7 @@ class GpuCounts(NamedTuple):
 
     @property
     def free(self) -> int:
-        """Those in service that nobody holds."""
+        """Those in service that no job holds."""
         return sum(self.free_by_node.values())
 
     def on(self, nodes: Container[str]) -> "GpuCounts":
@@ -65,24 +65,24 @@ class GpuCounts(NamedTuple):
         return GpuCounts(*({node: gpus for node, gpus in part.items() if node in nodes} for part in self))
 
     def has(self, nodes: int, gpus_per_node: int) -> bool:
-        """Say whether so many nodes have so many free GPUs each."""
+        """Return whether a number of nodes have a number of free GPUs each."""
         return sum(free >= gpus_per_node for free in self.free_by_node.values()) >= nodes
 
 
 class Queue(NamedTuple):
-    """All that tells why jobs wait."""
+    """All that explains why jobs wait."""
 
     layout: Layout
     room: GpuCounts
     places: dict[str, int]  # of the jobs in the queue, from 1
-    turns: Mapping[tuple[str, int], int]  # users whose turn comes before an owner's at a priority; none without turns
+    turns: Mapping[tuple[str, int], int]  # users before each owner, by priority
     held: Counter[str]  # GPUs that each owner's jobs hold
     most: int | None  # GPUs that one owner may have
     now_s: float
-    held_back: str  # why nothing starts at the moment, "" if jobs do
+    held_back: str  # why no job starts at the moment, "" if jobs do
     errors: JobErrors
     checked: frozenset[str]  # jobs whose nodes are being checked before they start
-    why_not_launched: Callable[[str], str]  # of a job whose GPUs are reserved; "" if nothing keeps it
+    why_not_launched: Callable[[str], str]  # of a job whose GPUs are reserved; "" if nothing prevents it
 
 
 def room_in(tx: Connection, layout: Layout) -> GpuCounts:
@@ -99,8 +99,8 @@ class QueueNow:
     Args:
         settings: Of the scheduler.
         layout: Of its cluster.
-        control: What is asked of the scheduler.
-        fresh_s: For which it is not read again while nothing happens.
+        control: The running scheduler.
+        fresh_s: Time for which it is not read again if there is no event.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ def _turns_before(waiting: Iterable[WaitingJob], had: Turns) -> dict[tuple[str, 
 
 
 class Edge(NamedTuple):
-    """What a rank sends in an iteration, and so whom it lets wait."""
+    """What a rank sends in an iteration to a rank that waits for it."""
 
     kind: str  # tensor, ring (sum of gradients), next (activations) or back (their gradients)
     to: int  # rank
@@ -224,8 +224,8 @@ def _edges(plan: PlanFile, k: int, r: int, t: int) -> Iterator[Edge]:
 Figure = TypeVar("Figure", float, int)
 
 
-class Sitting(NamedTuple):
-    """Who has a seat of a ring now."""
+class SeatHolder(NamedTuple):
+    """The rank that holds a seat of a ring."""
 
     node: str
     gpu: int
@@ -240,44 +240,48 @@ class PlacedTask(NamedTuple):
     node: str  # "" before the first attempt
     gpu: int | None  # index on the node
     waits_for: tuple[int, ...]  # ranks
-    computed_s: float | None  # measured, of an iteration; none before any was told
-    away_bytes: int | None  # of its state that is put away; none of one that tells of none
+    computed_s: float | None  # measured, of an iteration; None before the first report
+    away_bytes: int | None  # of its state that is offloaded; None if it reports none
 
 
-class PlannedStart(NamedTuple):
+class PlannedJob(NamedTuple):
     """A job with a plan."""
 
     plan: PlanFile
     tasks: tuple[PlacedTask, ...]
-    step: int | None  # that it is at; none of one that does not run or tell
+    step: int | None  # that it is at; None if it does not run or report
     step_s: float | None  # measured
     ends_s: float | None  # Unix time at which it will have done all its iterations
 
 
 def planned(
-    plan: PlanFile, attempts: list[AttemptRow], figures: Figures | None, now_s: float, seats: Mapping[int, Sitting]
-) -> PlannedStart:
+    plan: PlanFile, attempts: list[AttemptRow], figures: Figures | None, now_s: float, seats: Mapping[int, SeatHolder]
+) -> PlannedJob:
     """Return how a job with a plan stands.
 
     Args:
         plan: Of the job.
         attempts: Of the job; it stands as the last one does.
-        figures: Of its steps; none of one that does not run or tell.
+        figures: Of its steps; None if it does not run or report.
         now_s: The present.
-        seats: Who has which seat of the job's ring, each of which has a sub-task; empty for other jobs.
+        seats: Holders of the seats of the job's ring, each of which has a sub-task; empty for other jobs.
     """
     tasks = sub_tasks(plan)
     places = [(share.node, gpu) for share in attempts[-1].placement for gpu in share.gpus] if attempts else []
     computed_s, away_bytes = (figures.computed_s, figures.away_bytes) if figures else ((), ())
-    sitting = seats or {rank: Sitting(*place, rank) for rank, place in enumerate(places)}
+    sitting = seats or {rank: SeatHolder(*place, rank) for rank, place in enumerate(places)}
     found = []
     for task, waits in zip(tasks, waited_for(tasks), strict=True):
         it = sitting.get(task.rank)
         node, gpu, rank = ("", None, None) if it is None else it
-        found.append(PlacedTask(task, rank, node, gpu, waits, _told(computed_s, rank), _told(away_bytes, rank)))
+        found.append(
+            PlacedTask(
+                task, rank, node, gpu, waits, _figure_of_rank(computed_s, rank), _figure_of_rank(away_bytes, rank)
+            )
+        )
     average = None if figures is None else figures.average
     step_s = None if average is None else average.iteration_s
-    return PlannedStart(
+    return PlannedJob(
         plan,
         tuple(found),
         None if figures is None else figures.step,
@@ -286,10 +290,10 @@ def planned(
     )
 
 
-def _told(figures: tuple[Figure | None, ...], rank: int | None) -> Figure | None:
+def _figure_of_rank(figures: tuple[Figure | None, ...], rank: int | None) -> Figure | None:
     return figures[rank] if rank is not None and rank < len(figures) else None
 
 
 def _ends_s(plan: PlanFile, step: int, step_s: float, now_s: float) -> float | None:
-    """Return when all iterations will be done if they go on as they do; none of a plan that does not say how many."""
+    """Return when all iterations will be done at the present speed; None if the plan has no number of iterations."""
     return now_s + max(0, plan.iterations - step) * step_s if plan.iterations and step_s else None

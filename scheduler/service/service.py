@@ -78,14 +78,14 @@ class TickFailures:
 
 
 TICK_S, TICK_REST_S = 0.25, 0.02  # between two ticks at most, and at least: a stream of requests wakes it all the time
-BACKFILL_DEPTH = 100  # each job that may pass costs a decision at each moment; Slurm's main loop looks at as many
+BACKFILL_DEPTH = 100  # each job that may pass costs a decision at each moment; Slurm's main loop tests as many
 LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
 TICK_STALLED_S = 60.0  # without the end of a tick
 FORGET_EVERY_S = 3600.0  # between two times that old answers are forgotten
 ANSWERS_KEPT_S = 24 * 3600.0  # how long answers are kept for requests that come again
-CLEAR_EVERY_S = 10.0  # between two looks at what checks may clear
+CLEAR_EVERY_S = 10.0  # between two passes over what checks may clear
 PRUNE_EVERY_S = 3600.0  # between two times that old history is deleted
-UPKEEP_EVERY_S = 1.0  # between two looks at the room on the disk
+UPKEEP_EVERY_S = 1.0  # between two checks of free disk space
 PRUNE_PAUSE_S = 0.05  # between two batches of it, in which others read and write
 
 
@@ -96,8 +96,8 @@ class Service:
         chosen: What was chosen.
 
     Raises:
-        LongshoreError: If the cluster file, the store, the backend or a policy cannot be used, or if others could ask
-            the API and nobody has a token.
+        LongshoreError: If the cluster file, the store, the backend or a policy cannot be used, or if other
+            machines reach the API and there is no token.
     """
 
     def __init__(self, chosen: ServeOptions) -> None:
@@ -135,9 +135,10 @@ class Service:
         self._woken = threading.Event()
         self.checks = checks_of(settings, self.layout, self._woken.set, slots=self.slots)
         parts = Parts(
-            self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, placer, time.time,
-            this_process(), monitor, settings.limits.gpus, self.room.against_starts,
-            self.checks.place, self.checks.of_jobs, self.wake,
+            store=self.store, backend=self.backend, backend_name=full_name(kind.name, self.backend), site=site,
+            layout=self.layout, placer=placer, now_s=time.time, owner=this_process(), monitor=monitor,
+            gpus_per_user=settings.limits.gpus, why_no_starts=self.room.against_starts,
+            check_place=self.checks.place, checks=self.checks.of_jobs, wake=self.wake,
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
         self.control = RunningScheduler(self.reconciler)
@@ -149,7 +150,7 @@ class Service:
         self.store.watch_commits(self.metrics.commit_s.observe)
         self.queue = QueueNow(settings, self.layout, self.control)
         self.failures, self.usage = TickFailures(), Usage()
-        self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
+        self.ends = threading.Event()  # the scheduler is to stop: all waits end
         self._ticked, self._forgot, self._pruned = time.monotonic(), float("-inf"), float("-inf")
         self._cleared = float("-inf")
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -157,7 +158,7 @@ class Service:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody on this machine may ask without a token, as long as the store has none."""
+        """Whether any user of this machine may use the API without a token, as long as the store has none."""
         return self.settings.open and self.settings.is_loopback
 
     @property
@@ -170,10 +171,10 @@ class Service:
         return self.control.now_s()
 
     def leads(self) -> bool:
-        """Say whether this scheduler leads."""
+        """Return whether this scheduler leads."""
         return self.control.leads()
 
-    def take_up(self) -> None:
+    def lead(self) -> None:
         """Take the lease if it is free, and wait until the policy is loaded.
 
         Raises:
@@ -185,7 +186,7 @@ class Service:
             leads = self.reconciler.tick()
         except LongshoreError:
             raise
-        except Exception as error:  # the loop tries again, and the API tells
+        except Exception as error:  # the loop tries again, and the API shows the error
             self.failures.count(error)
             return
         if leads:
@@ -197,7 +198,7 @@ class Service:
         self._keeping.start()
 
     def wake(self) -> None:
-        """Let the scheduler look at once."""
+        """Make the next tick begin at once."""
         self._woken.set()
 
     def close(self) -> None:
@@ -221,7 +222,7 @@ class Service:
         with self.store.read() as tx:
             if not settings.is_loopback and not has_valid_tokens(tx, time.time()):
                 raise InputError(
-                    f"host {settings.host} lets other machines run programs here, and nobody has a valid token",
+                    f"host {settings.host} lets other machines run programs here, and there is no valid token",
                     f"make one with `longshore token create NAME --role operator --folder {settings.folder}`",
                 )
         return secret
@@ -262,10 +263,10 @@ class Service:
     def _keep(self, every_s: float = UPKEEP_EVERY_S) -> None:
         """Watch the disk and how GPUs are used, and delete old history; beside the ticks, for it may take long."""
         tasks = (
-            ("room on the disk could not be looked after", self.room.look),
-            ("the use of GPUs could not be noted", self._look_at_use),
+            ("free disk space could not be checked", self.room.look),
+            ("the use of GPUs could not be recorded", self._note_use),
             ("old history could not be deleted", self._prune),
-            ("quarantines could not be looked at", self._look_at_quarantines),
+            ("quarantines could not be checked", self._check_quarantines),
         )
         while not self.ends.wait(every_s):
             for failure, task in tasks:
@@ -275,7 +276,7 @@ class Service:
                     # History that is kept for longer does no harm, a thread that ends does.
                     log.exception("%s", failure)
 
-    def _look_at_use(self) -> None:
+    def _note_use(self) -> None:
         """Note now and then how many GPUs are held, and how busy they are; not while the store does not answer."""
         now_s = self.now_s()
         if self.usage.is_due(now_s):
@@ -284,12 +285,12 @@ class Service:
                 reports = self.control.last_reports()
                 self.usage.take(sample_of(held, self.layout.nodes, reports, now_s))
 
-    def _look_at_quarantines(self) -> None:
+    def _check_quarantines(self) -> None:
         """Let checks clear what has rested long enough, now and then."""
         if self.leads() and time.monotonic() - self._cleared > CLEAR_EVERY_S:
             self._cleared = time.monotonic()
             with suppress(StoreUnreachableError):
-                self.clearing.look()
+                self.clearing.check_due()
 
     def _prune(self) -> None:
         """Delete old history, now and then."""
@@ -343,7 +344,7 @@ def _room_of(settings: SchedulerSettings) -> Room:
     """Return what watches the disks of a scheduler; where they are full, the reserve lets it start."""
     file = file_of(settings.store_url)
     room = Room([settings.folder] if file is None else [file.parent, settings.folder], settings.least_free_bytes)
-    with suppress(OSError):  # the store says better what is wrong with its folder
+    with suppress(OSError):  # opening the store gives a better error about its folder
         room.look()
     return room
 
@@ -361,7 +362,7 @@ def node_types_of(setup: ClusterSetup) -> dict[str, str]:
 
 
 def _note_training(policy: Policy, site: ClusterSite) -> None:
-    """Say how the use of the fallback differs from its training; of the policy itself, its process says that."""
+    """Warn if the fallback is used otherwise than it was trained; the policy's own process warns for the policy."""
     if remark := remark_on(policy, use_of(site.rules, USERS)):
         log.warning("policy %s: %s", policy.name, remark)
 

@@ -29,7 +29,7 @@ class NewAttempt(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """An attempt as the store holds it; the columns of the table say what each field is."""
+    """An attempt as the store holds it; the columns of the table describe the fields."""
 
     job_id: str
     number: int
@@ -137,7 +137,7 @@ def reserve_gpu(tx: Connection, row: ReservationRow) -> None:
 
 
 def is_reserved(tx: Connection, job_id: str, number: int, place: tuple[str, int]) -> bool:
-    """Say whether an attempt holds a GPU."""
+    """Return whether an attempt holds a GPU."""
     of = {"of_job": job_id, "at_number": number, "at_node": place[0], "at_gpu": place[1]}
     return tx.execute(_IS_RESERVED, of).first() is not None
 
@@ -199,18 +199,23 @@ _DELETE_CHECKPOINT = delete(checkpoint).where(*_CHECKPOINT_KEY)
 
 
 def register(
-    tx: Connection, row: CheckpointRow, *, writer: str, fence: int | None = None, most_told: int = MAX_CHECKPOINT_EVENTS
+    tx: Connection,
+    row: CheckpointRow,
+    *,
+    writer: str,
+    fence: int | None = None,
+    max_events: int = MAX_CHECKPOINT_EVENTS,
 ) -> bool:
-    """Write down a checkpoint, in place of one that the same attempt has of the same step.
+    """Write down a checkpoint, in place of an earlier one of the same attempt and step.
 
-    An event tells of it, unless there are as many of the job as are kept: what a job says must not fill the disk.
+    It has an event, up to a number of events of the job: what a job reports must not fill the disk.
 
     Args:
         tx: Transaction.
         row: The checkpoint.
         writer: Role that writes it.
         fence: Token of its lease.
-        most_told: Events of the checkpoints of one job.
+        max_events: Events of the checkpoints of one job.
 
     Returns:
         Whether it was not known.
@@ -219,7 +224,7 @@ def register(
         OlderAttemptError: If a later attempt of the job has begun.
         ValueError: If the job has no such attempt.
     """
-    last, told = tx.execute(_JOB_OF_CHECKPOINT, {"of_job": row.job_id}).one_or_none() or (0, 0)
+    last, events = tx.execute(_JOB_OF_CHECKPOINT, {"of_job": row.job_id}).one_or_none() or (0, 0)
     if not 0 < row.number <= last:
         raise ValueError(f"job {row.job_id} has no attempt {row.number}")
     if row.number < last:
@@ -228,10 +233,10 @@ def register(
     if known is not None and (known.path, known.digest) == (row.path, row.digest):
         return False
     put_all(tx, checkpoint, [row._asdict()])
-    if told < most_told:
+    if events < max_events:
         tx.execute(_COUNT_CHECKPOINT, {"of_job": row.job_id})
         data = {"step": row.step, "path": row.path, "digest": row.digest}
-        cause = f"step {row.step} is saved at {row.path}" + (LAST_WORDS if told == most_told - 1 else "")
+        cause = f"step {row.step} is saved at {row.path}" + (LAST_WORDS if events == max_events - 1 else "")
         append(tx, NewEvent(SAVED, writer, row.at_s, row.job_id, row.number, fence=fence, cause=cause, data=data))
     for old in checkpoints_of(tx, row.job_id, MAX_CHECKPOINTS + 10)[MAX_CHECKPOINTS:]:
         tx.execute(_DELETE_CHECKPOINT, {"of_job": old.job_id, "at_number": old.number, "at_step": old.step})
@@ -244,7 +249,7 @@ def checkpoints_of(tx: Connection, job_id: str, most: int = MAX_CHECKPOINTS) -> 
 
 
 def latest_before(tx: Connection, job_id: str, number: int) -> CheckpointRow | None:
-    """Return the checkpoint that an attempt begins with: the newest of those before it, which nobody changes any more.
+    """Return the checkpoint that an attempt begins with: the newest of those before it, which does not change any more.
 
     Args:
         tx: Transaction.

@@ -31,7 +31,7 @@ def back_up(file: Path, target: Path) -> int:
 
     Raises:
         StoreError: If it cannot be read, is damaged, is no store, or cannot be copied there.
-        InputError: If the folder of the copy cannot be looked into.
+        InputError: If the folder of the copy cannot be read.
     """
     if exists(target):
         raise StoreError(f"{target}: is there already; give another path")
@@ -43,7 +43,7 @@ def back_up(file: Path, target: Path) -> int:
 
 
 def put_in_place(backup: Path, file: Path, stamp: str) -> Path | None:
-    """Put a copy in the place of a store that nobody has open.
+    """Put a copy in the place of a store that no process has open.
 
     If this is cut off, a mark stays beside the file with which no store is opened; calling it again makes it whole. No
     mark stays of one that fails before anything is moved.
@@ -51,7 +51,7 @@ def put_in_place(backup: Path, file: Path, stamp: str) -> Path | None:
     Args:
         backup: The copy; it stays.
         file: Of the store, which may not be there.
-        stamp: By which the name of the one that is replaced is told from others.
+        stamp: Makes the name of the replaced one unique.
 
     Returns:
         Where the replaced one is; None if there was none.
@@ -93,7 +93,7 @@ def _replace(file: Path, draft: Path, aside: Path, mark: Path, stamp: str) -> No
 
 
 def holder_of(file: Path) -> LeaseHolder | None:
-    """Return who holds the scheduler's lease in a store, None if that is nobody or nothing can be read."""
+    """Return who holds the scheduler's lease in a store, None if no scheduler does or it cannot be read."""
     try:
         with closing(_opened(file)) as store:
             found = store.execute("SELECT owner, expires_s FROM lease WHERE name = ?", (SCHEDULER_LEASE,)).fetchone()
@@ -110,7 +110,7 @@ def open_in(file: Path) -> list[int]:
         return []
     found = set[int]()
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it is somebody else's, or has ended
+        with suppress(OSError):  # it is another user's, or has ended
             if any(_is_same(handle, wanted) for handle in (process / "fd").iterdir()):
                 found.add(int(process.name))
     return sorted(found - {os.getpid()})
@@ -144,7 +144,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _opened(file: Path) -> sqlite3.Connection:
-    # rw: a file that is not there is not made; ro could not read the log of one that nobody has open.
+    # rw: a file that is not there is not made; ro could not read the log of one that no process has open.
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=30.0)
 
 

@@ -19,7 +19,7 @@ LongshoreError
     ├── FencedError             another scheduler has taken over, and the writer has to stop
     ├── StaleWriteError         the row is not what the writer had read; read again and decide again
     ├── TakenError              another attempt holds a GPU
-    ├── OlderAttemptError       a later attempt of the job has begun, and what an older one says no longer counts
+    ├── OlderAttemptError       a later attempt of the job has begun, so reports of an older one no longer count
     ├── TakenNameError          there is one of that name already
     └── TooManyTokensError      an owner has as many tokens as are allowed
 """
@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
@@ -63,7 +63,7 @@ class StoreLostError(StoreUnreachableError):
 
 
 class StoreRefusesError(StoreError):
-    """The store answers, and refuses what any change writes; nothing was changed, and no job is to blame."""
+    """The store answers, and refuses what any change writes; nothing was changed, and no job is at fault."""
 
 
 class FencedError(StoreError):
@@ -79,7 +79,7 @@ class TakenError(StoreError):
 
 
 class OlderAttemptError(StoreError):
-    """A later attempt of the job has begun, so what an older one says no longer counts; nothing was changed."""
+    """A later attempt of the job has begun, so reports of an older one no longer count; nothing was changed."""
 
 
 class TakenNameError(StoreError):
@@ -187,7 +187,7 @@ def lock_for_reading(tx: Connection) -> None:
 
 
 def _json(text: str) -> object:
-    """Return what JSON says, nothing if it is none: PostgreSQL refuses that, SQLite does not."""
+    """Return the value of a JSON text, None if it is invalid: PostgreSQL refuses that, SQLite does not."""
     try:
         return json.loads(text)
     except ValueError:
@@ -240,16 +240,8 @@ T = TypeVar("T")
 GROUP = 64  # most requests in one transaction
 
 
-class _Waiting(Protocol):
-    """A request, whatever its result is."""
-
-    def run(self, tx: Connection) -> None: ...
-
-    def settle(self, error: BaseException | None = None) -> None: ...
-
-
 class _Request(Generic[T]):
-    """Work that waits for its transaction. A bare lock tells that it is over; a Future takes several times as long."""
+    """Work that waits for its transaction. A bare lock shows that it is over; a Future takes several times as long."""
 
     def __init__(self, work: Callable[[Connection], T]) -> None:
         self._work = work
@@ -268,7 +260,7 @@ class _Request(Generic[T]):
             mark(tx, "ROLLBACK TO SAVEPOINT request")
         mark(tx, "RELEASE SAVEPOINT request")
 
-    def settle(self, error: BaseException | None = None) -> None:
+    def finish(self, error: BaseException | None = None) -> None:
         """Tell that the transaction is over, and how it failed; an error of the work itself goes before."""
         self._error = self._error or error
         self._open.release()
@@ -289,9 +281,9 @@ class Writer:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.observe_s: Callable[[float], object] = lambda _took_s: None  # told how long each transaction took
+        self.observe_s: Callable[[float], object] = lambda _took_s: None  # called with the time of each transaction
         self._engine = engine
-        self._waiting: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_Request[Any] | None] = SimpleQueue()
         self._closing = Lock()
         self._closed = False
         self._thread = Thread(target=self._serve, name="store-writer", daemon=True)
@@ -328,9 +320,9 @@ class Writer:
             if last:
                 return
 
-    def _next_group(self) -> tuple[list[_Waiting], bool]:
+    def _next_group(self) -> tuple[list[_Request[Any]], bool]:
         """Wait for a request and return it with those behind it, and whether they are the last."""
-        group: list[_Waiting] = []
+        group: list[_Request[Any]] = []
         request = self._waiting.get()
         while request is not None:
             group.append(request)
@@ -342,7 +334,7 @@ class Writer:
                 return group, False
         return group, True
 
-    def _commit(self, group: list[_Waiting]) -> None:
+    def _commit(self, group: list[_Request[Any]]) -> None:
         failure: Exception | None = None
         began = time.perf_counter()
         try:
@@ -354,7 +346,7 @@ class Writer:
             failure = error
         self.observe_s(time.perf_counter() - began)
         for request in group:
-            request.settle(failure)
+            request.finish(failure)
 
 
 def mark(tx: Connection, statement: str) -> None:

@@ -68,7 +68,7 @@ _LAST_OF_NO_JOB = (
 
 
 def append(tx: Connection, new: NewEvent) -> None:
-    """Add an event, in the transaction of what it tells."""
+    """Add an event, in the transaction of the change."""
     tx.execute(_INSERT_EVENT, new._asdict())
 
 
@@ -112,7 +112,7 @@ def owners_events_after(
         seq: Number of the last event that is known, 0 for none.
         limit: Most events to return.
         owner: Whose jobs.
-        within: How many numbers are looked at.
+        within: Number of sequence numbers that are read.
     """
     last = last_seq(tx)
     if last <= seq:
@@ -123,8 +123,8 @@ def owners_events_after(
     return rows, rows[-1].seq if len(rows) == limit else last
 
 
-def told_by_others(tx: Connection, seq: int) -> tuple[list[str], int]:
-    """Return the jobs that somebody without a lease wrote about since an event, and the number of the last event.
+def changed_by_others(tx: Connection, seq: int) -> tuple[list[str], int]:
+    """Return the jobs of events that writers without a lease added since an event, and the number of the last event.
 
     Who goes on from there misses none; as with `events_after`.
     """

@@ -1,4 +1,4 @@
-"""Jobs: one row each, changed only by whoever has read its last version; retries, and requests that come again."""
+"""Jobs: one row each, changed only by a writer that has read its last version; retries, and repeated requests."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypedDict
@@ -29,7 +29,7 @@ from .schema import idempotency, insert_if_absent, job, pruned
 CHANGE, WISH, PRIORITY = "job", "desired", "priority"  # kinds of events
 
 
-GIVEN, UNKNOWN = "given", "unknown"  # by its owner; by nobody
+GIVEN, UNKNOWN = "given", "unknown"  # by its owner; by no one
 MANY = 500  # ids in one statement
 MAX_ESTIMATE_S = 1e12
 
@@ -87,7 +87,7 @@ _SOME_JOBS = _ALL_JOBS.where(job.c.id.in_(bindparam("wanted", expanding=True)))
 _SET_DESIRED = (
     update(job).where(job.c.id == bindparam("at_id")).values(desired=bindparam("wanted"), version=job.c.version + 1)
 )
-# One that nobody could mean, which an older version let pass, must not be the mean of all.
+# An estimate out of range must not dominate the mean of all.
 ESTIMATE_S = case((job.c.estimate_s.between(0.0, MAX_ESTIMATE_S), job.c.estimate_s), else_=0.0)
 _ESTIMATES = select(func.count(), func.coalesce(func.sum(ESTIMATE_S), 0.0))
 _PRUNED = select(pruned.c.jobs, pruned.c.estimates_s)
@@ -189,7 +189,7 @@ def set_desired(
         desired: What is wanted.
         at_s: Unix time.
         writer: Role that writes it.
-        version: Of the job as the user saw it; any if left out.
+        version: Of the job as the user saw it; by default any.
 
     Returns:
         Whether anything was written: not if it was wanted already, or if the job is cancelled or has ended.
@@ -218,7 +218,7 @@ def set_priority(
         priority: Higher goes first.
         at_s: Unix time.
         writer: Role that writes it.
-        version: Of the job as the user saw it; any if left out.
+        version: Of the job as the user saw it; by default any.
 
     Returns:
         Whether anything was written: not if it has it already, or if the job has ended.
@@ -280,7 +280,7 @@ def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
     """Put a failed job back into the queue, or let one run that is held; with all its tries, as if it had used none.
 
     No scheduler knows a job that has ended: so this is the one change of a state that is not the scheduler's, and it
-    takes the job up as it takes up one that is new. One that is held it lets into the queue itself.
+    handles the job like one that is new. One that is held it lets into the queue itself.
 
     Args:
         tx: Transaction.
@@ -343,7 +343,7 @@ def recall(tx: Connection, owner: str, key: str) -> StoredAnswer | None:
 
 
 def remember(tx: Connection, owner: str, key: str, answer: StoredAnswer) -> bool:
-    """Keep an answer in the transaction of what it tells; return False if there is one, and undo that then."""
+    """Keep an answer in the transaction of its change; return False if there already is one: then undo the change."""
     return insert_if_absent(tx, idempotency, {"owner": owner, "key": key, **answer._asdict()})
 
 

@@ -18,9 +18,9 @@ SCHEDULER_LEASE = "scheduler"
 class LeaseRow(NamedTuple):
     """A lease as it stands."""
 
-    owner: str  # who took it last, "" if nobody did
+    owner: str  # the last holder, "" if there was none
     token: int
-    expires_s: float  # Unix time by `clock`; 0 if it was given up, or nobody ever had it
+    expires_s: float  # Unix time by `clock`; 0 if it was given up, or never taken
 
 
 NO_LEASE_ROW = LeaseRow("", 0, 0.0)
@@ -61,7 +61,7 @@ def lease_row(tx: Connection, name: str) -> LeaseRow:
 
 
 def is_held(tx: Connection, name: str) -> bool:
-    """Say whether anybody holds a lease."""
+    """Return whether a lease is held."""
     expires_s = tx.execute(_EXPIRES, {"held_name": name}).scalar_one_or_none()
     return expires_s is not None and expires_s > clock(tx)
 
@@ -69,19 +69,19 @@ def is_held(tx: Connection, name: str) -> bool:
 def acquire(
     tx: Connection, name: str, owner: str, now_s: float, ttl_s: float, *, left: LeaseRow = NO_LEASE_ROW
 ) -> int | None:
-    """Take a lease that nobody holds.
+    """Take a lease that is free.
 
     Args:
         tx: Transaction.
         name: Of the lease.
         owner: Who takes it, for people.
-        now_s: What `clock` says.
+        now_s: By `clock`.
         ttl_s: Seconds until it expires if it is not renewed.
         left: The lease as it was read by one who knows that its owner is gone; if it still stands so, it can be taken
             before it expires.
 
     Returns:
-        The token, larger than all before; None if somebody holds the lease.
+        The token, larger than all before; None if the lease is held.
     """
     insert_if_absent(tx, lease, {"name": name, "owner": "", "token": 0, "expires_s": 0.0})
     parameters = {"held_name": name, "owner": owner, "now_s": now_s, "expires_s": now_s + ttl_s}

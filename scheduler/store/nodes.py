@@ -42,8 +42,8 @@ _SINCE = _ALL_QUARANTINES.where(
 _PLACES = select(*_PLACE_COLUMNS).where(quarantine.c.cleared_s.is_(None)).order_by(quarantine.c.seq)
 _OF_SEQ = update(quarantine).where(quarantine.c.seq == bindparam("of_seq"), quarantine.c.cleared_s.is_(None))
 _SEEN = _OF_SEQ.values(symptom_s=bindparam("seen_s"), evidence=bindparam("found"))
-_CHECKED = _OF_SEQ.values(checked=bindparam("told"), tries=bindparam("times"), not_before_s=bindparam("until_s"))
-_CLEAR = _OF_SEQ.values(cleared_s=bindparam("at_s"), cleared_by=bindparam("who"), checked=bindparam("told"))
+_CHECKED = _OF_SEQ.values(checked=bindparam("result"), tries=bindparam("times"), not_before_s=bindparam("until_s"))
+_CLEAR = _OF_SEQ.values(cleared_s=bindparam("at_s"), cleared_by=bindparam("who"), checked=bindparam("result"))
 
 
 def open_entries(tx: Connection) -> list[QuarantineEntry]:
@@ -82,13 +82,13 @@ def note_symptom(tx: Connection, entry: QuarantineEntry, evidence: str, at_s: fl
 
 def note_failed_checks(tx: Connection, entry: QuarantineEntry, evidence: str, tries: int, not_before_s: float) -> None:
     """Note that checks that were to clear something did not pass."""
-    tx.execute(_CHECKED, {"of_seq": entry.seq, "told": evidence, "times": tries, "until_s": not_before_s})
+    tx.execute(_CHECKED, {"of_seq": entry.seq, "result": evidence, "times": tries, "until_s": not_before_s})
 
 
 def clear_entries(tx: Connection, entries: Iterable[QuarantineEntry], by: str, evidence: str, now_s: float) -> int:
     """End quarantines, and return how many stood."""
     return sum(
-        tx.execute(_CLEAR, {"of_seq": it.seq, "at_s": now_s, "who": by, "told": evidence}).rowcount for it in entries
+        tx.execute(_CLEAR, {"of_seq": it.seq, "at_s": now_s, "who": by, "result": evidence}).rowcount for it in entries
     )
 
 
@@ -100,7 +100,7 @@ def _entry(row: Row[Any]) -> QuarantineEntry:
 
 CHANGE = "node"  # kind of events
 IN_SERVICE, OUT_OF_SERVICE = "in service", "out of service"
-ALARM = "alarm"  # so many nodes fell silent at once that the fault is not theirs
+ALARM = "alarm"  # too many nodes fell silent at once for the fault to be theirs
 FAULTY, HEALTHY = "faulty", "healthy"  # of a GPU
 
 
@@ -121,7 +121,7 @@ class NodeRow(NamedTuple):
     boot_id: str = ""  # names its time since its last start, "" if unknown
     agent_version: str = ""  # of Longshore
     guarded: bool = False  # its agent kills what runs there when its lease runs out
-    verdict: ProbeVerdict = ProbeVerdict.NONE  # of those who knock at its agent's door, while it is down
+    verdict: ProbeVerdict = ProbeVerdict.NONE  # of the probes of its agent, while it is down
     found: str = ""  # by them, in words, while it is silent
 
 
@@ -195,7 +195,7 @@ def gpus_in_service(tx: Connection, sizes: Mapping[str, int]) -> set[tuple[str, 
 def write_health(
     tx: Connection, fence: int, nodes: Sequence[NodeRow], gpus: Sequence[GpuRow], events: Iterable[NewEvent]
 ) -> None:
-    """Write what the leading scheduler sees of nodes and GPUs, new ones and known ones, with what is told of it.
+    """Write what the leading scheduler sees of nodes and GPUs, new ones and known ones, with the events.
 
     Raises:
         FencedError: If another scheduler has taken over.
@@ -264,7 +264,7 @@ def put_records(tx: Connection, job_id: str, records: Mapping[str, tuple[int, fl
 
 
 class UserTurn(NamedTuple):
-    """The last turns of a user: when, and their numbers, by which turns of one moment are told apart; 0 for none."""
+    """The last turns of a user: when, and their numbers, which order turns of one moment; 0 for none."""
 
     owner: str
     priority: int

@@ -70,7 +70,7 @@ def configuration(tx: Connection) -> Config:
 
 
 def is_known(revision: str) -> bool:
-    """Say whether this version has a migration of a name."""
+    """Return whether this version has a migration of a name."""
     try:
         ScriptDirectory.from_config(_configuration()).get_revision(revision)
     except CommandError:
@@ -107,7 +107,7 @@ def _check(tx: Connection, script: ScriptDirectory, current: str | None) -> None
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# Codes of errors. SQLite tells a quota that is used up as a write that failed.
+# Codes of errors. SQLite reports a quota that is used up as a failed write.
 SQLITE_FULL, SQLITE_IOERR_WRITE, POSTGRESQL_FULL = 13, 778, "53100"
 
 
@@ -122,7 +122,7 @@ class Store:
     def __init__(self, engine: Engine, file: Path | None = None) -> None:
         self.engine = engine
         self.file = file
-        self.make_room: Callable[[], bool] = lambda: False  # asked when the disk is full; says whether it helped
+        self.make_room: Callable[[], bool] = lambda: False  # called when the disk is full; returns whether it helped
         self._rooms, self._making = 0, Lock()  # how often room was made
         self._writer = Writer(engine)
         self._identity, self._is_lost = _identity(file), False
@@ -146,7 +146,7 @@ class Store:
             return self._write(work)
 
     def _has_room_since(self, rooms: int) -> bool:
-        """Make room and say whether there is some; the first of those whose transaction found none makes it for all."""
+        """Make room and return whether there is some; the first transaction that found none makes it for all."""
         with self._making:
             if self._rooms == rooms and self.make_room():
                 self._rooms += 1
@@ -175,7 +175,7 @@ class Store:
         """Make sure that the file is the one that was opened.
 
         Raises:
-            StoreLostError: If it was deleted or replaced: what was written to it would be seen by nobody.
+            StoreLostError: If it was deleted or replaced: what is written to it would be lost.
         """
         if _identity(self.file) == self._identity:
             self._is_lost = False
@@ -187,7 +187,7 @@ class Store:
         raise StoreLostError(f"{text}: nothing is read, written or started until it is put back")
 
     def watch_commits(self, observe_s: Callable[[float], object]) -> None:
-        """Let somebody be told how long each transaction that writes takes, in seconds, on the writer's thread."""
+        """Call a function with the seconds that each transaction takes, on the writer's thread."""
         self._writer.observe_s = observe_s
 
     def close(self) -> None:
@@ -244,7 +244,7 @@ def _reachable() -> Iterator[None]:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Say whether a full disk is behind an error; a transaction that it ended fails in what follows as well."""
+    """Return whether a full disk is behind an error; a transaction that it ended fails in what follows as well."""
     while error is not None:
         if getattr(error, "sqlite_errorcode", None) in (SQLITE_FULL, SQLITE_IOERR_WRITE):
             return True
@@ -255,7 +255,7 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def _identity(file: Path | None) -> tuple[int, int] | None:
-    """Return what tells a file from one that takes its place, None if it is not there."""
+    """Return what identifies a file, None if it is not there."""
     if file is None:
         return None
     try:

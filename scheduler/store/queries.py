@@ -1,6 +1,6 @@
 """What is read of the store to show a cluster as a whole: on a page, or as metrics.
 
-How long a job is expected to run whose owner has not said so: by the jobs that have ended, as in traces.
+Estimated run times of jobs without one from their owners: from the jobs that have ended, as in traces.
 
 What it comes to is written with the job when it is submitted. So it stays the same whatever ends later.
 """
@@ -83,8 +83,11 @@ _DRAINS_SINCE = (
     )
     .scalar_subquery()
 )  # fmt: skip
-_DRAINS = select(attempt.c.job_id, attempt.c.number, _DRAINS_SINCE, job.c.spec, attempt.c.placement)
-_DRAINS = _DRAINS.join(job, job.c.id == attempt.c.job_id).where(attempt.c.state == AttemptState.DRAINING)
+_DRAINS = (
+    select(attempt.c.job_id, attempt.c.number, _DRAINS_SINCE, job.c.spec, attempt.c.placement)
+    .join(job, job.c.id == attempt.c.job_id)
+    .where(attempt.c.state == AttemptState.DRAINING)
+)
 _JOB_ROWS = select(*(job.c[name] for name in JobRow._fields))
 _EVENTS = select(*(event.c[name] for name in EventRow._fields))
 _LAST_EVENTS = _EVENTS.where(event.c.seq < bindparam("before")).order_by(event.c.seq.desc()).limit(bindparam("most"))
@@ -99,7 +102,7 @@ _LAST_SAVED = select(*(event.c[name] for name in EventRow._fields), _SAVED_EVENT
     _SAVED_EVENTS, event.c.seq == _SAVED_EVENTS.c.seq
 )
 _LAST_EVENT_OF_JOB = select(func.coalesce(func.max(event.c.seq), 0)).where(event.c.job_id == bindparam("of_job"))
-# Without what the policy saw: those columns are large, and nobody reads them here.
+# Without what the policy saw: those columns are large, and not read here.
 _SHORT_DECISIONS = select(
     *(
         null().label(name) if name in ("observation", "mask", "log_probability") else decision.c[name]
@@ -179,7 +182,7 @@ def last_events(
         limit: Most events to return.
         before_seq: Only those before the one with this number.
         job_id: Only those of one job.
-        without: Kind of events of the job that are left out.
+        without: Kind of events of the job that are omitted.
     """
     parameters = {"before": before_seq or 1 << 62, "most": limit, "of_job": job_id, "without": without}
     statement = _LAST_EVENTS if job_id is None else _LAST_EVENTS_OF_JOB
@@ -281,7 +284,7 @@ def owners_of(tx: Connection, jobs: list[str]) -> dict[str, str]:
 
 
 MIN_COUNTED_RUN_S = 1.0  # a mean of logarithms would go by what fails at once, and by little else
-UNNAMED = JobFile.model_fields["name"].default  # says nothing of what a job runs
+UNNAMED = JobFile.model_fields["name"].default  # a default, so not a name that jobs have in common
 # The partial indexes are used only for these very words, so that 0 is no parameter.
 _ENDED = (job.c.ended_s.is_not(None), job.c.attempt > literal_column("0"), attempt.c.started_s.is_not(None))
 _ENDED_RUNS = (

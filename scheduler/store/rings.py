@@ -75,7 +75,7 @@ def give(tx: Connection, row: ReplacementRow, event: NewEvent, *, is_held: bool 
     Args:
         tx: Transaction.
         row: What it is given.
-        event: What is told of it, with the token of the scheduler's lease.
+        event: Of the change, with the token of the scheduler's lease.
         is_held: Whether it was reserved for the ring before.
 
     Raises:
@@ -100,7 +100,7 @@ def take_back(tx: Connection, job_id: str, number: int, places: Sequence[tuple[s
         job_id: The job.
         number: Of the attempt.
         places: Node and index of each.
-        event: What is told of it, with the token of the scheduler's lease.
+        event: Of the change, with the token of the scheduler's lease.
 
     Raises:
         FencedError: If another scheduler has taken over.
@@ -144,7 +144,7 @@ def ring_ends(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]]:
 
 
 def held_by_rings(tx: Connection, job_id: str, attempts: Iterable[AttemptRow]) -> dict[int, Placement]:
-    """Return the GPUs that attempts with rings hold, or held last; others are left out.
+    """Return the GPUs that attempts with rings hold, or held last; others are omitted.
 
     Args:
         tx: Transaction.

@@ -112,7 +112,7 @@ job = Table(
     Column("id", Text, nullable=False, unique=True),  # ULID in lower case
     Column("name", Text, nullable=False),
     Column("owner", Text, nullable=False),
-    Column("spec", JSON, nullable=False),  # the job file, with everything that was left out filled in
+    Column("spec", JSON, nullable=False),  # the job file, with all defaults filled in
     Column("desired", enum_column(Desired), nullable=False),
     Column("state", enum_column(JobState), nullable=False),
     Column("priority", Integer, nullable=False),  # higher goes first
@@ -126,7 +126,7 @@ job = Table(
     Column("stops_resource", Integer, nullable=False),
     Column("stops_user", Integer, nullable=False),
     Column("stops_asked", Integer, nullable=False),  # the program asked to be run again, exit code 75
-    Column("stops_ambiguous", Integer, nullable=False),  # nothing tells whose fault it was
+    Column("stops_ambiguous", Integer, nullable=False),  # of unknown cause
     Column("no_progress", Integer, nullable=False),  # attempts in a row that saved nothing
     Column("saved_s", Double, nullable=False),  # work that checkpoints hold
     Column("guess_s", Double, nullable=False),  # the estimate, doubled whenever it was outlived
@@ -136,9 +136,9 @@ job = Table(
     Column("cause_class", Text, nullable=False),  # exit class of its last end, "" before
     Column("cause", Text, nullable=False),  # of its last change, for people
     Column("ended_s", Double),  # when it came into a final state
-    Column("reached_step", Double),  # the highest that an attempt has told of, none before
+    Column("reached_step", Double),  # the highest that an attempt has reported, none before
     Column("checkpoint_events", Integer, nullable=False, server_default="0"),  # events of its checkpoints
-    # Who has given the estimate: its owner, nobody, or jobs that had ended and what they have in common with it.
+    # Source of the estimate: the owner, none, or ended jobs and what they have in common with it.
     Column("estimate_from", Text, nullable=False, server_default="given"),
     Column("estimate_jobs", Integer, nullable=False, server_default="0"),  # how many these are
     Index(None, "state", "submit_seq"),
@@ -280,9 +280,7 @@ node = Table(
     Column("boot_id", Text, nullable=False, server_default=""),  # names its time since its last start, "" if unknown
     Column("agent_version", Text, nullable=False, server_default=""),  # of Longshore
     Column("guarded", Boolean, nullable=False, server_default=false()),  # its agent kills what runs without a lease
-    Column(
-        "verdict", enum_column(ProbeVerdict), nullable=False, server_default=""
-    ),  # of those who knock while it is down
+    Column("verdict", enum_column(ProbeVerdict), nullable=False, server_default=""),  # of the probes while it is down
     Column("found", Text, nullable=False, server_default=""),  # by them, in words, while it is silent
 )
 
@@ -312,7 +310,7 @@ quarantine = Table(
     Column("action", Text, nullable=False),  # that mends it, for people
     Column("clears", enum_column(Clears), nullable=False),  # what ends it
     Column("tries", Integer, nullable=False),  # how often it came for this cause of late, and checks did not pass since
-    Column("boot_id", Text, nullable=False),  # of the node when it came, "" if nobody knew
+    Column("boot_id", Text, nullable=False),  # of the node at that time, "" if unknown
     Column("not_before_s", Double, nullable=False),  # checks alone do not end it earlier
     Column("checked", Text, nullable=False),  # how the last checks ended that were to clear it, "" before
     Column("cleared_s", Double),  # none while it stands

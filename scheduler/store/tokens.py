@@ -87,12 +87,12 @@ def tokens_of(tx: Connection, owner: str | None) -> list[TokenRow]:
 
 
 def has_tokens(tx: Connection) -> bool:
-    """Say whether any token was ever made."""
+    """Return whether any token was ever made."""
     return tx.execute(_ANY).first() is not None
 
 
 def has_valid_tokens(tx: Connection, now_s: float) -> bool:
-    """Say whether anybody could be known by a token."""
+    """Return whether there is any token."""
     return tx.execute(_ANY_VALID, {"now_s": now_s}).first() is not None
 
 

@@ -84,7 +84,7 @@ class Changes:
         rows = len(self.jobs) + len(self.attempts) + len(self.opened) + len(self.decisions)
         return rows + len(self.events) + len(self.out_of_service)
 
-    def come_further(self) -> set[str]:
+    def advanced_jobs(self) -> set[str]:
         """Return the jobs that come into another state, or an attempt of which does."""
         moved = {it.row.job_id for it in self.attempts if it.now is not it.row.state}
         return moved | {it.job_id for it in self.jobs} | {it.job.id for it in self.opened}
@@ -270,7 +270,7 @@ def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]
 
 
 def _unwanted(tx: Connection, opened: Sequence[Opened]) -> set[str]:
-    """Return the jobs that are wanted to run no more; nobody changes that until the transaction ends."""
+    """Return the jobs that are not to run any more; that is locked until the transaction ends."""
     ids = [it.job.id for it in opened]
     parts = [ids[at : at + MANY] for at in range(0, len(ids), MANY)]
     return {

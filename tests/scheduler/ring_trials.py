@@ -100,13 +100,13 @@ class RingTrial(Trial):
             self._rounds.pop().close()
 
     def close(self) -> None:
-        self.scheduler.close_desks()
+        self.scheduler.close_ring_connections()
         self._end_rounds()
         super().close()
 
     def crash(self) -> None:
         """Go on as another process would that finds what a killed one has left."""
-        self.scheduler.close_desks()  # as the end of its process does
+        self.scheduler.close_ring_connections()  # as the end of its process does
         self._end_rounds()
         self.way = RingWay(LocalBackend(self.folder, self.nodes), self.way.broken)
         self.scheduler = self.another()

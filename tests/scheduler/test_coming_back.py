@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.rehydrate import known_of, waiting_standing
+from longshore.scheduler.control.rehydrate import origin_of, waiting_progress
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.store.attempts import unclosed_attempts
 from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs, set_priority
@@ -27,11 +27,11 @@ def assert_a_restart_would_change_nothing(case: Case) -> None:
     assert cache is not None
     with case.store.read() as tx:
         rows, attempts = open_jobs(tx), {row.job_id: row for row in unclosed_attempts(tx)}
-    known = known_of(rows, attempts, parts.layout, [], parts.now_s())
+    known = origin_of(rows, attempts, parts.layout, [], parts.now_s())
     assert list(cache.mirror.known().queue) == list(known.queue)
     for row in rows:
         if row.id in known.queue and row.attempt:
-            here, there = cache.mirror.standing(row.id), waiting_standing(row)
+            here, there = cache.mirror.progress(row.id), waiting_progress(row)
             assert (here.saved_s, here.guess_s, here.wait_s, here.entered_s, here.stops) == pytest.approx(
                 (there.saved_s, there.guess_s, there.wait_s, there.entered_s, there.stops)
             )

@@ -47,6 +47,6 @@ def test_a_job_is_expected_to_run_as_long_as_the_last_of_its_name_also_after_a_r
 
         said = served.submit("--name", "train", "--estimate", "90m", "--", "true")
         assert estimate(served, said) == (5400.0, "given", 0)
-        assert "1h 30m, as its owner says" in here(served, "status", said).out
+        assert "1h 30m, given by its owner" in here(served, "status", said).out
     finally:
         served.end()

@@ -81,7 +81,7 @@ def test_where_there_is_time_for_a_single_step_every_users_attempt_has_its_turn_
     for job in [*many, one]:
         trial.runs(job)
     backend.end(WELL)
-    monkeypatch.setattr(attempt_driver, "SETTLE_S", -1.0)  # a backend so slow that a look reaches one attempt
+    monkeypatch.setattr(attempt_driver, "ADVANCE_S", -1.0)  # a backend so slow that a look reaches one attempt
 
     def reached() -> int:
         return sum(trial.job(job).state is not JobState.RUNNING for job in many)

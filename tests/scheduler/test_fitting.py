@@ -102,7 +102,7 @@ def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(
 
     decided = []
     while mirror.due() is not None:
-        decision = placer.settle(mirror, form_of)
+        decision = placer.decide(mirror, form_of)
         decided.append((decision.job, decision.started))
     assert decided == [("wide", False), ("small", True)]
 
@@ -110,7 +110,7 @@ def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(
     for gpu in (5, 6, 7, 9, 10, 11):
         mirror.bring_back(gpu)
     while mirror.due() is not None:
-        decision = placer.settle(mirror, form_of)
+        decision = placer.decide(mirror, form_of)
     assert (decision.job, decision.started) == ("wide", True)
     assert suits(decision.gpus, 1, 4)
 
@@ -123,7 +123,7 @@ def test_an_aged_job_that_no_free_gpus_suit_holds_up_nobody(site: ClusterSite) -
     mirror.begin(100.0)
     decided = []
     while mirror.due() is not None:
-        decision = placer.settle(mirror, {"wide": PlacementShape(1), "small": None}.__getitem__)
+        decision = placer.decide(mirror, {"wide": PlacementShape(1), "small": None}.__getitem__)
         decided.append((decision.job, decision.started))
     assert decided == [("wide", False), ("small", True)]
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from longshore.scheduler.control import admission
-from longshore.scheduler.control import attempt_driver as settling
+from longshore.scheduler.control import admission, attempt_driver
 from longshore.scheduler.control import rehydrate as recall
 from longshore.scheduler.control import state_cache as cache
 from longshore.scheduler.control import steps as judging
@@ -37,22 +36,23 @@ def trial(tmp_path: Path) -> Iterator[TellingTrial]:
 EITHER = ("held", "succeeded")
 STUCK = ("starting", "running", "stopping")  # nothing of it can be written, so its GPUs stay held
 PLACES = [
-    *(Place(admission, name) for name in ("asked_of", "_step_of")),
-    *(Place(Reconciler, name) for name in ("_carry_on", "_open", "_noted")),
+    *(Place(admission, name) for name in ("request_of", "_step_of")),
+    *(Place(Reconciler, name) for name in ("_apply", "_open_attempt", "_new_decision")),
     *(Place(ClusterMirror, name) for name in ("submit", "finish")),
-    *(Place(ClusterMirror, name, EITHER) for name in ("come_back", "stop", "standing")),
-    Place(Placer, "settle"),
-    *(Place(StateCache, name) for name in ("open", "decided", "form_of", "finish")),
-    Place(StateCache, "stop", EITHER),
-    *(Place(settling, name) for name in ("_view", "_step", "_launch", "attempt_of", "_change_both", "stored_job")),
-    *(Place(settling, name) for name in ("_release", "take_last_look", "_outcome")),
+    *(Place(ClusterMirror, name, EITHER) for name in ("come_back", "stop", "progress")),
+    Place(Placer, "decide"),
+    *(Place(StateCache, name) for name in ("open_attempt", "shape_of", "finish")),
+    Place(StateCache, "requeue", EITHER),
+    *(Place(attempt_driver, name) for name in ("_view", "_step", "_launch", "attempt_of", "_change_both",
+    "stored_job")),
+    *(Place(attempt_driver, name) for name in ("_release", "read_last_report", "_outcome")),
     *(Place(StepMonitor, name, EITHER) for name in ("_begin", "_look_at")),
     Place(judging, "_watching_of", EITHER), *(Place(judging, name) for name in ("_rows", "register")),
     *(Place(changes, name) for name in ("opened_attempt", "reserve")),
     *(Place(cache, name) for name in ("opened_job", "opened_attempt")),
-    *(Place(recall, name, EITHER) for name in ("asked_of", "running_standing")),
-    Place(admission, "waiting_standing", EITHER),
-    Place(settling, "_close", EITHER),
+    *(Place(recall, name, EITHER) for name in ("request_of", "running_progress")),
+    Place(admission, "waiting_progress", EITHER),
+    Place(attempt_driver, "_close", EITHER),
     Place(StateCache, "change_attempt", STUCK), Place(changes, "_events_of", STUCK),
     Place(cache, "changed_job", ("queued", *STUCK)),
 ]  # fmt: skip
@@ -98,7 +98,7 @@ def test_a_job_that_was_held_for_errors_runs_once_its_owner_releases_it_and_they
 ) -> None:
     with monkeypatch.context() as broken:
         bad = trial.submit("bad")
-        breaks(Place(settling, "attempt_of"), lambda: bad, broken)
+        breaks(Place(attempt_driver, "attempt_of"), lambda: bad, broken)
         trial.wait(20.0, 1.0)
         assert trial.job(bad).state is JobState.HELD
 
@@ -135,7 +135,7 @@ def test_gpus_of_a_job_that_cannot_be_handled_are_freed_on_proof_only(
     bad = trial.submit("bad", gpus=4)
     trial.wait(3.0, 1.0)
     trial.obedient.holds.add(f"ls-{bad}-1")
-    breaks(Place(settling, "_outcome"), lambda: bad, monkeypatch)
+    breaks(Place(attempt_driver, "_outcome"), lambda: bad, monkeypatch)
     trial.obedient.end(AGAIN)
 
     trial.wait(200.0, 1.0)
@@ -154,7 +154,7 @@ def test_a_job_that_cannot_be_handled_can_be_cancelled(
     bad = trial.submit("bad")
     if state is JobState.RUNNING:
         trial.runs(bad)
-    place = Place(settling, "_outcome") if state is JobState.RUNNING else Place(admission, "asked_of")
+    place = Place(attempt_driver, "_outcome") if state is JobState.RUNNING else Place(admission, "request_of")
     breaks(place, lambda: bad, monkeypatch)
 
     trial.wish(bad, Desired.CANCEL)
@@ -202,13 +202,13 @@ def test_a_backend_that_fails_with_a_bug_of_its_own_stops_none_of_the_jobs_that_
 
 
 @pytest.mark.parametrize("name", ["_view", "_watching_of"])
-def test_a_job_that_cannot_be_looked_at_runs_on_until_it_ends(
+def test_a_job_that_cannot_be_polled_runs_on_until_it_ends(
     name: str, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = trial.submit("bad")
     trial.runs(bad)
     with monkeypatch.context() as broken:
-        breaks(Place(settling if name == "_view" else judging, name), lambda: bad, broken)
+        breaks(Place(attempt_driver if name == "_view" else judging, name), lambda: bad, broken)
         trial.wait(60.0, 1.0)
         assert trial.job(bad).state is JobState.RUNNING
         trial.obedient.end(WELL)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.full
 def trial(tmp_path: Path) -> Iterator[RingTrial]:
     it = RingTrial(tmp_path, {"a": 3, "b": 2})
     yield it
-    it.scheduler.close_desks()
+    it.scheduler.close_ring_connections()
     it.close()
     end_all(tmp_path)
 

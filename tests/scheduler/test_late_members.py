@@ -89,7 +89,7 @@ def test_a_lease_that_has_run_out_counts_where_a_ring_is_and_not_where_it_was(tr
         trial.until(lambda: trial.is_settled(job) and place not in trial.used(job))  # noqa: B023  # called at once
     cache = trial.scheduler.cache
     assert cache is not None
-    row, health = cache.attempts[job], cache.health
+    row, health = cache.table.attempts[job], cache.health
     nodes = {node for node, _ in trial.used(job)}
     assert {share.node for share in row.placement} == {"a"}
     assert nodes == {"b", "c"}

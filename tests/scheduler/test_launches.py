@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.control.job_errors import FIRST_LAUNCH_WAIT_S, LONGEST_LAUNCH_WAIT_S, Launches
+from longshore.scheduler.control.job_errors import FIRST_LAUNCH_WAIT_S, LONGEST_LAUNCH_WAIT_S, FailedLaunches
 
 
 @given(st.integers(1, 3000))
 def test_each_failure_doubles_the_wait_up_to_a_bound_and_none_ends_it(failures: int) -> None:
-    launches, now_s = Launches(), 1000.0
+    launches, now_s = FailedLaunches(), 1000.0
     for failure in range(failures):
         assert launches.is_due("a", now_s)
         launches.fail("a", "no", now_s)
@@ -20,13 +20,13 @@ def test_each_failure_doubles_the_wait_up_to_a_bound_and_none_ends_it(failures: 
 
 
 def test_a_clock_that_is_set_back_holds_up_no_launch() -> None:
-    launches = Launches()
+    launches = FailedLaunches()
     launches.fail("a", "no", 5000.0)
     assert launches.is_due("a", 1000.0)
 
 
 def test_words_are_told_again_only_when_they_change() -> None:
-    launches = Launches()
+    launches = FailedLaunches()
     assert [launches.fail("a", words, 0.0) for words in ("no", "no", "why", "why", "no")] == [
         True, False, True, False, True,
     ]  # fmt: skip

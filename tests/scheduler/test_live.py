@@ -120,12 +120,12 @@ def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_f
             plain.sort(key=lambda it: it[0])
         elif what == "withdraw" and plain:
             its_rank, job_id = plain.pop(rank % len(plain))
-            away.append((its_rank, job_id, mirror.standing(job_id)))
+            away.append((its_rank, job_id, mirror.progress(job_id)))
             mirror.withdraw(job_id)
         elif what == "come back" and away:
             its_rank, job_id, standing = away.pop(rank % len(away))
             mirror.come_back(JobRequest(job_id, 1, 10.0, 0.0, its_rank), standing)
-            assert mirror.standing(job_id) == standing
+            assert mirror.progress(job_id) == standing
             plain.insert(0, (its_rank, job_id))
             plain.sort(key=lambda it: it[0])
         elif what == "give place" and plain:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control import attempt_driver as settling
+from longshore.scheduler.control import attempt_driver
 from longshore.scheduler.control import reconciler as loop
 from longshore.scheduler.control import steps as judging
 from longshore.scheduler.control.job_errors import (
@@ -34,7 +34,9 @@ def trial(tmp_path: Path) -> Iterator[TellingTrial]:
         yield made
 
 
-@pytest.mark.parametrize("place", [Place(Placer, "settle"), Place(settling, "attempt_of")], ids=lambda it: it.name)
+@pytest.mark.parametrize(
+    "place", [Place(Placer, "decide"), Place(attempt_driver, "attempt_of")], ids=lambda it: it.name
+)
 def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when_it_is_gone(
     place: Place, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,17 +53,17 @@ def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when
 def test_a_job_starts_in_the_tick_in_which_any_number_before_it_cannot_be_handled(
     trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = {trial.submit("bad") for _ in range(3 * loop.MAX_ROUNDS)}
+    bad = {trial.submit("bad") for _ in range(3 * loop.MAX_CYCLES)}
     good = trial.submit("good")
-    real = Reconciler._carry_on
+    real = Reconciler._apply
 
-    def carry_on(self: Reconciler, cache: StateCache, decision: Decision, now_s: float) -> None:
+    def apply(self: Reconciler, cache: StateCache, decision: Decision, now_s: float) -> None:
         if decision.job in bad:
             raise KeyError("a bug")
         real(self, cache, decision, now_s)
 
-    monkeypatch.setattr(Reconciler, "_carry_on", carry_on)
-    monkeypatch.setattr(loop, "ROUNDS_S", math.inf)  # however slow this machine is
+    monkeypatch.setattr(Reconciler, "_apply", apply)
+    monkeypatch.setattr(loop, "MAX_CYCLES_S", math.inf)  # however slow this machine is
     trial.tick()
 
     assert trial.job(good).state is not JobState.QUEUED
@@ -97,21 +99,21 @@ def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_told_apart(
     with pytest.raises(SpoiledError):
         judging._write(cache, notes, trial.now_s())
 
-    assert all("a bug in register" in trial.scheduler.errors.words(job) for job in bad)
+    assert all("a bug in register" in trial.scheduler.errors.last_error(job) for job in bad)
 
 
-def test_errors_with_looks_between_them_that_go_well_do_not_add_up(
+def test_errors_with_polls_between_them_that_succeed_do_not_add_up(
     trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = trial.submit("one")
     trial.runs(job)
     for _ in range(2 * MAX_ERRORS_IN_A_ROW):
         with monkeypatch.context() as broken:
-            failures = breaks(Place(settling, "_view"), lambda: job, broken)
+            failures = breaks(Place(attempt_driver, "_view"), lambda: job, broken)
             trial.wait(1.0, 1.0)
         assert failures
         trial.wait(5.0, 1.0)
-        assert not trial.scheduler.errors.words(job)
+        assert not trial.scheduler.errors.last_error(job)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_what_is_the_stores_doing_is_no_jobs_fault(error: Exception) -> None:
     errors = JobErrors()
 
     for _ in range(9):
-        with pytest.raises(type(error)), errors.about("j", 0.0, lambda: 0):
+        with pytest.raises(type(error)), errors.isolated("j", 0.0, lambda: 0):
             raise error
 
     assert not errors.is_failing("j")
@@ -131,17 +133,17 @@ def test_errors_count_in_a_row_only_and_a_job_rests_after_each_for_longer() -> N
     errors, now_s = JobErrors(), 0.0
 
     def fail() -> None:
-        with errors.about("j", now_s, lambda: 0):
+        with errors.isolated("j", now_s, lambda: 0):
             raise ValueError("x")
 
     for number in range(1, 12):
         fail()
-        errors.begin(now_s)
+        errors.begin_tick(now_s)
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** (number - 1))
         assert errors.is_failing("j") == (number >= MAX_ERRORS_IN_A_ROW)
-        assert errors.rests("j", now_s + rest_s - 0.5)
+        assert errors.is_resting("j", now_s + rest_s - 0.5)
         now_s += rest_s
-        assert not errors.rests("j", now_s)
+        assert not errors.is_resting("j", now_s)
     errors.forget({"j"})
     assert not errors.is_failing("j")
 
@@ -153,9 +155,9 @@ def test_jobs_are_blamed_for_what_goes_wrong_unless_it_goes_wrong_for_many_at_on
     errors = JobErrors()
     for _ in range(MAX_ERRORS_IN_A_ROW):
         for job in range(10):
-            with errors.about(str(job), 0.0, lambda: 0):
+            with errors.isolated(str(job), 0.0, lambda: 0):
                 assert job >= failing
-        errors.begin(0.0)
+        errors.begin_tick(0.0)
 
     assert {str(job) for job in range(10) if errors.is_failing(str(job))} == (
         set() if is_shared else {str(job) for job in range(failing)}
@@ -166,13 +168,13 @@ def test_an_error_behind_a_change_says_that_the_copy_is_of_no_use() -> None:
     errors, changed = JobErrors(), [0]
 
     def change_and_fail() -> None:
-        with errors.about("j", 0.0, lambda: changed[0]):
+        with errors.isolated("j", 0.0, lambda: changed[0]):
             changed[0] += 1
             raise ValueError("x")
 
     for _ in range(MAX_ERRORS_IN_A_ROW):
         with pytest.raises(SpoiledError):
             change_and_fail()
-        errors.begin(0.0)
+        errors.begin_tick(0.0)
 
     assert errors.is_failing("j")

@@ -204,10 +204,10 @@ def test_a_job_of_new_needs_disturbs_no_other(mirror: ClusterMirror) -> None:
     assert mirror.due() == "old"
 
 
-def test_what_jobs_need_is_kept_in_the_past_of_a_decision_and_older_ones_can_be_read() -> None:
+def test_what_jobs_need_is_kept_in_the_journal_and_omitted_where_there_is_nothing() -> None:
     calls = [MirrorCall("submit", (JobRequest("a", 1, 60.0, 0.0, types=types),)) for types in ((1,), ())]
     written = to_json(encode(0, calls))
-    told: Any = written["told"]
+    told: Any = written["calls"]
 
     assert [len(call[1]) for call in told] == [8, 7]
     assert decode(written).calls == tuple(calls)

@@ -270,7 +270,7 @@ def test_many_jobs_that_come_to_the_head_in_one_look_go_past_the_queue_once(
         if how == "set aside":
             for job in waiting[:ASIDE]:
                 cache.set_aside(job)
-            cache.unfit.clear()  # as some GPU is back in service
+            cache.table.unfit.clear()  # as some GPU is back in service
         else:
             for job in waiting[-ASIDE:]:
                 trial.give(job, 1)

@@ -32,7 +32,7 @@ def fail_once(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next decision fail, of a scheduler that has just read its store."""
     trial.scheduler.cache = None
     with monkeypatch.context() as broken:
-        broken.setattr(Placer, "settle", lambda *_: 1 / 0)
+        broken.setattr(Placer, "decide", lambda *_: 1 / 0)
         trial.wait(1.0, 1.0)
 
 
@@ -57,11 +57,11 @@ def test_errors_with_decisions_between_them_that_let_the_job_wait_do_not_add_up(
     job = trial.submit("late")
     for _ in range(2 * MAX_ERRORS_IN_A_ROW):
         fail_once(trial, monkeypatch)
-        assert trial.scheduler.errors.words(job)
+        assert trial.scheduler.errors.last_error(job)
         with monkeypatch.context() as patient:
             patient.setattr(Placer, "_fall_back", wait)
             trial.wait(3 * FIRST_REST_S, FIRST_REST_S)
-        assert not trial.scheduler.errors.words(job)
+        assert not trial.scheduler.errors.last_error(job)
 
     assert trial.job(job).state is JobState.QUEUED
 
@@ -70,9 +70,9 @@ def test_errors_with_decisions_between_them_that_let_the_job_wait_do_not_add_up(
 def test_errors_that_lie_far_apart_do_not_add_up(apart_s: float, is_failing: bool) -> None:  # noqa: FBT001
     errors, broken = JobErrors(), True
     for number in range(2 * MAX_ERRORS_IN_A_ROW):
-        with errors.about("j", number * apart_s, lambda: 0):
+        with errors.isolated("j", number * apart_s, lambda: 0):
             assert not broken
-        errors.begin(number * apart_s)
+        errors.begin_tick(number * apart_s)
 
     assert errors.is_failing("j") == is_failing
 
@@ -87,4 +87,4 @@ def test_a_scheduler_that_is_followed_forgets_the_errors_that_it_met(
     trial.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "other", 1e12, 1.0))  # and it is gone at once
     trial.scheduler._renew_at_s = 0.0
     trial.tick()
-    assert not trial.scheduler.errors.words(job)
+    assert not trial.scheduler.errors.last_error(job)

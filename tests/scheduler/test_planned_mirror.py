@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.workload import Iteration, iteration_s, reference_iteration_s
-from longshore.scheduler.control.rehydrate import asked_of
+from longshore.scheduler.control.rehydrate import request_of
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode, encode
 from longshore.scheduler.mirror.standing import ROW, JobRequest, MirrorCall, MirrorOrigin, Spread
@@ -48,11 +48,11 @@ def test_what_is_stored_with_a_decision_has_the_plan(spread: Spread, types: tupl
 def test_a_stored_plan_that_cannot_be_is_refused(spread: object) -> None:
     told = ["one", 4, 60.0, 0.0, 0, 1.0, 0.0, [], spread]
     with pytest.raises(InputError):
-        decode({"n": 0, "told": [["submit", told]]})
+        decode({"number": 0, "calls": [["submit", told]]})
 
 
 def test_a_job_without_a_plan_is_stored_as_ever() -> None:
-    (entry,) = json.loads(encode(0, [MirrorCall("submit", (JobRequest("one", 4, 60.0, 0.0),))]))["told"]
+    (entry,) = json.loads(encode(0, [MirrorCall("submit", (JobRequest("one", 4, 60.0, 0.0),))]))["calls"]
     assert entry == ["submit", ["one", 4, 60.0, 0.0, 0, 1.0, 0.0]]
 
 
@@ -72,14 +72,14 @@ def test_a_cluster_that_learns_of_its_first_plan_keeps_all_else_and_its_copy_is_
     assert again.asked("planned") == planned
 
 
-def asked_of_file(content: dict[str, Any]) -> JobRequest:
+def request_of_file(content: dict[str, Any]) -> JobRequest:
     """Return what a job file asks for on a cluster of five nodes of two GPUs."""
     job = JobFile.model_validate(content)
     row = dict.fromkeys(JobRow._fields) | {
         "id": "job", "spec": job.model_dump(mode="json"), "gpus": job.all_gpus, "estimate_s": 60.0, "submitted_s": 0.0,
         "priority": 0,
     }  # fmt: skip
-    return asked_of(JobRow(**row), Layout([f"n{it}" for it in range(5)], [2] * 5))  # type: ignore[arg-type]
+    return request_of(JobRow(**row), Layout([f"n{it}" for it in range(5)], [2] * 5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("gpus", "grain"), [((0, 1, 2, 3), 2), ((0, 2, 4, 6), 1)])
@@ -87,7 +87,7 @@ def test_a_placement_of_a_job_file_is_scored_by_its_plan(gpus: tuple[int, ...], 
     site = site_of(busy_case(ring=True))
     mirror = ClusterMirror(site, MirrorOrigin(0.0))
     mirror.begin(0.0)
-    mirror.submit(asked_of_file({"command": ["train"], "plan": PLAN}))
+    mirror.submit(request_of_file({"command": ["train"], "plan": PLAN}))
     assert mirror.due() == "job"
     assert mirror.carry_out("job", gpus)
     did, cluster, rules = Iteration(2, 2, 1, 0.5, 0.125, 1e9, 2e9, 0.0), site.cluster, site.rules
@@ -97,7 +97,7 @@ def test_a_placement_of_a_job_file_is_scored_by_its_plan(gpus: tuple[int, ...], 
         float(cluster.nic_bytes_per_s[nodes].min()), grain,
     )  # fmt: skip
     links = rules.reference_intra_bytes_per_s, rules.reference_nic_bytes_per_s
-    assert mirror.standing("job").slowdown == pytest.approx(
+    assert mirror.progress("job").slowdown == pytest.approx(
         taken_s / reference_iteration_s(did, rules.reference_gpus, *links), rel=1e-9
     )
 
@@ -105,7 +105,7 @@ def test_a_placement_of_a_job_file_is_scored_by_its_plan(gpus: tuple[int, ...], 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_spares_do_not_change_by_what_placements_are_scored(spares: int) -> None:
     plan = {**PLAN, "data": 4, "pipeline": 1, "stages": [{"layers": ["a", "b"]}]}
-    asked = asked_of_file({"command": ["train"], "plan": plan, "failover": "switch", "spares": spares})
+    asked = request_of_file({"command": ["train"], "plan": plan, "failover": "switch", "spares": spares})
     assert asked.gpus == 4 + spares
     assert asked.spread == Spread(1, 1, 0.125, 2e9, 0.0)
     assert asked.parameter_bytes == 1e9
@@ -113,7 +113,7 @@ def test_spares_do_not_change_by_what_placements_are_scored(spares: int) -> None
 
 def test_a_plan_that_says_nothing_of_its_placement_is_a_ring() -> None:
     told = {name: value for name, value in PLAN.items() if name != "iteration"}
-    asked = asked_of_file({"command": ["train"], "plan": told, "compute_s": 2.0, "parameter_bytes": 3.0})
+    asked = request_of_file({"command": ["train"], "plan": told, "compute_s": 2.0, "parameter_bytes": 3.0})
     assert (asked.spread, asked.compute_s, asked.parameter_bytes) == (None, 2.0, 3.0)
 
 

@@ -47,7 +47,7 @@ class Asks:
         self.mirror.begin(float(self.jobs))
         self.mirror.submit(JobRequest(job, gpus, 60.0, float(self.jobs)))
         assert self.mirror.due() == job
-        decision = self.placer.settle(self.mirror)
+        decision = self.placer.decide(self.mirror)
         assert (decision.started, decision.job, len(decision.gpus)) == (True, job, gpus)
         return decision
 
@@ -256,7 +256,7 @@ def test_a_policy_that_cannot_be_loaded_says_why_and_jobs_are_placed_meanwhile(
 
     mirror.submit(JobRequest("job", 2, 60.0, 0.0))
     assert mirror.due() == "job"
-    decision = placer.settle(mirror)
+    decision = placer.decide(mirror)
     assert (decision.by, decision.started, decision.kind) == ("pack", True, Miss.RESTING)
     placer.end()
 
@@ -269,7 +269,7 @@ def test_jobs_are_placed_where_no_process_can_be_started(tmp_path: Path, monkeyp
     mirror.submit(JobRequest("job", 2, 60.0, 0.0))
     assert mirror.due() == "job"
 
-    decision = placer.settle(mirror)
+    decision = placer.decide(mirror)
 
     assert (decision.by, decision.started, decision.kind) == ("pack", True, Miss.DEAD)
     assert decision.reason.startswith("no process can be started")

@@ -89,7 +89,7 @@ def test_a_scheduler_that_another_overtakes_at_any_point_gives_nothing_away_any_
             points = Points(trial, patch, number, fast.tick)
             fill(trial, job, partial(look_both, points, slow, fast))
         passed = points.passed
-        slow.close_desks()
+        slow.close_ring_connections()
         trial.scheduler = fast if not points.is_armed else slow
         if points.is_armed:
             fast.close()

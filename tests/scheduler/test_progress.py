@@ -12,7 +12,7 @@ from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.model.job import DEFAULT_TRIES, Tries, new_job_id
 from longshore.scheduler.model.states import AfterStop, EndedBy, JobState, RankEnd, Run, Status
-from longshore.scheduler.rules.attempts import HURRIED, SILENT_PROGRESS_S, LastLook, how_far
+from longshore.scheduler.rules.attempts import HURRIED, SILENT_PROGRESS_S, LastReport, attempt_progress
 from longshore.scheduler.rules.retry import outcome_of
 from longshore.scheduler.store.jobs import NewJob, insert_job
 from tests.scheduler.obedient import Obedient
@@ -74,25 +74,25 @@ def settled(case: StepsCase, job: str) -> JobState:
 @pytest.mark.parametrize(
     ("look", "told", "before", "ran_s", "expected", "left"),
     [
-        (LastLook(), {}, None, 5.0, False, USED),
-        (LastLook(), {}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
-        (LastLook(came_further=True, tells=True, step=7), {}, None, 5.0, True, Tries()),
-        (LastLook(came_further=True, tells=True, step=7), {}, 6.0, 5.0, True, Tries()),
-        (LastLook(came_further=True, tells=True, step=7), {}, 7.0, 5.0, True, USED),
-        (LastLook(came_further=True, tells=True, step=7), {}, 900.0, 2 * SILENT_PROGRESS_S, True, USED),
-        (LastLook(came_further=True, saved_more=True, tells=True, step=7), {}, 900.0, 5.0, True, Tries()),
-        (LastLook(tells=True), {}, None, 2 * SILENT_PROGRESS_S, False, USED),
-        (LastLook(), {"saved_s": 30.0}, None, 5.0, True, Tries()),
-        (LastLook(), {"saved_s": 0.0}, None, 2 * SILENT_PROGRESS_S, False, USED),
-        (LastLook(), {"step": 8.0}, 7.0, 5.0, True, Tries()),
-        (LastLook(), {"step": 8.0}, 8.0, 2 * SILENT_PROGRESS_S, True, USED),
-        (LastLook(), {"loss": 0.3}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
+        (LastReport(), {}, None, 5.0, False, USED),
+        (LastReport(), {}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
+        (LastReport(came_further=True, has_reported=True, step=7), {}, None, 5.0, True, Tries()),
+        (LastReport(came_further=True, has_reported=True, step=7), {}, 6.0, 5.0, True, Tries()),
+        (LastReport(came_further=True, has_reported=True, step=7), {}, 7.0, 5.0, True, USED),
+        (LastReport(came_further=True, has_reported=True, step=7), {}, 900.0, 2 * SILENT_PROGRESS_S, True, USED),
+        (LastReport(came_further=True, saved_more=True, has_reported=True, step=7), {}, 900.0, 5.0, True, Tries()),
+        (LastReport(has_reported=True), {}, None, 2 * SILENT_PROGRESS_S, False, USED),
+        (LastReport(), {"saved_s": 30.0}, None, 5.0, True, Tries()),
+        (LastReport(), {"saved_s": 0.0}, None, 2 * SILENT_PROGRESS_S, False, USED),
+        (LastReport(), {"step": 8.0}, 7.0, 5.0, True, Tries()),
+        (LastReport(), {"step": 8.0}, 8.0, 2 * SILENT_PROGRESS_S, True, USED),
+        (LastReport(), {"loss": 0.3}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
     ],
 )
 def test_tries_come_back_to_a_job_that_came_farther_than_ever_or_is_silent_and_ran_for_long(
-    look: LastLook, told: Mapping[str, float], before: float | None, ran_s: float, expected: object, left: Tries
+    look: LastReport, told: Mapping[str, float], before: float | None, ran_s: float, expected: object, left: Tries
 ) -> None:
-    came = how_far(look, told, before, ran_s)
+    came = attempt_progress(look, told, before, ran_s)
     assert (came.made_progress, came.left_of(USED)) == (expected, left)
 
 
@@ -111,8 +111,8 @@ def test_tries_come_back_to_a_job_that_came_farther_than_ever_or_is_silent_and_r
 def test_no_loop_of_short_attempts_that_come_no_farther_lasts(attempts: list[tuple[Status, int, bool, float]]) -> None:
     used, stuck, before, tried = Tries(), 0, 50.0, 0
     for status, step, tells, ran_s in attempts:
-        look = LastLook(came_further=tells, tells=tells, step=step if tells else None)
-        came = how_far(look, {}, before, ran_s)
+        look = LastReport(came_further=tells, has_reported=tells, step=step if tells else None)
+        came = attempt_progress(look, {}, before, ran_s)
         found = outcome_of(
             status, None, DEFAULT_TRIES, came.left_of(used), stuck, progressed=came.made_progress, wait_share=0.5
         )
@@ -126,7 +126,7 @@ def test_no_loop_of_short_attempts_that_come_no_farther_lasts(attempts: list[tup
 def test_no_end_that_may_be_tried_again_stops_a_job_that_comes_farther_each_time(ends: list[Status]) -> None:
     used = Tries()
     for step, status in enumerate(ends):
-        came = how_far(LastLook(came_further=True, tells=True, step=step + 1), {}, float(step), 5.0)
+        came = attempt_progress(LastReport(came_further=True, has_reported=True, step=step + 1), {}, float(step), 5.0)
         found = outcome_of(status, None, DEFAULT_TRIES, came.left_of(used), 0, progressed=True, wait_share=0.5)
         assert found.after is AfterStop.RETRY
         used = found.used

@@ -77,7 +77,7 @@ def turned_to(
     placer.begin(mirror)
     found = []
     while mirror.due() is not None:
-        found.append(placer.settle(mirror).job)
+        found.append(placer.decide(mirror).job)
     return found
 
 

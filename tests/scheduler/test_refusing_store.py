@@ -49,7 +49,7 @@ def test_a_store_that_refuses_a_kind_of_write_for_a_minute_has_no_job_held_or_st
         except (StoreRefusesError, IntegrityError):
             refusals += 1
     assert refusals
-    assert not any(trial.scheduler.errors.words(job) for job in (*started, *waiting))
+    assert not any(trial.scheduler.errors.last_error(job) for job in (*started, *waiting))
 
     run(trial, "DROP TRIGGER refuses")
     trial.wait(5.0, 1.0)

@@ -37,7 +37,7 @@ class Served:
         self.mirror.begin(float(self.jobs))
         self.mirror.submit(JobRequest(str(self.jobs), 1, 60.0, float(self.jobs)))
         assert self.mirror.due() is not None
-        decision = self.placer.settle(self.mirror)
+        decision = self.placer.decide(self.mirror)
         assert decision.kind is None
         if decision.started:
             self.mirror.finish(decision.job)
@@ -53,7 +53,7 @@ class Served:
         end_s = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < end_s
-            self.placer.look(self.mirror)
+            self.placer.poll_policy(self.mirror)
             time.sleep(0.02)
 
     @property

@@ -91,7 +91,7 @@ def test_an_operator_may_give_the_gpus_of_an_unknown_attempt_away(trial: Restore
 
 
 def test_nothing_starts_until_it_is_known_what_runs(trial: Restored) -> None:
-    trial.times = ReconcilerTiming(find_again_s=0.0)
+    trial.times = ReconcilerTiming(list_again_s=0.0)
     trial.crash()
 
     def fail(name: str) -> None:

@@ -16,7 +16,7 @@ from tests.scheduler.ring_trials import RingTrial
 def trial(tmp_path: Path) -> Iterator[RingTrial]:
     it = RingTrial(tmp_path, {"a": 4, "b": 4, "c": 4})
     yield it
-    it.scheduler.close_desks()
+    it.scheduler.close_ring_connections()
     it.close()
     end_all(tmp_path)
 

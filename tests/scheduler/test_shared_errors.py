@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.scheduler.control import attempt_driver as settling
+from longshore.scheduler.control import attempt_driver
 from longshore.scheduler.control.job_errors import LONGEST_REST_S, MAX_ERRORS_IN_A_ROW, JobErrors
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.states import JobState
@@ -27,16 +27,16 @@ def held(arrivals_s: Mapping[str, float], fails: Callable[[str], bool], until_s:
     errors, waiting, failing = JobErrors(), dict(arrivals_s), set[str]()
     for tick in range(int(until_s / TICK_S)):
         now_s = tick * TICK_S
-        errors.begin(now_s)
-        for job in [job for job, at_s in waiting.items() if at_s <= now_s and not errors.rests(job, now_s)]:
+        errors.begin_tick(now_s)
+        for job in [job for job, at_s in waiting.items() if at_s <= now_s and not errors.is_resting(job, now_s)]:
             if errors.is_failing(job):
                 failing.add(job)
                 del waiting[job]
                 errors.forget({job})
                 continue
-            with errors.about(job, now_s, lambda: 0, what="placing", step="start"):
+            with errors.isolated(job, now_s, lambda: 0, what="placing", step="start"):
                 assert not fails(job)
-                errors.took(job, "placing", "start", now_s)
+                errors.note_step(job, "placing", "start", now_s)
                 del waiting[job]
     return failing
 
@@ -104,16 +104,16 @@ def test_some_jobs_with_faults_of_their_own_are_held_where_a_few_others_start(ba
 def test_that_others_wait_or_run_on_says_nothing_of_who_is_to_blame() -> None:
     errors = JobErrors()
     for tick in range(int(4 * TWO_S)):
-        errors.begin(float(tick))
+        errors.begin_tick(float(tick))
         for job in ("bad 0", "bad 1", "bad 2"):
-            if not errors.rests(job, float(tick)):
-                with errors.about(job, float(tick), lambda: 0, what="looking", step="reserved"):
+            if not errors.is_resting(job, float(tick)):
+                with errors.isolated(job, float(tick), lambda: 0, what="polling", step="reserved"):
                     raise ValueError("x")
         for job in ("a", "b", "c"):
-            with errors.about(job, float(tick), lambda: 0, what="looking", step="running"):
-                errors.took(job, "looking", "running", float(tick))
+            with errors.isolated(job, float(tick), lambda: 0, what="polling", step="running"):
+                errors.note_step(job, "polling", "running", float(tick))
 
-    assert errors.words("bad 0")
+    assert errors.last_error("bad 0")
     assert not any(errors.is_failing(f"bad {number}") for number in range(3))
 
 
@@ -123,7 +123,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
         yield made
 
 
-PLACES = [(Placer, "settle"), (Reconciler, "_carry_on"), (settling, "attempt_of")]
+PLACES = [(Placer, "decide"), (Reconciler, "_apply"), (attempt_driver, "attempt_of")]
 
 
 @pytest.mark.parametrize(("owner", "name"), PLACES, ids=[name for _, name in PLACES])
@@ -158,7 +158,7 @@ def breaks_some(owner: object, name: str, bad: list[str], monkeypatch: pytest.Mo
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("others", [0, 2])
-@pytest.mark.parametrize(("owner", "name"), [(Reconciler, "_carry_on"), (settling, "_outcome")])
+@pytest.mark.parametrize(("owner", "name"), [(Reconciler, "_apply"), (attempt_driver, "_outcome")])
 def test_two_jobs_that_can_never_be_handled_are_held_on_a_quiet_cluster(
     owner: object, name: str, others: int, trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +184,7 @@ def test_jobs_that_can_never_be_launched_are_held_as_others_are_launched_now_and
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [trial.submit("bad") for _ in range(3)]
-    breaks_some(settling, "attempt_of", bad, monkeypatch)
+    breaks_some(attempt_driver, "attempt_of", bad, monkeypatch)
     for _ in range(5):
         trial.wait(60.0, 5.0)
         trial.runs(trial.submit("x"))
@@ -201,7 +201,7 @@ def test_while_launches_are_broken_jobs_that_run_and_end_get_none_of_those_held_
     running = [trial.submit("x") for _ in range(4)]
     trial.wait(5.0, 1.0)
     with monkeypatch.context() as broken:
-        broken.setattr(settling, "attempt_of", lambda *_: 1 / 0)
+        broken.setattr(attempt_driver, "attempt_of", lambda *_: 1 / 0)
         jobs = [trial.submit("x") for _ in range(3)]
         for job in running[:3]:
             trial.wait(240.0, 5.0)

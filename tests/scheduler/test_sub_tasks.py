@@ -13,7 +13,7 @@ from longshore.planner.execution.plan_file import plan_in
 from longshore.scheduler.health.step_monitor import Figures
 from longshore.scheduler.health.step_watch import Average
 from longshore.scheduler.model.job_spec import MAX_PLAN_BYTES, JobFile, plan_text
-from longshore.scheduler.service.queue_now import Sitting, planned, sub_tasks, waited_for
+from longshore.scheduler.service.queue_now import SeatHolder, planned, sub_tasks, waited_for
 
 DEGREES = st.integers(1, 4)
 
@@ -87,7 +87,7 @@ def test_a_job_is_done_when_its_steps_go_on_as_they_do() -> None:
 
 def test_in_a_ring_a_sub_task_is_where_its_seat_is_and_takes_what_the_rank_there_takes() -> None:
     figures = Figures(step=40, step_s=2.0, computed_s=(0.5, 0.6, 0.7), away_bytes=(None, None, 5))
-    seats = {0: Sitting("a", 3, 2), 1: Sitting("b", 1, 0)}
+    seats = {0: SeatHolder("a", 3, 2), 1: SeatHolder("b", 1, 0)}
     found = planned(plan_of(3, 1, 1), [], figures, now_s=1000.0, seats=seats).tasks
     assert [(it.node, it.gpu, it.computed_s) for it in found] == [("a", 3, 0.7), ("b", 1, 0.5), ("", None, None)]
     assert [it.away_bytes for it in found] == [5, None, None]

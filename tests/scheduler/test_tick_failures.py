@@ -54,7 +54,7 @@ def test_an_answer_of_readyz_says_why_nothing_is_scheduled_and_is_well_again_by_
     service.reconciler.tick()
     assert api.get("/readyz").status_code == 200
     with monkeypatch.context() as broken:
-        broken.setattr(Reconciler, "_step", missing)
+        broken.setattr(Reconciler, "_cycle", missing)
         service.start()
         until(lambda: api.get("/readyz").status_code == 503)
         assert "times in a row (KeyError)" in api.get("/readyz").json()["detail"]
@@ -65,9 +65,9 @@ def test_a_first_look_that_fails_does_not_keep_a_scheduler_from_being_served(
     service: Service, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     with monkeypatch.context() as broken:
-        broken.setattr(Reconciler, "_step", missing)
-        service.take_up()
-    service.take_up()
+        broken.setattr(Reconciler, "_cycle", missing)
+        service.lead()
+    service.lead()
 
     assert service.leads()
 
@@ -129,8 +129,8 @@ def test_what_is_remembered_of_lines_is_bounded(lines: Lines) -> None:
 
 
 KEPT = {
-    "look": "room on the disk could not be looked after",
-    "_look_at_use": "the use of GPUs could not be noted",
+    "look": "free disk space could not be checked",
+    "_note_use": "the use of GPUs could not be recorded",
     "_prune": "old history could not be deleted",
 }
 

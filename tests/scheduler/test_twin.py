@@ -170,7 +170,7 @@ def test_a_job_that_is_cancelled_while_it_is_being_placed_never_starts_and_frees
     assert (job.state, job.attempt) == (JobState.CANCELLED, 0)
     cache = twin.scheduler.cache
     assert cache is not None
-    assert id_of(0) not in cache.jobs
+    assert id_of(0) not in cache.table.jobs
     assert [row.number for job in range(1, 10) for row in twin_attempts(store, job)]  # others have its GPUs
     assert id_of(0) not in [asked.job for asked, _ in cache.mirror.known().jobs]
 

@@ -78,11 +78,11 @@ class Listing(Trial):
 
     def looks(self, *, look_s: float = CHECK_UNKNOWN_S) -> UnknownAttempts:
         """Return what another scheduler finds and follows."""
-        unknown_attempts = UnknownAttempts(self.parts(ListingWay(self.make()), "another"), look_s=look_s)
+        unknown_attempts = UnknownAttempts(self.parts(ListingWay(self.make()), "another"), check_s=look_s)
         fence = self.scheduler._fence
         assert fence is not None
-        unknown_attempts.find(fence)
-        unknown_attempts.look(fence, self.now_s())
+        unknown_attempts.list_at_backend(fence)
+        unknown_attempts.resolve(fence, self.now_s())
         assert unknown_attempts.are_known(fence)
         return unknown_attempts
 
@@ -131,7 +131,7 @@ def test_an_attempt_that_cannot_be_written_down_as_its_backend_tells_it_hides_no
     unknown_attempts = trial.looks()
 
     assert [(it.name, it.placement) for it in unknown_attempts.known] == [(NAME, (Share("a", (0,)),)), ("ls-bad-1", ())]
-    assert "not known on which GPUs" in unknown_attempts.against_starts(trial.scheduler._fence or 0)
+    assert "not known on which GPUs" in unknown_attempts.why_no_starts(trial.scheduler._fence or 0)
 
 
 @pytest.mark.parametrize("closed", ["spec.json", ""], ids=["file", "folder"])
@@ -180,10 +180,10 @@ def test_the_wish_to_end_an_attempt_outlasts_errors_of_the_backend(
         broken.setattr(LocalBackend, name, fails(error))
         assert unknown_attempts.end(NAME)
         for _ in range(3):
-            unknown_attempts.look(fence, now_s)
+            unknown_attempts.resolve(fence, now_s)
         assert [it.name for it in unknown_attempts.known] == [NAME]
 
-    unknown_attempts.look(fence, now_s)
+    unknown_attempts.resolve(fence, now_s)
 
     assert unknown_attempts.known == []
     assert not unknown_attempts.end(NAME)
@@ -199,10 +199,10 @@ def test_the_wish_to_disregard_an_attempt_outlasts_errors_of_the_store(
     with monkeypatch.context() as broken:
         broken.setattr(Store, "write", fails(StoreUnreachableError("it is away")))
         with pytest.raises(StoreUnreachableError):
-            unknown_attempts.look(fence, now_s)
+            unknown_attempts.resolve(fence, now_s)
         assert [it.name for it in unknown_attempts.known] == [NAME]
 
-    unknown_attempts.look(fence, now_s)
+    unknown_attempts.resolve(fence, now_s)
 
     assert unknown_attempts.known == []
 
@@ -214,7 +214,7 @@ def test_an_end_is_asked_for_until_an_attempt_is_gone(trial: Listing, monkeypatc
     monkeypatch.setattr(LocalBackend, "cancel", lambda _self, name, _reason: asked.append(name))
     unknown_attempts.end(NAME)
     for _ in range(3):
-        unknown_attempts.look(fence, trial.now_s())
+        unknown_attempts.resolve(fence, trial.now_s())
 
     assert asked == [NAME] * 3  # a backend may kill it only when it did not end by itself in time
 
@@ -222,15 +222,15 @@ def test_an_end_is_asked_for_until_an_attempt_is_gone(trial: Listing, monkeypatc
 def test_a_bug_of_the_backend_that_keeps_its_attempts_from_being_known_lets_nothing_start_until_it_is_gone(
     trial: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unknown_attempts = UnknownAttempts(trial.parts(ListingWay(trial.make()), "another"), find_again_s=0.0)
+    unknown_attempts = UnknownAttempts(trial.parts(ListingWay(trial.make()), "another"), list_again_s=0.0)
     fence = trial.scheduler._fence or 0
     with monkeypatch.context() as broken:
         broken.setattr(LocalBackend, "launched", fails(BUG))
-        unknown_attempts.find(fence)
-        assert "not known which attempts run" in unknown_attempts.against_starts(fence)
+        unknown_attempts.list_at_backend(fence)
+        assert "not known which attempts run" in unknown_attempts.why_no_starts(fence)
         assert unknown_attempts.are_due
 
-    unknown_attempts.find(fence)
+    unknown_attempts.list_at_backend(fence)
 
     assert unknown_attempts.are_known(fence)
 

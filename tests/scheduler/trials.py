@@ -145,8 +145,8 @@ class Trial:
         monitor = Monitor(way, self.backend_name, self.layout, self.types)
         placer = Placer(HEURISTICS["pack"])
         return Parts(
-            self.store, way, full_name(self.backend_name, way), self.site, self.layout, placer, self.now_s, owner,
-            monitor,
+            store=self.store, backend=way, backend_name=full_name(self.backend_name, way), site=self.site,
+            layout=self.layout, placer=placer, now_s=self.now_s, owner=owner, monitor=monitor,
         )  # fmt: skip
 
     def another(self, owner: str | None = None) -> Reconciler:

@@ -211,7 +211,10 @@ def test_what_came_after_a_gap_is_left_out_until_the_cluster_is_told_anew(lived:
     [
         ("", "no decision says where the cluster stood"),
         ("{}", "no decision"),
-        ('{"job_id": "a", "explanation": {}, "past": {"n": 0, "told": [["begin", "soon"]]}}', "cannot have happened"),
+        (
+            '{"job_id": "a", "explanation": {}, "past": {"number": 0, "calls": [["begin", "soon"]]}}',
+            "cannot have happened",
+        ),
         (None, "too few"),
     ],
 )

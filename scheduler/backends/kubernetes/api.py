@@ -253,7 +253,7 @@ class View(Generic[ObjectT]):
                     return
                 level = logging.INFO if isinstance(error, AnswerError) and error.code == _GONE else logging.WARNING
                 is_bug = not isinstance(error, BackendError)
-                if told := self._repeats.told(self._why, time.monotonic()):
+                if told := self._repeats.message(self._why, time.monotonic()):
                     log.log(level, "%s are listed anew: %s", self._kind, told, exc_info=is_bug)
                 self._ends.wait(pause_s)
                 pause_s = min(pause_s * 2.0, _LONGEST_PAUSE_S)

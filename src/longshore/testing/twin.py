@@ -47,9 +47,10 @@ class Twin:
         self.backend = backend
         kinds = site.cluster.node_type.tolist()
         self._type_of = dict(zip(backend.layout.nodes, map(type_name, kinds), strict=True))
+        monitor = Monitor(backend, "simulated", backend.layout, self._type_of)
         self.parts = Parts(
-            store, backend, "simulated", site, backend.layout, placer, lambda: backend.now_s, owner,
-            Monitor(backend, "simulated", backend.layout, self._type_of), wake=self._wake,
+            store=store, backend=backend, backend_name="simulated", site=site, layout=backend.layout, placer=placer,
+            now_s=lambda: backend.now_s, owner=owner, monitor=monitor, wake=self._wake,
         )  # fmt: skip
         self.scheduler = Reconciler(self.parts)
         self._is_woken = False
@@ -62,7 +63,7 @@ class Twin:
         return bool(sim.state.finished[ROW] == sim.scenarios.jobs[ROW])
 
     def run(self) -> None:
-        """Let the scheduler look at each moment at which something happens, until all jobs have ended.
+        """Let the scheduler tick at each moment at which something happens, until all jobs have ended.
 
         Raises:
             RuntimeError: If the scheduler gives up a job that the simulation has not ended: that would wait for ever.
@@ -76,7 +77,7 @@ class Twin:
     def _check_all_live(self) -> None:
         sim, cache = self.backend.sim, self.scheduler.cache
         unfinished = int(sim.state.submitted[ROW]) - int(sim.state.finished[ROW])
-        if cache is not None and len(cache.jobs) < unfinished:
+        if cache is not None and len(cache.table.jobs) < unfinished:
             raise RuntimeError(f"of {unfinished} jobs that have not ended the scheduler has given up some")
 
     def tick(self) -> None:
@@ -92,9 +93,9 @@ class Twin:
     def _record(self, job: int) -> None:
         """Record how long a job computes on the node types of its ring, which the simulation knows.
 
-        Real jobs tell of their steps instead. Of types that the ring has left nothing is known, as in a simulation.
+        Real jobs report their steps instead. Of types that the ring has left nothing is known, as in a simulation.
         """
-        self._wake()  # a scheduler looks every second, and so sees that it runs long before anything else happens
+        self._wake()  # a scheduler ticks every second, and so sees that it runs long before anything else happens
         sim, mean_s = self.backend.sim, dict[str, list[float]]()
         for gpu in np.flatnonzero(sim.state.gpu_job[ROW] == job).tolist():
             kind = type_name(int(sim.cluster.node_type[sim.cluster.gpu_node[gpu]]))

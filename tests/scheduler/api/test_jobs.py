@@ -218,7 +218,7 @@ def test_a_job_that_waits_as_nobody_knows_what_runs_says_so_and_the_log_says_why
 def test_a_job_that_cannot_be_handled_says_why_while_it_is_tried_again(
     api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Reconciler, "_carry_on", lambda *_: 1 / 0)
+    monkeypatch.setattr(Reconciler, "_apply", lambda *_: 1 / 0)
     job = submit(api)
     service.reconciler.tick()
 

@@ -10,7 +10,7 @@ import pytest
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.health.quarantining import quarantine
 from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
-from longshore.scheduler.service.checking import MAX_CHECKS_AT_ONCE, Clearing
+from longshore.scheduler.service.checking import CLEARED_UNCHECKED, MAX_CHECKS_AT_ONCE, Clearing
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import add_entry
@@ -79,7 +79,7 @@ def test_without_checks_only_an_operator_who_says_so_clears(api: httpx.Client, s
     assert done.json() == {"cleared": 1, "checking": False}
     assert standing(api) == []
     (past,) = api.get("/v1/quarantine", params={"cleared": True}).json()
-    assert (past["cleared_by"], past["checked"]) == ("operator local", "an operator said so, no checks were run")
+    assert (past["cleared_by"], past["checked"]) == ("operator local", CLEARED_UNCHECKED)
     again = api.post("/v1/quarantine/clear", json={**asked, "unchecked": True})
     assert (again.status_code, again.json()["code"]) == (409, "not-in-quarantine")
     service.reconciler.tick()
@@ -114,7 +114,7 @@ def test_what_a_job_uses_is_not_checked(api: httpx.Client, service: Service) -> 
     service.reconciler.tick()
     api.post("/v1/quarantine", json=XID)
     checked_by(service, lambda _node, _gpu: (True, ""))
-    service.clearing.look()
+    service.clearing.check_due()
     refused = api.post("/v1/quarantine/clear", json={"node": NODE, "gpu": 2})
     assert (refused.status_code, refused.json()["code"]) == (409, "not-in-quarantine")
     assert job in refused.json()["detail"]
@@ -145,7 +145,7 @@ def test_checks_end_by_themselves_what_has_rested_and_nothing_else(service: Serv
         return True, "fine"
 
     checked_by(service, check)
-    service.clearing.look()
+    service.clearing.check_due()
     settled(service)
     assert asked == ["rack0-node0"]
     with service.store.read() as tx:
@@ -164,7 +164,7 @@ def test_a_symptom_that_comes_while_checks_run_keeps_it_in_quarantine(service: S
         return True, "fine"
 
     checked_by(service, check)
-    service.clearing.look()
+    service.clearing.check_due()
     settled(service)
     with service.store.read() as tx:
         assert [each.now for each in events_after(tx, 0, 100)] == ["quarantined"]
@@ -235,11 +235,11 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
     service.store.write(lambda tx: [add_entry(tx, each) for each in entries])
     service.clearing.look()
     until(lambda: len(counts) == MAX_CHECKS_AT_ONCE)
-    service.clearing.look()  # while those run
+    service.clearing.check_due()  # while those run
     go.set()
     for _ in range(len(places)):
         settled(service)
-        service.clearing.look()
+        service.clearing.check_due()
     settled(service)
     assert sorted(done) == sorted(f"{each.node}:{each.gpu}" for each in places)
     assert max(counts) == MOST_AT_ONCE

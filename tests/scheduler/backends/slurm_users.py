@@ -113,7 +113,16 @@ class Site:
         site, placer = site_of(setup, SchedulerSettings(folder=self.folder)), Placer(find_policy("spread"))
         self.scheduler = Reconciler(
             Parts(
-                self.store, self.backend, "slurm", site, layout, placer, self.now_s, "test", monitor, checks=self.checks
+                store=self.store,
+                backend=self.backend,
+                backend_name="slurm",
+                site=site,
+                layout=layout,
+                placer=placer,
+                now_s=self.now_s,
+                owner="test",
+                monitor=monitor,
+                checks=self.checks,
             ),
             self.times,
         )

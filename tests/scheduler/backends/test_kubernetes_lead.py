@@ -196,7 +196,7 @@ def test_a_scheduler_that_is_stopped_gives_the_namespace_up(trial: Trial, tmp_pa
     kind = {"name": "kubernetes", "settings": {"image": "train", "kubeconfig": str(trial.cluster.kubeconfig)}}
     settings = {"cluster": tmp_path / "cluster.yaml", "folder": tmp_path / "served", "backend": kind}
     service = Service(ServeOptions(SchedulerSettings.model_validate(settings)))
-    service.take_up()
+    service.lead()
     assert spec_of(trial)["holderIdentity"]
     service.close()
     assert "holderIdentity" not in spec_of(trial)

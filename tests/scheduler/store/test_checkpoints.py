@@ -55,10 +55,10 @@ def save(
     path: str = "/ckpt",
     digest: str = "",
     *,
-    most_told: int = MAX_CHECKPOINT_EVENTS,
+    max_events: int = MAX_CHECKPOINT_EVENTS,
 ) -> bool:
     row = CheckpointRow(job, number, step, path, digest, float(step))
-    return store.write(lambda tx: register(tx, row, writer="api", most_told=most_told))
+    return store.write(lambda tx: register(tx, row, writer="api", max_events=max_events))
 
 
 def steps(store: Store, job: str) -> list[tuple[int, int]]:
@@ -77,7 +77,7 @@ def test_an_older_attempt_registers_nothing_once_the_next_has_begun(store: Store
 
 
 def test_a_job_that_saves_for_ever_has_so_many_events_and_its_newest_checkpoint(store: Store, job: str) -> None:
-    assert all(save(store, job, 1, step, most_told=3) for step in range(6))
+    assert all(save(store, job, 1, step, max_events=3) for step in range(6))
 
     told = [event.cause for event in all_events(store) if event.kind == SAVED]
     assert [it.partition(" is")[0] for it in told] == ["step 0", "step 1", "step 2"]

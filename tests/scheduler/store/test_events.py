@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from longshore.scheduler.model.job import NewEvent
-from longshore.scheduler.store.events import append, events_after, last_complete_seq, last_seq, told_by_others
+from longshore.scheduler.store.events import append, changed_by_others, events_after, last_complete_seq, last_seq
 from longshore.scheduler.store.opening import Store, open_store
 
 from .store_rows import all_events, submit
@@ -68,7 +68,7 @@ def numbers(store: Store) -> object:
 
 def told(store: Store) -> object:
     with store.read() as tx:
-        return told_by_others(tx, 0)[0]
+        return changed_by_others(tx, 0)[0]
 
 
 def begun(store: Store) -> object:

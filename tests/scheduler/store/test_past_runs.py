@@ -162,7 +162,7 @@ def test_an_index_finds_the_last_ended_jobs(sqlite_url: str, alike: Alike, index
 
 
 def test_where_an_estimate_is_from_is_said_in_words() -> None:
-    assert estimate_words(GIVEN, 0) == "as its owner says"
+    assert estimate_words(GIVEN, 0) == "given by its owner"
     assert estimate_words(UNKNOWN, 0).startswith("assumed")
     assert estimate_words("user-and-name", 1) == "from the last ended job of the same user and name"
     for alike in Alike:

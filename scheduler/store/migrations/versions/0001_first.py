@@ -6,11 +6,11 @@ from alembic import op
 revision = "0001"
 down_revision = None
 
-STATE = sa.String(16)
-SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-OPEN = sa.text("state IN ('draining', 'launched', 'reserved', 'running')")
-ENDED_RUN = sa.text("ended_s IS NOT NULL AND attempt > 0")
-NOT_CLEARED = sa.text("cleared_s IS NULL")
+_STATE_NAME = sa.String(16)
+_SERIAL_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+_WHERE_OPEN = sa.text("state IN ('draining', 'launched', 'reserved', 'running')")
+_WHERE_ENDED = sa.text("ended_s IS NOT NULL AND attempt > 0")
+_WHERE_NOT_CLEARED = sa.text("cleared_s IS NULL")
 
 
 def upgrade() -> None:
@@ -62,7 +62,7 @@ def downgrade() -> None:
 def _event() -> None:
     op.create_table(
         "event",
-        sa.Column("seq", SERIAL, nullable=False),
+        sa.Column("seq", _SERIAL_NUMBER, nullable=False),
         sa.Column("job_id", sa.Text),
         sa.Column("number", sa.Integer),
         sa.Column("version", sa.Integer),
@@ -97,13 +97,13 @@ def _idempotency() -> None:
 def _job() -> None:
     op.create_table(
         "job",
-        sa.Column("submit_seq", SERIAL, nullable=False),
+        sa.Column("submit_seq", _SERIAL_NUMBER, nullable=False),
         sa.Column("id", sa.Text, nullable=False),
         sa.Column("name", sa.Text, nullable=False),
         sa.Column("owner", sa.Text, nullable=False),
         sa.Column("spec", sa.JSON, nullable=False),
-        sa.Column("desired", STATE, nullable=False),
-        sa.Column("state", STATE, nullable=False),
+        sa.Column("desired", _STATE_NAME, nullable=False),
+        sa.Column("state", _STATE_NAME, nullable=False),
         sa.Column("priority", sa.Integer, nullable=False),
         sa.Column("gpus", sa.Integer, nullable=False),
         sa.Column("estimate_s", sa.Double, nullable=False),
@@ -121,7 +121,7 @@ def _job() -> None:
         sa.Column("guess_s", sa.Double, nullable=False),
         sa.Column("wait_s", sa.Double, nullable=False),
         sa.Column("entered_s", sa.Double, nullable=False),
-        sa.Column("after_stop", STATE),
+        sa.Column("after_stop", _STATE_NAME),
         sa.Column("cause_class", sa.Text, nullable=False),
         sa.Column("cause", sa.Text, nullable=False),
         sa.Column("ended_s", sa.Double),
@@ -139,7 +139,7 @@ def _job() -> None:
     op.create_index("ix_job_ended_s_submit_seq", "job", ["ended_s", "submit_seq"])
     for columns in (("owner", "name"), ("owner", "gpus"), ("gpus",)):
         name = f"ix_job_ended_{'_'.join(columns)}"
-        op.create_index(name, "job", [*columns, "ended_s"], sqlite_where=ENDED_RUN, postgresql_where=ENDED_RUN)
+        op.create_index(name, "job", [*columns, "ended_s"], sqlite_where=_WHERE_ENDED, postgresql_where=_WHERE_ENDED)
 
 
 def _lease() -> None:
@@ -160,7 +160,7 @@ def _node() -> None:
         sa.Column("backend", sa.Text, nullable=False),
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("slots", sa.Boolean, nullable=False),
-        sa.Column("liveness", STATE, nullable=False),
+        sa.Column("liveness", _STATE_NAME, nullable=False),
         sa.Column("since_s", sa.Double, nullable=False),
         sa.Column("seen_s", sa.Double, nullable=False),
         sa.Column("misses", sa.Integer, nullable=False),
@@ -170,7 +170,7 @@ def _node() -> None:
         sa.Column("boot_id", sa.Text, nullable=False, server_default=""),
         sa.Column("agent_version", sa.Text, nullable=False, server_default=""),
         sa.Column("guarded", sa.Boolean, nullable=False, server_default=sa.false()),
-        sa.Column("verdict", STATE, nullable=False, server_default=""),
+        sa.Column("verdict", _STATE_NAME, nullable=False, server_default=""),
         sa.Column("found", sa.Text, nullable=False, server_default=""),
         sa.PrimaryKeyConstraint("name", name="pk_node"),
     )
@@ -197,7 +197,7 @@ def _attempt() -> None:
         "attempt",
         sa.Column("job_id", sa.Text, nullable=False),
         sa.Column("number", sa.Integer, autoincrement=False, nullable=False),
-        sa.Column("state", STATE, nullable=False),
+        sa.Column("state", _STATE_NAME, nullable=False),
         sa.Column("version", sa.Integer, nullable=False),
         sa.Column("backend", sa.Text, nullable=False),
         sa.Column("placement", sa.JSON, nullable=False),
@@ -206,7 +206,7 @@ def _attempt() -> None:
         sa.Column("opened_s", sa.Double, nullable=False),
         sa.Column("started_s", sa.Double),
         sa.Column("ended_s", sa.Double),
-        sa.Column("contact", STATE, nullable=False),
+        sa.Column("contact", _STATE_NAME, nullable=False),
         sa.Column("contact_since_s", sa.Double, nullable=False),
         sa.Column("outcome", sa.Text, nullable=False),
         sa.Column("cause", sa.Text, nullable=False),
@@ -216,13 +216,15 @@ def _attempt() -> None:
         sa.PrimaryKeyConstraint("job_id", "number", name="pk_attempt"),
     )
     op.create_index("ix_attempt_state", "attempt", ["state"])
-    op.create_index("uq_attempt_open", "attempt", ["job_id"], unique=True, sqlite_where=OPEN, postgresql_where=OPEN)
+    op.create_index(
+        "uq_attempt_open", "attempt", ["job_id"], unique=True, sqlite_where=_WHERE_OPEN, postgresql_where=_WHERE_OPEN
+    )
 
 
 def _decision() -> None:
     op.create_table(
         "decision",
-        sa.Column("seq", SERIAL, nullable=False),
+        sa.Column("seq", _SERIAL_NUMBER, nullable=False),
         sa.Column("job_id", sa.Text, nullable=False),
         sa.Column("number", sa.Integer),
         sa.Column("at_s", sa.Double, nullable=False),
@@ -302,8 +304,8 @@ def _pruned() -> None:
 def _quarantine() -> None:
     op.create_table(
         "quarantine",
-        sa.Column("seq", SERIAL, nullable=False),
-        sa.Column("scope", STATE, nullable=False),
+        sa.Column("seq", _SERIAL_NUMBER, nullable=False),
+        sa.Column("scope", _STATE_NAME, nullable=False),
         sa.Column("node", sa.Text, nullable=False),
         sa.Column("gpu", sa.Integer, nullable=False),
         sa.Column("other_node", sa.Text, nullable=False),
@@ -314,7 +316,7 @@ def _quarantine() -> None:
         sa.Column("cause", sa.Text, nullable=False),
         sa.Column("evidence", sa.Text, nullable=False),
         sa.Column("action", sa.Text, nullable=False),
-        sa.Column("clears", STATE, nullable=False),
+        sa.Column("clears", _STATE_NAME, nullable=False),
         sa.Column("tries", sa.Integer, nullable=False),
         sa.Column("boot_id", sa.Text, nullable=False),
         sa.Column("not_before_s", sa.Double, nullable=False),
@@ -327,7 +329,7 @@ def _quarantine() -> None:
     op.create_index("ix_quarantine_since_s", "quarantine", ["since_s"])
     op.create_index(
         "uq_quarantine_open", "quarantine", ["node", "gpu", "other_node", "other_gpu", "cause"], unique=True,
-        sqlite_where=NOT_CLEARED, postgresql_where=NOT_CLEARED,
+        sqlite_where=_WHERE_NOT_CLEARED, postgresql_where=_WHERE_NOT_CLEARED,
     )  # fmt: skip
 
 

@@ -1,0 +1,300 @@
+"""The pages: cluster, events, jobs, and policy; and what the buttons on a job's page do.
+
+Source: SPEC K8; docs/operate.md, Dashboard.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from sqlalchemy import Connection
+
+from ...cluster.files.errors import BackendError
+from ..api.auth import NOBODY_ELSE
+from ..api.jobs import find_job
+from ..api.rings import planned_job
+from ..api.submitting import WRITER
+from ..backends.protocol import NoLogError
+from ..control.attempt_driver import attempt_name
+from ..model.job import JobRow, is_job_id
+from ..model.states import FINAL, Desired, JobState
+from ..service.service import Service
+from ..store.attempts import AttemptRow, attempts_of
+from ..store.events import last_seq
+from ..store.jobs import get_job, list_jobs, set_desired
+from ..store.queries import last_decision_seq, last_decisions, last_event_of, last_events
+from .charts import gantt, step_chart, use_chart
+from .entering import check_origin
+from .pages import OPERATORS, Before, Page, Seen
+from .rendering import draw, no_part, nothing_new, render
+from .views import LETTERS, ROWS, JobView, Part, cluster_view, job_view, page_of, part_after, policy_view, tail
+
+
+def add_cluster(router: APIRouter, service: Service) -> None:
+    """Add the page."""
+
+    def page(template: str, seen: str) -> Response:
+        with service.store.read() as tx:
+            now = f"{last_seq(tx)}-{service.leads():d}-{service.usage.taken}"
+            if now == seen:
+                return nothing_new()
+            view = cluster_view(tx, service.layout, service.node_types)
+        use = use_chart(service.usage.samples())
+        return draw(service, "cluster", template, view=view, use=use, seen=now, letters=LETTERS)
+
+    @router.get("/")
+    def cluster() -> Response:
+        return page("cluster.html", "")
+
+    @router.get("/parts/cluster")
+    def cluster_part(seen: Seen = "") -> Response:
+        return page("cluster_part.html", seen)
+
+
+CLUSTER_PAGE = Page("cluster", "/", "Cluster", 10, OPERATORS, add_cluster)
+
+
+def add_events(router: APIRouter, service: Service) -> None:
+    """Add the page."""
+
+    def page(template: str, before: int | None, seen: str) -> Response:
+        with service.store.read() as tx:
+            now = str(last_seq(tx))
+            if now == seen:
+                return nothing_new()
+            lines, more = page_of(lambda seq: last_events(tx, ROWS, before_seq=seq), before)
+        return draw(service, "events", template, lines=lines, seen=now, before=before, more=more)
+
+    @router.get("/events")
+    def events(before: Before = None) -> Response:
+        return page("events.html", before, "")
+
+    @router.get("/parts/events")
+    def events_part(seen: Seen = "") -> Response:
+        return page("events_part.html", None, seen)
+
+
+EVENTS_PAGE = Page("events", "/events", "Events", 40, OPERATORS, add_events)
+
+
+class Action(StrEnum):
+    """A button."""
+
+    HOLD = "hold"
+    RELEASE = "release"
+    CANCEL = "cancel"
+
+
+WISHES: Mapping[Action, Desired] = MappingProxyType(
+    {Action.HOLD: Desired.HOLD, Action.RELEASE: Desired.RUN, Action.CANCEL: Desired.CANCEL}
+)
+
+
+def actions_of(row: JobRow) -> list[Action]:
+    """Return what may be done with a job; nothing once it has ended or is being cancelled."""
+    if row.state in FINAL or row.desired is Desired.CANCEL:
+        return []
+    return [Action.RELEASE if row.desired is Desired.HOLD else Action.HOLD, Action.CANCEL]
+
+
+def add_actions(router: APIRouter, service: Service) -> None:
+    """Add what the buttons send. The router lets in only those who may change all jobs."""
+
+    @router.post("/jobs/{job}/{action}")
+    def act(job: str, action: Action, request: Request) -> Response:
+        check_origin(request)
+        row = find_job(service, NOBODY_ELSE, job)
+        service.store.write(
+            lambda tx: set_desired(tx, row.id, WISHES[action], at_s=service.now_s(), writer=WRITER)
+        )  # fmt: skip
+        service.wake()
+        return RedirectResponse(f"/jobs/{row.id}", HTTPStatus.SEE_OTHER)
+
+
+JOB_ROWS = 50
+GROWS_S = 5.0  # between two pictures of a job that runs
+
+
+def add_jobs(router: APIRouter, service: Service) -> None:
+    """Add the list, and what belongs to each job."""
+    for add in (_add_list, _add_job, _add_logs, add_actions):
+        add(router, service)
+
+
+def _add_list(router: APIRouter, service: Service) -> None:
+    def page(template: str, state: JobState | None, before: int | None, seen: str) -> Response:
+        with service.store.read() as tx:
+            now = str(last_seq(tx))
+            if now == seen:
+                return nothing_new()
+            rows = list_jobs(tx, limit=JOB_ROWS + 1, states=None if state is None else [state], before_seq=before)
+        more = rows[JOB_ROWS - 1].submit_seq if len(rows) > JOB_ROWS else None
+        return draw(
+            service, "jobs", template, jobs=rows[:JOB_ROWS], state=state, states=list(JobState), more=more,
+            before=before, seen=now,
+        )  # fmt: skip
+
+    @router.get("/jobs")
+    def jobs(state: JobState | None = None, before: Before = None) -> Response:
+        return page("jobs.html", state, before, "")
+
+    @router.get("/parts/jobs")
+    def jobs_part(state: JobState | None = None, before: Before = None, seen: Seen = "") -> Response:
+        return page("jobs_part.html", state, before, seen)
+
+
+def _job_in(tx: Connection, job: str) -> JobRow | None:
+    return get_job(tx, job) if is_job_id(job) else None
+
+
+def _add_job(router: APIRouter, service: Service) -> None:
+    def seen_of(tx: Connection, row: JobRow) -> str:
+        # A picture of a job that has not ended grows with time as well.
+        grown = 0 if row.state in FINAL else int(service.now_s() / GROWS_S)
+        return f"{last_event_of(tx, row.id)}-{grown}"
+
+    def values_of(view: JobView, seen: str) -> dict[str, object]:
+        now_s, control = service.now_s(), service.control
+        times_s = control.monitor.steps.train_s(attempt_name(view.attempts[-1])) if view.attempts else ()
+        return {
+            "view": view, "gantt": gantt(view.events, now_s), "seen": seen,
+            "steps": control.step_figures().get(view.job.id), "chart": step_chart(times_s),
+            "actions": actions_of(view.job), "planned": planned_job(view.job, view.attempts, service),
+        }  # fmt: skip
+
+    @router.get("/jobs/{job}")
+    def job_page(
+        job: str,
+        attempt: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
+        rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    ) -> Response:
+        with service.store.read() as tx:
+            row = _job_in(tx, job)
+            if row is None:
+                return draw(service, "", "missing.html", 404, what=f"There is no job {job[:40]!r}.")
+            now, view = seen_of(tx, row), job_view(tx, row, service)
+        log, problem = _log(service, view.job, view.attempts, attempt, rank)
+        number = attempt or (view.attempts[-1].number if view.attempts else None)
+        is_final = isinstance(problem, NoLogError)
+        shown = next((it for it in view.attempts if it.number == number), None)
+        why = "It has not started yet." if is_final and shown and _is_starting(shown) else str(problem or "")
+        is_missing = problem is not None or number is None
+        return draw(
+            service, "jobs", "job.html", log=log, problem=why, number=number, rank=rank, asked=attempt,
+            looks_again=is_missing and _may_come(view, shown, attempt, is_final=is_final),
+            **values_of(view, now),
+        )  # fmt: skip
+
+    @router.get("/parts/jobs/{job}")
+    def job_part(job: str, seen: Seen = "") -> Response:
+        with service.store.read() as tx:
+            row = _job_in(tx, job)
+            if row is None:
+                return no_part()
+            now = seen_of(tx, row)
+            if now == seen:
+                return nothing_new()
+            view = job_view(tx, row, service)
+        return draw(service, "jobs", "job_poll.html", **values_of(view, now))
+
+
+def _is_starting(row: AttemptRow) -> bool:
+    return row.started_s is None and row.ended_s is None
+
+
+def _may_come(view: JobView, row: AttemptRow | None, asked: int | None, *, is_final: bool) -> bool:
+    """Return whether there may be output later where there is none now.
+
+    Args:
+        view: The job.
+        row: Its attempt that is shown, None if there is none.
+        asked: Number of the attempt that was asked for, None for the last one.
+        is_final: Whether the backend says that there is no such output.
+    """
+    if view.is_over:
+        return False
+    if row is None:
+        return asked is None
+    if row.ended_s is not None:
+        return asked is None  # but of the next attempt
+    return _is_starting(row) or not is_final
+
+
+def _log(
+    service: Service, job: JobRow, attempts: list[AttemptRow], number: int | None, rank: int
+) -> tuple[Part, BackendError | None]:
+    """Return the end of an output, or why there is none."""
+    mine = [row for row in attempts if number in (None, row.number)]
+    if not mine:
+        return Part("", 0), None if number is None else NoLogError(f"There is no attempt {number}.")
+    name = attempt_name(mine[-1])
+    try:
+        part = tail(lambda offset, most: service.backend.logs(name, rank, offset, most), is_over=job.state in FINAL)
+    except BackendError as error:
+        return Part("", 0), error
+    return part, None
+
+
+def _add_logs(router: APIRouter, service: Service) -> None:
+    @router.get("/parts/jobs/{job}/logs")
+    def logs(
+        job: str,
+        attempt: Annotated[int, Query(ge=1, le=1_000_000)],
+        rank: Annotated[int, Query(ge=0, le=1_000_000)],
+        offset: Annotated[int, Query(ge=0, le=2**62)],
+    ) -> Response:
+        with service.store.read() as tx:
+            row = _job_in(tx, job)
+            mine = [it for it in attempts_of(tx, job) if it.number == attempt] if row is not None else []
+        if row is None or not mine:
+            return no_part()
+        name, over = attempt_name(mine[0]), row.state in FINAL or row.attempt > attempt
+        try:
+            part = part_after(lambda begin, most: service.backend.logs(name, rank, begin, most), offset, is_over=over)
+        except BackendError:
+            return nothing_new()
+        if part.offset == offset and not over:
+            return nothing_new()
+        follows = not over or part.offset != offset
+        newer = row.attempt if row.attempt > attempt else None
+        return render("log_part.html", log=part, job_id=row.id, number=attempt, rank=rank, follows=follows, newer=newer)
+
+
+JOBS_PAGE = Page("jobs", "/jobs", "Jobs", 20, OPERATORS, add_jobs)
+
+
+DECISIONS = 1000  # that are looked at
+POLICY_ROWS = 50  # of them that are listed
+
+
+def add_policy(router: APIRouter, service: Service) -> None:
+    """Add the page."""
+
+    def page(template: str, seen: str) -> Response:
+        policy = service.control.policy
+        with service.store.read() as tx:
+            now = f"{last_decision_seq(tx)}-{policy.version}"[:64]
+            if now == seen:
+                return nothing_new()
+            rows = last_decisions(tx, DECISIONS)
+            jobs = {row.job_id: get_job(tx, row.job_id) for row in rows[:POLICY_ROWS]}
+        names = {job: "" if row is None else row.name for job, row in jobs.items()}
+        return draw(
+            service, "policy", template, view=policy_view(rows, policy.deadline_s), names=names,
+            shown=rows[:POLICY_ROWS], version=policy.version, seen=now,
+        )  # fmt: skip
+
+    @router.get("/policy")
+    def policy() -> Response:
+        return page("policy.html", "")
+
+    @router.get("/parts/policy")
+    def policy_part(seen: Seen = "") -> Response:
+        return page("policy_part.html", seen)
+
+
+POLICY_PAGE = Page("policy", "/policy", "Policy", 30, OPERATORS, add_policy)
