@@ -1,8 +1,7 @@
-"""Which jobs stand in the queue of the cluster, and in which order; jobs that users submitted to the backend itself.
+"""Admission: which jobs are in the queue of the mirror, and in which order; import of jobs from the backend.
 
-Which jobs stand in the queue of the cluster, and in which order: the steps of rules/job_step.py are carried out.
-
-The order is that of the store's rows (`queue_key`), after whatever happens, as when they are read anew.
+The rules are those of rules/jobs.py. The order is that of `queue_key` over the rows of the store: after any change it
+is the same as if the store were read again.
 
 Source: SPEC R8, K7, K8.
 """
@@ -31,15 +30,15 @@ from .state_cache import Parts, StateCache
 RELEASE_SPACING_S = 1e-6  # between jobs that are released in one cycle, so that their order is that of the queue
 
 
-def line_up(mirror: ClusterMirror, rows: Mapping[str, JobRow], job: str, last: str | None = None) -> None:
-    """Bring a waiting job to its place, if all others stand at theirs, or behind it at the end of the queue.
+def move_to_place(mirror: ClusterMirror, rows: Mapping[str, JobRow], job: str, last: str | None = None) -> None:
+    """Move a waiting job to its place in the queue; other jobs are at theirs, or behind it at the end of the queue.
 
     Args:
-        mirror: The cluster, in whose queue it stands.
-        rows: Of all jobs in the queue, by their ids.
+        mirror: The cluster, in whose queue it is.
+        rows: Of all jobs in the queue, by id.
         job: The job.
-        last: A job at its place, before that of this one. The search for the place of this one begins there,
-            so that many jobs whose places are far from where they stand go past the queue once, and not each.
+        last: A job at its place, before that of this one. The search for the place of this one begins there, so that
+            many jobs that move far pass over the queue once together.
     """
     key, rank = queue_key(rows[job]), rank_of(rows[job])
     before, after = beside = mirror.beside(job)
@@ -60,22 +59,22 @@ def reorder_queue(cache: StateCache, now_s: float) -> None:
     ranked = sorted((table.jobs[job] for job in moved), key=queue_key)
     if ranked:
         cache.advance_mirror(now_s)
-    for row in ranked:  # out of the way of each other
+    for row in ranked:  # to the end first, so that none is in the way of another
         with cache.isolated(row.id, now_s, spoils=True):
             cache.mirror.give_place(row.id, rank_of(row), None)
     last = None
     for row in ranked:
         if row.state is JobState.QUEUED:
             with cache.isolated(row.id, now_s, spoils=True):
-                line_up(cache.mirror, cache.table.jobs, row.id, last)
+                move_to_place(cache.mirror, cache.table.jobs, row.id, last)
                 last = row.id
     cache.table.reprioritised.clear()
 
 
 def admit(cache: StateCache, now_s: float) -> None:
-    """Let jobs out of the queue that are not to run, and into it those whose time has come."""
-    _let_out(cache, now_s)
-    _take_in(cache, _let_in(cache, now_s), now_s)
+    """Withdraw jobs that are not to run any more from the queue, and admit those that may start."""
+    _withdraw(cache, now_s)
+    _enqueue(cache, _admissible(cache, now_s), now_s)
     cache.write(now_s)
 
 
@@ -83,11 +82,11 @@ def _step_of(cache: StateCache, row: JobRow, now_s: float) -> JobStep:
     is_kept_out = row.id in cache.table.unfit or cache.errors.is_resting(row.id, now_s)
     needs = needs_of(row)
     room = cache.parts.layout.gpus_for(needs)
-    around = QueueFacts(row.id not in cache.table.outside, room, is_kept_out, needs.words)
-    return next_job_step(row, around, now_s)
+    facts = QueueFacts(row.id not in cache.table.outside, room, is_kept_out, needs.words)
+    return next_job_step(row, facts, now_s)
 
 
-def _let_out(cache: StateCache, now_s: float) -> None:
+def _withdraw(cache: StateCache, now_s: float) -> None:
     for row in [cache.table.jobs[job] for job in cache.table.to_withdraw if job in cache.table.jobs]:
         leaves = False
         with cache.isolated(row.id, now_s):
@@ -99,21 +98,20 @@ def _let_out(cache: StateCache, now_s: float) -> None:
     cache.table.to_withdraw.clear()
 
 
-def _let_in(cache: StateCache, now_s: float) -> list[JobRow]:
-    """Change the jobs outside of the queue that are to change; return those that come into it, the first first."""
-    quota = Quota(
-        cache.parts.gpus_per_user, (row for row in cache.table.jobs.values() if row.id not in cache.table.outside)
-    )
-    let_in = []
-    outside = sorted((cache.table.jobs[job] for job in cache.table.outside), key=queue_key)
+def _admissible(cache: StateCache, now_s: float) -> list[JobRow]:
+    """Change the state of jobs outside the queue if it has to; return the jobs to admit, in order."""
+    table = cache.table
+    quota = Quota(cache.parts.gpus_per_user, (row for row in table.jobs.values() if row.id not in table.outside))
+    admitted = []
+    outside = sorted((table.jobs[job] for job in table.outside), key=queue_key)
     for place, row in enumerate(outside):
         with cache.isolated(row.id, now_s):
             step = _step_of(cache, row, now_s)
             if step.do is JobDo.CHANGE:
                 _change(cache, row, step, now_s, now_s - RELEASE_SPACING_S * (len(outside) - place))
             elif step.do is JobDo.ENTER and quota.take(row):
-                let_in.append(row)
-    return let_in
+                admitted.append(row)
+    return admitted
 
 
 def _change(cache: StateCache, row: JobRow, step: JobStep, now_s: float, entered_s: float) -> None:
@@ -126,12 +124,12 @@ def _change(cache: StateCache, row: JobRow, step: JobStep, now_s: float, entered
     cache.change_job(row, step.now, step.cause, now_s, **columns)
 
 
-def _take_in(cache: StateCache, let_in: list[JobRow], now_s: float) -> None:
-    """Put jobs into the queue, each at its place."""
-    if let_in:
+def _enqueue(cache: StateCache, admitted: list[JobRow], now_s: float) -> None:
+    """Put admitted jobs into the queue, each at its place."""
+    if admitted:
         cache.advance_mirror(now_s)
-    behind = [row for row in let_in if not goes_first(row)]
-    back = [row for row in reversed(let_in) if goes_first(row)]  # each goes before all others, or nearly so
+    behind = [row for row in admitted if not goes_first(row)]
+    back = [row for row in reversed(admitted) if goes_first(row)]  # each goes before all others, or nearly so
     last = None
     for row in behind:
         with cache.isolated(row.id, now_s, spoils=True):
@@ -140,28 +138,28 @@ def _take_in(cache: StateCache, let_in: list[JobRow], now_s: float) -> None:
                 cache.mirror.rejoin(request_of(row, cache.parts.layout), waiting_progress(row))
             else:
                 cache.mirror.submit(request_of(row, cache.parts.layout))
-            line_up(cache.mirror, cache.table.jobs, row.id, last)
+            move_to_place(cache.mirror, cache.table.jobs, row.id, last)
             last = row.id
     for row in back:
         with cache.isolated(row.id, now_s, spoils=True):
             cache.mirror.come_back(request_of(row, cache.parts.layout), waiting_progress(row))
-            line_up(cache.mirror, cache.table.jobs, row.id)
+            move_to_place(cache.mirror, cache.table.jobs, row.id)
     for jobs in (cache.table.outside, cache.table.kept_wait):
-        jobs.difference_update(row.id for row in let_in)
+        jobs.difference_update(row.id for row in admitted)
 
 
 log = logging.getLogger(__name__)
 
 BACKEND_WRITER = "backend"
 DISCARD_S = 2.0  # of a cycle, for ends at the backend: each takes two commands
-MAX_NAME_CHARACTERS = 40  # characters of a job's name
-# Its owner knows nothing of being run again, but after faults of nodes; and the backend may let it wait for its own
-# reasons, which are no fault of the job's however often it is asked for other GPUs.
+MAX_NAME_CHARACTERS = 40  # of a job's name
+# It is run again only after faults of nodes, as its owner expects of the backend. The backend may delay it for reasons
+# of its own, which are no fault of the job, however often it gets other GPUs.
 EXTERNAL_RETRY = RetrySpec(infra=1000, resource=0, asked=0, ambiguous=0)
 
 
 class ExternalJobs:
-    """Takes in what comes to the backend by its own way.
+    """Imports jobs that users submitted to the backend itself.
 
     Args:
         parts: What the scheduler works with.
@@ -175,7 +173,7 @@ class ExternalJobs:
         self._ended: set[str] = set()  # jobs in a final state that the backend still knows
 
     def import_jobs(self, cache: StateCache, now_s: float) -> None:
-        """Store what has come to the backend or was cancelled there, and end there what has ended here.
+        """Import new jobs and cancels from the backend, and end there what has ended here.
 
         Raises:
             FencedError: If another scheduler has taken over.
@@ -185,15 +183,15 @@ class ExternalJobs:
         try:
             held = self._backend.external_jobs()
             if held is not self._seen:
-                self._take_in(cache, held, now_s)
+                self._import(cache, held, now_s)
                 self._seen = held
             self._discard(
                 self._backend, held, {it.id for it in cache.table.jobs.values() if it.desired is Desired.CANCEL}
             )
         except BackendError as error:
-            log.warning("what the backend holds cannot be kept up with: %s", error)
+            log.warning("jobs of the backend cannot be imported: %s", error)
 
-    def _take_in(self, cache: StateCache, held: Sequence[ExternalJob], now_s: float) -> None:
+    def _import(self, cache: StateCache, held: Sequence[ExternalJob], now_s: float) -> None:
         unknown_attempts = [it.job for it in held if it.job not in cache.table.jobs and it.job not in self._ended]
         with self._parts.store.read() as tx:
             rows = [
@@ -231,7 +229,7 @@ def _job_of(held: ExternalJob) -> NewJob | None:
     try:
         return new_job_of(held)
     except Exception as error:  # it is one of many, and the others have to come in
-        log.error("job %s of the backend cannot be taken in: %s", held.job, words_of(error), exc_info=error)
+        log.error("job %s of the backend cannot be imported: %s", held.job, words_of(error), exc_info=error)
         return None
 
 

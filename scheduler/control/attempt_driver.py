@@ -1,4 +1,4 @@
-"""Attempts, step by step: from reserved GPUs to processes, and back to GPUs that are free on proof.
+"""Attempts, step by step: from reserved GPUs to processes, and back to GPUs that are proven free.
 
 Source: docs/nodes.md, Leases.
 """
@@ -40,7 +40,7 @@ from ..rules.retry import AttemptOutcome, ExitClass, class_of, outcome_of
 from ..store.attempts import LAUNCH, AttemptRow, get_attempt, latest_before
 from ..store.jobs import JobColumns
 from ..store.transitions import hold_unreadable
-from .admission import line_up
+from .admission import move_to_place
 from .job_errors import ERROR_EVENT, MAX_ERRORS_IN_A_ROW
 from .node_checks import NodeChecks
 from .rehydrate import needs_of, tries_of
@@ -61,9 +61,9 @@ def by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
     fenced = sorted({share.node for share in held} & cache.health.fenced)
     if not fenced or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
         return None
-    reports, told_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(name)
-    is_told = told_s is not None and name in cache.cancelled
-    gone = is_told and is_gone(name, held, cache.health.fenced, reports, told_s or 0.0)
+    reports, cancelled_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(name)
+    was_cancelled = cancelled_s is not None and name in cache.cancelled
+    gone = was_cancelled and is_gone(name, held, cache.health.fenced, reports, cancelled_s or 0.0)
     if row.state is AttemptState.DRAINING and not gone:
         return Status(Run.RUNNING, started_s=row.started_s)  # so that it is cancelled
     words = f"{', '.join(fenced)} was fenced: its lease ran out, so its agent has killed what ran there"
@@ -74,19 +74,12 @@ log = logging.getLogger(__name__)
 
 
 def hold_failing_jobs(cache: StateCache, now_s: float) -> None:
-    """Hold the jobs with which something went wrong three times in a row, and those that cannot be read.
-
-    One that runs is left running: it has lost nothing yet.
-    """
+    """Hold the jobs that failed three times in a row, and those that cannot be read; those that run, run on."""
     for job, words in cache.errors.jobs_to_hold(now_s).items():
         if job in cache.table.jobs:
             with cache.isolated(job, now_s):
-                _hold(
-                    cache,
-                    cache.table.jobs[job],
-                    f"it could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {words}",
-                    now_s,
-                )
+                cause = f"it could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {words}"
+                _hold(cache, cache.table.jobs[job], cause, now_s)
     cache.write(now_s)
     for job, why in cache.table.unreadable.items():
         with cache.isolated(job, now_s):
@@ -96,7 +89,7 @@ def hold_failing_jobs(cache: StateCache, now_s: float) -> None:
 
 def _hold(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
     row = cache.table.attempts.get(job.id)
-    # What its owner wants already stands; else it is held until its owner wants it to run once more.
+    # A request of its owner stands; else it is held until its owner releases it.
     columns = JobColumns(desired=Desired.HOLD) if job.desired is Desired.RUN else JobColumns()
     step = hold_step(job, None if row is None else row.state)
     if step is Hold.NOW:
@@ -108,7 +101,7 @@ def _hold(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
     else:
         return
     number = None if row is None else row.number
-    cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, number, cause=cause), {})
+    cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, number, cause=cause))
 
 
 def drain(
@@ -123,7 +116,7 @@ def drain(
 def give_up(cache: StateCache, row: AttemptRow, now_s: float) -> None:
     """Free the GPUs of an attempt that is proven gone, and hold its job, with as little as can go wrong."""
     job = cache.table.jobs[row.job_id]
-    cache.is_incomplete = True  # what the cluster's arrays hold of it is not touched, and read anew
+    cache.is_incomplete = True  # the mirror still has it, until the store is read again
     cache.table.outside.add(job.id)
     columns = JobColumns(after_stop=None, cause_class=str(ExitClass.AMBIGUOUS), entered_s=now_s)
     after = JobState.CANCELLED if job.desired is Desired.CANCEL else JobState.HELD
@@ -134,7 +127,7 @@ def give_up(cache: StateCache, row: AttemptRow, now_s: float) -> None:
         row, AttemptState.RELEASED, cause, now_s, outcome=str(ExitClass.AMBIGUOUS), ended_s=now_s, ends=()
     )
     cache.change_job(job, after, cause, now_s, **columns)
-    cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, row.number, cause=cause), {})
+    cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, row.number, cause=cause))
 
 
 def _hold_unreadable(cache: StateCache, job: str, cause: str, now_s: float) -> None:
@@ -186,10 +179,16 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
 
 
 def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | None = None) -> None:
-    """Take attempts as far as they go, all at the same pace: what was done is stored before the next step.
+    """Advance attempts as far as they go, by what their backend reports.
+
+    1. Poll the backend for the status of all of them, and clean up after earlier attempts of the same jobs.
+    2. Check the step times of those that run: a hung or slow job may have to stop.
+    3. Take one step with each, by the rules of rules/attempts.py; users of one priority take turns. Steps are launch,
+       run, stop, cancel, release of the GPUs, and close.
+    4. Write what has changed, and continue with step 3 for those that may take another step at once.
 
     Args:
-        cache: What the scheduler knows.
+        cache: The state of the scheduler.
         now_s: The present.
         jobs: Whose attempts; by default all.
     """
@@ -200,32 +199,33 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
         _try(cache, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
     cache.write(now_s)
     until, unreachable = time.monotonic() + ADVANCE_S, Status(Run.UNREACHABLE)
-    hurt, cut_off = ({cache.mirror.holder(gpu) for gpu in gpus} for gpus in (cache.health.faulty, cache.health.down))
-    verdicts = {} if jobs is not None else check_step_times(cache, names, statuses, cut_off, now_s)
+    faulty, cut_off = ({cache.mirror.holder(gpu) for gpu in gpus} for gpus in (cache.health.faulty, cache.health.down))
+    stops = {} if jobs is not None else check_step_times(cache, names, statuses, cut_off, now_s)
     owned = {job: cache.table.jobs[job] for job in names if job in cache.table.jobs}
-    claims = [PollEntry(job, it.owner, it.priority, it.submit_seq) for job, it in owned.items()]
+    entries = [PollEntry(job, row.owner, row.priority, row.submit_seq) for job, row in owned.items()]
     # Those without an open job are only to be closed, and go last.
-    going = [*in_turns(claims, cache.polled), *(job for job in names if job not in owned)]
+    active = [*in_turns(entries, cache.polled), *(job for job in names if job not in owned)]
     reached = set[str]()
-    while going:
+    while active:
         again = []
-        for at, job in enumerate(going):
+        for at, job in enumerate(active):
             row = cache.table.attempts[job]
             status = statuses.get(names[job], unreachable)
-            if row.backend != cache.parts.backend_name:  # What another was asked to start, this one knows nothing of.
+            if row.backend != cache.parts.backend_name:  # one backend does not know another's attempts
                 status = replace(unreachable, words=f"it is known to {row.backend}, not to {cache.parts.backend_name}")
             status = by_lease(cache, row) or status
             if at and time.monotonic() > until:
                 break  # the next cycle begins with the rest, after the renewal of the lease
             reached.add(job)
-            told, has_fault = verdicts.get(job), job in hurt and not goes_on_without(cache, row, names[job])
-            if _try(cache, row, status, now_s, has_fault=has_fault, is_cut_off=job in cut_off, verdict=told):
+            has_fault = job in faulty and not goes_on_without(cache, row, names[job])
+            if _try(cache, row, status, now_s, has_fault=has_fault, is_cut_off=job in cut_off, verdict=stops.get(job)):
                 again.append(job)
         cache.write(now_s)
-        going = again
+        active = again
     if jobs is None:
         is_whole = reached | cache.polled.keys() >= names.keys()
-        cache.polled = {} if is_whole else cache.polled | {it.job: it.whose for it in claims if it.job in reached}
+        now_polled = {entry.job: entry.whose for entry in entries if entry.job in reached}
+        cache.polled = {} if is_whole else cache.polled | now_polled
 
 
 def _try(
@@ -235,12 +235,9 @@ def _try(
     """Take one step with an attempt; if the backend fails, it is tried again in the next cycle."""
     with cache.isolated(row.job_id, now_s, what="polling", step=row.state):
         try:
-            if (
-                cache.errors.is_failing(row.job_id)
-                and row.job_id in cache.table.jobs
-                and _is_at_its_end(cache, row, status)
-            ):
-                return _let_go(cache, row, status, now_s)
+            is_failing = cache.errors.is_failing(row.job_id) and row.job_id in cache.table.jobs
+            if is_failing and _is_at_its_end(cache, row, status):
+                return _end_failing(cache, row, status, now_s)
             view = _view(cache, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
             before = cache.mark()
             goes_on = _step(cache, row, view, now_s)
@@ -255,26 +252,21 @@ def _try(
 
 
 def _is_at_its_end(cache: StateCache, row: AttemptRow, status: Status) -> bool:
-    """Return whether an attempt is not to run on, or does not: one that runs is left alone whatever goes wrong."""
+    """Return whether an attempt does not run, or is not to: one that runs is left alone whatever fails."""
     is_over_or_unwanted = status.run in ENDED_RUNS or cache.table.jobs[row.job_id].desired is not Desired.RUN
     return row.state is not AttemptState.RUNNING or is_over_or_unwanted
 
 
-def _let_go(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> bool:
-    """Bring an attempt of a job that cannot be handled to its end by the shortest way, and return whether it goes on.
+def _end_failing(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> bool:
+    """End an attempt of a job that keeps failing, by the shortest way; return whether another step may follow at once.
 
-    One that ran is drained; all that follows is then tried as ever, and if that fails too, its GPUs are freed on proof.
+    One that ran is drained first, and then handled as usual. If that fails too, its GPUs are freed on proof.
     """
     name, backend = attempt_name(row), cache.parts.backend
     if row.state is AttemptState.RUNNING:
         desired = cache.table.jobs[row.job_id].desired
-        drain(
-            cache,
-            row,
-            REQUEST_CAUSE[desired] if desired in AFTER_REQUEST else class_of(status)[1],
-            now_s,
-            AFTER_REQUEST.get(desired),
-        )
+        cause = REQUEST_CAUSE[desired] if desired in AFTER_REQUEST else class_of(status)[1]
+        drain(cache, row, cause, now_s, AFTER_REQUEST.get(desired))
         return True
     if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
         return False
@@ -295,10 +287,10 @@ def _statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Status]:
     try:
         return backend.statuses(tuple(names.values()))
     except BackendError as error:
-        log.warning("attempts cannot be seen: %s", error)
+        log.warning("attempts cannot be polled: %s", error)
         return {}
     except Exception as error:
-        log.warning("attempts cannot be seen together: %s", words_of(error))
+        log.warning("attempts cannot be polled together: %s", words_of(error))
     statuses = {}
     for name in names.values():
         try:
@@ -334,7 +326,7 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
         _release(cache, row, view.status, now_s)
     else:
         _change_both(cache, row, step, now_s)
-        if view.verdict is not None and step.after is view.verdict.after:  # and not for another reason
+        if view.verdict is not None and step.after is view.verdict.after:  # and for no other reason
             log.warning("attempt %s: %s", attempt_name(row), step.cause)
             cache.batch.add_event(view.verdict.event, view.verdict.out_of_service)
     return True
@@ -343,7 +335,7 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
 def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
     job = cache.table.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
-    checked = cache.parts.checks.standing(row, job, status.run)
+    checked = cache.parts.checks.status(row, job, status.run)
     is_lost = drains and status.run is Run.LOST and status == by_lease(cache, row)
     return AttemptView(
         desired=Desired.RUN if job is None else job.desired,
@@ -377,7 +369,7 @@ def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     except BackendError as error:
         if cache.launches.fail(name, str(error), now_s):
             words = f"not launched yet: {error}"
-            cache.batch.add_event(NewEvent(LAUNCH, SCHEDULER_WRITER, now_s, row.job_id, row.number, cause=words), {})
+            cache.batch.add_event(NewEvent(LAUNCH, SCHEDULER_WRITER, now_s, row.job_id, row.number, cause=words))
         raise
     cache.launches.end(name)
     if row.state is AttemptState.RESERVED:
@@ -455,7 +447,7 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     cache.change_job(job, release.now, outcome.cause, now_s, **columns)
     cache.parts.checks.end(row)
     if cache.mirror.has(job.id):
-        line_up(cache.mirror, cache.table.jobs, job.id)
+        move_to_place(cache.mirror, cache.table.jobs, job.id)
 
 
 def _started_s(row: AttemptRow, status: Status, now_s: float) -> float | None:

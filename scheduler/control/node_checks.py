@@ -1,8 +1,6 @@
-"""Checks of the nodes of attempts, before they start and after they end, and what the scheduler does about findings.
+"""Node checks of attempts: before they start, after they end, and of GPUs before they join a ring; and their findings.
 
-Checks of the nodes of attempts, before they start and after they end, and of GPUs that their rings are to have.
-
-All of this is forgotten with the scheduler: the next one begins the checks anew. What was found broken is in the store.
+All of this is in memory alone: the next scheduler begins the checks again. Findings are in the store.
 
 Source: SPEC C1, C4 to C7, C4; docs/preflight.md.
 """
@@ -79,11 +77,11 @@ def findings_of(
 
 
 def lines_of(report: RoundReport) -> tuple[str, ...]:
-    """Return a line for each thing that is wrong: where, evidence, and what to do."""
+    """Return a line for each finding: where, evidence, and what to do."""
     return tuple(map(short, report.diagnostics()))
 
 
-def told_of(results: Iterable[CheckResult]) -> list[Mapping[str, object]]:
+def stored_results(results: Iterable[CheckResult]) -> list[Mapping[str, object]]:
     """Return results as an event holds them, the first ones only."""
     cut = [asdict(it) for it in list(results)[:MAX_STORED_RESULTS]]
     return [{name: short(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut]
@@ -98,8 +96,8 @@ def _place_of(result: CheckResult, chosen: Container[tuple[str, int]]) -> Hardwa
 def _evidence(result: CheckResult) -> str:
     where = f"{result.device}: " if result.device else ""
     wanted = f", wanted {result.wanted}" if result.wanted else ""
-    is_told = result.got or result.wanted
-    return short(where + (f"got {result.got or 'nothing'}{wanted}" if is_told else result.reason))
+    has_figures = result.got or result.wanted
+    return short(where + (f"got {result.got or 'nothing'}{wanted}" if has_figures else result.reason))
 
 
 def short(text: str) -> str:
@@ -125,7 +123,7 @@ class When(Enum):
 
 
 class CheckStatus(NamedTuple):
-    """How the checks of an attempt stand, or those of a GPU that its ring is to have."""
+    """The status of the checks of an attempt, or of a GPU that its ring is to have."""
 
     checks: Checks = Checks.NONE
     found: str = ""  # if they failed
@@ -179,7 +177,7 @@ class NodeChecks:
         self._begun: dict[str, _CheckRound] = {}  # by the name of the round
         self._passed: dict[str, float] = {}  # when, by the name of the attempt
         self._unfit: dict[str, _Unfit] = {}  # likewise
-        self._newcomers: dict[tuple[str, str], CheckStatus] = {}  # by job, and name of the round
+        self._seats: dict[tuple[str, str], CheckStatus] = {}  # by job, and name of the round
         self._rests_until_s: dict[str, float] = {}  # jobs whose rings get no GPU until then, by `time.monotonic`
         self._clean: set[str] = set()  # names of attempts that have been cleaned up after
         self._tried: dict[str, PlacementTries] = {}  # by job
@@ -188,7 +186,7 @@ class NodeChecks:
         self._closed: frozenset[int] = frozenset()  # GPUs that took no jobs in the last cycle
 
     def are_wanted(self, spec: StoredJob) -> bool:
-        """Return whether the nodes of a job are to be checked. One that another queue holds runs its own command."""
+        """Return whether the nodes of a job are to be checked. An external job runs its own command."""
         return (spec.preflight or self._jobs) == "auto" and spec.external is None
 
     def command_of(self, spec: StoredJob) -> tuple[str, ...]:
@@ -215,8 +213,8 @@ class NodeChecks:
             raise BackendError(f"scratch folder {folder} cannot be made: {error.strerror}") from error
         return {SCRATCH: str(folder)}
 
-    def standing(self, row: AttemptRow, job: JobRow | None, run: Run) -> CheckStatus:
-        """Return how the checks of an attempt stand.
+    def status(self, row: AttemptRow, job: JobRow | None, run: Run) -> CheckStatus:
+        """Return the status of the checks of an attempt.
 
         Args:
             row: The attempt.
@@ -253,8 +251,8 @@ class NodeChecks:
         begun = _CheckRound(row.job_id, row.number, name, When.START if is_start else When.END, row.placement, of_job)
         self._begin(_round_name(name, begun.when.value), begun, job)
 
-    def newcomer(self, row: AttemptRow, job: JobRow, share: Share) -> CheckStatus:
-        """Return how the checks of a GPU stand that a ring is to have; begin them unless they run.
+    def seat_status(self, row: AttemptRow, job: JobRow, share: Share) -> CheckStatus:
+        """Return the status of the checks of a GPU that a ring is to have; begin them unless they run.
 
         Args:
             row: The attempt of the ring, which runs.
@@ -263,14 +261,14 @@ class NodeChecks:
         """
         name = name_of(row.job_id, row.number)
         round_name = _round_name(name, f"{share.node}:{share.gpus[0]}")
-        if (found := self._newcomers.pop((row.job_id, round_name), None)) is not None:
+        if (found := self._seats.pop((row.job_id, round_name), None)) is not None:
             return found
         self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
         if round_name not in self._begun:
             self._begin(round_name, _CheckRound(row.job_id, row.number, name, When.SEAT, (share,)), job)
         return CheckStatus(Checks.RUN)
 
-    def against_newcomers(self, job: str) -> str:
+    def why_no_seat_checks(self, job: str) -> str:
         """Return why no GPU is checked for the ring of a job at the moment, "" if one may be."""
         left_s = self._rests_until_s.get(job, 0.0) - time.monotonic()
         return f"too many did not pass their checks, and others are tried in {left_s:.0f} s" if left_s > 0.0 else ""
@@ -306,7 +304,7 @@ class NodeChecks:
         self.checked -= {row.job_id}
 
     def collect(self, store: Store, fleet: Fleet, fence: int, now_s: float) -> None:
-        """Act on the rounds that have ended: put what is broken into quarantine, and note what follows for jobs.
+        """Act on rounds that have ended: quarantine what is broken, and note the consequences for jobs.
 
         Raises:
             FencedError: If another scheduler has taken over.
@@ -314,7 +312,7 @@ class NodeChecks:
         if self._rounds is None:
             return
         if fence != self._fence:
-            self._begin_anew(fence)
+            self._reset(fence)
         for name, ended in self._rounds.ended().items():
             begun = self._begun.get(name)
             if begun is not None:
@@ -330,23 +328,23 @@ class NodeChecks:
                 del self._begun[name]
             self._rounds.forget(name)
 
-    def _begin_anew(self, fence: int) -> None:
-        """Forget what was known under another lease: others may have handled the jobs meanwhile."""
+    def _reset(self, fence: int) -> None:
+        """Forget what was known under another lease: another scheduler may have handled the jobs meanwhile."""
         self._fence, self.checked, self._begun, self._tried = fence, frozenset(), {}, {}
-        for known in (self._passed, self._unfit, self._clean, self._newcomers, self._rests_until_s):
+        for known in (self._passed, self._unfit, self._clean, self._seats, self._rests_until_s):
             known.clear()
 
     def resting(self, sizes: Mapping[str, int], now_s: float) -> set[tuple[str, int]]:
-        """Return node and index of the GPUs on which no job starts for a while, as checks failed there."""
+        """Return node and index of the GPUs on which no job starts for a while because checks failed there."""
         # A clock that was set back must not make it longer.
         self._resting = {it: until_s for it, until_s in self._resting.items() if 0.0 < until_s - now_s <= UNFIT_REST_S}
         return closed_gpus(self._resting, sizes) if self._resting else set()
 
     def retry_waiting(self, store: Store, jobs: dict[str, JobRow], health: Health, fence: int, now_s: float) -> None:
-        """Let jobs be tried again at once that wait as nodes were not fit, if GPUs came back into service."""
+        """Retry at once the jobs that wait because nodes were not fit, if GPUs came back into service."""
         self._tried = {job: it for job, it in self._tried.items() if job in jobs}
         self._waited = {job: it for job, it in self._waited.items() if job in jobs}
-        self._newcomers = {name: it for name, it in self._newcomers.items() if name[0] in jobs}
+        self._seats = {name: it for name, it in self._seats.items() if name[0] in jobs}
         before, self._closed = self._closed, frozenset(health.closed)
         if not before - self._closed:
             return
@@ -371,7 +369,7 @@ class NodeChecks:
         now = NOT_RUN if report is None else PASSED if report.passed else NOT_CLEAN if is_end else FAILED
         data: dict[str, object] = {"ended_s": ended.ended_s}
         if report is not None:
-            data |= {"seconds": report.seconds, "results": told_of([*report.bad, *report.warnings])}
+            data |= {"seconds": report.seconds, "results": stored_results([*report.bad, *report.warnings])}
         lines = (ended.problem,) if report is None else lines_of(report)
         cause = "; ".join(lines) or f"all checks passed on {', '.join(report.nodes if report else ())}"
         return NewEvent(
@@ -380,7 +378,7 @@ class NodeChecks:
         )  # fmt: skip
 
     def _note(self, name: str, begun: _CheckRound, ended: FinishedRound) -> None:
-        """Note what follows from a round for its attempt."""
+        """Note the consequences of a round for its attempt."""
         if begun.when is When.END:
             self._clean.add(begun.attempt)
             return
@@ -388,7 +386,7 @@ class NodeChecks:
         if unfit is not None:
             log.warning("attempt %s: %s", begun.attempt, unfit.found)
         if begun.when is When.SEAT:
-            self._newcomers[begun.job, name] = (
+            self._seats[begun.job, name] = (
                 CheckStatus(passed_s=ended.ended_s) if unfit is None else CheckStatus(Checks.FAILED, unfit.found)
             )
             self._rests_until_s[begun.job] = time.monotonic() + (0.0 if unfit is None else unfit.wait_s)
@@ -400,7 +398,7 @@ class NodeChecks:
             self._unfit[begun.attempt] = unfit
 
     def _judge(self, begun: _CheckRound, ended: FinishedRound) -> _Unfit | None:
-        """Return why what a round checked is not fit, and for how long its job waits then; None if it is."""
+        """Return why the nodes of a round are not fit, and how long the job waits then; None if they are fit."""
         if ended.report is None:
             return self._give_up(begun, (ended.problem,))
         tried = self._tried.get(begun.job, PlacementTries(time.monotonic()))
@@ -411,12 +409,12 @@ class NodeChecks:
             return None
         if isinstance(step, TryOthers):
             self._tried[begun.job] = step.tries
-            told = f"{_NOT_PASSED[begun.when]} ({step.tries.count} of {MAX_TRIES}), so {_ELSEWHERE[begun.when]}: "
-            return _Unfit(told + "; ".join(lines_of(ended.report)), 0.0)
+            cause = f"{_NOT_PASSED[begun.when]} ({step.tries.count} of {MAX_TRIES}), so {_ELSEWHERE[begun.when]}: "
+            return _Unfit(cause + "; ".join(lines_of(ended.report)), 0.0)
         return self._give_up(begun, step.diagnostics)
 
     def _give_up(self, begun: _CheckRound, diagnostics: Sequence[str]) -> _Unfit:
-        """Let a job wait, with all that was found."""
+        """Let a job wait after its tries are used up, with all findings."""
         self._tried.pop(begun.job, None)
         times = self._waited[begun.job] = self._waited.get(begun.job, 0) + 1
         wait_s = min(LONGEST_RETRY_WAIT_S, FIRST_RETRY_WAIT_S * 2.0 ** min(times - 1, 10))
@@ -430,7 +428,7 @@ def _round_name(attempt: str, when: str) -> str:
 def _put(
     tx: Connection, *, fleet: Fleet, fence: int, found: Sequence[QuarantineFinding], event: NewEvent | None
 ) -> list[HardwarePlace]:  # fmt: skip
-    """Put what was found into quarantine, and return what the limit keeps out of it."""
+    """Quarantine findings, and return the places that the limit keeps out of quarantine."""
     check_fence(tx, fence)
     refused = [it.place for it in found if quarantine(tx, fleet, it, it.at_s, writer=SCHEDULER_WRITER) is Acted.REFUSED]
     append_all(tx, [] if event is None else [event])

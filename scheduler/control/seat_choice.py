@@ -79,7 +79,7 @@ def choose_gpu(
     """
     job = cache.table.jobs[ring.row.job_id]
     spec = stored_or_usual(job.spec)
-    if why := _against_more(parts, ring, spec.seats, now_s):
+    if why := _why_no_more(parts, ring, spec.seats, now_s):
         return SeatSearch(NO_GPU, why)
     with parts.store.read() as tx:
         records, gpus = records_of(tx, job.id), list_gpus(tx)
@@ -170,14 +170,14 @@ def _left_for_good(
     return [layout.number(it.node, it.gpu) for it in left if layout.has(it.node, it.gpu)]
 
 
-def _against_more(parts: Parts, ring: LiveRing, seats: int, now_s: float) -> str:
+def _why_no_more(parts: Parts, ring: LiveRing, seats: int, now_s: float) -> str:
     """Return why a ring gets no GPU now, whether there is one or not; "" if it may.
 
     A script that kills its process would go through the whole cluster.
     """
     lately = len(ring.checked) + sum(0.0 <= now_s - it.at_s < HOUR_S for it in ring.given or ())
     most = max(seats, MIN_GPUS_PER_HOUR)
-    few = parts.checks.against_newcomers(ring.row.job_id)
+    few = parts.checks.why_no_seat_checks(ring.row.job_id)
     return f"it has had {most} others within an hour" if lately >= most else few
 
 
@@ -190,7 +190,7 @@ def relieved(want: SeatRequest | None, spec: StoredJob) -> int:
     return 0 if want is None else min(len(want.relieved), spec.backups)
 
 
-def wanted(want: SeatRequest | None, spec: StoredJob) -> list[SlowSeat]:
+def members_to_back_up(want: SeatRequest | None, spec: StoredJob) -> list[SlowSeat]:
     """Return the slow members of a ring that backups are wanted for: no more than its job asked for."""
     return [] if want is None else want.slow[: max(spec.backups - len(want.relieved), 0)]
 
@@ -221,7 +221,7 @@ def choose(
     found = choose_gpu(parts, cache, ring, places, seats, now_s, grows=False, unfit=busy)
     if found is None:
         return None
-    if why := found.why or against(found.choice, want) or against_more(cache, job):
+    if why := found.why or why_no_gain(found.choice, want) or why_over_quota(cache, job):
         return why
     took_s = time.monotonic() - began_s
     chosen = chosen_of(found.choice, found.links, left, formula_of(cache), parts.layout, took_s)
@@ -271,7 +271,7 @@ def unfit(want: SeatRequest, layout: Layout, reports: Mapping[str, Report], now_
     return sorted({layout.number(*it) for it in places if layout.has(*it)})
 
 
-def against_more(cache: StateCache, row: JobRow) -> str:
+def why_over_quota(cache: StateCache, row: JobRow) -> str:
     """Return why a job gets no GPU beside those that it asked for, "" if it may: its owner has no more than one may."""
     most = cache.parts.gpus_per_user
     if most is None:
@@ -281,7 +281,7 @@ def against_more(cache: StateCache, row: JobRow) -> str:
     return "" if has < most else f"its owner has {has} of {most} GPUs"
 
 
-def against(choice: SeatChoice, want: SeatRequest) -> str:
+def why_no_gain(choice: SeatChoice, want: SeatRequest) -> str:
     """Return why a GPU gets no backup that was chosen, "" if it does: the ring is to be faster with it."""
     it = next(it for it in choice.considered if it.gpu == choice.gpu)
     # An unknown time counts in favour of a GPU.

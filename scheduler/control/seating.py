@@ -243,14 +243,16 @@ class Seating:
     ) -> None:
         """Give a ring a GPU that has passed its checks, and strike one off that has not."""
         job, (node, index) = cache.table.jobs[ring.row.job_id], self._parts.layout.place(gpu)
-        found = self._parts.checks.newcomer(ring.row, job, Share(node, (index,)))
+        found = self._parts.checks.seat_status(ring.row, job, Share(node, (index,)))
         if found.checks is Checks.RUN:
             return
         chosen, why = ring.checked.pop(gpu).chosen, found.found
         if gpu in {*cache.health.faulty, *cache.health.closed}:
             why = why or "it went out of service"
         spec, want = stored_or_usual(job.spec), ring.connection.want
-        if self._missing(ring, want, spec, places) + len(seat_choice.wanted(want, spec)) <= len(ring.checked):
+        if self._missing(ring, want, spec, places) + len(seat_choice.members_to_back_up(want, spec)) <= len(
+            ring.checked
+        ):
             why = why or "the seat is filled"
         if why:
             self._strike_off(cache, ring, gpu, why, now_s)
@@ -320,7 +322,7 @@ class Seating:
     def _add_backup(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
         """Give a ring a GPU for a member that computes in place of a slow one, or report why there is none."""
         want, spec = ring.connection.want, stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
-        slow = seat_choice.wanted(want, spec)
+        slow = seat_choice.members_to_back_up(want, spec)
         if against or want is None or want.empty or not slow or ring.given is None:
             return
         places = call_backend(partial(backend.ring_places, ring.name))
@@ -360,7 +362,7 @@ class Seating:
         cache.advance_mirror(now_s)
         cache.mirror.claim(job, chosen.gpu)
         ring.checked[chosen.gpu] = PendingCheck(chosen, time.monotonic() - chosen.took_s)
-        self._parts.checks.newcomer(ring.row, cache.table.jobs[job], Share(node, (gpu,)))
+        self._parts.checks.seat_status(ring.row, cache.table.jobs[job], Share(node, (gpu,)))
 
     def _give(
         self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: ChosenGpu,

@@ -49,7 +49,7 @@ class UnknownAttempt(NamedTuple):
 
 
 class UnknownAttempts:
-    """Finds them when a scheduler begins to lead, and follows them until they are gone.
+    """Lists them when a scheduler begins to lead, and tracks them until they are gone.
 
     Args:
         parts: What the scheduler works with.
@@ -118,7 +118,7 @@ class UnknownAttempts:
         for name, (attempt, placement) in remembered.items():
             try:
                 if not self._is_stored(name, attempt, placement) and not self._is_gone(name):
-                    self._take_in(fence, name, attempt, placement)
+                    self._add(fence, name, attempt, placement)
             except OF_NO_JOB:
                 raise
             except Exception as error:  # the name is known, and the others are still listed
@@ -127,7 +127,7 @@ class UnknownAttempts:
         self._fence = fence
 
     def resolve(self, fence: int, now_s: float) -> tuple[int, ...]:
-        """Return the GPUs on which none may start for their sake, ascending.
+        """Check those that are known: end, release or forget them; return the GPUs that they keep from jobs, ascending.
 
         Raises:
             FencedError: If another scheduler has taken over.
@@ -135,17 +135,17 @@ class UnknownAttempts:
         if self._found and time.monotonic() - self._checked_s >= self._check_s:
             self._checked_s = time.monotonic()
             for unknown in self.known:
-                self._follow(unknown, fence, now_s)
+                self._check(unknown, fence, now_s)
         return tuple(sorted({gpu for it in self._found.values() for gpu in self._numbers(it.placement)}))
 
-    def _follow(self, unknown: UnknownAttempt, fence: int, now_s: float) -> None:
+    def _check(self, unknown: UnknownAttempt, fence: int, now_s: float) -> None:
         request = self._requests.get(unknown.name, "")  # it stays until it is done
         if request == END:
             self._end(unknown.name)
         over = GONE if self._is_gone(unknown.name) else DISREGARDED if request == DISREGARDED else ""
         if over:
             words = "its GPUs are free" if over == GONE else "its GPUs are free by an operator's request"
-            self._tell(fence, unknown._replace(found_s=now_s), over, f"{unknown.name} is {over}: {words}")
+            self._store_event(fence, unknown._replace(found_s=now_s), over, f"{unknown.name} is {over}: {words}")
             del self._found[unknown.name]
             self._requests.pop(unknown.name, None)
 
@@ -173,7 +173,7 @@ class UnknownAttempts:
         is_same = not placement or (row is not None and set(row.placement) == set(placement))
         return row is not None and (row.state is AttemptState.CLOSED or is_same)
 
-    def _take_in(self, fence: int, name: str, attempt: Attempt, placement: Placement) -> None:
+    def _add(self, fence: int, name: str, attempt: Attempt, placement: Placement) -> None:
         now_s = self._parts.now_s()
         if self._adopts(fence, name, attempt, placement, now_s):
             return
@@ -182,15 +182,15 @@ class UnknownAttempts:
         if not placement:
             text = f"{name} is not in the store and may run on any GPUs: no job starts until it is gone or disregarded"
         unknown = self._found[name] = UnknownAttempt(name, attempt.job, placement, now_s)
-        self._tell(fence, unknown, FOUND, text)
+        self._store_event(fence, unknown, FOUND, text)
 
     def _adopts(self, fence: int, name: str, attempt: Attempt, placement: Placement, now_s: float) -> bool:
-        """Open the attempt in the store, if it is the next one of a job that waits; its GPUs may be another's."""
+        """Open the attempt in the store, if it is the next one of a job that waits and its GPUs are free there."""
         try:
             with self._parts.store.read() as tx:
                 job = get_job(tx, attempt.job)
         except UNREADABLE_ERRORS:
-            return False  # it is held for that
+            return False  # it is held for that error
         if job is None or not _is_next(job, attempt, placement):
             return False
         cause = f"{name} was found at the backend"
@@ -203,7 +203,7 @@ class UnknownAttempts:
             )  # fmt: skip
         except (TakenError, StaleWriteError, InputError):
             return False
-        log.warning("%s: the store did not have it, and its job goes on with it", name)
+        log.warning("%s: the store did not have it, and its job continues with it", name)
         return not refused
 
     def _numbers(self, placement: Placement) -> Iterable[int]:
@@ -213,7 +213,7 @@ class UnknownAttempts:
                 if self._parts.layout.has(share.node, gpu):
                     yield self._parts.layout.number(share.node, gpu)
 
-    def _tell(self, fence: int, unknown: UnknownAttempt, now: str, cause: str) -> None:
+    def _store_event(self, fence: int, unknown: UnknownAttempt, now: str, cause: str) -> None:
         shares = [{"node": share.node, "gpus": list(share.gpus)} for share in unknown.placement]
         event = NewEvent(
             UNKNOWN_EVENT, SCHEDULER_WRITER, unknown.found_s, now=now, fence=fence, cause=cause,

@@ -102,7 +102,7 @@ def test_a_ring_has_no_more_members_beside_its_seats_than_its_job_asked_for(
     want: SeatRequest | None, most: int
 ) -> None:
     spec = StoredJob.model_validate({"command": ["true"], "failover": "switch", "backups": most})
-    assert 0 <= seat_choice.relieved(want, spec) + len(seat_choice.wanted(want, spec)) <= most
+    assert 0 <= seat_choice.relieved(want, spec) + len(seat_choice.members_to_back_up(want, spec)) <= most
 
 
 @given(WANTS.filter(lambda it: it.slow), st.data())

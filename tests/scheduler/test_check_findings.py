@@ -13,7 +13,7 @@ from longshore.scheduler.control.node_checks import (
     MAX_TEXT_CHARACTERS,
     findings_of,
     lines_of,
-    told_of,
+    stored_results,
 )
 from longshore.scheduler.health.quarantining import Acted, clear, quarantine
 from longshore.scheduler.model.gpu_index import WHOLE_NODE, Clears, HardwarePlace
@@ -66,9 +66,9 @@ def test_whatever_a_check_says_is_one_line_that_can_be_stored(
     found = findings_of(report(*results), PLACEMENT, 7.0)
     assert all(it.place.node == "a" and it.place.gpu in (WHOLE_NODE, 0, 2) for it in found)
     texts = [text for it in found for text in (it.cause, it.evidence, it.action)] + list(lines_of(report(*results)))
-    texts += [text for it in told_of(results) for text in it.values() if isinstance(text, str)]
+    texts += [text for it in stored_results(results) for text in it.values() if isinstance(text, str)]
     assert all(len(text) <= MAX_TEXT_CHARACTERS and (text == "" or text.isprintable()) for text in texts)
-    assert len(told_of(results)) <= MAX_STORED_RESULTS
+    assert len(stored_results(results)) <= MAX_STORED_RESULTS
 
 
 def test_what_was_found_before_a_place_was_cleared_does_nothing_any_more(tmp_path: Path) -> None:
