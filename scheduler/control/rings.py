@@ -270,7 +270,9 @@ class RingJob(NamedTuple):
     spec: StoredJob
 
 
-def ring_of(around: RingJob, want: SeatRequest, empty: EmptySeat, seats: int, records: Iterable[ComputeRecord]) -> RingGap:
+def ring_of(
+    around: RingJob, want: SeatRequest, empty: EmptySeat, seats: int, records: Iterable[ComputeRecord]
+) -> RingGap:
     """Return a ring with one of its empty seats, from the request of its coordinator and the records of the job.
 
     The request comes from processes of the job, which may send anything.

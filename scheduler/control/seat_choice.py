@@ -47,7 +47,9 @@ from .state_cache import Parts, StateCache
 HOUR_S = 3600.0
 MIN_GPUS_PER_HOUR = 3  # GPUs that a ring is given; one of many seats may have as many as these
 NO_GPU = SeatChoice(-1, ())
-Seat = tuple[SeatRequest, EmptySeat, int]  # the last request of the coordinator, the seat, and the ring's seats once it is filled
+Seat = tuple[
+    SeatRequest, EmptySeat, int
+]  # the last request of the coordinator, the seat, and the ring's seats once it is filled
 
 
 class SeatSearch(NamedTuple):
@@ -196,7 +198,8 @@ def members_to_back_up(want: SeatRequest | None, spec: StoredJob) -> list[SlowSe
 
 
 def choose(
-    parts: Parts, cache: StateCache, ring: LiveRing, want: SeatRequest, places: Sequence[MemberPlace], slow: Sequence[SlowSeat],
+    parts: Parts, cache: StateCache, ring: LiveRing, want: SeatRequest, places: Sequence[MemberPlace],
+    slow: Sequence[SlowSeat],
     at: int, now_s: float,
 ) -> ChosenGpu | str | None:  # fmt: skip
     """Choose a free GPU for a backup.
