@@ -48,7 +48,7 @@ def move_to_place(mirror: ClusterMirror, rows: Mapping[str, JobRow], job: str, l
         before, after = mirror.beside(before)[0], before
     while after is not None and queue_key(rows[after]) < key:
         after = mirror.beside(after)[1]
-    if (rank, after) != (mirror.asked(job).rank, beside[1]):
+    if (rank, after) != (mirror.request(job).rank, beside[1]):
         mirror.give_place(job, rank, after)
 
 

@@ -49,63 +49,65 @@ JOB_TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "star
 class ClusterMirror:
     """The one row of a simulation that a real cluster drives.
 
-    Slots of jobs are given out in the order of submission. When there are none left, those of jobs that have ended are
-    taken back, and all others move up in the same order.
+    Jobs get slots in the order of submission. When none are left, those of ended jobs are reclaimed, and the others
+    move up in the same order.
     """
 
-    def __init__(self, site: ClusterSite, known: MirrorOrigin) -> None:
+    def __init__(self, site: ClusterSite, origin: MirrorOrigin) -> None:
         self.site = site
-        self.origin = known  # where it began
-        self.changes = 0  # how often something was done to it
-        self.journal: list[MirrorCall] | None = None  # what was done, if that is kept for another one to do the same
-        self._take_over(known)
+        self.origin = origin  # where it began
+        self.changes = 0  # number of calls that changed it
+        self.journal: list[MirrorCall] | None = (
+            None  # these calls, if they are recorded for another mirror or for replay
+        )
+        self._load(origin)
 
-    def _take_over(self, known: MirrorOrigin, also: JobRequest | None = None) -> None:
-        every = [asked for asked, _ in known.jobs] + ([] if also is None else [also])
+    def _load(self, origin: MirrorOrigin, also: JobRequest | None = None) -> None:
+        every = [request for request, _ in origin.jobs] + ([] if also is None else [also])
         self._types = list(dict.fromkeys([(), *(it.types for it in every)]))  # of each class
         self.site = self.site.with_classes(self._types)
-        room = max(MIN_SLOTS, 2 * len(known.jobs), 2 * len(known.turns))  # there are as many lines of users as jobs
+        room = max(MIN_SLOTS, 2 * len(origin.jobs), 2 * len(origin.turns))  # there are as many lines of users as jobs
         has_plans = any(it.spread for it in every)
         self.sim = empty_row(*self.site, room, has_plans=has_plans)
         engine.reset(self.sim, ROW, 0)
-        self._asked: list[JobRequest] = []  # by slot
+        self._requests: list[JobRequest] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
         self._lines: dict[tuple[str, int], int] = {}  # by user and rank, where users take turns
         state = self.sim.state
-        state.now_s[ROW], state.moment[ROW] = known.now_s, 0
+        state.now_s[ROW], state.moment[ROW] = origin.now_s, 0
         state.source_count[ROW] = 0  # the real cluster decides what fails, and when
-        state.observed_s[ROW] = known.now_s if self.site.rules.estimated_hazards else 0.0
-        journal, self.journal = self.journal, None  # who follows does the same by itself
-        for gpu in known.down:
+        state.observed_s[ROW] = origin.now_s if self.site.rules.estimated_hazards else 0.0
+        journal, self.journal = self.journal, None  # a follower does the same by itself
+        for gpu in origin.down:
             self.take_out(gpu)
         self.journal = journal
-        for name, values in known.beliefs._asdict().items() if known.beliefs else ():
+        for name, values in origin.beliefs._asdict().items() if origin.beliefs else ():
             getattr(state, name)[ROW] = values
-        for asked, standing in known.jobs:
-            self._take_up(asked, standing)
-        if known.estimates[0] > state.estimated[ROW]:
-            state.estimated[ROW], state.estimates_s[ROW] = known.estimates
-        for job in known.queue:
+        for request, progress in origin.jobs:
+            self._load_job(request, progress)
+        if origin.estimates[0] > state.estimated[ROW]:
+            state.estimated[ROW], state.estimates_s[ROW] = origin.estimates
+        for job in origin.queue:
             slot = self._slot[job]
             rejoin(self.sim, ROW, slot, state.entered_s[ROW, slot])
         if self._takes_turns:
-            self._take_up_turns(known)
+            self._load_turns(origin)
 
     @property
     def _takes_turns(self) -> bool:
         return bool(self.sim.rules.turns)
 
-    def _take_up_turns(self, known: MirrorOrigin) -> None:
-        """Let users be where they were in their turns, and jobs that came back go before others."""
+    def _load_turns(self, origin: MirrorOrigin) -> None:
+        """Restore the turns of users, and let jobs that came back go before others."""
         state, lines = self.sim.state, self.sim.state.line_head.shape[1]
-        for turn in known.turns:
+        for turn in origin.turns:
             line = self._line_of(turn.user, turn.rank)
             for rotation, at_s, number in ((LEADING, turn.led_s, turn.led), (PASSING, turn.started_s, turn.started)):
                 state.turn_s[ROW, rotation * lines + line] = at_s
                 state.turn_number[ROW, rotation * lines + line] = number
-        state.turns[ROW] = max((max(turn.led, turn.started) for turn in known.turns), default=0)
-        for asked, standing in known.jobs:
-            state.came_back[ROW, self._slot[asked.job]] = standing.came_back
+        state.turns[ROW] = max((max(turn.led, turn.started) for turn in origin.turns), default=0)
+        for request, progress in origin.jobs:
+            state.came_back[ROW, self._slot[request.job]] = progress.came_back
         lay_lines(self.sim, ROW)
 
     def _line_of(self, user: str, rank: int) -> int:
@@ -124,7 +126,7 @@ class ClusterMirror:
     @property
     def is_full(self) -> bool:
         """Whether the next job needs slots to be reclaimed, for which the mirror is rebuilt."""
-        return len(self._asked) == self.room
+        return len(self._requests) == self.room
 
     @property
     def now_s(self) -> float:
@@ -141,26 +143,26 @@ class ClusterMirror:
         self._note("begin", now_s)
         engine.begin_moment(self.sim, ROW, now_s)
 
-    def submit(self, asked: JobRequest) -> None:
+    def submit(self, request: JobRequest) -> None:
         """Put a job into the queue, behind all others of its rank."""
-        self._note("submit", asked)
-        slot = self._write(asked)
+        self._note("submit", request)
+        slot = self._write(request)
         engine.submit(self.sim, ROW)
-        count_from(self.sim, ROW, slot, min(asked.submitted_s, self.now_s))
+        count_from(self.sim, ROW, slot, min(request.submitted_s, self.now_s))
         move_by_rank(self.sim, ROW, slot)
 
-    def come_back(self, asked: JobRequest, standing: JobProgress) -> None:
-        """Put a job back into the queue that stood there since it was stopped, before all others of its rank."""
-        self._note("come_back", asked, standing)
-        slot = self._take_up(asked, standing, is_new=False)
-        come_back(self.sim, ROW, slot, standing.entered_s)
+    def come_back(self, request: JobRequest, progress: JobProgress) -> None:
+        """Put a stopped job back into the queue, before all others of its rank."""
+        self._note("come_back", request, progress)
+        slot = self._load_job(request, progress, is_new=False)
+        come_back(self.sim, ROW, slot, progress.entered_s)
         move_by_rank(self.sim, ROW, slot)
 
-    def rejoin(self, asked: JobRequest, standing: JobProgress) -> None:
-        """Put a job back into the queue that was out of it, behind all others of its rank."""
-        self._note("rejoin", asked, standing)
-        slot = self._take_up(asked, standing, is_new=False)
-        rejoin(self.sim, ROW, slot, standing.entered_s)
+    def rejoin(self, request: JobRequest, progress: JobProgress) -> None:
+        """Put a job back into the queue, behind all others of its rank."""
+        self._note("rejoin", request, progress)
+        slot = self._load_job(request, progress, is_new=False)
+        rejoin(self.sim, ROW, slot, progress.entered_s)
         move_by_rank(self.sim, ROW, slot)
 
     def give_place(self, job: str, rank: int, after: str | None) -> None:
@@ -169,12 +171,12 @@ class ClusterMirror:
         if after is not None and self.sim.state.run_place[ROW, self._slot[after]] >= 0:
             raise ValueError(f"job {after} does not wait")
         self._note("give_place", job, rank, after)
-        if self._lacks_line(self._asked[slot].user, rank):
+        if self._lacks_line(self._requests[slot].user, rank):
             self._make_room()
             slot = self._slot[job]
-        self._asked[slot] = replace(self._asked[slot], rank=rank)
+        self._requests[slot] = replace(self._requests[slot], rank=rank)
         if self._takes_turns:
-            move_to_line(self.sim, ROW, slot, self._line_of(self._asked[slot].user, rank), rank)
+            move_to_line(self.sim, ROW, slot, self._line_of(self._requests[slot].user, rank), rank)
         self.sim.scenarios.rank[0, slot] = rank
         if self.sim.state.run_place[ROW, slot] < 0:
             put_before(self.sim, ROW, slot, -1 if after is None else self._slot[after])
@@ -184,7 +186,7 @@ class ClusterMirror:
         """Return the jobs right before and behind a waiting one in the queue, None where there is none."""
         state, slot = self.sim.state, self._slot[job]
         before, after = int(state.previous_job[ROW, slot]), int(state.next_job[ROW, slot])
-        return None if before < 0 else self._asked[before].job, None if after < 0 else self._asked[after].job
+        return None if before < 0 else self._requests[before].job, None if after < 0 else self._requests[after].job
 
     def finish(self, job: str) -> None:
         """End a running job."""
@@ -196,9 +198,8 @@ class ClusterMirror:
 
         Args:
             job: The job.
-            kept: How much of the time that it has run its checkpoints hold, in seconds; None if it reported nothing,
-            which
-                counts as a checkpoint in each interval of the cluster.
+            kept: Seconds of its run that its checkpoints hold; None if it reported nothing, as if there were a
+                checkpoint in each interval of the cluster.
         """
         # A job may claim anything, and work without end would never be outlived by an estimate.
         kept = None if kept is None or not math.isfinite(kept) else kept
@@ -275,7 +276,7 @@ class ClusterMirror:
     @property
     def current(self) -> str:
         """The job that is due; a policy may have turned to another one."""
-        return self._asked[int(self.sim.state.current[ROW])].job
+        return self._requests[int(self.sim.state.current[ROW])].job
 
     def start(self) -> bool:
         """Start the current job on its picks; False if that would break a reservation, and the job is passed over."""
@@ -327,7 +328,7 @@ class ClusterMirror:
             engine.wait(self.sim, ROW)
 
     def follow(self, calls: Iterable[MirrorCall]) -> None:
-        """Do what another one did, decisions too."""
+        """Apply the calls of another mirror, decisions too."""
         for each in calls:
             if each.method == "carry_out":
                 self.due()
@@ -350,7 +351,7 @@ class ClusterMirror:
     def holder(self, gpu: int) -> str | None:
         """Return the job that holds a GPU, None if it is free."""
         slot = int(self.sim.state.gpu_job[ROW, gpu])
-        return None if slot < 0 else self._asked[slot].job
+        return None if slot < 0 else self._requests[slot].job
 
     def progress(self, job: str) -> JobProgress:
         """Return what has happened to a job of the system."""
@@ -362,8 +363,8 @@ class ClusterMirror:
 
     def turn(self, job: str) -> QueueTurn | None:
         """Return the last turns of the user of a job of the system, at its rank; None where users take no turns."""
-        asked = self.asked(job)
-        return self._turn_of(asked.user, asked.rank) if self._takes_turns else None
+        request = self.request(job)
+        return self._turn_of(request.user, request.rank) if self._takes_turns else None
 
     def _turn_of(self, user: str, rank: int) -> QueueTurn:
         state, lines = self.sim.state, self.sim.state.line_head.shape[1]
@@ -373,9 +374,9 @@ class ClusterMirror:
             float(state.turn_s[ROW, started]), int(state.turn_number[ROW, started]),
         )  # fmt: skip
 
-    def known(self) -> MirrorOrigin:
-        """Return all that another object needs to go on from here."""
-        jobs = [(self._asked[slot], self.progress(job)) for job, slot in self._slot.items()]
+    def origin_now(self) -> MirrorOrigin:
+        """Return all from which another mirror can continue."""
+        jobs = [(self._requests[slot], self.progress(job)) for job, slot in self._slot.items()]
         state = self.sim.state
         down = np.repeat(np.arange(state.gpu_down.shape[1]), state.gpu_down[ROW]).tolist()
         estimates = int(state.estimated[ROW]), float(state.estimates_s[ROW])
@@ -389,9 +390,9 @@ class ClusterMirror:
         return Beliefs(*(tuple(getattr(self.sim.state, name)[ROW].tolist()) for name in Beliefs._fields))
 
     def snapshot(self) -> MirrorSnapshot:
-        """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
+        """Return a copy of all of it, also of what is half done; unlike `origin_now`, in the time that memory takes."""
         return MirrorSnapshot(
-            self.site, [asked.job for asked in self._asked], self._types.copy(), self._lines.copy(),
+            self.site, [request.job for request in self._requests], self._types.copy(), self._lines.copy(),
             self._slot.copy(),
             {name: getattr(self.sim.scenarios, name).copy() for name in OF_JOBS},
             {name: array.copy() for name, array in self.sim.state._asdict().items()},
@@ -404,7 +405,7 @@ class ClusterMirror:
         mirror.sim = empty_row(*snapshot.site, snapshot.room, has_plans=snapshot.has_plans)
         mirror.site, mirror._slot, mirror._types = snapshot.site, snapshot.slot, snapshot.types
         mirror._lines = snapshot.lines
-        mirror._asked = snapshot.asked()
+        mirror._requests = snapshot.requests()
         snapshot.copy_into(mirror.sim)
         return mirror
 
@@ -422,59 +423,59 @@ class ClusterMirror:
         suits: NDArray[np.bool_] = cluster.suits[kind, cluster.gpu_node] == 1
         return suits
 
-    def asked(self, job: str) -> JobRequest:
-        """Return what a job of the system asks for."""
-        return self._asked[self._slot[job]]
+    def request(self, job: str) -> JobRequest:
+        """Return the request of a job of the system."""
+        return self._requests[self._slot[job]]
 
     def _queue(self) -> Iterable[str]:
         state = self.sim.state
         slot = int(state.head[ROW])
         while slot >= 0:
-            yield self._asked[slot].job
+            yield self._requests[slot].job
             slot = int(state.next_job[ROW, slot])
 
-    def _make_room(self, asked: JobRequest | None = None) -> None:
-        """Take the slots of jobs back that have ended; have room for more, and for one of such needs or plan."""
+    def _make_room(self, request: JobRequest | None = None) -> None:
+        """Reclaim the slots of ended jobs, and make room for more jobs, also for one of new needs or with a plan."""
         old, slots = self.sim.state, self._slot
-        self._take_over(self.known(), asked)
+        self._load(self.origin_now(), request)
         for name in ("moment", "waited", "rested", "decisions"):
             getattr(self.sim.state, name)[ROW] = getattr(old, name)[ROW]
         self.sim.state.passed[ROW, : len(slots)] = old.passed[ROW, list(slots.values())]
 
-    def _write(self, asked: JobRequest) -> int:
-        """Write what a job asks into the next slot, and return that."""
+    def _write(self, request: JobRequest) -> int:
+        """Write a job's request into the next slot, and return the slot."""
         has_plans = self.sim.scenarios.pipeline.size > 0
-        is_full = self.is_full or self._lacks_line(asked.user, asked.rank)
-        if is_full or asked.types not in self._types or (asked.spread and not has_plans):
-            self._make_room(asked)
-        slot, scenarios = len(self._asked), self.sim.scenarios
-        self._asked.append(asked)
-        self._slot[asked.job] = slot
+        is_full = self.is_full or self._lacks_line(request.user, request.rank)
+        if is_full or request.types not in self._types or (request.spread and not has_plans):
+            self._make_room(request)
+        slot, scenarios = len(self._requests), self.sim.scenarios
+        self._requests.append(request)
+        self._slot[request.job] = slot
         scenarios.jobs[0] = slot + 1
-        scenarios.gpus[0, slot], scenarios.rank[0, slot] = asked.gpus, asked.rank
-        scenarios.work_s[0, slot] = scenarios.estimate_s[0, slot] = asked.estimate_s
-        scenarios.submit_s[0, slot] = asked.submitted_s
-        scenarios.compute_s[0, slot], scenarios.parameter_bytes[0, slot] = asked.compute_s, asked.parameter_bytes
-        for name, value in asked.spread._asdict().items() if asked.spread else ():
+        scenarios.gpus[0, slot], scenarios.rank[0, slot] = request.gpus, request.rank
+        scenarios.work_s[0, slot] = scenarios.estimate_s[0, slot] = request.estimate_s
+        scenarios.submit_s[0, slot] = request.submitted_s
+        scenarios.compute_s[0, slot], scenarios.parameter_bytes[0, slot] = request.compute_s, request.parameter_bytes
+        for name, value in request.spread._asdict().items() if request.spread else ():
             getattr(scenarios, name)[0, slot] = value
-        scenarios.needs[0, slot] = self._types.index(asked.types)
+        scenarios.needs[0, slot] = self._types.index(request.types)
         if self._takes_turns:
-            scenarios.line[0, slot] = self._line_of(asked.user, asked.rank)
-        self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = asked.estimate_s, -1.0
+            scenarios.line[0, slot] = self._line_of(request.user, request.rank)
+        self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = request.estimate_s, -1.0
         return slot
 
-    def _take_up(self, asked: JobRequest, standing: JobProgress, *, is_new: bool = True) -> int:
-        """Put a job where it stands, but for the queue, and return its slot."""
-        slot, state = self._write(asked), self.sim.state
+    def _load_job(self, request: JobRequest, progress: JobProgress, *, is_new: bool = True) -> int:
+        """Write a job's request and progress, but not its place in the queue; return its slot."""
+        slot, state = self._write(request), self.sim.state
         state.submitted[ROW] = slot + 1
         if is_new:
             state.estimated[ROW] += 1
-            state.estimates_s[ROW] += asked.estimate_s
-        state.stops[ROW, slot] = standing.stops
+            state.estimates_s[ROW] += request.estimate_s
+        state.stops[ROW, slot] = progress.stops
         for name in JOB_TIMES:
-            getattr(state, name)[ROW, slot] = getattr(standing, name)
-        if standing.gpus:
+            getattr(state, name)[ROW, slot] = getattr(progress, name)
+        if progress.gpus:
             # Only a key of the heap: its end is not known, and the expected end follows from the estimate.
-            state.end_s[ROW, slot] = standing.start_s + asked.estimate_s * standing.slowdown
-            resume(self.sim, ROW, slot, np.array(standing.gpus, dtype=np.int32))
+            state.end_s[ROW, slot] = progress.start_s + request.estimate_s * progress.slowdown
+            resume(self.sim, ROW, slot, np.array(progress.gpus, dtype=np.int32))
         return slot

@@ -97,7 +97,7 @@ def rehearse() -> None:
     mirror.due()
     mirror.carry_out(mirror.current, [0])
     ClusterMirror.of(mirror.snapshot())
-    ClusterMirror(mirror.site, mirror.known())
+    ClusterMirror(mirror.site, mirror.origin_now())
 
 
 def _sim() -> Simulation:

@@ -158,7 +158,7 @@ class MirrorSnapshot(NamedTuple):
         """Whether any of its jobs may have a plan."""
         return self.scenarios["pipeline"].size > 0
 
-    def asked(self) -> list[JobRequest]:
+    def requests(self) -> list[JobRequest]:
         """Return what its jobs ask for, by slot."""
         users = {line: user for (user, _), line in self.lines.items()}
         names = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
@@ -187,7 +187,7 @@ def check_gpus(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> None:
     state = mirror.sim.state
     if not mirror.has(job) or state.run_place[ROW, mirror.slot(job)] >= 0:
         raise PluginError(f"job {job} does not wait")
-    asked = mirror.asked(job).gpus
+    asked = mirror.request(job).gpus
     if len(gpus) != asked or len(set(gpus)) != asked:
         raise PluginError(f"job {job} asks for {asked} GPUs and was given {len(set(gpus))}")
     for gpu in gpus:

@@ -244,7 +244,7 @@ def fitted(
     """
     state = mirror.sim.state
     free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0) & mirror.suits(job)
-    return suiting(mirror, free, chosen, mirror.asked(job).gpus, form)
+    return suiting(mirror, free, chosen, mirror.request(job).gpus, form)
 
 
 def suiting(

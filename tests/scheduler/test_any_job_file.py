@@ -75,7 +75,7 @@ def assert_all_is_finite(trial: Trial, jobs: list[str]) -> None:
     mirror = cache.mirror.sim.state
     for name in ("guess_s", "saved_s", "wait_s", "start_s", "end_s", "overhead_s", "slowdown", "queued_gpu_s"):
         assert np.isfinite(getattr(mirror, name)).all(), name
-    assert all(0.0 < standing.guess_s < math.inf for _, standing in cache.mirror.known().jobs)
+    assert all(0.0 < standing.guess_s < math.inf for _, standing in cache.mirror.origin_now().jobs)
 
 
 @settings(max_examples=examples(24))

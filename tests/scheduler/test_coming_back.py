@@ -28,7 +28,7 @@ def assert_a_restart_would_change_nothing(case: Case) -> None:
     with case.store.read() as tx:
         rows, attempts = open_jobs(tx), {row.job_id: row for row in unclosed_attempts(tx)}
     known = origin_of(rows, attempts, parts.layout, [], parts.now_s())
-    assert list(cache.mirror.known().queue) == list(known.queue)
+    assert list(cache.mirror.origin_now().queue) == list(known.queue)
     for row in rows:
         if row.id in known.queue and row.attempt:
             here, there = cache.mirror.progress(row.id), waiting_progress(row)
@@ -86,7 +86,7 @@ def test_a_job_that_is_given_another_priority_has_its_place_at_the_next_look(cas
     assert_a_restart_would_change_nothing(case)
     cache = case.twin.scheduler.cache
     assert cache is not None
-    assert id_of(number) not in list(cache.mirror.known().queue)[1:]
+    assert id_of(number) not in list(cache.mirror.origin_now().queue)[1:]
     case.live_on(60)
     assert case.jobs_in(JobState.SUCCEEDED) == list(range(9, -1, -1))
 

@@ -61,7 +61,7 @@ def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(
         nonlocal decided_s
         # Who has waited at this moment is not kept: a decision that is due again is asked for again.
         if told.mirror.now_s > decided_s:
-            told.mirror = ClusterMirror(told.mirror.site, told.mirror.known())
+            told.mirror = ClusterMirror(told.mirror.site, told.mirror.origin_now())
         decided_s = told.mirror.now_s
 
     for there, here in decided(told, policy, take_up):
@@ -86,7 +86,7 @@ def test_slots_of_jobs_that_have_ended_are_taken_back() -> None:
     assert mirror.room == room
     assert mirror.picks("stays") == held
     assert time_unit_s(mirror.sim, ROW) == (25.0 + room * 20.0 + 2 * room * 10.0) / (1 + 3 * room)
-    assert list(mirror.known().queue) == [str(job) for job in range(3 * room - 5, 3 * room)]
+    assert list(mirror.origin_now().queue) == [str(job) for job in range(3 * room - 5, 3 * room)]
     mirror.finish("stays")
     assert mirror.due() == str(3 * room - 5)
 
@@ -135,7 +135,7 @@ def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_f
             mirror.give_place(job_id, rank, plain[at][1] if at < len(plain) else None)
             plain.insert(at, (rank, job_id))
         names = [job for _, job in plain]
-        assert list(mirror.known().queue) == names
+        assert list(mirror.origin_now().queue) == names
         ends = [None, *names, None]
         assert [mirror.beside(job) for job in names] == list(zip(ends, ends[2:], strict=False))
 
@@ -178,7 +178,7 @@ def test_nobody_is_placed_on_hidden_nodes_and_all_is_as_before_when_they_are_sho
 def test_hidden_nodes_are_in_service_again_for_whoever_took_the_cluster_up_meanwhile() -> None:
     mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     mirror.hide([0])
-    other = ClusterMirror(mirror.site, mirror.known())
+    other = ClusterMirror(mirror.site, mirror.origin_now())
 
     other.show([0])
 

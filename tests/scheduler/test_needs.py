@@ -177,8 +177,8 @@ def mirror(tmp_path: Path) -> ClusterMirror:
 
 
 def test_a_live_cluster_and_its_copies_place_a_job_where_its_needs_are_met(mirror: ClusterMirror) -> None:
-    for each in (mirror, ClusterMirror.of(mirror.snapshot()), ClusterMirror(mirror.site, mirror.known())):
-        assert each.asked("needy").types == (1,)
+    for each in (mirror, ClusterMirror.of(mirror.snapshot()), ClusterMirror(mirror.site, mirror.origin_now())):
+        assert each.request("needy").types == (1,)
         assert each.suits("needy").tolist() == [False, False, True, True]
         assert each.due() == "needy"
         assert each.sim.state.free[0].tolist() == [0, 2]

@@ -104,7 +104,7 @@ class Still(Trial):
 
     def in_live(self) -> list[str]:
         assert self.scheduler.cache is not None
-        return list(self.scheduler.cache.mirror.known().queue)
+        return list(self.scheduler.cache.mirror.origin_now().queue)
 
     def in_store(self) -> list[str]:
         with self.store.read() as tx:
@@ -138,7 +138,7 @@ class Shared(Still):
     def turns_in_live(self) -> list[str]:
         assert self.scheduler.cache is not None
         mirror = self.scheduler.cache.mirror
-        jobs = {mirror.slot(job): job for job in mirror.known().queue}
+        jobs = {mirror.slot(job): job for job in mirror.origin_now().queue}
         return [jobs[slot] for slot in mirror.sim.scratch.lined_up[0, : line_up(mirror.sim, 0, len(jobs))].tolist()]
 
     def turns_in_store(self) -> list[str]:

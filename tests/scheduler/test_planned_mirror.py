@@ -62,14 +62,14 @@ def test_a_cluster_that_learns_of_its_first_plan_keeps_all_else_and_its_copy_is_
     mirror.submit(JobRequest("ring", 2, 60.0, 0.0))
     planned = JobRequest("planned", 2, 60.0, 0.0, spread=Spread(2, 1, 0.0, 1e9, 0.0))
     mirror.submit(planned)
-    assert list(mirror.known().queue) == ["ring", "planned"]
+    assert list(mirror.origin_now().queue) == ["ring", "planned"]
     copy = ClusterMirror.of(mirror.snapshot())
     for it in (mirror, copy):
-        assert it.asked("planned") == planned
-        assert it.asked("ring").spread is None
+        assert it.request("planned") == planned
+        assert it.request("ring").spread is None
         assert it.sim.scenarios.pipeline[ROW, [it.slot("ring"), it.slot("planned")]].tolist() == [0, 2]
-    again = ClusterMirror(mirror.site, mirror.known())
-    assert again.asked("planned") == planned
+    again = ClusterMirror(mirror.site, mirror.origin_now())
+    assert again.request("planned") == planned
 
 
 def request_of_file(content: dict[str, Any]) -> JobRequest:

@@ -26,7 +26,7 @@ class OneGpu(NamedTuple):
     def told(self) -> list[str]:
         cache = self.trial.scheduler.cache
         assert cache is not None
-        return list(cache.mirror.known().queue)
+        return list(cache.mirror.origin_now().queue)
 
     def queue(self) -> list[str]:
         """Return the jobs that wait in their order, which is the same whoever tells it."""

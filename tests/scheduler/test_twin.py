@@ -172,7 +172,7 @@ def test_a_job_that_is_cancelled_while_it_is_being_placed_never_starts_and_frees
     assert cache is not None
     assert id_of(0) not in cache.table.jobs
     assert [row.number for job in range(1, 10) for row in twin_attempts(store, job)]  # others have its GPUs
-    assert id_of(0) not in [asked.job for asked, _ in cache.mirror.known().jobs]
+    assert id_of(0) not in [asked.job for asked, _ in cache.mirror.origin_now().jobs]
 
 
 @pytest.mark.full

@@ -73,7 +73,7 @@ def test_a_past_tells_whose_jobs_are_and_the_turns_that_were_had() -> None:
         while (job := mirror.due()) is not None and number == 3:
             mirror.carry_out(job, [int(job)])
     mirror.stop("3")
-    known_then = mirror.known()
+    known_then = mirror.origin_now()
     assert {it.user for it in known_then.turns} == set(USERS)
     assert max(it.led for it in known_then.turns) == 4
 
@@ -85,8 +85,8 @@ def test_a_past_tells_whose_jobs_are_and_the_turns_that_were_had() -> None:
     assert past.opening.known.jobs == known_then.jobs
     assert list(past.calls) == calls
     again = ClusterMirror(past.opening.site, past.opening.known)
-    assert again.known() == known_then
-    assert ClusterMirror.of(mirror.snapshot()).known() == known_then
+    assert again.origin_now() == known_then
+    assert ClusterMirror.of(mirror.snapshot()).origin_now() == known_then
     assert again.due() == mirror.due()
 
 
@@ -100,8 +100,8 @@ def test_there_is_room_for_more_users_and_priorities_than_jobs(monkeypatch: pyte
         mirror.submit(JobRequest(str(number), 1, 60.0, float(number), -number, user=f"user {number}"))
         mirror.give_place("moves", number, None)
         mirror.withdraw(str(number))
-    assert mirror.known().turns == ()
-    assert list(mirror.known().queue) == ["stays", "moves"]
+    assert mirror.origin_now().turns == ()
+    assert list(mirror.origin_now().queue) == ["stays", "moves"]
 
 
 def test_turns_of_users_are_kept_while_they_have_jobs(tmp_path: Path) -> None:
