@@ -204,7 +204,7 @@ class StoreCollector(Collector):
 
     def _gpus(self, tx: Connection) -> Metric:
         counts = collections.Counter({(state, kind): 0 for state in GpuState for kind in set(self._types.values())})
-        states = {(it.node, it.gpu): it.state for it in occupied_gpus(tx)}
+        states = {(gpu.node, gpu.gpu): gpu.state for gpu in occupied_gpus(tx)}
         states.update(dict.fromkeys(faulty_gpus(tx), GpuState.OUT))
         closed, broken = closed_nodes(tx), quarantined(tx, self._layout.nodes)
         for node, gpus in self._layout.nodes.items():
@@ -230,7 +230,9 @@ class StoreCollector(Collector):
     def _attempts(self, tx: Connection) -> Iterable[Metric]:
         now_s = self._now_s()
         leaking = sum(
-            it.gpus for it in drains(tx) if now_s - it.since_s > stored_or_usual(it.spec).grace_s + LEAKS_AFTER_S
+            drain.gpus
+            for drain in drains(tx)
+            if now_s - drain.since_s > stored_or_usual(drain.spec).grace_s + LEAKS_AFTER_S
         )
         text = "GPUs of attempts that were to be gone, by their grace and a minute more."
         yield GaugeMetricFamily("longshore_gpus_leaking", text, value=leaking)

@@ -186,13 +186,13 @@ class ExternalJobs:
                 self._import(cache, held, now_s)
                 self._seen = held
             self._discard(
-                self._backend, held, {it.id for it in cache.table.jobs.values() if it.desired is Desired.CANCEL}
+                self._backend, held, {job.id for job in cache.table.jobs.values() if job.desired is Desired.CANCEL}
             )
         except BackendError as error:
             log.warning("jobs of the backend cannot be imported: %s", error)
 
     def _import(self, cache: StateCache, held: Sequence[ExternalJob], now_s: float) -> None:
-        unknown_attempts = [it.job for it in held if it.job not in cache.table.jobs and it.job not in self._ended]
+        unknown_attempts = [row.job for row in held if row.job not in cache.table.jobs and row.job not in self._ended]
         with self._parts.store.read() as tx:
             rows = [
                 row
@@ -200,12 +200,13 @@ class ExternalJobs:
                 for row in get_jobs(tx, unknown_attempts[at : at + MANY])
             ]
         stored = {row.id for row in rows}
-        self._ended = (self._ended | {row.id for row in rows if row.state in FINAL}) & {it.job for it in held}
-        unknown = (it for it in held if it.job in unknown_attempts and it.job not in stored and not it.is_over)
+        self._ended = (self._ended | {row.id for row in rows if row.state in FINAL}) & {row.job for row in held}
+        unknown = (row for row in held if row.job in unknown_attempts and row.job not in stored and not row.is_over)
         new = [job for it in unknown if (job := _job_of(it)) is not None]
+        jobs = cache.table.jobs
         cancelled = [
-            it.job for it in held
-            if it.is_cancelled and it.job in cache.table.jobs and cache.table.jobs[it.job].desired is not Desired.CANCEL
+            row.job for row in held
+            if row.is_cancelled and row.job in jobs and jobs[row.job].desired is not Desired.CANCEL
         ]  # fmt: skip
         if new or cancelled:
             self._parts.store.write(lambda tx: _write(tx, cache.fence, new, cancelled, now_s))

@@ -464,7 +464,7 @@ def _ran_s(row: AttemptRow, status: Status, now_s: float) -> float:
     """Return how long an attempt ran; by the clock of its nodes if it ended before the scheduler polled it."""
     if row.started_s is not None:
         return now_s - row.started_s
-    ended_s = max((it.ended_s for it in status.ends), default=0.0)
+    ended_s = max((end.ended_s for end in status.ends), default=0.0)
     return min(max(ended_s - status.started_s, 0.0), now_s - row.opened_s) if status.started_s else 0.0
 
 

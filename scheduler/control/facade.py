@@ -116,7 +116,7 @@ class RunningScheduler:
     def _given_up(self, node: str, attempts: Sequence[str]) -> tuple[str, ...]:
         """Return those of some attempts that hold no GPU of a node."""
         with self._reconciler.parts.store.read() as tx:
-            held = {name_of(it.job_id, it.number) for it in held_gpus(tx) if it.node == node}
+            held = {name_of(gpu.job_id, gpu.number) for gpu in held_gpus(tx) if gpu.node == node}
         return tuple(name for name in attempts if name not in held)
 
     def fenced_nodes(self) -> frozenset[str]:

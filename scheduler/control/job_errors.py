@@ -199,7 +199,7 @@ class JobErrors:
 
     def jobs_to_hold(self, now_s: float) -> dict[str, str]:
         """Return the jobs to hold, with their last errors; one whose hold failed comes again after its rest."""
-        failing = {job: it for job, it in self._counts.items() if it.charged >= MAX_ERRORS_IN_A_ROW}
+        failing = {job: count for job, count in self._counts.items() if count.charged >= MAX_ERRORS_IN_A_ROW}
         return {
             job: it.words
             for job, it in failing.items()

@@ -83,7 +83,7 @@ def lines_of(report: RoundReport) -> tuple[str, ...]:
 
 def stored_results(results: Iterable[CheckResult]) -> list[Mapping[str, object]]:
     """Return results as an event holds them, the first ones only."""
-    cut = [asdict(it) for it in list(results)[:MAX_STORED_RESULTS]]
+    cut = [asdict(result) for result in list(results)[:MAX_STORED_RESULTS]]
     return [{name: short(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut]
 
 
@@ -344,13 +344,13 @@ class NodeChecks:
         """Retry at once the jobs that wait because nodes were not fit, if GPUs came back into service."""
         self._tried = {job: it for job, it in self._tried.items() if job in jobs}
         self._waited = {job: it for job, it in self._waited.items() if job in jobs}
-        self._seats = {name: it for name, it in self._seats.items() if name[0] in jobs}
+        self._seats = {name: seat for name, seat in self._seats.items() if name[0] in jobs}
         before, self._closed = self._closed, frozenset(health.closed)
         if not before - self._closed:
             return
         self._rests_until_s.clear()
-        waiting = [it for it in jobs.values() if it.not_before_s > now_s and it.cause.startswith(UNFIT)]
-        rows = {it.id: it for it in waiting if it.state is JobState.QUEUED}
+        waiting = [job for job in jobs.values() if job.not_before_s > now_s and job.cause.startswith(UNFIT)]
+        rows = {job.id: job for job in waiting if job.state is JobState.QUEUED}
 
         def write(tx: Connection) -> None:
             check_fence(tx, fence)

@@ -58,7 +58,7 @@ def later_nodes(cache: StateCache, row: AttemptRow, name: str) -> tuple[str, ...
     except BackendError:
         return ()
     first = sum(len(share.gpus) for share in row.placement)
-    return tuple(it.node for it in places[first:])
+    return tuple(place.node for place in places[first:])
 
 
 def keep_ring(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> None:
@@ -83,7 +83,7 @@ def keep_ring(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> No
         return
     if report is None:
         return
-    filled, recoveries = sum(it >= 0 for it in report.order), len(report.recoveries) - 1
+    filled, recoveries = sum(member >= 0 for member in report.order), len(report.recoveries) - 1
     words = f"{filled} of {report.seats} seats, step {report.step}, {recoveries} recoveries"
     held = [[share.node, gpu] for share in held_by(cache, row) for gpu in share.gpus]
     data = {"report": as_json(report), "places": [list(it) for it in places or ()], "gpus": held}
@@ -164,9 +164,9 @@ def seen_in(known: Mapping[Pair, Link], nodes: Sequence[str], now_s: float) -> L
     links = {(number[a], number[b]): it for (a, b), it in known.items() if a in number and b in number}
 
     def why(state: State) -> dict[Numbers, str]:
-        return {pair: it.outcome.why for pair, it in links.items() if it.outcome.state is state}
+        return {pair: link.outcome.why for pair, link in links.items() if link.outcome.state is state}
 
-    measured = {pair: it for pair, it in links.items() if it.outcome.state is State.MEASURED}
+    measured = {pair: link for pair, link in links.items() if link.outcome.state is State.MEASURED}
     return LinkMeasurements(
         {pair: it.outcome.bytes_per_s for pair, it in measured.items()},
         {pair: max(now_s - it.at_s, 0.0) for pair, it in measured.items()},
@@ -228,7 +228,7 @@ class LinksAround(NamedTuple):
         """Return the same with those of some GPUs that are broken."""
         broken = self.seen.broken
         return self._replace(
-            broken={gpu: self.of(gpu) for gpu in gpus if any(it in broken for it in self._pairs(gpu))}
+            broken={gpu: self.of(gpu) for gpu in gpus if any(pair in broken for pair in self._pairs(gpu))}
         )  # fmt: skip
 
     def of(self, gpu: int) -> LinksOf:
@@ -289,7 +289,9 @@ def ring_of(
     number = {node: at for at, node in enumerate(around.layout.nodes)}
     nodes = [number.get(want.nodes.get(str(member), ""), -1) for member in want.order]
     gap = want.order.index(empty.before) + 1 if empty.before in want.order else 0
-    told_s = {at: time_s for at, it in enumerate(want.order) if (time_s := want.compute_s.get(str(it), 0.0)) > 0.0}
+    told_s = {
+        at: time_s for at, member in enumerate(want.order) if (time_s := want.compute_s.get(str(member), 0.0)) > 0.0
+    }
     recorded = _recorded(around, records)
     if -1 in nodes:  # a member that reports another node
         held = sorted(around.mirror.picks(around.job))
@@ -313,7 +315,7 @@ def _recorded(around: RingJob, records: Iterable[ComputeRecord]) -> dict[int, fl
     """Return the mean computing time by number of the node type, of those types that the cluster has."""
     node_type = around.mirror.site.cluster.node_type
     type_of = {around.kinds.get(node, ""): int(node_type[at]) for at, node in enumerate(around.layout.nodes)}
-    return {type_of[it.kind]: it.mean_s for it in records if it.kind in type_of and it.mean_s > 0.0}
+    return {type_of[record.kind]: record.mean_s for record in records if record.kind in type_of and record.mean_s > 0.0}
 
 
 def _means(times: Iterable[tuple[int, float]]) -> dict[int, float]:
@@ -367,13 +369,13 @@ def described(
         "seats": len(want.order) + len(want.empty),
         "generation": want.generation,
         "considered": len(choice.considered),
-        "candidates": [_candidate(it, links.of(it.gpu), layout) for it in kept] + _broken(links, layout),
+        "candidates": [_candidate(row, links.of(row.gpu), layout) for row in kept] + _broken(links, layout),
     }
 
 
 def words_of_choice(choice: SeatChoice, want: SeatRequest, formula: str) -> str:
     """Return why a candidate was chosen, for people."""
-    chosen = next(it for it in choice.considered if it.gpu == choice.gpu)
+    chosen = next(candidate for candidate in choice.considered if candidate.gpu == choice.gpu)
     time_s, among = _time_s(chosen, formula), f"of {len(choice.considered)} candidates"
     if not math.isfinite(time_s):
         return f"its iteration time is not known; the weakest {among}"

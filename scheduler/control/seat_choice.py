@@ -85,7 +85,7 @@ def choose_gpu(
         return SeatSearch(NO_GPU, why)
     with parts.store.read() as tx:
         records, gpus = records_of(tx, job.id), list_gpus(tx)
-    well_s = {(it.node, it.gpu): it.since_s for it in gpus if it.healthy}
+    well_s = {(gpu.node, gpu.gpu): gpu.since_s for gpu in gpus if gpu.healthy}
     left = _left_for_good(parts.layout, ring, places, well_s)
     free = free_for(cache.mirror, job.id, [*left, *unfit])
     if not free.gpus.size:
@@ -165,11 +165,11 @@ def _left_for_good(
     """
     had_s = {it.rank: it.at_s for it in ring.given or ()}
     left = [
-        it
-        for rank, it in enumerate(places)
-        if not it.is_used and well_s.get((it.node, it.gpu), 0.0) <= had_s.get(rank, ring.row.opened_s)
+        place
+        for rank, place in enumerate(places)
+        if not place.is_used and well_s.get((place.node, place.gpu), 0.0) <= had_s.get(rank, ring.row.opened_s)
     ]
-    return [layout.number(it.node, it.gpu) for it in left if layout.has(it.node, it.gpu)]
+    return [layout.number(row.node, row.gpu) for row in left if layout.has(row.node, row.gpu)]
 
 
 def _why_no_more(parts: Parts, ring: LiveRing, seats: int, now_s: float) -> str:
@@ -242,13 +242,13 @@ def without_backups(want: SeatRequest, slow: Sequence[SlowSeat], at: int) -> tup
         at: Which of them.
     """
     numbers = {it.member for it in slow}
-    compute_s = {str(it): want.compute_s.get(str(it), 0.0) for it in want.order if it not in numbers}
-    slow_s = max((want.compute_s.get(str(it), 0.0) for it in numbers), default=0.0)
+    compute_s = {str(member): want.compute_s.get(str(member), 0.0) for member in want.order if member not in numbers}
+    slow_s = max((want.compute_s.get(str(number), 0.0) for number in numbers), default=0.0)
     saved_s = max(slow_s - max(compute_s.values(), default=0.0), 0.0)
     left = SeatRequest(
         generation=want.generation,
         empty=[EmptySeat(slow[at].seat, slow[at].before, slow[at].after)],
-        order=[it for it in want.order if it not in numbers],
+        order=[member for member in want.order if member not in numbers],
         step_s=max(want.step_s - saved_s, 0.0),
         compute_s=compute_s,
         nodes=want.nodes,
@@ -266,12 +266,12 @@ def unfit(want: SeatRequest, layout: Layout, reports: Mapping[str, Report], now_
         now_s: The present.
     """
     members = [*(it.member for it in want.slow), *want.relieved]
-    nodes = {want.nodes.get(str(it), "") for it in members}
+    nodes = {want.nodes.get(str(member), "") for member in members}
     places = [(node, gpu) for node in nodes & set(layout.nodes) for gpu in range(layout.nodes[node])]
     for node, it in reports.items():
         if 0.0 <= now_s - it.at_s < FRESH_REPORT_S:
             places += [(node, gpu.index) for gpu in it.told.gpus if gpu.utilisation > BUSY_UTILISATION]
-    return sorted({layout.number(*it) for it in places if layout.has(*it)})
+    return sorted({layout.number(*place) for place in places if layout.has(*place)})
 
 
 def why_over_quota(cache: StateCache, row: JobRow) -> str:
@@ -279,14 +279,14 @@ def why_over_quota(cache: StateCache, row: JobRow) -> str:
     most = cache.parts.gpus_per_user
     if most is None:
         return ""
-    inside = (it for it in cache.table.jobs.values() if it.owner == row.owner and it.id not in cache.table.outside)
-    has = sum(max(it.gpus, len(cache.mirror.picks(it.id)) if cache.mirror.has(it.id) else 0) for it in inside)
+    inside = (job for job in cache.table.jobs.values() if job.owner == row.owner and job.id not in cache.table.outside)
+    has = sum(max(job.gpus, len(cache.mirror.picks(job.id)) if cache.mirror.has(job.id) else 0) for job in inside)
     return "" if has < most else f"its owner has {has} of {most} GPUs"
 
 
 def why_no_gain(choice: SeatChoice, want: SeatRequest) -> str:
     """Return why a GPU gets no backup that was chosen, "" if it does: the ring is to be faster with it."""
-    it = next(it for it in choice.considered if it.gpu == choice.gpu)
+    it = next(candidate for candidate in choice.considered if candidate.gpu == choice.gpu)
     # An unknown time counts in favour of a GPU.
     is_no_gain = math.isfinite(it.ring_s) and 0.0 < want.step_s <= it.ring_s
     return "it would be faster with no free GPU" if is_no_gain else ""

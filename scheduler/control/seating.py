@@ -179,7 +179,7 @@ class Seating:
         job, layout = ring.row.job_id, self._parts.layout
         held = cache.mirror.picks(job)
         # The ring may be given a GPU again that it left before: of its ranks there the last one counts.
-        is_left = {(it.node, it.gpu): it.is_left for it in places}
+        is_left = {(place.node, place.gpu): place.is_left for place in places}
         is_left |= {(row.node, row.gpu): False for row in self._unseen(ring, places)}
         is_left |= {layout.place(gpu): False for gpu in ring.checked}
         gone = [it for it in sorted(is_left) if is_left[it] and layout.has(*it) and layout.number(*it) in held]
@@ -266,7 +266,7 @@ class Seating:
 
         It must be compared with figures of the same request: another one may arrive at any moment.
         """
-        has = sum(it.is_used for it in places) + len(self._unseen(ring, places))
+        has = sum(place.is_used for place in places) + len(self._unseen(ring, places))
         return spec.seats + seat_choice.relieved(want, spec) - has
 
     def _fill(self, cache: StateCache, ring: LiveRing, backend: Backend, now_s: float, *, grows: bool) -> None:

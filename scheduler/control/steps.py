@@ -95,7 +95,7 @@ def check_step_times(
             event = _event(cache.table.attempts[job], SlowWord.HUNG, cause, now_s)
             verdicts[job] = StopReason(cause, AfterStop.HUNG, event)
     for job, stragglers in found.stragglers.items():
-        notes.events += [_on_straggler(cache.table.attempts[job], it, now_s) for it in stragglers]
+        notes.events += [_on_straggler(cache.table.attempts[job], straggler, now_s) for straggler in stragglers]
     _judge_slow(cache, found, notes, verdicts, now_s)
     _write(cache, notes, now_s)
     steps.written()
@@ -112,7 +112,9 @@ def _record(cache: StateCache, now_s: float) -> None:
     def put(tx: Connection) -> None:
         check_fence(tx, cache.fence)
         for job, by_type in news.items():
-            known = {it.kind: Computed(it.iterations, it.mean_s, it.last_s) for it in records_of(tx, job)}
+            known = {
+                record.kind: Computed(record.iterations, record.mean_s, record.last_s) for record in records_of(tx, job)
+            }
             put_records(tx, job, {kind: known.get(kind, NOTHING).with_more(it) for kind, it in by_type.items()})
 
     cache.parts.store.write(put)
@@ -205,11 +207,11 @@ def _against_moving(
     if now_s - row.contact_since_s < IN_CONTACT_S:
         return "it was out of reach a short while ago"
     waiting = (
-        it for it in cache.table.jobs.values() if it.state is JobState.QUEUED and it.id not in cache.table.outside
+        job for job in cache.table.jobs.values() if job.state is JobState.QUEUED and job.id not in cache.table.outside
     )
     if any((it.priority, goes_first(it)) >= (job.priority, True) for it in waiting):
         return "a job that goes before it waits"
-    if any(it.after is AfterStop.RELOCATE for it in verdicts.values()):
+    if any(verdict.after is AfterStop.RELOCATE for verdict in verdicts.values()):
         return "another job moves"
     return _against_leaving(cache, row, slow, now_s) or _against_setting_aside(cache, row, slow, now_s)
 
@@ -235,7 +237,7 @@ def _against_setting_aside(cache: StateCache, row: AttemptRow, slow: Slow, now_s
     """Return why a job is not moved again, or its slow nodes not taken out of service, "" if they are."""
     with cache.parts.store.read() as tx:
         moved_s = last_such_s(tx, row.job_id, HEALTH, SlowWord.MOVED)
-        out = {it.name for it in list_nodes(tx) if it.out_of_service.startswith(SLOW_NODE)}
+        out = {node.name for node in list_nodes(tx) if node.out_of_service.startswith(SLOW_NODE)}
     if moved_s is not None and now_s - moved_s < BETWEEN_MOVES_S:
         return "it was moved within the last hour"
     if len(out | slow.nodes) > max(1.0, SET_ASIDE * len(cache.parts.layout.nodes)):
@@ -254,7 +256,7 @@ def _write(cache: StateCache, notes: _Notes, now_s: float) -> None:
         check_fence(tx, cache.fence)
         for row in part.saved:
             register(tx, row, writer=SCHEDULER_WRITER, fence=cache.fence)
-        append_all(tx, [it._replace(fence=cache.fence) for it in part.events])
+        append_all(tx, [event._replace(fence=cache.fence) for event in part.events])
 
     try:
         cache.parts.store.write(lambda tx: put(tx, notes))

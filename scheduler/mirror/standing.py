@@ -49,7 +49,7 @@ class Spread(NamedTuple):
         """Return whether a job of this number of GPUs can lie like this."""
         figures = self[2:]
         degrees = self.pipeline * self.tensor if min(self[:2]) > 0 else 0
-        return degrees > 0 and gpus % degrees == 0 and all(0.0 <= it < np.inf for it in figures)
+        return degrees > 0 and gpus % degrees == 0 and all(0.0 <= figure < np.inf for figure in figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class MirrorSnapshot(NamedTuple):
         spreads: list[Spread | None] = [None] * len(types)
         if self.has_plans:
             plans = zip(*(self.scenarios[name][0].tolist() for name in PLANNED), strict=True)
-            spreads = [Spread(*it) if it[0] else None for it in plans]
+            spreads = [Spread(*plan) if plan[0] else None for plan in plans]
         of = [users.get(line, "") for line in self.scenarios["line"][0]] if self.lines else [""] * len(types)
         return [JobRequest(*values) for values in zip(self.names, *columns, types, spreads, of, strict=False)]
 

@@ -80,7 +80,7 @@ class Layout:
         Raises:
             InputError: If there are such GPUs, with their nodes and jobs.
         """
-        lost = [it for it in held if not self.has(it.node, it.gpu)]
+        lost = [row for row in held if not self.has(row.node, row.gpu)]
         if lost:
             nodes, jobs = sorted({it.node for it in lost}), sorted({it.job_id for it in lost})
             raise InputError(
@@ -165,7 +165,7 @@ class HardwarePlace(NamedTuple):
     @property
     def words(self) -> str:
         """How people write it."""
-        return " to ".join(it.node if it.gpu == WHOLE_NODE else f"{it.node}:{it.gpu}" for it in self.ends)
+        return " to ".join(end.node if end.gpu == WHOLE_NODE else f"{end.node}:{end.gpu}" for end in self.ends)
 
     def ordered(self) -> "HardwarePlace":
         """Return the same link from the other end, if that comes first: a link has no direction here."""

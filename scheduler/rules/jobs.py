@@ -188,18 +188,18 @@ def in_order(
     """
     line = sorted(waiting, key=_place)
     ages = order.passes  # else the first one is the oldest that counts
-    aged = [it for it in line if ages and now_s >= _since_s(it) + ageing_s and it.gpus <= in_service]
+    aged = [job for job in line if ages and now_s >= _since_s(job) + ageing_s and job.gpus <= in_service]
     aged.sort(key=lambda it: (_since_s(it), _place(it)))
     old = {it.id for it in aged}
     if turns is not None:
-        line = [it for it in line if it.id not in old]
+        line = [job for job in line if job.id not in old]
         turns = _after(aged, turns, order, now_s)
         groups = [list(jobs) for _, jobs in groupby(line, lambda it: it.priority)]
-        line = [it for place, jobs in enumerate(groups) for it in _in_rounds(jobs, order, turns, leads=place == 0)]
+        line = [job for place, jobs in enumerate(groups) for job in _in_rounds(jobs, order, turns, leads=place == 0)]
     elif order.key is not None:
         first = 0 if order.goes_first else 1
         line[first:] = _by_key(line[first:], order)
-    return [*aged, *(it for it in line if it.id not in old)]
+    return [*aged, *(job for job in line if job.id not in old)]
 
 
 def _after(started: Iterable[WaitingJob], turns: Turns, order: Order, now_s: float) -> Turns:
@@ -223,17 +223,17 @@ def _in_rounds(jobs: Sequence[WaitingJob], order: Order, turns: Turns, *, leads:
         turns: That users have had.
         leads: Whether one of these jobs leads: there are none of a higher priority.
     """
-    back = [it for it in jobs if it.not_before_s > 0.0]
+    back = [job for job in jobs if job.not_before_s > 0.0]
     if order.key is not None:
         back = back[:1] if leads and not order.goes_first else []
-    ahead = {it.id for it in back}
+    ahead = {job.id for job in back}
     lines: dict[str, list[WaitingJob]] = {}
     for it in jobs:
         if it.id not in ahead:
             lines.setdefault(it.owner, []).append(it)
     if not lines:
         return back
-    users = in_turn((it for it in jobs if it.id not in ahead), turns)
+    users = in_turn((job for job in jobs if job.id not in ahead), turns)
     for place, user in enumerate(users):
         first = 1 if leads and place == 0 and not back and not order.goes_first else 0
         lines[user][first:] = _by_key(lines[user][first:], order)
@@ -257,7 +257,7 @@ def in_turn(jobs: Iterable[WaitingJob], turns: Turns) -> list[str]:
 
 def places(line: Sequence[WaitingJob]) -> dict[str, int]:
     """Return the place of each job in the queue, from 1."""
-    return {it.id: place for place, it in enumerate(line, 1)}
+    return {job.id: place for place, job in enumerate(line, 1)}
 
 
 def _place(it: WaitingJob) -> tuple[int, int, float, int]:

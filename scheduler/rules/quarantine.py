@@ -27,7 +27,9 @@ class Fleet(NamedTuple):
 
 def is_old(finding: QuarantineFinding, entries: Iterable[QuarantineEntry], now_s: float) -> bool:
     """Return whether something was cleared since it was found, so that it must not act again."""
-    cleared_s = [it.cleared_s for it in entries if it.cleared_s is not None and _is_about(it.place, finding.place)]
+    cleared_s = [
+        entry.cleared_s for entry in entries if entry.cleared_s is not None and _is_about(entry.place, finding.place)
+    ]
     for at_s in cleared_s:
         was_set_back = now_s < at_s  # then a new finding has an earlier time as well
         if finding.at_s <= at_s and not (was_set_back and finding.at_s > now_s - FRESH_SYMPTOM_S):
@@ -42,7 +44,9 @@ def _is_about(cleared: HardwarePlace, found: HardwarePlace) -> bool:
 
 def tries_of(place: HardwarePlace, cause: str, entries: Iterable[QuarantineEntry], now_s: float) -> int:
     """Return how often a place comes into quarantine for a cause of late, with this time."""
-    return 1 + sum(it.place == place and it.cause == cause and is_near(it.since_s, now_s, CLEARED_S) for it in entries)
+    return 1 + sum(
+        entry.place == place and entry.cause == cause and is_near(entry.since_s, now_s, CLEARED_S) for entry in entries
+    )
 
 
 def back_off_s(tries: int) -> float:
@@ -55,9 +59,9 @@ def who_clears(
 ) -> Clears:
     """Return what ends a quarantine: an operator, where checks have ended the same one often enough."""
     before = sum(
-        it.place == place and it.cause == cause and it.cleared_by == BY_CHECKS
-        and is_near(it.cleared_s or 0.0, now_s, CLEARED_S)
-        for it in entries
+        entry.place == place and entry.cause == cause and entry.cleared_by == BY_CHECKS
+        and is_near(entry.cleared_s or 0.0, now_s, CLEARED_S)
+        for entry in entries
     )  # fmt: skip
     return Clears.OPERATOR if before >= CLEARED_MOST else wanted
 
@@ -65,9 +69,9 @@ def who_clears(
 def makes_it_the_node(place: HardwarePlace, entries: Iterable[QuarantineEntry], now_s: float) -> bool:
     """Return whether another GPU of the same node came into quarantine within the last hour."""
     return place.scope is Scope.DEVICE and any(
-        it.place.scope is Scope.DEVICE and it.place.node == place.node and it.place.gpu != place.gpu
-        and is_near(it.since_s, now_s, SAME_NODE_S) and it.check != BY_HAND
-        for it in entries
+        entry.place.scope is Scope.DEVICE and entry.place.node == place.node and entry.place.gpu != place.gpu
+        and is_near(entry.since_s, now_s, SAME_NODE_S) and entry.check != BY_HAND
+        for entry in entries
     )  # fmt: skip
 
 
@@ -77,7 +81,7 @@ def is_over_budget(place: HardwarePlace, entries: Iterable[QuarantineEntry], fle
     A check, a driver or a switch is the likelier cause then.
     """
     kind = fleet.types[place.node]
-    lately = [it.place for it in entries if it.check != BY_HAND and is_near(it.since_s, now_s, BUDGET_S)]
+    lately = [entry.place for entry in entries if entry.check != BY_HAND and is_near(entry.since_s, now_s, BUDGET_S)]
     gpus = {gpu for it in (*lately, place) for gpu in _counted(it, fleet) if fleet.types[gpu[0]] == kind}
     total = sum(size for node, size in fleet.sizes.items() if fleet.types[node] == kind)
     return len(gpus) > max(BUDGET * total, float(fleet.sizes[place.node]))
@@ -99,13 +103,13 @@ def closed_gpus(places: Iterable[HardwarePlace], sizes: Mapping[str, int]) -> se
     last, since the first GPUs of a node are those that are asked for first.
     """
     places = list(places)
-    closed = {it for it in places if it.scope is not Scope.LINK}
-    links = [it for it in places if it.scope is Scope.LINK and not any(one.covers(it) for one in closed)]
+    closed = {place for place in places if place.scope is not Scope.LINK}
+    links = [place for place in places if place.scope is Scope.LINK and not any(one.covers(place) for one in closed)]
     while links:
-        count = Counter(end for it in links for end in it.ends)
+        count = Counter(end for link in links for end in link.ends)
         worst = max(count, key=lambda end: (count[end], end))
         closed.add(worst)
-        links = [it for it in links if not worst.covers(it)]
+        links = [link for link in links if not worst.covers(link)]
     return {gpu for it in closed for gpu in _gpus_of(it, sizes)}
 
 

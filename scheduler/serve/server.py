@@ -239,7 +239,7 @@ class ApiServer(uvicorn.Server):
         self._service = service
         for name in (__name__, "uvicorn.error"):
             logger = logging.getLogger(name)
-            if not any(isinstance(it, Seldom) for it in logger.filters):
+            if not any(isinstance(each, Seldom) for each in logger.filters):
                 logger.addFilter(Seldom())
         super().__init__(
             uvicorn.Config(

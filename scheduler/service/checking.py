@@ -172,7 +172,11 @@ class Clearing:
         """Begin to check all that checks may clear by themselves by now."""
         with self._store.read() as tx:
             boots = boot_ids(tx)
-            due = {it.place for it in open_entries(tx) if is_due(it, boots.get(it.place.node, ""), self._now_s())}
+            due = {
+                entry.place
+                for entry in open_entries(tx)
+                if is_due(entry, boots.get(entry.place.node, ""), self._now_s())
+            }
             free = [place for place in sorted(due) if self.can_check(place) and not self._jobs_on(tx, place)]
         for place in free[: max(MAX_CHECKS_AT_ONCE - len(self.running), 0)]:
             self._begin(place, BY_CHECKS)

@@ -129,11 +129,11 @@ def _prune_jobs(store: Store, folder: Path, before_s: float, goes_on: Callable[[
     while goes_on():
         with store.read() as tx:
             batch = old_jobs(tx, before_s, last)
-            numbers = {it.id: attempt_numbers(tx, it.id) for it in batch}
+            numbers = {job.id: attempt_numbers(tx, job.id) for job in batch}
         if not batch:
             break
         last = batch[-1]
-        deleted += _delete_batch(store, folder, {it.id: numbers[it.id] for it in batch}, before_s, goes_on)
+        deleted += _delete_batch(store, folder, {job.id: numbers[job.id] for job in batch}, before_s, goes_on)
     return deleted
 
 
@@ -144,7 +144,7 @@ def _delete_batch(
     try:
         # Before their files: a job that is tried again needs them.
         claimed = store.write(partial(claim_jobs, job_ids=list(numbers), before_s=before_s))
-        gone = [it for it in claimed if _has_no_files(folder, it, numbers[it])]
+        gone = [job for job in claimed if _has_no_files(folder, job, numbers[job])]
         for each in gone:
             _shrink(store, each, goes_on)
         return store.write(partial(delete_jobs, job_ids=gone, before_s=before_s))

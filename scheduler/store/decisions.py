@@ -98,7 +98,9 @@ def add_decisions(tx: Connection, new: Sequence[NewDecision]) -> None:
 def settle_decisions(tx: Connection, outcomes: Sequence[tuple[str, int, str]]) -> None:
     """Write down what came of decisions: of each the job, the number of the attempt, and its exit class."""
     if outcomes:
-        tx.execute(_SETTLE, [dict(zip(("of_job", "of_number", "new_outcome"), it, strict=True)) for it in outcomes])
+        tx.execute(
+            _SETTLE, [dict(zip(("of_job", "of_number", "new_outcome"), outcome, strict=True)) for outcome in outcomes]
+        )
 
 
 def decisions_of(tx: Connection, job_id: str) -> list[DecisionRow]:

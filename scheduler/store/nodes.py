@@ -88,7 +88,8 @@ def note_failed_checks(tx: Connection, entry: QuarantineEntry, evidence: str, tr
 def clear_entries(tx: Connection, entries: Iterable[QuarantineEntry], by: str, evidence: str, now_s: float) -> int:
     """End quarantines, and return how many stood."""
     return sum(
-        tx.execute(_CLEAR, {"of_seq": it.seq, "at_s": now_s, "who": by, "result": evidence}).rowcount for it in entries
+        tx.execute(_CLEAR, {"of_seq": entry.seq, "at_s": now_s, "who": by, "result": evidence}).rowcount
+        for entry in entries
     )
 
 
@@ -206,7 +207,7 @@ def write_health(
         del row["out_of_service"]
     put_all(tx, node, seen)
     put_all(tx, gpu, [row._asdict() for row in gpus])
-    append_all(tx, [it._replace(fence=fence) for it in events])
+    append_all(tx, [event._replace(fence=fence) for event in events])
 
 
 def set_out_of_service(tx: Connection, row: NodeRow, reason: str, *, at_s: float, writer: str) -> bool:

@@ -140,7 +140,7 @@ def ring_ends(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]]:
     Each has `report` (failover/wire.py), `places` (backends/protocol.py) and `gpus`: node and index of each.
     """
     events = such_events(tx, job_id, RING_EVENT, RING_ENDED)
-    return {it.number: it.data for it in events if it.number is not None and it.data is not None}
+    return {event.number: event.data for event in events if event.number is not None and event.data is not None}
 
 
 def held_by_rings(tx: Connection, job_id: str, attempts: Iterable[AttemptRow]) -> dict[int, Placement]:
@@ -151,9 +151,9 @@ def held_by_rings(tx: Connection, job_id: str, attempts: Iterable[AttemptRow]) -
         job_id: Of a job with rings.
         attempts: Of that job.
     """
-    held = {number: _placement(it["gpus"]) for number, it in ring_ends(tx, job_id).items()}
+    held = {number: _placement(end["gpus"]) for number, end in ring_ends(tx, job_id).items()}
     living = {row.number for row in attempts if row.ended_s is None}
-    now = [it for it in held_gpus(tx) if it.job_id == job_id and it.number in living]
+    now = [gpu for gpu in held_gpus(tx) if gpu.job_id == job_id and gpu.number in living]
     return held | {number: _placement((it.node, it.gpu) for it in now if it.number == number) for number in living}
 
 

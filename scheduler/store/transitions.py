@@ -86,8 +86,8 @@ class Changes:
 
     def advanced_jobs(self) -> set[str]:
         """Return the jobs that come into another state, or an attempt of which does."""
-        moved = {it.row.job_id for it in self.attempts if it.now is not it.row.state}
-        return moved | {it.job_id for it in self.jobs} | {it.job.id for it in self.opened}
+        moved = {attempt.row.job_id for attempt in self.attempts if attempt.now is not attempt.row.state}
+        return moved | {change.job_id for change in self.jobs} | {start.job.id for start in self.opened}
 
     def by_job(self) -> dict[str | None, "Changes"]:
         """Return the changes of each job; under None what concerns none. Those that free GPUs stand first."""
@@ -180,9 +180,12 @@ def write_changes(tx: Connection, fence: int, changes: Changes, *, at_s: float, 
     for node in list_nodes(tx) if changes.out_of_service else ():
         if node.name in changes.out_of_service and not node.out_of_service:
             set_out_of_service(tx, node, changes.out_of_service[node.name], at_s=at_s, writer=writer)
-    append_all(tx, [it._replace(fence=fence) for it in changes.events])
+    append_all(tx, [event._replace(fence=fence) for event in changes.events])
     refused = _open(tx, changes.opened, entry)
-    add_decisions(tx, [it._replace(number=None) if it.job_id in refused else it for it in changes.decisions])
+    add_decisions(
+        tx,
+        [decision._replace(number=None) if decision.job_id in refused else decision for decision in changes.decisions],
+    )
     return refused
 
 
@@ -200,8 +203,10 @@ def _change_jobs(tx: Connection, changes: Sequence[JobChange], entry: NewEvent) 
     append_for_jobs(
         tx,
         [
-            entry._replace(kind=JOB_CHANGE, job_id=it.job_id, was=it.was.value, now=it.now.value, cause=it.cause)
-            for it in changes
+            entry._replace(
+                kind=JOB_CHANGE, job_id=change.job_id, was=change.was.value, now=change.now.value, cause=change.cause
+            )
+            for change in changes
         ],
     )
 
@@ -219,9 +224,11 @@ def _change_attempts(tx: Connection, changes: Sequence[AttemptChange], entry: Ne
         events.extend(_events_of(change, after, entry))
     for names, rows in groups.items():
         _update(tx, _attempt_update(names), rows, "attempt")
-    released = [it for it in changes if it.now is AttemptState.RELEASED]
-    free(tx, [it.row for it in released])
-    settle_decisions(tx, [(it.row.job_id, it.row.number, it.columns.get("outcome", "")) for it in released])
+    released = [change for change in changes if change.now is AttemptState.RELEASED]
+    free(tx, [change.row for change in released])
+    settle_decisions(
+        tx, [(change.row.job_id, change.row.number, change.columns.get("outcome", "")) for change in released]
+    )
     append_all(tx, events)
 
 
@@ -241,22 +248,26 @@ def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]
     if not opened:
         return set()
     # Also of a start that its owner no longer wants: the cluster's arrays know of it.
-    put_turns(tx, [it.turn for it in opened if it.turn is not None])
+    put_turns(tx, [start.turn for start in opened if start.turn is not None])
     refused = _unwanted(tx, opened)
-    starting = [it for it in opened if it.job.id not in refused]
+    starting = [start for start in opened if start.job.id not in refused]
     if not starting:
         return refused
     values = {"at_state": JobState.QUEUED, "state": JobState.STARTING}
     parameters = [
-        {**values, "at_id": it.job.id, "cause": it.cause, "attempt": it.job.attempt + 1} for it in starting
+        {**values, "at_id": start.job.id, "cause": start.cause, "attempt": start.job.attempt + 1} for start in starting
     ]  # fmt: skip
     _update(tx, _job_update(("state", "cause", "attempt")), parameters, "job")
-    rows = [opened_attempt(it, entry.at_s) for it in starting]
+    rows = [opened_attempt(start, entry.at_s) for start in starting]
     tx.execute(_INSERT_ATTEMPT, [row._asdict() for row in rows])
     reserve(tx, rows)
     was, now = JobState.QUEUED.value, JobState.STARTING.value
     append_for_jobs(
-        tx, [entry._replace(kind=JOB_CHANGE, job_id=it.job.id, was=was, now=now, cause=it.cause) for it in starting]
+        tx,
+        [
+            entry._replace(kind=JOB_CHANGE, job_id=start.job.id, was=was, now=now, cause=start.cause)
+            for start in starting
+        ],
     )
     reserved = entry._replace(kind=ATTEMPT_CHANGE, version=1, now=AttemptState.RESERVED.value)
     append_all(
@@ -271,7 +282,7 @@ def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]
 
 def _unwanted(tx: Connection, opened: Sequence[Opened]) -> set[str]:
     """Return the jobs that are not to run any more; that is locked until the transaction ends."""
-    ids = [it.job.id for it in opened]
+    ids = [start.job.id for start in opened]
     parts = [ids[at : at + MANY] for at in range(0, len(ids), MANY)]
     return {
         row.id
