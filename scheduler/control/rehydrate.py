@@ -13,7 +13,7 @@ from types import MappingProxyType
 from ...cluster.model.needs import ANYTHING, Needs
 from ...cluster.model.placement import Share
 from ...cluster.model.training_plan import PlanFile
-from ..mirror.standing import JobProgress, JobRequest, MirrorOrigin, QueueTurn, Spread
+from ..mirror.records import JobProgress, JobRequest, MirrorOrigin, QueueTurn, Spread
 from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
 from ..model.job import JobRow, ReservationRow, Tries

@@ -21,7 +21,7 @@ from ..backends.protocol import Backend
 from ..health.fault_report import learned_from, read_fault_history
 from ..health.monitor import Health, Monitor
 from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.standing import ClusterSite, MirrorOrigin
+from ..mirror.records import ClusterSite, MirrorOrigin
 from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
 from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, ReservationRow

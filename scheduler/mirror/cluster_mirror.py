@@ -26,7 +26,7 @@ from ...cluster.simulator.simulation import (
 )
 from ...cluster.state.beliefs import note_faults
 from ...cluster.state.holding import claim_gpu, give_up_gpu
-from .standing import (
+from .records import (
     OF_JOBS,
     ROW,
     Beliefs,

@@ -12,9 +12,9 @@ from ...cluster.queue.order import may_wait, turn_to
 from ...cluster.simulator import engine, faults, jobs
 from ...cluster.simulator.simulation import simulation_of
 from ...cluster.state.state import Simulation
-from . import cluster_mirror, standing
+from . import cluster_mirror, records
 from .cluster_mirror import ClusterMirror
-from .standing import ROW, ClusterSite, JobProgress, JobRequest, MirrorOrigin, expected
+from .records import ROW, ClusterSite, JobProgress, JobRequest, MirrorOrigin, expected
 
 _REHEARSAL_MODULE = "longshore.scheduler.mirror.rehearsal"
 HOUR_S = 3600.0
@@ -37,7 +37,7 @@ def is_known(policy: str) -> bool:
 def happenings() -> Rehearsal:
     """All that the scheduler does to its copy of a cluster."""
     kernels = [
-        *vars(cluster_mirror).values(), *vars(standing).values(), engine.reset, engine.begin_moment, engine.submit,
+        *vars(cluster_mirror).values(), *vars(records).values(), engine.reset, engine.begin_moment, engine.submit,
         engine.is_due, engine.start, engine.wait, jobs.finish, jobs.stop, jobs.kept_s,
         faults.take_out, faults.bring_back,
     ]  # fmt: skip

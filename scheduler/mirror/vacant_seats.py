@@ -30,7 +30,7 @@ from ...cluster.switching import (
     typical_flops,
 )
 from .cluster_mirror import ClusterMirror
-from .standing import ROW
+from .records import ROW
 
 Measured = Mapping[tuple[int, int], float]  # bytes/s from one node to another
 NO_MEASUREMENTS: Measured = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""Who decides: a policy in a process of its own, with a heuristic for whenever it fails.
+"""The placer: a policy in a process of its own decides, and a heuristic whenever that fails.
 
 Source: SPEC R8, R9.
 """
@@ -15,8 +15,7 @@ from ...agents.protocol import Policy
 from ...cluster.files.errors import PluginError
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import JournalOpening, encode, encode_opening
-from ..mirror.rehearsal import rehearse
-from ..mirror.standing import (
+from ..mirror.records import (
     ROW,
     ClusterSite,
     ExpectedRun,
@@ -26,22 +25,23 @@ from ..mirror.standing import (
     check_decision,
     expected,
 )
+from ..mirror.rehearsal import rehearse
 from ..mirror.vacant_seats import PlacementShape, fitted
 from ..policy_host.answer import RecordParts, Stored, stored_of
 from ..policy_host.process import Miss, MissError
 from ..policy_host.rollover import Breaker, Rollover
 
-MAX_UNSTORED_CALLS = 1000  # happenings between two decisions that are kept
-MAX_UNDECIDED_CALLS = 10_000  # happenings without a decision that could keep them
-PAST_S = 7 * 86400.0  # after which the next decisions can be replayed without those before
+MAX_UNSTORED_CALLS = 1000  # mirror calls between two recorded decisions
+MAX_UNDECIDED_CALLS = 10_000  # mirror calls without a decision that could record them
+PAST_S = 7 * 86400.0  # after which a new journal begins, so that decisions can be replayed without all those before
 
 
 class Mode(StrEnum):
-    """What a policy's word counts for."""
+    """What a policy's answer counts for."""
 
-    ACTIVE = "active"  # it is obeyed
-    SHADOW = "shadow"  # it decides and is logged; the heuristic is obeyed
-    VETO = "veto"  # the heuristic decides; the policy may let it wait
+    ACTIVE = "active"  # it is carried out
+    SHADOW = "shadow"  # it is logged; the heuristic's decision is carried out
+    VETO = "veto"  # the heuristic decides; the policy may make the job wait
 
 
 class Proposal(NamedTuple):
@@ -57,12 +57,12 @@ class Proposal(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A decision that has been carried out on the cluster's arrays."""
+    """A decision that was carried out in the mirror."""
 
     job: str
     gpus: tuple[int, ...]  # none where it waits
     started: bool  # False where it waits, or would have broken a reservation
-    by: str  # name of who was obeyed
+    by: str  # name of the policy or heuristic that decided
     version: str  # of the policy
     proposal: Proposal | None  # of the policy, None without a usable answer
     proposal_expected: ExpectedRun | None  # of the policy's proposal, None without one or if it waits
@@ -74,7 +74,7 @@ class Decision(NamedTuple):
     kind: Miss | None  # why there is no usable answer of the policy, None if there is
     reason: str  # the same in words
     record: Stored | None  # what the policy saw, if it reports that
-    past: bytes  # what led to the decision, none if it is not worth to be kept
+    past: bytes  # journal record of the decision, empty if it is not recorded
 
 
 class PlacementAdvice(NamedTuple):
@@ -87,10 +87,10 @@ class PlacementAdvice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PastLimits:
-    """How long the past of a decision may become."""
+    """How long the journal of a decision may become."""
 
-    most_untold: int = MAX_UNSTORED_CALLS
-    most_left_over: int = MAX_UNDECIDED_CALLS
+    max_unstored: int = MAX_UNSTORED_CALLS
+    max_undecided: int = MAX_UNDECIDED_CALLS
     past_s: float = PAST_S
     passed_s: Callable[[], float] = time.monotonic  # its clock, a monotonic one
 
@@ -98,7 +98,7 @@ class PastLimits:
 PAST_LIMITS = PastLimits()
 
 
-def _any_form(_: str) -> PlacementShape | None:
+def _any_shape(_: str) -> PlacementShape | None:
     return None
 
 
@@ -109,10 +109,10 @@ class Placer:
         fallback: The heuristic; it decides at once, in this process.
         policy: Name of the policy, None for the heuristic alone.
         deadline_s: For one decision of the policy.
-        mode: What the policy's word counts for.
-        limits: Of the past that is kept with decisions.
+        mode: What the policy's answer counts for.
+        limits: Of the journal that is recorded with decisions.
         breaker: Says when the policy rests after misses; by default one of its own.
-        sample_temperature: At which the policy draws what it does; None if it does what it holds for best.
+        sample_temperature: At which the policy samples its action; None if it takes the best one.
     """
 
     def __init__(
@@ -127,27 +127,27 @@ class Placer:
             None if policy is None else Rollover(policy, deadline_s, breaker, sample_temperature=sample_temperature)
         )
         self._release = f"longshore {version('longshore')}"
-        self._opening = ""  # of a past, until its first decision
-        self._number = 0  # of the next decision in its past
-        self._untold: list[MirrorCall] = []  # that belongs to the past of the next decision
-        self._limits, self._began = limits, limits.passed_s()  # of the past
+        self._opening = ""  # of a journal, until its first decision
+        self._number = 0  # of the next decision in its journal
+        self._unstored: list[MirrorCall] = []  # for the record of the next decision
+        self._limits, self._began = limits, limits.passed_s()  # of the journal
 
     def begin(self, mirror: ClusterMirror) -> None:
-        """Follow a cluster from here on; nothing has happened to it since it was made."""
+        """Follow a new mirror from here on; it has had no calls yet."""
         mirror.journal = []
-        self._opening, self._number, self._untold = encode_opening(JournalOpening(mirror.site, mirror.origin)), 0, []
+        self._opening, self._number, self._unstored = encode_opening(JournalOpening(mirror.site, mirror.origin)), 0, []
         self._began = self._limits.passed_s()
         if self.rollover is not None:
             self.rollover.begin(mirror)
 
     @property
     def is_journal_full(self) -> bool:
-        """Whether the past has become so long that the cluster is to be read, and followed, from the beginning."""
+        """Whether the journal has become so long that a new one has to begin, with a new mirror."""
         limits = self._limits
-        return len(self._untold) > limits.most_left_over or limits.passed_s() - self._began > limits.past_s
+        return len(self._unstored) > limits.max_undecided or limits.passed_s() - self._began > limits.past_s
 
     def warm_up(self, site: ClusterSite) -> None:
-        """Let the heuristic decide once about nothing, and all happen once: else the first time would compile it."""
+        """Let the heuristic decide once about nothing, so that all is compiled before the first decision."""
         rehearse()
         mirror = ClusterMirror(site, MirrorOrigin(0.0))
         mirror.submit(JobRequest("first", 1, 60.0, 0.0))
@@ -156,7 +156,7 @@ class Placer:
 
     def poll_policy(self, mirror: ClusterMirror) -> None:
         """Check for a newer version of the policy, so that it takes over even if there is nothing to decide."""
-        self._untold += self._happened(mirror)
+        self._unstored += self._new_calls(mirror)
         if self.rollover is not None:
             self.rollover.look(mirror)
 
@@ -188,52 +188,58 @@ class Placer:
         """Return whether the policy can be asked, or there is none."""
         return self.rollover is None or self.rollover.is_ready(wait_s)
 
-    def decide(self, mirror: ClusterMirror, form_of: Callable[[str], PlacementShape | None] = _any_form) -> Decision:
-        """Decide about the job that is due, and carry it out on the cluster's arrays.
+    def decide(self, mirror: ClusterMirror, shape_of: Callable[[str], PlacementShape | None] = _any_shape) -> Decision:
+        """Decide about the job that is due, and carry the decision out in the mirror.
+
+        1. Pass over the job if no free GPUs of its shape exist.
+        2. Ask the policy; meanwhile the heuristic decides.
+        3. Check the policy's answer, and choose whose decision counts, by the mode.
+        4. Fit the GPUs to the job's shape.
+        5. Carry it out, and return it with the journal record.
 
         Args:
             mirror: The cluster.
-            form_of: How the GPUs of a job must lie on nodes; None if it takes any GPUs.
+            shape_of: How the GPUs of a job must lie on nodes; None if it takes any GPUs.
         """
         began = time.perf_counter()
         due = mirror.current
-        if (form := form_of(due)) and not fitted(mirror, due, (), form):
+        if (shape := shape_of(due)) and not fitted(mirror, due, (), shape):
             return self._pass_over(mirror, due, began)
-        self._untold += self._happened(mirror)
+        self._unstored += self._new_calls(mirror)
         miss = self._ask(mirror)
         fallback_proposal = self._fall_back(mirror)  # while the policy thinks
-        proposal, record, miss = self._hear(mirror) if miss is None else (None, None, miss)
+        proposal, record, miss = self._receive(mirror) if miss is None else (None, None, miss)
         policy_version = self.version
         if proposal is not None:
             self.agreements[proposal.agrees(fallback_proposal)] += 1
-        obeyed, by = self._obeyed(proposal, fallback_proposal)
-        suited = _suited(mirror, obeyed, form_of)
-        if suited is None:  # it turned to another job, which cannot have what it needs
-            suited, by = _suited(mirror, fallback_proposal, form_of), self.fallback.name
+        chosen, by = self._choose(proposal, fallback_proposal)
+        suited = _suited(mirror, chosen, shape_of)
+        if suited is None:  # the policy chose another job, which cannot have what it needs
+            suited, by = _suited(mirror, fallback_proposal, shape_of), self.fallback.name
         if suited is None:
             return self._pass_over(mirror, due, began)
-        obeyed = suited
-        expected = _expected(mirror, obeyed)
-        fallback_expected = expected if obeyed.agrees(fallback_proposal) else _expected(mirror, fallback_proposal)
+        chosen = suited
+        expected = _expected(mirror, chosen)
+        fallback_expected = expected if chosen.agrees(fallback_proposal) else _expected(mirror, fallback_proposal)
         proposal_expected = (
-            None if proposal is None else expected if proposal.agrees(obeyed) else _expected(mirror, proposal)
+            None if proposal is None else expected if proposal.agrees(chosen) else _expected(mirror, proposal)
         )
-        started = _carry_out(mirror, obeyed)
-        self._untold += self._happened(mirror)
+        started = _carry_out(mirror, chosen)
+        self._unstored += self._new_calls(mirror)
         # Jobs that a heuristic lets wait are not worth a record, and a full cluster has many of them. But the calls of
         # the mirror have to be recorded with some decision.
-        is_kept = started or self.policy is not None or len(self._untold) > self._limits.most_untold
-        past = self._past() if is_kept else b""
+        is_kept = started or self.policy is not None or len(self._unstored) > self._limits.max_unstored
+        past = self._record() if is_kept else b""
         took_s = time.perf_counter() - began
         return Decision(
-            obeyed.job, obeyed.gpus, started, by, policy_version, proposal, proposal_expected, expected,
-            fallback_proposal, fallback_expected, obeyed.rests, took_s, None if miss is None else miss.kind,
+            chosen.job, chosen.gpus, started, by, policy_version, proposal, proposal_expected, expected,
+            fallback_proposal, fallback_expected, chosen.rests, took_s, None if miss is None else miss.kind,
             "" if miss is None else str(miss), record, past,
         )  # fmt: skip
 
     def _pass_over(self, mirror: ClusterMirror, job: str, began: float) -> Decision:
-        """Let a job wait that cannot have what it needs."""
-        self._untold += self._happened(mirror)
+        """Pass over a job that cannot have what it needs."""
+        self._unstored += self._new_calls(mirror)
         mirror.pass_over()
         nothing = Proposal(job, (), rests=False)
         return Decision(
@@ -242,27 +248,27 @@ class Placer:
             took_s=time.perf_counter() - began, kind=None, reason="", record=None, past=b"",
         )  # fmt: skip
 
-    def _past(self) -> bytes:
-        """Return what has happened since the last decision that is kept, this one included."""
-        past = encode(self._number, self._untold, self._opening)
-        self._number, self._opening, self._untold = self._number + 1, "", []
+    def _record(self) -> bytes:
+        """Return the journal record of this decision: the calls of the mirror since the last recorded one."""
+        past = encode(self._number, self._unstored, self._opening)
+        self._number, self._opening, self._unstored = self._number + 1, "", []
         return past
 
     def consult(self, mirror: ClusterMirror) -> PlacementAdvice:
-        """Say what to do with the job that is due, without doing it; the heuristic is asked only in need."""
-        self._happened(mirror)
+        """Return what to do with the job that is due, without doing it; the heuristic is asked only if need be."""
+        self._new_calls(mirror)
         miss = self._ask(mirror)
-        proposal, _, miss = self._hear(mirror) if miss is None else (None, None, miss)
+        proposal, _, miss = self._receive(mirror) if miss is None else (None, None, miss)
         if proposal is not None and self.policy is not None:
             return PlacementAdvice(proposal, self.policy, "")
         return PlacementAdvice(self._fall_back(mirror), self.fallback.name, "" if miss is None else str(miss))
 
     def consult_fallback(self, mirror: ClusterMirror) -> PlacementAdvice:
-        """Say what the heuristic would do with the job that is due, without doing it or asking the policy."""
-        self._happened(mirror)
+        """Return what the heuristic would do with the job that is due, without doing it or asking the policy."""
+        self._new_calls(mirror)
         return PlacementAdvice(self._fall_back(mirror), self.fallback.name, "")
 
-    def _happened(self, mirror: ClusterMirror) -> Sequence[MirrorCall]:
+    def _new_calls(self, mirror: ClusterMirror) -> Sequence[MirrorCall]:
         """Send the new calls of the mirror to the policy's processes, and return them."""
         calls, mirror.journal = mirror.journal or [], []
         if self.rollover is not None:
@@ -279,7 +285,7 @@ class Placer:
             return miss
         return None
 
-    def _hear(self, mirror: ClusterMirror) -> tuple[Proposal | None, Stored | None, MissError | None]:
+    def _receive(self, mirror: ClusterMirror) -> tuple[Proposal | None, Stored | None, MissError | None]:
         """Return the policy's proposal and what it saw, or why there is no usable answer."""
         if self.rollover is None:
             return None, None, None
@@ -295,10 +301,10 @@ class Placer:
         return proposal, record, None
 
     def _checked(self, mirror: ClusterMirror, proposal: Proposal, record: RecordParts | None) -> Stored | None:
-        """Return what the policy saw, once its decision is known to be one.
+        """Check the policy's proposal, and return what it saw.
 
         Raises:
-            MissError: If it is not.
+            MissError: If it cannot be carried out.
         """
         try:
             check_decision(mirror, proposal.job, proposal.gpus)
@@ -317,7 +323,7 @@ class Placer:
         mirror.due()
         return proposal
 
-    def _obeyed(self, proposal: Proposal | None, fallback_proposal: Proposal) -> tuple[Proposal, str]:
+    def _choose(self, proposal: Proposal | None, fallback_proposal: Proposal) -> tuple[Proposal, str]:
         if proposal is None or self.policy is None or self.mode is Mode.SHADOW:
             return fallback_proposal, self.fallback.name
         if self.mode is Mode.VETO and proposal.gpus:
@@ -326,10 +332,10 @@ class Placer:
 
 
 def _suited(
-    mirror: ClusterMirror, proposal: Proposal, form_of: Callable[[str], PlacementShape | None]
+    mirror: ClusterMirror, proposal: Proposal, shape_of: Callable[[str], PlacementShape | None]
 ) -> Proposal | None:
     """Return a proposal with GPUs that the job can have, None if there are none."""
-    form = form_of(proposal.job) if proposal.gpus else None
+    form = shape_of(proposal.job) if proposal.gpus else None
     if form is None:
         return proposal
     gpus = fitted(mirror, proposal.job, proposal.gpus, form)

@@ -17,7 +17,7 @@ from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.input_problems import open_text
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import DECISION_CALLS, ForeignJournalError, decode, to_json
-from ..mirror.standing import ROW, ExpectedRun, MirrorCall, expected
+from ..mirror.records import ROW, ExpectedRun, MirrorCall, expected
 from ..policy_host.answer import Stored
 from ..policy_host.worker import sampling
 from ..store.decisions import DecisionRow, WholeDecision, decisions_after

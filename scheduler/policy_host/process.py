@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from ...cluster.files.errors import PluginError
 from ...cluster.files.output_file import in_one_line
-from ..mirror.standing import ClusterSite, MirrorCall, MirrorSnapshot
+from ..mirror.records import ClusterSite, MirrorCall, MirrorSnapshot
 from .answer import MOST_BYTES, Channel, Choice, Edition, Failed, Followed, Message, Ready, Refused, read_message
 from .worker import Begin, Question
 

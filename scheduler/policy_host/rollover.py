@@ -13,7 +13,7 @@ from contextlib import suppress
 from enum import StrEnum
 
 from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.standing import MirrorCall
+from ..mirror.records import MirrorCall
 from .answer import Choice, Edition, checkpoint_of, read_edition, stamp_of
 from .process import BLAMELESS, Miss, MissError, PolicyProcess
 

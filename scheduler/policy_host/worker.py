@@ -26,8 +26,8 @@ from ...cluster.files.errors import LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line
 from ...cluster.model.problem import ORDERS
 from ..mirror.cluster_mirror import ClusterMirror
+from ..mirror.records import ROW, ClusterSite, JobRequest, MirrorCall, MirrorOrigin, MirrorSnapshot
 from ..mirror.rehearsal import rehearse
-from ..mirror.standing import ROW, ClusterSite, JobRequest, MirrorCall, MirrorOrigin, MirrorSnapshot
 from .answer import (
     MOST_REMARK,
     Channel,

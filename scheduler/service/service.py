@@ -27,7 +27,7 @@ from ..health.liveness import Leases
 from ..health.monitor import Monitor
 from ..health.node_state import Usage, sample_of
 from ..metrics import SchedulerMetrics
-from ..mirror.standing import ClusterSite
+from ..mirror.records import ClusterSite
 from ..model.gpu_index import Layout
 from ..placement.placer import Mode, Placer
 from ..settings import SchedulerSettings, ServeOptions, check_open, cluster_of

@@ -12,7 +12,7 @@ from longshore.cluster.model.needs import Needs, Offer
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode, encode, to_json
-from longshore.scheduler.mirror.standing import JobRequest, MirrorCall, MirrorOrigin
+from longshore.scheduler.mirror.records import JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.mirror.vacant_seats import PlacementShape, fitted
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import JobState

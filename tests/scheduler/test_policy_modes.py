@@ -102,7 +102,7 @@ def test_where_a_policy_turns_to_another_job_it_is_stored_about_which_the_heuris
     trial.scheduler.parts.placer.policy = "learned"
     words = [None, Proposal(other, (3,), rests=False)]
     with monkeypatch.context() as learned:
-        learned.setattr(Placer, "_hear", lambda *_: (words.pop(), None, None))
+        learned.setattr(Placer, "_receive", lambda *_: (words.pop(), None, None))
         trial.tick()
 
     told = {job: [it.explanation for it in decisions_of_job(trial, job)] for job in (due, other)}

@@ -13,7 +13,7 @@ from longshore.cluster.queue.order_table import order_of
 from longshore.cluster.queue.orders import EASY
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import JobProgress, JobRequest, MirrorOrigin, QueueTurn
+from longshore.scheduler.mirror.records import JobProgress, JobRequest, MirrorOrigin, QueueTurn
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.rules.jobs import Led, WaitingJob, in_order, places
 from longshore.scheduler.service.service import QUICKSTART, site_of

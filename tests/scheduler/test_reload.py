@@ -11,7 +11,7 @@ import pytest
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.standing import JobRequest, MirrorOrigin
+from longshore.scheduler.mirror.records import JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.policy_host import rollover
 from longshore.scheduler.policy_host.answer import Edition

@@ -18,7 +18,7 @@ from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.control.job_errors import JobErrors
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
-from longshore.scheduler.mirror.standing import MirrorOrigin
+from longshore.scheduler.mirror.records import MirrorOrigin
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.placement.placer import PAST_S, PastLimits, Placer
 from longshore.scheduler.placement.replay import export, replay
@@ -246,12 +246,12 @@ def decided_by(trial: Trial, placer: Placer) -> Placer:
 def test_decisions_to_wait_are_kept_now_and_then_so_that_what_happened_does_not_pile_up(
     trial: Trial, tmp_path: Path
 ) -> None:
-    placer, most = decided_by(trial, Placer(Waits(), limits=PastLimits(most_untold=20))), 0
+    placer, most = decided_by(trial, Placer(Waits(), limits=PastLimits(max_unstored=20))), 0
     trial.runs(trial.submit("exec sleep 1000"))  # without whose end nobody may wait
     for _ in range(40):
         trial.submit("true")
         trial.tick()
-        most = max(most, len(placer._untold))
+        most = max(most, len(placer._unstored))
 
     assert 15 <= most <= 21
     assert _replayed(trial, tmp_path) > 3
@@ -260,13 +260,13 @@ def test_decisions_to_wait_are_kept_now_and_then_so_that_what_happened_does_not_
 @pytest.mark.full
 def test_what_happened_does_not_pile_up_while_nothing_is_decided(one_gpu: Trial, tmp_path: Path) -> None:
     trial = one_gpu
-    placer, most = decided_by(trial, Placer(HEURISTICS["pack"], limits=PastLimits(most_left_over=20))), 0
+    placer, most = decided_by(trial, Placer(HEURISTICS["pack"], limits=PastLimits(max_undecided=20))), 0
     first = trial.submit("exec sleep 1000")
     trial.runs(first)
     for _ in range(40):
         last = trial.submit("true")
         trial.tick()
-        most = max(most, len(placer._untold))
+        most = max(most, len(placer._unstored))
 
     assert 20 <= most < 30
     trial.wish(first, Desired.CANCEL)

@@ -15,7 +15,7 @@ from longshore.cluster.model.topology import Cluster
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.control.reconciler import Reconciler, ReconcilerTiming
-from longshore.scheduler.mirror.standing import Beliefs
+from longshore.scheduler.mirror.records import Beliefs
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.placement.placer import Placer

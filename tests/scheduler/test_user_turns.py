@@ -12,7 +12,7 @@ from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.drawn import hetero64
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import JournalOpening, decode, encode, encode_opening, to_json
-from longshore.scheduler.mirror.standing import JobRequest, MirrorCall, MirrorOrigin
+from longshore.scheduler.mirror.records import JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.nodes import UserTurn, delete_turns, put_turns, user_turns
 from longshore.scheduler.store.opening import Store, open_store

@@ -12,7 +12,7 @@ from ..cluster.simulator.seats import compute_s
 from ..scheduler.control.reconciler import Reconciler
 from ..scheduler.control.state_cache import Parts
 from ..scheduler.health.monitor import Monitor
-from ..scheduler.mirror.standing import ClusterSite
+from ..scheduler.mirror.records import ClusterSite
 from ..scheduler.model.gpu_index import Layout
 from ..scheduler.model.states import AttemptState
 from ..scheduler.placement.placer import Placer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.state.beliefs import HALF_LIFE_S
 from longshore.scheduler.health.fault_report import KEPT_S, MOST_EVENTS, FaultHistory, learned_from, read_fault_history
-from longshore.scheduler.mirror.standing import Beliefs
+from longshore.scheduler.mirror.records import Beliefs
 from longshore.scheduler.model.job import NewEvent
 from longshore.scheduler.store.events import EventRow, append_all
 from longshore.scheduler.store.nodes import CHANGE

@@ -1,4 +1,4 @@
-"""What is known of a cluster and its jobs at a moment, and whether a decision can be carried out."""
+"""Records of a mirrored cluster and its jobs, and checks whether a decision can be carried out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ROW = 0  # of the simulation that holds the cluster
 
 
 class ClusterSite(NamedTuple):
-    """What stays the same of a cluster."""
+    """The fixed part of a mirrored cluster."""
 
     cluster: Cluster
     rules: Rules
@@ -37,7 +37,7 @@ class ClusterSite(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How a job with a plan lies on its GPUs, beside its compute time and volume: the columns PLANNED of scenarios."""
+    """The layout of a job with a plan on its GPUs: the columns PLANNED of scenarios."""
 
     pipeline: int  # stages
     tensor: int
@@ -54,7 +54,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What is known of a job when it is submitted."""
+    """What a job requests when it is submitted."""
 
     job: str
     gpus: int
@@ -65,14 +65,14 @@ class JobRequest:
     parameter_bytes: float = 0.0
     types: tuple[int, ...] = ()  # numbers of the node types that suit it, all if there are none
     spread: Spread | None = None  # None for a job without a plan, which is a ring
-    user: str = ""  # whose it is: users of one rank take turns
+    user: str = ""  # its owner: users of one rank take turns
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """What has happened to a job, complete enough to go on from."""
+    """What has happened to a job, complete enough to continue from."""
 
-    guess_s: float  # the estimate, doubled whenever it was outlived
+    guess_s: float  # the estimate, doubled each time the job outlived it
     entered_s: float  # when it last came into the queue
     saved_s: float = 0.0  # work that checkpoints hold
     wait_s: float = 0.0  # total time of its finished stays in the queue
@@ -82,7 +82,7 @@ class JobProgress:
     overhead_s: float = 0.0  # restart cost of the run in progress
     slowdown: float = 1.0  # run time over work on its placement
     gpus: tuple[int, ...] = ()  # that it runs on, in the order of their picks; none while it waits
-    came_back: bool = False  # it waits since it was stopped, and goes before others of its rank
+    came_back: bool = False  # it was stopped, and waits before others of its rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,11 @@ class MirrorOrigin(NamedTuple):
     # jobs alone where that is more.
     estimates: tuple[int, float] = (0, 0.0)
     beliefs: Beliefs | None = None  # None where nothing was observed yet, or nothing is learned
-    turns: Sequence[QueueTurn] = ()  # that users have had
+    turns: Sequence[QueueTurn] = ()  # of users
 
 
 class MirrorCall(NamedTuple):
-    """A method of ClusterMirror that was called, and with what."""
+    """A call of a method of ClusterMirror."""
 
     method: str
     arguments: tuple[object, ...]
@@ -159,7 +159,7 @@ class MirrorSnapshot(NamedTuple):
         return self.scenarios["pipeline"].size > 0
 
     def requests(self) -> list[JobRequest]:
-        """Return what its jobs ask for, by slot."""
+        """Return the requests of its jobs, by slot."""
         users = {line: user for (user, _), line in self.lines.items()}
         names = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
         columns = [self.scenarios[name][0].tolist() for name in names]
