@@ -105,25 +105,25 @@ class Outer:
             self.say(number, "")
         for number in self.nodes:
             until(lambda number=number: len(self.page(number).get("witnesses", ())) == 2, "the first look")  # type: ignore[misc]
-        told = {}
+        reported = {}
         ip("link set b1 down")
-        told["link"] = self.becomes(1, "unreachable", "reaches it")
+        reported["link"] = self.becomes(1, "unreachable", "reaches it")
         ip("link set b1 up")
         self.becomes(1, "alive", "")
         for link in ("a1", "c1"):
             self.say(1, f"link set {link} down")
-        told["power"] = self.becomes(1, "dead", "")
+        reported["power"] = self.becomes(1, "dead", "")
         for link in ("a1", "c1"):
             self.say(1, f"link set {link} up")
-        told["back"] = self.becomes(1, "alive", "")
-        told["other"] = self.page(2)["state"]
+        reported["back"] = self.becomes(1, "alive", "")
+        reported["other"] = self.page(2)["state"]
         for node in self.nodes.values():
             assert node.stdin
             node.stdin.close()
             node.wait(30)
         self.served.terminate()
         self.served.wait(30)
-        return told
+        return reported
 
 
 if __name__ == "__main__":

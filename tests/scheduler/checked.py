@@ -26,13 +26,13 @@ def judge(context, stage):
     with (HERE / f"{stage}.log").open("a") as log:
         log.write(f"{os.getpid()} {context.node} {','.join(map(str, context.chosen.gpus))}\\n")
     path = HERE / f"{stage}-{context.node}"
-    told = path.read_text() if path.exists() else "fit"
-    if told == "hang":
+    reported = path.read_text() if path.exists() else "fit"
+    if reported == "hang":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600.0)
-    kind, _, index = told.partition(" ")
-    if told != "fit" and (kind != "gpu" or int(index) in context.chosen.gpus):
-        yield failed(told, "smoke", "no smoke", "replace it")
+    kind, _, index = reported.partition(" ")
+    if reported != "fit" and (kind != "gpu" or int(index) in context.chosen.gpus):
+        yield failed(reported, "smoke", "no smoke", "replace it")
 
 BEFORE = Check("site.before", 0, "as a file says", 2.0, lambda context: judge(context, "before"))
 AFTER = Check("site.after", 0, "as a file says", 2.0, lambda context: judge(context, "after"), (), CheckStage.AFTER)
@@ -64,16 +64,16 @@ class Checked(Served):
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: site-checks\nVersion: 1.0\n")
         (about / "entry_points.txt").write_text(POINTS)
 
-    def say(self, node: str, told: str, kind: str = "before") -> None:
+    def say(self, node: str, reported: str, kind: str = "before") -> None:
         """Let the check of a node find that a device is broken, or "hang", or that all is "fit".
 
         Args:
             node: Its name.
-            told: The device, or one of these words.
+            reported: The device, or one of these words.
             kind: "before" a job, or "after" it.
         """
         new = self.plugin / "new"
-        new.write_text(told)
+        new.write_text(reported)
         new.replace(self.plugin / f"{kind}-{node}")
 
     def checked(self, kind: str = "before") -> Iterator[tuple[int, str, str]]:

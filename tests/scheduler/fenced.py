@@ -65,8 +65,8 @@ class Fenced(Trial):
         for _ in range(times):
             for node in self.nodes:
                 if node not in self.silent:
-                    told = NodeReport(boot_id="b1", attempts=tuple(sorted(self.living[node])))
-                    answer = RunningScheduler(self.scheduler).take_report(node, told)
+                    reported = NodeReport(boot_id="b1", attempts=tuple(sorted(self.living[node])))
+                    answer = RunningScheduler(self.scheduler).take_report(node, reported)
                     self.living[node] -= set(answer.kill)
             self.scheduler.tick()
 

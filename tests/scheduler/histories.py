@@ -84,7 +84,7 @@ class World:
         self.attempts: list[Attempt] = []
         self.held: dict[int, Attempt] = {}  # by GPU
         self.reachable, self.cut_off, self.faulty, self.failing = True, False, False, False
-        self.cancelled: set[Attempt] = set()  # what the scheduler remembers that it told the backend
+        self.cancelled: set[Attempt] = set()  # what the scheduler remembers that it reported the backend
         self.late: list[tuple[Do, Attempt]] = []  # calls of a scheduler that another one has overtaken
         self.ends = False  # jobs that are cancelled end by nothing else any more
         self.crash_in = -1  # calls and writes until the scheduler dies, -1 for never

@@ -42,7 +42,7 @@ def spread_in(case: Case, job: int) -> Spread | None:
 
 
 class Told:
-    """A live cluster that is told the events of a simulation's log, one after the other."""
+    """A live cluster that is reported the events of a simulation's log, one after the other."""
 
     def __init__(self, case: Case, world: Simulation) -> None:
         self.case, self.world, self.read = case, world, 0
@@ -78,22 +78,24 @@ class Told:
                 mirror.fail(gpus)
 
 
-def decided(told: Told, policy: Policy, before: Callable[[], None] = lambda: None) -> Iterator[tuple[Decided, Decided]]:
+def decided(
+    reported: Told, policy: Policy, before: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Decided, Decided]]:
     """Yield what is decided in the simulation and on the live cluster, decision by decision."""
-    world = told.world
-    reset(world, 0, told.case.row)
+    world = reported.world
+    reset(world, 0, reported.case.row)
     while advance(world, 0):
-        told.catch_up()
+        reported.catch_up()
         before()
-        job, due = str(world.state.current[0]), told.mirror.due()
-        placed, live_placed = policy.place(world, 0), policy.place(told.mirror.sim, ROW)
+        job, due = str(world.state.current[0]), reported.mirror.due()
+        placed, live_placed = policy.place(world, 0), policy.place(reported.mirror.sim, ROW)
         yield (
             (job, placed, str(world.state.current[0]), picks(world)),
-            (due, live_placed, told.mirror.current, sorted(told.mirror.picks(told.mirror.current))),
+            (due, live_placed, reported.mirror.current, sorted(reported.mirror.picks(reported.mirror.current))),
         )
         if placed:
-            assert start(world, 0) == told.mirror.start()
+            assert start(world, 0) == reported.mirror.start()
         else:
             undo_picks(world, 0)
             wait(world, 0)
-            told.mirror.wait(rests=told.mirror.rests)
+            reported.mirror.wait(rests=reported.mirror.rests)

@@ -1,4 +1,4 @@
-"""A backend that does what it is told at once, for tests of the scheduler alone."""
+"""A backend that does at once what it is asked, for tests of the scheduler alone."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ STOPPED = Status(Run.EXITED, (RankEnd(0, 0, 15, 2.0),), EndedBy.CANCEL, started_
 
 
 class Obedient(Backend):
-    """Runs attempts until they are told to stop or the test ends them.
+    """Runs attempts until they are reported to stop or the test ends them.
 
     Args:
         nodes: GPUs of each node.

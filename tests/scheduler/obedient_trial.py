@@ -1,4 +1,4 @@
-"""Trials of the scheduler over a backend that does what it is told at once."""
+"""Trials of the scheduler over a backend that does at once what it is asked."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ BEGAN_S = time.time()
 
 
 class StillTrial(Trial):
-    """A trial whose clock moves only when it is told to: a rest is never over because a machine is slow."""
+    """A trial whose clock moves only on request: a rest is never over because a machine is slow."""
 
     def now_s(self) -> float:
         return BEGAN_S + self.later_s

@@ -1,4 +1,4 @@
-"""A scheduler that looks when it is told to, with real rings on this machine."""
+"""A scheduler that ticks on request, with real rings on this machine."""
 
 import os
 import sys
@@ -159,7 +159,7 @@ class RingTrial(Trial):
         return self.is_whole(job) and self.used(job) == self.holds(job)
 
     def seats_of(self, job: str) -> list[EventRow]:
-        """Return what was told of a ring's seats."""
+        """Return what was reported of a ring's seats."""
         return [it for it in self.events(job) if it.kind == "seat"]
 
     def lose(self, job: str, place: Gpu) -> None:

@@ -66,7 +66,7 @@ def running(served: Served, job: str, least_step: int) -> dict[str, Any]:
 
 
 def logged_steps(served: Served, job: str, rank: int) -> list[int]:
-    """Return the steps that a rank has told of in its log."""
+    """Return the steps that a rank has reported in its log."""
     text = served.call("logs", job, "--rank", str(rank)).stdout
     return [int(line.split()[1]) for line in text.splitlines() if line.startswith("step ")]
 

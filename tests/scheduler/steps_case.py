@@ -39,8 +39,8 @@ class StepsCase:
     ) -> str:
         """Submit a job, and return its id once it runs."""
         job = new_job_id(self.now_s)
-        told = {"command": list(command), "gpus": gpus, "grace_s": 5.0, **spec}
-        new = NewJob(job, "job", "ada", told, 0, gpus, estimate_s, self.now_s)
+        reported = {"command": list(command), "gpus": gpus, "grace_s": 5.0, **spec}
+        new = NewJob(job, "job", "ada", reported, 0, gpus, estimate_s, self.now_s)
         self.store.write(lambda tx: insert_job(tx, new, writer="api"))
         self.tick_until(lambda: self.job(job).state is JobState.RUNNING)
         return job
@@ -63,8 +63,8 @@ class StepsCase:
     def tell(self, job: str, lines: str, rank: int = 0, file: str = "steps", attempt: int | None = None) -> None:
         """Write as a rank would."""
         number = attempt or self.attempts(job)[-1].number
-        with (self.folder / "attempts" / f"ls-{job}-{number}" / f"{file}-{rank}").open("a") as told:
-            told.write(lines)
+        with (self.folder / "attempts" / f"ls-{job}-{number}" / f"{file}-{rank}").open("a") as reported:
+            reported.write(lines)
 
     def job(self, job: str) -> JobRow:
         with self.store.read() as tx:
@@ -81,7 +81,7 @@ class StepsCase:
         return self.attempts(job)[-1].placement[0].node
 
     def health(self) -> list[EventRow]:
-        """Return what was told of steps."""
+        """Return what was reported of steps."""
         with self.store.read() as tx:
             return [event for event in events_after(tx, 0, 1 << 40) if event.kind == "health"]
 

@@ -140,7 +140,7 @@ ROWS: list[dict[str, Any]] = [
 @pytest.mark.few(12)
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])
 @pytest.mark.parametrize("values", ROWS, ids=str)
-def test_a_row_that_another_version_has_left_holds_up_nobody(
+def test_a_row_that_another_version_has_left_holds_up_no_one(
     values: dict[str, Any], state: JobState, trial: Trial
 ) -> None:
     odd = trial.submit("odd", gpus=4)

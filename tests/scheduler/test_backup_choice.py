@@ -72,7 +72,7 @@ class Restless(Obedient):
 
 
 @pytest.mark.parametrize("after", range(12))
-def test_a_wish_that_changes_in_the_midst_of_a_look_brings_one_backup(after: int, tmp_path: Path) -> None:
+def test_a_request_that_changes_in_the_midst_of_a_look_brings_one_backup(after: int, tmp_path: Path) -> None:
     ring = Restless({"a": 2, "b": 2}, after)
     with closing(Trial(tmp_path, ring.nodes, lambda: ring, "obedient")) as trial:
         trial.way = RingWay(cast("LocalBackend", ring))
@@ -127,7 +127,7 @@ def test_without_the_slow_member_an_iteration_takes_as_much_less_as_it_computes_
 
 
 @pytest.mark.parametrize(("age_s", "utilisation", "busy"), [(0.0, 0.5, [5]), (0.0, 0.1, []), (121.0, 0.5, [])])
-def test_gpus_of_slow_nodes_and_those_that_somebody_uses_get_no_backup(
+def test_gpus_of_slow_nodes_and_those_that_someone_uses_get_no_backup(
     age_s: float, utilisation: float, busy: list[int]
 ) -> None:
     layout = Layout(["a", "b", "c"], [2, 2, 2])

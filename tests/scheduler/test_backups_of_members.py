@@ -45,8 +45,8 @@ def test_a_slow_member_gets_a_backup_on_another_node_until_it_is_well(trial: Rin
     (trial.folder / "slow-1").unlink()
     trial.until(lambda: is_relieved(trial, job, []) and trial.holds(job) == before)
     assert trial.is_settled(job)
-    told = [it.now for it in trial.seats_of(job) if it.now not in ("checked", "struck off")]
-    assert told == ["backup", "left"], [(it.at_s, it.now, it.cause) for it in trial.seats_of(job)]
+    reported = [it.now for it in trial.seats_of(job) if it.now not in ("checked", "struck off")]
+    assert reported == ["backup", "left"], [(it.at_s, it.now, it.cause) for it in trial.seats_of(job)]
     assert len(trial.attempts(job)) == 1
     trial.assert_arrays_are_as_the_store()
     trial.wish(job, Desired.CANCEL)
@@ -71,9 +71,9 @@ def test_a_slow_member_gets_no_backup_on_its_node_or_beyond_what_its_owner_may_h
         (trial.folder / "slow-0").touch()
         trial.until(lambda: trial.seats_of(job))
         trial.tick(5)
-        (told,) = trial.seats_of(job)
-        assert (told.now, "member 0 on a" in told.cause) == ("slow", True)
-        assert told.cause.endswith(f"it gets no backup: {why}")
+        (reported,) = trial.seats_of(job)
+        assert (reported.now, "member 0 on a" in reported.cause) == ("slow", True)
+        assert reported.cause.endswith(f"it gets no backup: {why}")
         assert trial.holds(job) == {("a", 0), ("a", 1)}
     finally:
         trial.close()

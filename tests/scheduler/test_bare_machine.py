@@ -167,9 +167,9 @@ def test_a_command_answers_in_any_locale(served: Served, job: str, lacks: dict[s
 
 
 @pytest.mark.parametrize("known", ["no passwd entry", "/nonexistent", "not to be written to", "a home"])
-@pytest.mark.parametrize("told", [None, "", "/nonexistent", "relative", "a home"])
+@pytest.mark.parametrize("reported", [None, "", "/nonexistent", "relative", "a home"])
 def test_home_is_the_first_that_can_be_written_to(
-    known: str, told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known: str, reported: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     homes = {it: str(tmp_path / it) for it in ("of passwd", "of environment", "not to be written to")}
     for home in homes.values():
@@ -186,11 +186,11 @@ def test_home_is_the_first_that_can_be_written_to(
         return pwd.struct_passwd(("ada", "x", UID, UID, "", home, "/bin/sh"))
 
     monkeypatch.setattr(pwd, "getpwuid", entry)
-    monkeypatch.delenv("HOME", raising=False) if told is None else monkeypatch.setenv(
-        "HOME", homes["of environment"] if told == "a home" else told
+    monkeypatch.delenv("HOME", raising=False) if reported is None else monkeypatch.setenv(
+        "HOME", homes["of environment"] if reported == "a home" else reported
     )
     found = user_variables(str(tmp_path / "attempt"))
-    expected = homes["of environment"] if told == "a home" else str(tmp_path / "attempt" / "home")
+    expected = homes["of environment"] if reported == "a home" else str(tmp_path / "attempt" / "home")
     assert found["HOME"] == (homes["of passwd"] if known == "a home" else expected)
     assert Path(found["HOME"]).is_dir()
     assert {found["USER"], found["LOGNAME"]} == {str(os.getuid()) if known == "no passwd entry" else "ada"}

@@ -164,7 +164,7 @@ def assert_true_ends(trial: Trial, jobs: list[str], end_of: Callable[[str], Stat
 
 
 @pytest.mark.full
-def test_hundreds_of_jobs_that_are_cancelled_at_random_moments_keep_their_wish_and_never_start_again(
+def test_hundreds_of_jobs_that_are_cancelled_at_random_moments_keep_their_request_and_never_start_again(
     tmp_path: Path, rng: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = Chance(rng)
@@ -188,7 +188,7 @@ def local(tmp_path: Path) -> Iterator[Trial]:
 
 
 @pytest.mark.full
-def test_real_jobs_that_are_cancelled_at_random_moments_keep_their_wish_and_leave_no_process(
+def test_real_jobs_that_are_cancelled_at_random_moments_keep_their_request_and_leave_no_process(
     local: Trial, rng: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripts = ["sleep 0.3", "sleep 0.3; exit 1", "exec sleep 1000", "trap '' TERM; sleep 1000", "sleep 0.1; exit 75"]

@@ -57,11 +57,11 @@ TEXTS = st.text(st.characters(), max_size=2000)
 
 @given(st.lists(st.tuples(st.sampled_from(list(CheckOutcome)), TEXTS, TEXTS, TEXTS, TEXTS), max_size=40))
 def test_whatever_a_check_says_is_one_line_that_can_be_stored(
-    told: list[tuple[CheckOutcome, str, str, str, str]],
+    reported: list[tuple[CheckOutcome, str, str, str, str]],
 ) -> None:
     results = [
         CheckResult("x", "a", outcome, device, got, wanted, reason=reason)
-        for outcome, device, got, wanted, reason in told
+        for outcome, device, got, wanted, reason in reported
     ]
     found = findings_of(report(*results), PLACEMENT, 7.0)
     assert all(it.place.node == "a" and it.place.gpu in (WHOLE_NODE, 0, 2) for it in found)

@@ -58,16 +58,16 @@ def test_a_job_whose_own_sample_fails_waits_with_the_reason_and_no_node_is_to_bl
 
 
 def test_a_job_has_a_scratch_folder_of_its_own_that_is_removed_after_it(served: Checked) -> None:
-    write = 'stat -c "%a $LONGSHORE_SCRATCH" "$LONGSHORE_SCRATCH" > told; touch "$LONGSHORE_SCRATCH/left"; exit 3'
+    write = 'stat -c "%a $LONGSHORE_SCRATCH" "$LONGSHORE_SCRATCH" > reported; touch "$LONGSHORE_SCRATCH/left"; exit 3'
     job = served.add("sh", "-c", write, retry={"user": 0})
     assert served.ended(job) == "failed"
-    mode, folder = (served.folder / "told").read_text().split()
+    mode, folder = (served.folder / "reported").read_text().split()
     assert (mode, Path(folder).parent) == ("700", served.folder / "scratch")
     assert job in folder
     assert list((served.folder / "scratch").iterdir()) == []
-    unchecked = served.add("sh", "-c", 'echo "[$LONGSHORE_SCRATCH]" > told', preflight="off")
+    unchecked = served.add("sh", "-c", 'echo "[$LONGSHORE_SCRATCH]" > reported', preflight="off")
     assert served.ended(unchecked) == "succeeded"
-    assert (served.folder / "told").read_text() == "[]\n"
+    assert (served.folder / "reported").read_text() == "[]\n"
 
 
 @pytest.mark.full

@@ -29,10 +29,10 @@ def lives(pid: int) -> bool:
 def test_a_job_starts_once_its_nodes_have_passed_and_one_that_wants_no_checks_without(served: Checked) -> None:
     job = served.add("true", gpus=2)
     assert served.ended(job) == "succeeded"
-    (told,) = served.events(job)
-    assert (told["now"], told["attempt"], told["writer"]) == ("passed", 1, "scheduler")
+    (reported,) = served.events(job)
+    assert (reported["now"], reported["attempt"], reported["writer"]) == ("passed", 1, "scheduler")
     launched = [it["seq"] for it in served.events(job, "attempt") if it["now"] == "launched"]
-    assert told["seq"] < launched[0]
+    assert reported["seq"] < launched[0]
     assert [(node, gpus) for _, node, gpus in served.checked()] == [("a", "0,1")]
     assert [(node, gpus) for _, node, gpus in served.checked("after")] == [("a", "0,1")]
 
@@ -95,7 +95,7 @@ def test_a_job_whose_nodes_fail_three_times_waits_without_gpus_until_one_comes_b
 
 
 @pytest.mark.full
-def test_a_check_that_hangs_is_ended_by_its_limit_and_holds_up_nobody(served: Checked) -> None:
+def test_a_check_that_hangs_is_ended_by_its_limit_and_holds_up_no_one(served: Checked) -> None:
     served.say("a", "hang")
     job = served.add("true", gpus=2)
     until(lambda: len(list(served.checked())) == 1)

@@ -47,7 +47,7 @@ def test_a_lease_that_is_renewed_is_not_taken_over_though_the_clock_of_the_store
 
 
 @pytest.mark.parametrize("set_s", [HOUR_S, 0.0, -HOUR_S])
-def test_a_lease_that_nobody_renews_any_more_is_taken_over_though_the_clock_of_the_store_is_set(
+def test_a_lease_that_no_one_renews_any_more_is_taken_over_though_the_clock_of_the_store_is_set(
     trial: Trial, clocks: Clocks, set_s: float
 ) -> None:
     leader, other = trial.another(this_process()), trial.another("1@elsewhere")

@@ -33,7 +33,7 @@ def test_the_example_is_right_and_is_summed_up() -> None:
     assert "serves at 127.0.0.1:8765\n" in done.stdout
 
 
-def test_a_policy_that_was_trained_under_another_regime_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_policy_that_was_trained_under_another_regime_is_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
 
     def remarks(policy: str, regime: str) -> list[str]:
@@ -48,7 +48,7 @@ def test_a_policy_that_was_trained_under_another_regime_is_told_in_one_line(tmp_
     assert "order fifo (here order shortest)" in remark
 
 
-def test_all_faults_are_told_each_with_its_line(tmp_path: Path) -> None:
+def test_all_faults_are_reported_each_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: x\nnode_types: {}\nracks: []\n")  # both are to hold something
     text = (
         "port: 70000\norder: random\nbackend:\n  name: locl\npolicy:\n  name: no-such-policy\n  fallback: patience\n"
@@ -113,16 +113,18 @@ def test_the_cluster_file_in_the_folder_is_looked_through_too(tmp_path: Path) ->
         {"backend": {"name": "local", "settings": {"x": 1}}},
     ],
 )
-def test_what_serve_refuses_is_told_by_the_check_in_the_same_words(tmp_path: Path, settings: dict[str, object]) -> None:
+def test_what_serve_refuses_is_reported_by_the_check_in_the_same_words(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(json.dumps({"folder": "served", "as_root": True, **settings}))
-    (told,) = check(path).problems
+    (reported,) = check(path).problems
 
     with pytest.raises(LongshoreError) as refused:
         Service(read_settings(path))
 
     if "folder" not in settings:  # there the system says why
-        assert str(refused.value).partition(";")[0] in str(told)
+        assert str(refused.value).partition(";")[0] in str(reported)
 
 
 @pytest.mark.full
@@ -138,7 +140,7 @@ def test_the_defaults_are_right_and_a_password_is_not_shown(tmp_path: Path) -> N
     assert check(None).problems == []
     path = tmp_path / "c.yaml"
     path.write_text("store: postgresql://me:secret@db/x\nhost: 0.0.0.0\n")
-    told = "\n".join(summary(check(path)))
-    assert "secret" not in told
-    assert "somebody needs a token first" in told
+    reported = "\n".join(summary(check(path)))
+    assert "secret" not in reported
+    assert "make a token first" in reported
     assert check(path).settings == read_settings(path).settings

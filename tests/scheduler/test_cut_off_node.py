@@ -32,11 +32,11 @@ def test_what_runs_on_a_node_that_is_cut_off_ends_before_the_scheduler_takes_it_
     done = processes.run(command, cwd=ROOT, env=environment, capture_output=True, timeout_s=300, check=False)
     log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""
     assert done.returncode == 0, done.stderr + log
-    told = json.loads(done.stdout.splitlines()[-1])
+    reported = json.loads(done.stdout.splitlines()[-1])
     # The last answer may have come up to a second before; its lease lasts 10 s from when it was asked for.
-    assert 8.0 <= told["killed_s"] < told["fenced_s"]
-    assert told["fenced_s"] >= 11.0
+    assert 8.0 <= reported["killed_s"] < reported["fenced_s"]
+    assert reported["fenced_s"] >= 11.0
     # Until then leases were renewed, whatever the node's clock said.
-    assert (told["lived"], told["alive"]) == (1.0, 1.0)
+    assert (reported["lived"], reported["alive"]) == (1.0, 1.0)
     if mode != "agent":
-        assert told["back_s"] > told["fenced_s"]
+        assert reported["back_s"] > reported["fenced_s"]

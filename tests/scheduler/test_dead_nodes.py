@@ -32,8 +32,8 @@ class Doors(Fenced):
             for node in self.nodes:
                 if node not in self.silent:
                     port = self.doors[node].port if node in self.doors else 0
-                    told = NodeReport(boot_id="b1", attempts=tuple(sorted(self.living[node])), door=port)
-                    self.living[node] -= set(control.take_report(node, told, LOCAL).kill)
+                    reported = NodeReport(boot_id="b1", attempts=tuple(sorted(self.living[node])), door=port)
+                    self.living[node] -= set(control.take_report(node, reported, LOCAL).kill)
                     orders = control.monitor.witnesses.fetch(node)
                     sights = look_at([it.knock for it in orders], 30.0)
                     control.take_sights(node, {it.id: sight for it, sight in zip(orders, sights, strict=True)})

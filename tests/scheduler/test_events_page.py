@@ -48,9 +48,9 @@ def test_every_event_that_is_written_in_the_code_is_of_a_kind_that_has_a_name() 
 
 
 def test_the_page_has_every_field_of_an_event_and_says_which_are_in_answers() -> None:
-    told = {name: row[1] for row in rows_of("Fields") for name in names_in(row[0])}
-    shown = {RENAMED.get(name, name) for name, cell in told.items() if cell != "no"}
+    reported = {name: row[1] for row in rows_of("Fields") for name in names_in(row[0])}
+    shown = {RENAMED.get(name, name) for name, cell in reported.items() if cell != "no"}
 
-    assert set(told) == set(EventRow._fields)
+    assert set(reported) == set(EventRow._fields)
     assert shown == set(EventPage.model_fields)
-    assert {name: names_in(cell)[0] for name, cell in told.items() if cell.startswith("as ")} == RENAMED
+    assert {name: names_in(cell)[0] for name, cell in reported.items() if cell.startswith("as ")} == RENAMED

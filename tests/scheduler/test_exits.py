@@ -122,7 +122,7 @@ def test_a_job_that_is_moved_is_tried_again_at_once_and_at_no_charge() -> None:
 
 
 @pytest.mark.parametrize("end", [(0, 15, 1.0), (0, 0, 1.0), (1, 0, 1.0)])
-def test_a_job_that_hung_is_tried_again_as_one_whose_end_nobody_can_explain(end: tuple[int, int, float]) -> None:
+def test_a_job_that_hung_is_tried_again_as_one_whose_end_no_one_can_explain(end: tuple[int, int, float]) -> None:
     found = outcome(ended(end, by=EndedBy.CANCEL), AfterStop.HUNG, used=Tries())
     assert (found.after, found.exit_class, found.used.ambiguous) == (AfterStop.RETRY, ExitClass.AMBIGUOUS, 1)
 

@@ -29,11 +29,13 @@ def test_one_attempt_of_a_user_stands_behind_one_of_each_other_and_not_behind_th
 
 
 @given(CLAIMS)
-def test_the_order_is_by_whose_turn_it_is_then_priority_then_users_by_turns(told: list[tuple[str, int, int]]) -> None:
+def test_the_order_is_by_whose_turn_it_is_then_priority_then_users_by_turns(
+    reported: list[tuple[str, int, int]],
+) -> None:
     """Of each three claims, those of mark 1 had their turn, and those of mark 2 as well but are over."""
-    every = [PollEntry(f"{place}", *it[:2], place) for place, it in enumerate(told)]
-    had = {it.job: it.whose for it, (_, _, mark) in zip(every, told, strict=True) if mark}
-    claims = {it.job: it for it, (_, _, mark) in zip(every, told, strict=True) if mark < 2}
+    every = [PollEntry(f"{place}", *it[:2], place) for place, it in enumerate(reported)]
+    had = {it.job: it.whose for it, (_, _, mark) in zip(every, reported, strict=True) if mark}
+    claims = {it.job: it for it, (_, _, mark) in zip(every, reported, strict=True) if mark < 2}
     order = [claims[job] for job in in_turns(reversed(claims.values()), had)]
     assert sorted(order) == sorted(claims.values())
     keys = [(it.job in had, -it.priority) for it in order]

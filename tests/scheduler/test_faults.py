@@ -52,8 +52,8 @@ def test_attempts_that_cannot_be_reached_go_on_at_no_cost(case: Case) -> None:
     case.backend.silent = False
     case.twin.tick()
     assert {row.contact for number in running for row in case.attempts(number)} == {Contact.OK}
-    told = Counter((event.kind, event.job_id) for event in case.events() if event.kind == "contact")
-    assert set(told.values()) == {2}
+    reported = Counter((event.kind, event.job_id) for event in case.events() if event.kind == "contact")
+    assert set(reported.values()) == {2}
 
 
 def test_what_the_backend_forgot_of_an_ended_job_changes_nothing(case: Case) -> None:

@@ -41,7 +41,7 @@ def names(store: Store) -> list[str]:
 
 
 @pytest.mark.full
-def test_root_runs_it_only_if_it_is_told_to(tmp_path: Path) -> None:
+def test_root_runs_it_only_if_that_is_allowed(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can try")
     done = Served(tmp_path).call("serve", check=False)
@@ -158,11 +158,11 @@ def test_the_token_is_found_by_the_port_and_else_in_the_folder(at_home: Path, po
 @pytest.mark.parametrize(
     "url", ["http://scheduler.example:{}", "http://10.0.0.1:{}", "http://127.0.0.1.example:{}", "", "http://[:{}"]
 )
-def test_another_machine_is_never_told_the_token(at_home: Path, ports: tuple[int, int], url: str) -> None:
+def test_another_machine_never_gets_the_token(at_home: Path, ports: tuple[int, int], url: str) -> None:
     assert read_token_file(url.format(ports[0])) is None
 
 
-def test_a_port_at_which_nobody_listens_is_not_told_the_token(at_home: Path) -> None:
+def test_a_port_at_which_no_process_listens_does_not_get_the_token(at_home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         link_token(at_home / "token", port)
@@ -190,15 +190,15 @@ def test_a_stream_that_broke_off_goes_on_only_where_the_token_is_found_again() -
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         client = Client(f"http://127.0.0.1:{server.server_port}", lambda: next(tokens))
-        told = list(client.follow_logs("job", "0"))
+        reported = list(client.follow_logs("job", "0"))
         server.shutdown()
         thread.join()
 
-    assert (told, shown) == (["x"], [f"Bearer {SECRET}", f"Bearer {OTHER}"])
+    assert (reported, shown) == (["x"], [f"Bearer {SECRET}", f"Bearer {OTHER}"])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be two users")
-def test_a_port_at_which_another_user_listens_is_not_told_the_token(at_home: Path) -> None:
+def test_a_port_at_which_another_user_listens_does_not_get_the_token(at_home: Path) -> None:
     code = (
         "import os, socket, time\n"
         f"os.setuid({NOBODY})\n"
@@ -229,12 +229,12 @@ def test_who_starts_it_at_a_terminal_is_given_a_link_that_lets_one_browser_in(tm
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     line, environment = [*LONGSHORE, *SERVE, "--port", str(port)], {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    told = b""
+    reported = b""
     with processes.start(line, cwd=tmp_path, stdout=theirs, env=environment):
-        while b"no GPU is behind" not in told:
-            told += os.read(ours, 4096)
+        while b"no GPU is behind" not in reported:
+            reported += os.read(ours, 4096)
 
-        [link] = re.findall(rf"http://127\.0\.0\.1:{port}/login\?code=\S+", told.decode())
+        [link] = re.findall(rf"http://127\.0\.0\.1:{port}/login\?code=\S+", reported.decode())
         with (
             httpx.Client(timeout=PATIENCE_S, trust_env=False) as browser,
             httpx.Client(timeout=PATIENCE_S, trust_env=False) as second,
@@ -245,7 +245,7 @@ def test_who_starts_it_at_a_terminal_is_given_a_link_that_lets_one_browser_in(tm
             assert browser.get(f"http://127.0.0.1:{port}/").status_code == 200
             again = second.get(link)
             assert (again.status_code, "the link was used" in again.text) == (401, True)
-    assert (tmp_path / ".longshore" / "token").read_text().strip() not in told.decode()
+    assert (tmp_path / ".longshore" / "token").read_text().strip() not in reported.decode()
     os.close(ours)
     os.close(theirs)
 

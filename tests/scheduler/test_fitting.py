@@ -115,7 +115,7 @@ def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(
     assert suits(decision.gpus, 1, 4)
 
 
-def test_an_aged_job_that_no_free_gpus_suit_holds_up_nobody(site: ClusterSite) -> None:
+def test_an_aged_job_that_no_free_gpus_suit_holds_up_no_one(site: ClusterSite) -> None:
     aged = site._replace(rules=site.rules._replace(ageing_s=10.0))
     taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}
     jobs = (JobRequest("wide", 4, 60.0, 0.0), JobRequest("small", 1, 60.0, 0.0))

@@ -54,9 +54,9 @@ def test_tokens_are_made_listed_and_revoked_in_a_store_that_is_there(tmp_path: P
 
     assert call("token", "create", "n1", "--role", "agent", "--node", "n1", *folder).startswith("ls_")
     assert re.search(r"local +n1 +agent +n1 +never +never\n", call("token", "list", *folder))
-    (told,) = json.loads(call("token", "list", "--json", *folder))
-    assert (told["owner"], told["name"], told["role"], told["node"]) == ("local", "n1", "agent", "n1")
-    assert "digest" not in told
+    (reported,) = json.loads(call("token", "list", "--json", *folder))
+    assert (reported["owner"], reported["name"], reported["role"], reported["node"]) == ("local", "n1", "agent", "n1")
+    assert "digest" not in reported
     assert call("token", "revoke", "n1", *folder) == "revoked\n"
     assert "expired" in call("token", "list", *folder)
     with pytest.raises(InputError, match="an agent's token is for one node; name it: --node NODE"):
@@ -150,17 +150,17 @@ def test_a_place_that_may_not_be_looked_into_is_one_line(here: Path, words: list
         ("policy: {name: closed/x}", "policy.name"),
     ],
 )
-def test_a_configuration_that_names_such_a_place_is_told_of_with_its_line(here: Path, text: str, place: str) -> None:
+def test_a_configuration_that_names_such_a_place_is_reported_with_its_line(here: Path, text: str, place: str) -> None:
     file = here / "c.yaml"
     file.write_text(f"{text}\n")
     file.chmod(0o644)
     check(file)
     with as_nobody():
-        told = [str(it) for it in check(file).problems]
+        reported = [str(it) for it in check(file).problems]
 
-    assert len(told) == 1
-    assert f"{file}:1:{place}: " in told[0] if place else "closed/cluster.yaml: cannot be read" in told[0]
-    assert "Permission denied" in told[0]
+    assert len(reported) == 1
+    assert f"{file}:1:{place}: " in reported[0] if place else "closed/cluster.yaml: cannot be read" in reported[0]
+    assert "Permission denied" in reported[0]
 
 
 @pytest.mark.parametrize("changes", [{"folder": "closed"}, {"folder": "full"}, {"store": "sqlite:///full/x.db"}])

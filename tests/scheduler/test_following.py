@@ -26,7 +26,7 @@ def follow_log(served: Served, job: str, seen: list[str]) -> threading.Thread:
 
 
 def follow_events(served: Served, seen: list[int], most: str) -> threading.Thread:
-    """Follow all events in a thread, until one says that something is now as is told."""
+    """Follow all events in a thread, until one says that something is now as is reported."""
 
     def follow() -> None:
         for event in Client(served.url, lambda: served.token).follow_events(0):
@@ -40,7 +40,7 @@ def follow_events(served: Served, seen: list[int], most: str) -> threading.Threa
 
 
 @pytest.mark.full
-def test_over_a_kill_of_the_scheduler_jobs_go_on_and_a_log_and_all_events_are_told_once_each_and_in_order(
+def test_over_a_kill_of_the_scheduler_jobs_go_on_and_a_log_and_all_events_are_reported_once_each_and_in_order(
     served: Served,
 ) -> None:
     script = "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two; test -e again || { touch again; exit 75; }"

@@ -136,7 +136,7 @@ def test_on_a_full_disk_jobs_are_refused_and_none_starts_while_all_can_be_read_a
 
 
 @pytest.mark.full
-def test_a_token_is_known_and_figures_are_told_where_not_a_byte_can_be_written(served: Served) -> None:
+def test_a_token_is_known_and_figures_are_reported_where_not_a_byte_can_be_written(served: Served) -> None:
     made = served.call("token", "create", "never-used", "--role", "operator")
     fill(disk_of(served))
     until(lambda: not reserve_of(served).exists())
@@ -147,8 +147,8 @@ def test_a_token_is_known_and_figures_are_told_where_not_a_byte_can_be_written(s
         assert api.get("/v1/jobs").status_code == 200
         assert "longshore_store_up 1.0" in api.get("/metrics").text
         assert api.get("/healthz").status_code == 200
-        told = api.put("/v1/nodes/rack0-node0", json={"out_of_service": "x" * 5000})
-        assert told.status_code in (404, 405, 422, 507)
+        reported = api.put("/v1/nodes/rack0-node0", json={"out_of_service": "x" * 5000})
+        assert reported.status_code in (404, 405, 422, 507)
 
 
 def test_a_scheduler_starts_on_a_full_disk_with_its_reserve(served: Served) -> None:
@@ -238,7 +238,7 @@ def test_a_reserve_helps_all_whose_transaction_met_a_full_quota(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_a_quota_that_is_used_up_is_told_as_a_full_disk(tmp_path: Path) -> None:
+def test_a_quota_that_is_used_up_is_reported_as_a_full_disk(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
     store.write(lambda tx: tx.exec_driver_sql("CREATE TABLE filling (content BLOB)"))
     with quota(tmp_path / "store.db-wal", 100_000), pytest.raises(StoreFullError, match="or the quota of its user"):

@@ -43,7 +43,7 @@ def test_a_ring_takes_a_slow_gpu_that_spares_the_others_more() -> None:
 
 
 @pytest.mark.parametrize(("volume_s", "is_kept"), [(0.9, True), (1.1, False)])
-def test_a_lone_member_takes_nobody_with_whom_it_would_send_for_longer(volume_s: float, is_kept: bool) -> None:  # noqa: FBT001
+def test_a_lone_member_takes_no_other_with_which_it_would_send_for_longer(volume_s: float, is_kept: bool) -> None:  # noqa: FBT001
     # Alone it computes both shares in 2 s. With another it computes for 1 s and sends the parameters once.
     assert (kept([2.0, 2.0], ring_of(1, 2, volume_s * NETWORK, recorded_s={0: 1.0})) == [1]) is is_kept
 
@@ -52,6 +52,6 @@ def test_a_gpu_of_a_members_type_is_taken_whatever_was_measured_of_it() -> None:
     assert kept([2.0, 2.0, 2.0], ring_of(2, 3, recorded_s={0: 5.0})) == [2]
 
 
-def test_what_nobody_can_tell_speaks_for_a_gpu() -> None:
+def test_an_unknown_time_counts_in_favour_of_a_gpu() -> None:
     assert kept([2.0, 2.0, 1.0], ring_of(2, 3, compute_s=0.0)) == [2]
     assert kept([2.0, 2.0, 1.0], ring_of(2, 3, recorded_s={})) == [2]

@@ -85,9 +85,9 @@ def test_other_jobs_end_whatever_fails_about_one_and_that_one_is_held(
     assert trial.job(bad).state in place.ends_as
     assert {it.job_id for it in trial.held()} == ({bad} if "stopping" in place.ends_as else set())
     if trial.job(bad).state is JobState.HELD:
-        told = [it for it in trial.events(bad) if it.kind == ERROR_EVENT]
-        assert len(told) >= 1
-        assert f"a bug in {place.name}" in told[0].cause or "its end could not be handled" in told[0].cause
+        reported = [it for it in trial.events(bad) if it.kind == ERROR_EVENT]
+        assert len(reported) >= 1
+        assert f"a bug in {place.name}" in reported[0].cause or "its end could not be handled" in reported[0].cause
         assert trial.job(bad).desired is Desired.HOLD
     for job in (before, bad, after):
         assert_each_change_has_one_event(trial.job(job), trial.events())

@@ -67,7 +67,7 @@ def test_a_job_that_leaves_the_queue_comes_into_the_state_that_is_wanted(job: Jo
     st.sampled_from(sorted(AFTER)), st.sampled_from(Desired), st.sampled_from((None, *AfterStop)),
     st.sampled_from((0.0, 5.0)),
 )  # fmt: skip
-def test_a_hold_that_nobody_asked_for_lasts_until_somebody_wants_the_job_to_run(
+def test_a_hold_that_no_one_asked_for_lasts_until_someone_wants_the_job_to_run(
     after: AfterStop, desired: Desired, asked: AfterStop | None, wait_s: float
 ) -> None:
     job = row(JobState.STOPPING, desired)._replace(after_stop=asked)

@@ -106,7 +106,7 @@ def test_a_gang_of_which_the_cluster_takes_three_pods_of_four_is_undone_and_the_
     assert trial.held() == []
 
 
-def test_gpus_are_held_until_the_cluster_has_taken_the_twentieth_wish_to_delete_a_pod(trial: OnKubernetes) -> None:
+def test_gpus_are_held_until_the_cluster_has_taken_the_twentieth_request_to_delete_a_pod(trial: OnKubernetes) -> None:
     job = trial.submit("exec sleep 1000", gpus=2)
     trial.until(lambda: len(processes_of(job)) == 2)
     trial.double.cluster.server.faults.once("delete pods", *[500] * 20)
@@ -188,7 +188,7 @@ def test_a_job_that_was_to_start_on_a_node_that_is_lost_starts_on_another(trial:
     assert lost not in {row.node for row in trial.held()}
 
 
-def test_gpus_of_a_job_on_a_silent_node_are_given_to_nobody_and_the_job_is_found_again(trial: OnKubernetes) -> None:
+def test_gpus_of_a_job_on_a_silent_node_go_to_no_other_job_and_the_job_is_found_again(trial: OnKubernetes) -> None:
     job = trial.submit("exec sleep 1000")
     trial.until(lambda: processes_of(job))
     trial.runs(job)
@@ -211,7 +211,7 @@ def test_gpus_of_a_job_on_a_silent_node_are_given_to_nobody_and_the_job_is_found
 HOST_DATA = {"volumes": [{"name": "data", "hostPath": {"path": "/data"}}]}
 
 
-def test_a_pod_that_its_namespace_forbids_is_told_to_the_owner_and_not_asked_for_again_and_again(
+def test_a_pod_that_its_namespace_forbids_is_reported_to_the_owner_and_not_asked_for_again_and_again(
     tmp_path: Path,
 ) -> None:
     with on_kubernetes(tmp_path, pod=HOST_DATA) as trial:
@@ -228,7 +228,7 @@ def test_a_pod_that_its_namespace_forbids_is_told_to_the_owner_and_not_asked_for
         assert trial.ends(job).state is JobState.SUCCEEDED
 
 
-def test_a_quota_that_is_used_up_is_told_to_the_owner_once_and_asked_for_ever_more_seldom(
+def test_a_quota_that_is_used_up_is_reported_to_the_owner_once_and_asked_for_ever_more_seldom(
     trial: OnKubernetes,
 ) -> None:
     admission = trial.double.cluster.server.admission
@@ -247,7 +247,7 @@ def test_a_quota_that_is_used_up_is_told_to_the_owner_once_and_asked_for_ever_mo
     assert trial.ends(job).state is JobState.SUCCEEDED
 
 
-def test_a_right_that_is_missing_is_told_to_the_owner_and_the_job_starts_once_it_is_granted(
+def test_a_right_that_is_missing_is_reported_to_the_owner_and_the_job_starts_once_it_is_granted(
     trial: OnKubernetes,
 ) -> None:
     withheld = trial.double.cluster.server.admission.withheld
@@ -300,7 +300,7 @@ def test_a_job_that_its_node_did_not_take_goes_to_another(tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-def test_nodes_that_cannot_be_seen_are_told_once_for_each_cause(
+def test_nodes_that_cannot_be_seen_are_reported_once_for_each_cause(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with on_kubernetes(tmp_path, deadline_s=0.5) as trial:
@@ -308,6 +308,6 @@ def test_nodes_that_cannot_be_seen_are_told_once_for_each_cause(
         trial.double.cluster.server.admission.withheld.update({("list", "nodes"), ("watch", "nodes")})
         trial.until(lambda: [it for it in caplog.records if "nodes cannot be seen" in it.message])
         trial.tick(100)
-        told = [it.message for it in caplog.records if "nodes cannot be seen" in it.message]
-        assert len(told) <= 2  # a watch that is refused, and the list that is tried instead from then on
-        assert all('resource "nodes" in API group "" at the cluster scope' in words for words in told)
+        reported = [it.message for it in caplog.records if "nodes cannot be seen" in it.message]
+        assert len(reported) <= 2  # a watch that is refused, and the list that is tried instead from then on
+        assert all('resource "nodes" in API group "" at the cluster scope' in words for words in reported)

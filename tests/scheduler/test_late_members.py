@@ -43,7 +43,7 @@ def records(trial: RingTrial, job: str) -> dict[str, ComputeRecord]:
 
 
 @pytest.mark.full
-def test_a_member_that_is_ten_times_slower_is_told_once_and_nobody_is_replaced(trial: RingTrial) -> None:
+def test_a_member_that_is_ten_times_slower_is_reported_once_and_no_one_is_replaced(trial: RingTrial) -> None:
     slow = {"COMPUTES_0_S": "0.03", "COMPUTES_1_S": "0.03", "COMPUTES_2_S": "0.3"}
     job = trial.submit_ring(3, variables=slow)
     trial.runs(job)

@@ -25,7 +25,7 @@ def test_a_clock_that_is_set_back_holds_up_no_launch() -> None:
     assert launches.is_due("a", 1000.0)
 
 
-def test_words_are_told_again_only_when_they_change() -> None:
+def test_words_are_reported_again_only_when_they_change() -> None:
     launches = FailedLaunches()
     assert [launches.fail("a", words, 0.0) for words in ("no", "no", "why", "why", "no")] == [
         True, False, True, False, True,

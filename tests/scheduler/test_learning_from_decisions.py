@@ -50,12 +50,12 @@ def test_a_network_learns_from_the_decisions_that_it_made_in_the_scheduler(tmp_p
     assert (logged.gather(1, actions)[:, 0] >= logged.max(dim=1).values - 1e-3).all()
     assert all(it.agrees for it in replay(file, policy))
     for line, one in zip(read_decisions(file), seen, strict=True):
-        told, likely = line["explanation"], 1.0
+        reported, likely = line["explanation"], 1.0
         for choice, action in enumerate(one.actions):
             likely *= math.exp(one.log_probabilities[choice, action])
-        assert told["behaviour_probability"] == 1.0  # nothing was drawn
-        assert (told["probability"], told["options"]) == (pytest.approx(likely), one.masks[0].sum())
-        assert (told["expected"] is None) == (line["placement"] is None)
+        assert reported["behaviour_probability"] == 1.0  # nothing was drawn
+        assert (reported["probability"], reported["options"]) == (pytest.approx(likely), one.masks[0].sum())
+        assert (reported["expected"] is None) == (line["placement"] is None)
 
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=1e-3)
     torch.autograd.backward(-found.gather(1, actions).mean())  # a step of the policy gradient with an advantage of 1

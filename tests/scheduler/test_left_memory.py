@@ -1,4 +1,4 @@
-"""A job that leaves memory of a GPU behind, through a scheduler: the GPU goes out of service, and people are told.
+"""A job that leaves memory of a GPU behind, through a scheduler: the GPU goes out of service, and that is reported.
 
 The GPUs are scripted, as `ScriptedReader` says: who holds memory of one stands in a file. All else is real.
 """
@@ -66,10 +66,10 @@ def test_a_gpu_whose_memory_is_held_after_a_job_goes_out_of_service_and_the_next
     job = trial.submit(f"echo 4711 > {holds}", gpus=2)
     assert trial.ends(job).state is JobState.SUCCEEDED
     assert [(it.node, it.gpus) for it in trial.attempts(job)[0].placement] == [("a", (0, 1))]
-    told = [(it.now, it.cause) for it in trial.events(job) if it.kind == "preflight"]
+    reported = [(it.now, it.cause) for it in trial.events(job) if it.kind == "preflight"]
     wrong = "a gpu 1: post.reset: fail: got process 4711 with 2 GB, wanted no process holds its memory; "
-    assert [now for now, _ in told] == ["passed", "not put in order"]
-    assert told[1][1].startswith(wrong + "keep the node out of service")
+    assert [now for now, _ in reported] == ["passed", "not put in order"]
+    assert reported[1][1] == wrong + "keep the node out of service until it is put right"
     with trial.store.read() as tx:
         (entry,) = open_entries(tx)
     assert (entry.place.node, entry.place.gpu, entry.check) == ("a", 1, "post.reset")

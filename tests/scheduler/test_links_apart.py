@@ -25,7 +25,7 @@ def _namespaces() -> None:
 
 
 @pytest.mark.full
-def test_a_probe_tells_the_rate_of_a_link_within_five_percent() -> None:
+def test_a_probe_reports_the_rate_of_a_link_within_five_percent() -> None:
     found = probed(5)
     for rate in RATES:
         assert statistics.median(found[f"{rate} Mb/s"]) == pytest.approx(1.0, abs=MOST_OFF)

@@ -1,4 +1,4 @@
-"""A cluster that is told what happens must look as the simulation in which it happened."""
+"""A cluster that is given all events must be the same as the simulation in which it happened."""
 
 from bisect import bisect_left
 
@@ -54,17 +54,17 @@ def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(
     learns: bool,  # noqa: FBT001
 ) -> None:
     case = case._replace(rules=case.rules._replace(estimated_hazards=learns))
-    told = Told(case, compiled(case))
+    reported = Told(case, compiled(case))
     decided_s = -1.0
 
     def take_up() -> None:
         nonlocal decided_s
         # Who has waited at this moment is not kept: a decision that is due again is asked for again.
-        if told.mirror.now_s > decided_s:
-            told.mirror = ClusterMirror(told.mirror.site, told.mirror.origin_now())
-        decided_s = told.mirror.now_s
+        if reported.mirror.now_s > decided_s:
+            reported.mirror = ClusterMirror(reported.mirror.site, reported.mirror.origin_now())
+        decided_s = reported.mirror.now_s
 
-    for there, here in decided(told, policy, take_up):
+    for there, here in decided(reported, policy, take_up):
         assert there == here
 
 
@@ -95,7 +95,7 @@ STEPS = ("submit", "start", "stop", "withdraw", "come back", "give place")
 
 
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), max_size=40))
-def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_first_and_moved_ones_where_told(
+def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_first_and_moved_ones_at_their_places(
     steps: list[tuple[str, int]],
 ) -> None:
     mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
@@ -160,7 +160,7 @@ def test_a_gpu_that_comes_back_under_a_running_job_is_free_only_after_the_job() 
     assert free_gpus(mirror) == empty
 
 
-def test_nobody_is_placed_on_hidden_nodes_and_all_is_as_before_when_they_are_shown() -> None:
+def test_no_job_is_placed_on_hidden_nodes_and_all_is_as_before_when_they_are_shown() -> None:
     mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     nodes = list(range(mirror.site.cluster.speed.size))
     empty = free_gpus(mirror)
@@ -175,7 +175,7 @@ def test_nobody_is_placed_on_hidden_nodes_and_all_is_as_before_when_they_are_sho
     assert free_gpus(mirror) == empty
 
 
-def test_hidden_nodes_are_in_service_again_for_whoever_took_the_cluster_up_meanwhile() -> None:
+def test_hidden_nodes_are_in_service_again_for_a_mirror_that_was_made_meanwhile() -> None:
     mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     mirror.hide([0])
     other = ClusterMirror(mirror.site, mirror.origin_now())

@@ -38,7 +38,7 @@ def test_the_last_lines_are_those_that_splitting_all_of_it_gives(output: bytes, 
 
 
 @given(OUTPUTS, st.integers(1, 40), st.integers(1, 3 * BLOCK_BYTES))
-def test_they_are_no_more_than_so_many_bytes_and_begin_with_a_line(output: bytes, lines: int, most: int) -> None:
+def test_they_are_at_most_a_number_of_bytes_and_begin_with_a_line(output: bytes, lines: int, most: int) -> None:
     offset = tail_offset(reading(output), lines, most)
     assert len(output) - offset <= most
     begins_a_line = offset in (0, len(output)) or output[offset - 1 : offset] == b"\n"

@@ -31,11 +31,11 @@ def readiness(served: Served) -> httpx.Response:
 
 
 def assert_all_stands_still(served: Served, runs: str) -> None:
-    """The store is told to be lost, and nothing is taken while what runs goes on."""
+    """The store is reported to be lost, and nothing is taken while what runs goes on."""
     until(lambda: readiness(served).status_code == 503)
-    told = readiness(served).json()
-    assert told["code"] == "not-ready"
-    assert told["detail"].startswith("the file of the store was deleted or replaced")
+    reported = readiness(served).json()
+    assert reported["code"] == "not-ready"
+    assert reported["detail"].startswith("the file of the store was deleted or replaced")
     refused = served.call("submit", "--", "true", check=False)
     assert refused.returncode == 2
     assert processes_of(runs)

@@ -70,7 +70,7 @@ def test_a_job_starts_in_the_tick_in_which_any_number_before_it_cannot_be_handle
     assert {trial.job(job).state for job in bad} == {JobState.QUEUED}
 
 
-def test_several_jobs_of_which_nothing_can_be_written_are_all_held_and_stop_nobody(
+def test_several_jobs_of_which_nothing_can_be_written_are_all_held_and_stop_no_one(
     trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [trial.submit("bad"), trial.submit("bad")]
@@ -85,7 +85,7 @@ def test_several_jobs_of_which_nothing_can_be_written_are_all_held_and_stop_nobo
     trial.runs(good)
 
 
-def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_told_apart(
+def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_identified(
     trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [trial.submit("bad"), trial.submit("bad")]

@@ -87,8 +87,8 @@ class Watched:
         return AttemptChange(row, now, row.contact, "", {})
 
     def decide(self, obeyed: str, kind: str = "", *, agrees: bool | None = None, mode: str = "active") -> None:
-        told = {"obeyed": obeyed, "fallback": "patient", "kind": kind, "agrees": agrees}
-        new = NewDecision("x", None, 1.0, "learned", "1", mode, None, None, told, None, None, None, None, 0.02)
+        reported = {"obeyed": obeyed, "fallback": "patient", "kind": kind, "agrees": agrees}
+        new = NewDecision("x", None, 1.0, "learned", "1", mode, None, None, reported, None, None, None, None, 0.02)
         self.write(Changes(decisions=[new]))
 
 
@@ -183,7 +183,7 @@ def test_decisions_are_counted_by_who_was_obeyed_and_why_the_policy_was_not(watc
     assert scraped["longshore_decision_seconds_sum"][""] == pytest.approx(0.06)
 
 
-def test_steps_are_told_of_jobs_that_run_and_verdicts_and_checkpoints_are_counted(watched: Watched) -> None:
+def test_steps_of_jobs_that_run_are_reported_and_verdicts_and_checkpoints_are_counted(watched: Watched) -> None:
     watched.start(watched.submit(), 100.0)
     watched.figures = {"x": Figures(7, 0.25), "y": Figures(0, None)}
     hung = NewEvent(HEALTH, "scheduler", 3.0, "x", 1, now=SlowWord.HUNG)
@@ -219,7 +219,7 @@ def test_commits_and_passes_of_the_loop_are_timed(watched: Watched) -> None:
     assert scraped["longshore_lease_takeovers_total"] == {"name=scheduler": 1.0}
 
 
-def test_a_store_that_does_not_answer_is_told_and_the_rest_is_still_there(watched: Watched, tmp_path: Path) -> None:
+def test_a_store_that_does_not_answer_is_reported_and_the_rest_is_still_there(watched: Watched, tmp_path: Path) -> None:
     watched.store.engine.dispose()
     (tmp_path / "store.db").unlink()
 

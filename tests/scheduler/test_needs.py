@@ -112,7 +112,7 @@ def test_a_node_suits_a_job_whose_needs_its_type_meets(
     assert layout.nodes_for(job.wants) == nodes
 
 
-def test_needs_are_told_in_plain_words() -> None:
+def test_needs_are_reported_in_plain_words() -> None:
     assert Needs().words == ""
     assert Needs(("a100", "h100"), 80e9).words == "of type a100 or h100 with 80 GB"
     assert Needs((), 0.0, 8.0, 64e9).words == "with 8 CPUs each with 64 GB of host memory each"
@@ -136,9 +136,9 @@ def test_explain_says_in_plain_words_what_a_job_waits_for(served: Served) -> Non
     runs = served.add("true")
 
     assert served.ended(runs) == "succeeded"
-    told = served.call("job", "explain", waits).stdout
-    assert "it asks for 2 GPUs of type a100 with 80 GB, and none of these are free" in told
-    assert {share["node"] for share in served.told("job", "explain", fills)[0]["placement"]} == {"new"}
+    reported = served.call("explain", waits).stdout
+    assert "it asks for 2 GPUs of type a100 with 80 GB, and none of these are free" in reported
+    assert {share["node"] for share in served.told("explain", fills)[0]["placement"]} == {"new"}
     served.cancel(fills)
     assert served.ended(waits) == "succeeded"
 
@@ -207,9 +207,9 @@ def test_a_job_of_new_needs_disturbs_no_other(mirror: ClusterMirror) -> None:
 def test_what_jobs_need_is_kept_in_the_journal_and_omitted_where_there_is_nothing() -> None:
     calls = [MirrorCall("submit", (JobRequest("a", 1, 60.0, 0.0, types=types),)) for types in ((1,), ())]
     written = to_json(encode(0, calls))
-    told: Any = written["calls"]
+    reported: Any = written["calls"]
 
-    assert [len(call[1]) for call in told] == [8, 7]
+    assert [len(call[1]) for call in reported] == [8, 7]
     assert decode(written).calls == tuple(calls)
 
 

@@ -24,10 +24,10 @@ def test_a_node_is_unreachable_if_only_its_link_to_the_scheduler_is_cut_and_dead
     done = processes.run(command, cwd=ROOT, env=environment, capture_output=True, timeout_s=500, check=False)
     log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""
     assert done.returncode == 0, done.stderr + log
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert "rack0-node2 reaches it: the link between it and the scheduler is broken" in told["link"]
-    assert told["power"].startswith("slow: ")
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert "rack0-node2 reaches it: the link between it and the scheduler is broken" in reported["link"]
+    assert reported["power"].startswith("slow: ")
     for who in ("the scheduler", "rack0-node2"):
-        assert f"{who} gets no answer" in told["power"] or f"{who} finds no route" in told["power"]
-    assert "last answer" in told["back"]
-    assert told["other"] == "alive"
+        assert f"{who} gets no answer" in reported["power"] or f"{who} finds no route" in reported["power"]
+    assert "last answer" in reported["back"]
+    assert reported["other"] == "alive"

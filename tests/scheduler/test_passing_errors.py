@@ -1,4 +1,4 @@
-"""Errors about jobs that wait: they are over when all goes well, and are told of no longer than they last."""
+"""Errors about jobs that wait: they are over when all goes well, and are reported no longer than they last."""
 
 from collections.abc import Iterator
 from pathlib import Path

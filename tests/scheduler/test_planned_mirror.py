@@ -46,9 +46,9 @@ def test_what_is_stored_with_a_decision_has_the_plan(spread: Spread, types: tupl
      (1, 1, 0.0, math.inf, 0.0), (1, 1, 0.0, 0.0, math.nan), (1, 1, 0.0), "plan", None],
 )  # fmt: skip
 def test_a_stored_plan_that_cannot_be_is_refused(spread: object) -> None:
-    told = ["one", 4, 60.0, 0.0, 0, 1.0, 0.0, [], spread]
+    reported = ["one", 4, 60.0, 0.0, 0, 1.0, 0.0, [], spread]
     with pytest.raises(InputError):
-        decode({"number": 0, "calls": [["submit", told]]})
+        decode({"number": 0, "calls": [["submit", reported]]})
 
 
 def test_a_job_without_a_plan_is_stored_as_ever() -> None:
@@ -112,8 +112,8 @@ def test_spares_do_not_change_by_what_placements_are_scored(spares: int) -> None
 
 
 def test_a_plan_that_says_nothing_of_its_placement_is_a_ring() -> None:
-    told = {name: value for name, value in PLAN.items() if name != "iteration"}
-    asked = request_of_file({"command": ["train"], "plan": told, "compute_s": 2.0, "parameter_bytes": 3.0})
+    reported = {name: value for name, value in PLAN.items() if name != "iteration"}
+    asked = request_of_file({"command": ["train"], "plan": reported, "compute_s": 2.0, "parameter_bytes": 3.0})
     assert (asked.spread, asked.compute_s, asked.parameter_bytes) == (None, 2.0, 3.0)
 
 

@@ -86,7 +86,7 @@ def test_who_does_not_listen_is_not_waited_for(pair: Pair) -> None:
         channel.send(bytes(1 << 24), time.monotonic() + 0.01)
 
 
-def test_an_end_is_told(pair: Pair) -> None:
+def test_an_end_is_reported(pair: Pair) -> None:
     theirs, channel = pair
     theirs.shutdown(socket.SHUT_RDWR)
 

@@ -43,18 +43,18 @@ def loaded(name: str, mirror: ClusterMirror) -> PolicyProcess:
 @pytest.mark.parametrize("name", ["patient", "rollout:patient"])
 def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str) -> None:
     case = single_faults(busy_case(ring=True))
-    told = Told(case, compiled(case))
-    process = loaded(name, told.mirror)
+    reported = Told(case, compiled(case))
+    process = loaded(name, reported.mirror)
     answers = []
 
     def ask() -> None:
-        assert told.mirror.journal is not None
-        journal, told.mirror.journal = told.mirror.journal, []
+        assert reported.mirror.journal is not None
+        journal, reported.mirror.journal = reported.mirror.journal, []
         process.tell(journal)
-        process.ask(told.mirror.snapshot)
+        process.ask(reported.mirror.snapshot)
         answers.append(process.answer())
 
-    pairs = list(decided(told, find_policy(name), ask))
+    pairs = list(decided(reported, find_policy(name), ask))
 
     assert len(pairs) >= 10
     for answer, (there, here) in zip(answers, pairs, strict=True):
@@ -64,7 +64,7 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
     process.end()
 
 
-def test_a_policy_that_does_not_exist_is_told_in_one_line() -> None:
+def test_a_policy_that_does_not_exist_is_reported_in_one_line() -> None:
     process = PolicyProcess(read_edition("nobody"), SITE, LOADED_S)
 
     with pytest.raises(PluginError, match=r"nobody.*cannot be loaded"):
@@ -97,16 +97,16 @@ def test_a_checkpoint_is_loaded_from_what_was_read_of_it_and_named_as_it_was(tmp
 
 def test_a_live_cluster_is_the_same_after_a_snapshot_taken_between_two_decisions_of_a_moment() -> None:
     case = busy_case(ring=True)
-    policy, told, copied = find_policy("patient"), Told(case, compiled(case)), 0
+    policy, reported, copied = find_policy("patient"), Told(case, compiled(case)), 0
 
     def copy() -> None:
         nonlocal copied
         copied += 1
-        before = told.mirror.snapshot()
-        told.mirror = ClusterMirror.of(pickle.loads(pickle.dumps(before)))
-        after = told.mirror.snapshot()
+        before = reported.mirror.snapshot()
+        reported.mirror = ClusterMirror.of(pickle.loads(pickle.dumps(before)))
+        after = reported.mirror.snapshot()
         assert (before.names, before.slot) == (after.names, after.slot)
         assert all((before.state[name] == after.state[name]).all() for name in before.state)
 
-    assert all(there == here for there, here in decided(told, policy, copy))
+    assert all(there == here for there, here in decided(reported, policy, copy))
     assert copied >= 10

@@ -34,7 +34,7 @@ def refuse(served: Served) -> None:
     )  # fmt: skip
 
 
-def test_a_job_that_underflows_is_refused_and_one_that_is_stored_and_one_that_says_nothing_stop_nobody(
+def test_a_job_that_underflows_is_refused_and_one_that_is_stored_and_one_that_says_nothing_stop_no_one(
     tmp_path: Path,
 ) -> None:
     served = Served(tmp_path, "--cluster", str(SMALL), "--folder", "state", "--open")

@@ -57,9 +57,9 @@ def test_wherever_a_scheduler_is_killed_the_seat_is_filled_and_no_gpu_is_held_in
             fill(trial, job, lambda: look_or_die(trial))
         passed = points.passed
         trial.tick()
-        told = [it.now for it in trial.seats_of(job)[before:]]
-        assert {"left", "taken"} <= set(told) <= {"left", "taken", "empty", "checked", "struck off"}, number
-        assert told.count("taken") == 1
+        reported = [it.now for it in trial.seats_of(job)[before:]]
+        assert {"left", "taken"} <= set(reported) <= {"left", "taken", "empty", "checked", "struck off"}, number
+        assert reported.count("taken") == 1
         trial.assert_arrays_are_as_the_store()
         assert len(trial.attempts(job)) == 1
     assert number > 8  # so many points there were

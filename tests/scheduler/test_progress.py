@@ -72,7 +72,7 @@ def settled(case: StepsCase, job: str) -> JobState:
 
 
 @pytest.mark.parametrize(
-    ("look", "told", "before", "ran_s", "expected", "left"),
+    ("look", "reported", "before", "ran_s", "expected", "left"),
     [
         (LastReport(), {}, None, 5.0, False, USED),
         (LastReport(), {}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
@@ -90,9 +90,9 @@ def settled(case: StepsCase, job: str) -> JobState:
     ],
 )
 def test_tries_come_back_to_a_job_that_came_farther_than_ever_or_is_silent_and_ran_for_long(
-    look: LastReport, told: Mapping[str, float], before: float | None, ran_s: float, expected: object, left: Tries
+    look: LastReport, reported: Mapping[str, float], before: float | None, ran_s: float, expected: object, left: Tries
 ) -> None:
-    came = attempt_progress(look, told, before, ran_s)
+    came = attempt_progress(look, reported, before, ran_s)
     assert (came.made_progress, came.left_of(USED)) == (expected, left)
 
 

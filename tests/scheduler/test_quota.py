@@ -28,7 +28,7 @@ def job(owner: str, gpus: int) -> JobRow:
 
 
 @given(JOBS, JOBS, st.integers(0, 20))
-def test_nobody_gets_more_than_the_quota_and_nobody_is_overtaken_by_an_own_later_job(
+def test_no_user_gets_more_than_the_quota_and_no_job_is_overtaken_by_a_later_one_of_its_owner(
     inside: list[tuple[str, int]], waiting: list[tuple[str, int]], most: int
 ) -> None:
     quota = Quota(most, [job(*it) for it in inside])

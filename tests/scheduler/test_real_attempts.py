@@ -115,7 +115,7 @@ def test_a_failed_job_stays_so_when_all_that_the_backend_had_of_it_is_deleted(
     assert not (tmp_path / "attempts" / f"ls-{job}-1").exists()
 
 
-def test_gpus_stay_reserved_and_are_told_to_leak_while_a_cancelled_job_cannot_be_stopped(trial: Trial) -> None:
+def test_gpus_stay_reserved_and_are_reported_to_leak_while_a_cancelled_job_cannot_be_stopped(trial: Trial) -> None:
     job = trial.submit("exec sleep 1000", gpus=2)
     trial.runs(job)
     refused = Counter[str]()
@@ -137,7 +137,7 @@ def test_gpus_stay_reserved_and_are_told_to_leak_while_a_cancelled_job_cannot_be
     assert (trial.held(), trial.gauge("longshore_gpus_leaking"), processes_of(job)) == ([], 0.0, [])
 
 
-def test_what_cannot_be_removed_of_a_job_is_told_and_changes_nothing_of_how_it_ended(trial: Trial) -> None:
+def test_what_cannot_be_removed_of_a_job_is_reported_and_changes_nothing_of_how_it_ended(trial: Trial) -> None:
     trial.way.before = failing("forget")
     job = trial.submit("true")
     trial.until(lambda: trial.attempts(job) and trial.attempts(job)[0].cleanup_error)

@@ -66,7 +66,7 @@ def test_what_was_learned_of_fault_rates_is_known_again(tmp_path: Path) -> None:
         lambda beliefs: beliefs.pop(),
     ],
 )
-def test_rates_that_nobody_can_have_learned_are_refused(spoil: Callable[[Any], object], tmp_path: Path) -> None:
+def test_rates_that_no_one_can_have_learned_are_refused(spoil: Callable[[Any], object], tmp_path: Path) -> None:
     file = learning(tmp_path)
     lines = file.read_text().splitlines()
     first = json.loads(lines[0])
@@ -148,9 +148,9 @@ def test_the_command_says_why_decisions_before_a_beginning_and_behind_a_gap_are_
 
     replay_command(file, "pack")
 
-    *_, summary, told = capsys.readouterr().out.splitlines()
+    *_, summary, reported = capsys.readouterr().out.splitlines()
     assert summary == "4 of 4 decisions are the same (100.0 %)"
-    assert told == (
+    assert reported == (
         "decisions that are left out: 2, as the file does not hold what led to them; "
         f"{len(lines) - 5}, as decisions before them are missing"
     )
@@ -161,7 +161,7 @@ class Broken:
     place = run = property(lambda self: 1 // 0)
 
 
-def test_a_policy_that_raises_is_told_at_each_decision_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_policy_that_raises_is_reported_at_each_decision_and_changes_nothing(tmp_path: Path) -> None:
     file = recorded(tmp_path, HEURISTICS["pack"], ring=False)
 
     compared: list[Compared] = list(replay(file, Broken()))
@@ -180,7 +180,7 @@ def test_a_policy_that_raises_is_told_at_each_decision_and_changes_nothing(tmp_p
         ('["submit",["', '["submit",[["'),
     ],
 )
-def test_a_damaged_file_is_told_by_its_line(was: str, now: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_by_its_line(was: str, now: str, tmp_path: Path) -> None:
     file = recorded(tmp_path, HEURISTICS["pack"], ring=False)
     text = file.read_text()
     assert was in text
@@ -190,7 +190,7 @@ def test_a_damaged_file_is_told_by_its_line(was: str, now: str, tmp_path: Path) 
         list(replay(file, HEURISTICS["pack"]))
 
 
-def test_the_command_line_writes_decisions_and_tells_where_another_policy_differs(
+def test_the_command_line_writes_decisions_and_reports_where_another_policy_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'longshore.db'}")
@@ -201,15 +201,15 @@ def test_the_command_line_writes_decisions_and_tells_where_another_policy_differ
     decisions(file, tmp_path)
     replay_command(file, "patient")
     replay_command(file, "spread", out)
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
 
     count = len(file.read_text().splitlines())
     compared = [json.loads(line) for line in out.read_text().splitlines()]
     same = sum(it["agrees"] for it in compared)
-    assert f"{count} decisions in {file}" in told
-    assert f"{count} of {count} decisions are the same (100.0 %)" in told
-    assert f"{same} of {count} decisions are the same" in told
-    assert "slowdown" in told
+    assert f"{count} decisions in {file}" in reported
+    assert f"{count} of {count} decisions are the same (100.0 %)" in reported
+    assert f"{same} of {count} decisions are the same" in reported
+    assert "slowdown" in reported
 
 
 def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_attempts_whose_files_make_no_sense_are_passed_over_once_they_are_gone_a
 
 
 @pytest.mark.full
-def test_nothing_starts_while_an_attempt_may_run_of_which_nobody_knows_the_gpus(trial: Restored) -> None:
+def test_nothing_starts_while_an_attempt_may_run_of_which_no_one_knows_the_gpus(trial: Restored) -> None:
     trial.tick()
     trial.keep()
     lost = trial.submit("exec sleep 1000", gpus=2)
@@ -192,7 +192,7 @@ def test_the_file_of_an_attempt_that_the_store_has_may_make_no_sense(trial: Rest
     assert trial.job(runs).state is JobState.RUNNING
 
 
-def test_an_operator_may_disregard_an_attempt_of_which_nobody_knows_the_gpus(trial: Restored) -> None:
+def test_an_operator_may_disregard_an_attempt_of_which_no_one_knows_the_gpus(trial: Restored) -> None:
     trial.tick()
     torn = trial.folder / "attempts" / "ls-torn-1"
     torn.mkdir()

@@ -157,7 +157,7 @@ def test_a_dry_run_counts_what_a_prune_takes(trial: Trial, tmp_path: Path) -> No
     assert count(trial.store, horizon) == Pruned(0, 0, 0)
 
 
-def test_pruning_stops_when_it_is_told_to_and_goes_on_where_it_was(trial: Trial, tmp_path: Path) -> None:
+def test_pruning_stops_on_request_and_continues_where_it_was(trial: Trial, tmp_path: Path) -> None:
     trial.ends(trial.submit("true"))
     assert prune(trial.store, tmp_path, ALL, lambda: False) == Pruned(0, 0, 0)
     assert prune(trial.store, tmp_path, ALL).jobs == 1

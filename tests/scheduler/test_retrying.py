@@ -50,8 +50,8 @@ def test_a_failed_job_goes_on_from_its_checkpoint_under_its_id(trial: Trial) -> 
     trial.until(lambda: trial.job(job).state is JobState.SUCCEEDED)
     assert [row.outcome for row in trial.attempts(job)] == ["user", "success"]
     assert printed(trial, trial.attempts(job)[-1]) == "from /ckpt/40\n"
-    told = [(event.was, event.now, event.writer) for event in trial.events(job) if event.kind == "job"]
-    assert ("failed", "queued", "api") in told
+    reported = [(event.was, event.now, event.writer) for event in trial.events(job) if event.kind == "job"]
+    assert ("failed", "queued", "api") in reported
 
 
 def test_a_retry_is_done_once_and_only_of_what_failed_or_is_held(trial: Trial) -> None:

@@ -32,8 +32,8 @@ def test_a_ring_that_names_free_gpus_gets_no_more_than_a_ring_may_and_others_sta
     (own,) = json.loads(places.read_text())
     others = [[node, gpu, True, False] for node in "abc" for gpu in range(4) if [node, gpu] != own[:2]]
 
-    for told in ([own, *others], [own, *reversed(others)], [own] * 3 + others):
-        places.write_text(json.dumps(told))
+    for reported in ([own, *others], [own, *reversed(others)], [own] * 3 + others):
+        places.write_text(json.dumps(reported))
         trial.crash()  # what the store does not know is looked for when a scheduler begins
         for _ in range(20):
             trial.tick()

@@ -71,12 +71,12 @@ def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_sam
         greedy = log_probabilities(policy.network, observations, masks)
         expected = (greedy / (temperature * policy.temperature)).log_softmax(dim=1).detach().numpy()
         assert seen.log_probabilities == pytest.approx(expected, rel=1e-3, abs=1e-3)
-        told, drawn = (
+        reported, drawn = (
             line["explanation"],
             float(seen.log_probabilities[np.arange(seen.actions.size), seen.actions].sum()),
         )
-        assert told["behaviour_probability"] == pytest.approx(math.exp(drawn))
-        assert told["sample_temperature"] == temperature
+        assert reported["behaviour_probability"] == pytest.approx(math.exp(drawn))
+        assert reported["sample_temperature"] == temperature
         likeliest += seen.actions[0] == expected[0].argmax()
     assert len(lines) >= 10
     assert likeliest < len(lines)
@@ -85,10 +85,10 @@ def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_sam
 
 @pytest.mark.full
 @pytest.mark.parametrize("temperature", [None, 1.0])
-def test_what_a_policy_in_the_shadow_would_do_is_told_as_no_draw(temperature: float | None, tmp_path: Path) -> None:
+def test_what_a_policy_in_the_shadow_would_do_is_reported_as_no_draw(temperature: float | None, tmp_path: Path) -> None:
     placer = Placer(HEURISTICS["pack"], str(CHECKPOINT), PATIENCE_S, Mode.SHADOW, sample_temperature=temperature)
-    told = [json.loads(line)["explanation"] for line in decided(tmp_path, placer).read_text().splitlines()]
-    assert {it["behaviour_probability"] for it in told} == {None}
+    reported = [json.loads(line)["explanation"] for line in decided(tmp_path, placer).read_text().splitlines()]
+    assert {it["behaviour_probability"] for it in reported} == {None}
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
@@ -159,7 +159,7 @@ def test_over_many_seeds_each_pick_is_drawn_as_often_as_it_is_probable(temperatu
         ("{name: patient, sample_temperature: 0}", "above 0"),
     ],
 )
-def test_a_temperature_that_nobody_can_act_at_is_refused(
+def test_a_temperature_that_no_one_can_act_at_is_refused(
     text: str, problem: str, tmp_path: Path, longshore: Command
 ) -> None:
     (tmp_path / "longshore.yaml").write_text(f"policy: {text}\n")

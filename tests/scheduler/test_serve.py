@@ -26,10 +26,10 @@ def test_a_command_runs_once_on_each_gpu_that_it_was_given(served: Served) -> No
     job = served.submit("--gpus", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
 
     assert served.ended(job) == "succeeded"
-    told, explained = served.call("status", job).stdout, served.call("job", "explain", job).stdout
+    reported, explained = served.call("status", job).stdout, served.call("explain", job).stdout
 
-    assert "succeeded" in told
-    assert "rack0-node0:0,1" in told
+    assert "succeeded" in reported
+    assert "rack0-node0:0,1" in reported
     assert "rack0-node0:0,1, 1.00 x its estimate" in explained
     assert "chosen by patient in" in explained
     assert served.call("logs", job).stdout == "rank 0 of 2 sees 0,1\n"
@@ -86,9 +86,9 @@ def test_a_job_is_held_released_and_cancelled_and_then_its_gpus_are_free_again(s
 
 
 def test_a_dry_run_submits_nothing(served: Served) -> None:
-    told = served.call("submit", "--dry-run", "--gpus", "2", "--", "true").stdout
+    reported = served.call("submit", "--dry-run", "--gpus", "2", "--", "true").stdout
 
-    assert told == "it can be submitted: 0 jobs before it, 16 GPUs free (they would do)\n"
+    assert reported == "it can be submitted: 0 jobs before it, 16 GPUs free (they would do)\n"
     assert served.call("queue").stdout == "no jobs are running or waiting\n"
 
 
@@ -143,8 +143,8 @@ def test_the_lists_say_where_jobs_run_and_why_they_wait(served: Served, here: He
     assert json.loads(here(served, "queue", "--user", "nobody", "--json").out) == []
     newest = here(served, "job", "list", "--limit", "2").out.splitlines()
     assert [line.split()[0] for line in newest] == ["JOB", first, waits[1]]
-    told = here(served, "status", waits[1]).out
-    assert "waiting    it asks for 1 GPU, and 0 are free\nplace      3 in the queue\n" in told
+    reported = here(served, "status", waits[1]).out
+    assert "waiting    it asks for 1 GPU, and 0 are free\nplace      3 in the queue\n" in reported
 
 
 def test_several_jobs_are_cancelled_and_one_that_is_not_there_stops_nothing(served: Served) -> None:
@@ -174,7 +174,7 @@ def test_waiting_ends_with_how_the_jobs_did(served: Served, here: Here) -> None:
 
 
 @pytest.mark.full
-def test_nobody_notices_the_token_and_nobody_else_is_served(served: Served, tmp_path: Path) -> None:
+def test_the_token_stays_secret_and_no_other_user_is_served(served: Served, tmp_path: Path) -> None:
     assert httpx.get(f"{served.url}/v1/jobs", timeout=PATIENCE_S, trust_env=False, verify=False).status_code == 401
     assert (served.folder / ".longshore" / "token").stat().st_mode & 0o777 == 0o600
 
@@ -308,11 +308,11 @@ def test_others_are_served_by_their_tokens(configured: Served, here: Here) -> No
         "longshore: the token 'ci' has expired or was revoked; set LONGSHORE_TOKEN to a valid"
     )
     configured.environment["LONGSHORE_TOKEN"] = f"{bob[:-4]}none"
-    told = here(configured, "node", "list")
-    assert told.err.startswith("longshore: the token is not known here; set LONGSHORE_TOKEN to a valid one")
+    reported = here(configured, "nodes")
+    assert reported.err.startswith("longshore: the token is not known here; set LONGSHORE_TOKEN to a valid one")
     del configured.environment["LONGSHORE_TOKEN"]
     away = (configured.folder / "there" / "token").rename(configured.folder / "away")
-    told = here(configured, "node", "list")
+    reported = here(configured, "nodes")
     away.rename(configured.folder / "there" / "token")  # the scheduler is another test's, too
-    assert told.err.startswith("longshore: this scheduler asks for a token")
-    assert "in the file `token` of its folder" in told.err
+    assert reported.err.startswith("longshore: this scheduler asks for a token")
+    assert "in the file `token` of its folder" in reported.err

@@ -65,7 +65,7 @@ def test_modes_are_those_of_the_scheduler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("ordr: easy\n", "c.yaml:1:ordr: unknown key; did you mean 'order'?"),
         ("port: 1\norder: best\n", "c.yaml:2:order: 'best' cannot be used; it should be easy, easy-shortest, "),
@@ -77,14 +77,14 @@ def test_modes_are_those_of_the_scheduler() -> None:
         ("store: mysql://x\n", ""),
     ],
 )
-def test_what_cannot_be_used_is_one_line_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+def test_what_cannot_be_used_is_one_line_with_its_place(tmp_path: Path, text: str, reported: str) -> None:
     if text.startswith("store"):
         with pytest.raises(Exception, match="a store cannot be in 'mysql'"):
             Service(ServeOptions(SchedulerSettings(folder=tmp_path, store="mysql://x")))
         return
     message = refused(tmp_path, text)
 
-    assert message.startswith(told)
+    assert message.startswith(reported)
     assert "\n" not in message
 
 

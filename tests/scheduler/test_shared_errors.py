@@ -81,14 +81,14 @@ TWO_S = 540.0  # in which two jobs alone are not held
 
 @given(st.floats(0.0, 2.5))  # else the first is held before there are two
 @settings(max_examples=examples(40))
-def test_two_jobs_that_fail_again_and_again_with_nobody_else_there_are_held_after_nine_minutes(gap_s: float) -> None:
+def test_two_jobs_that_fail_again_and_again_with_no_one_else_there_are_held_after_nine_minutes(gap_s: float) -> None:
     jobs = {"bad 0": 0.0, "bad 1": gap_s}
 
     assert held(jobs, is_bad, TWO_S) == set()
     assert held(jobs, is_bad, TWO_S + 2 * LONGEST_REST_S) == jobs.keys()
 
 
-def test_three_jobs_that_fail_with_nobody_else_there_share_what_is_wrong() -> None:
+def test_three_jobs_that_fail_with_no_one_else_there_share_what_is_wrong() -> None:
     assert held(dict.fromkeys(["bad 0", "bad 1", "bad 2"], 0.0), is_bad, 4 * TWO_S) == set()
 
 

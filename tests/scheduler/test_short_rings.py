@@ -42,15 +42,15 @@ Path(f"{os.environ['SAVES_TO']}-digest-{ring.seat}").write_text(digest.hexdigest
 
 
 @pytest.mark.full
-def test_people_are_told_that_a_ring_has_shrunk_and_why(small: Served) -> None:
+def test_it_is_reported_that_a_ring_has_shrunk_and_why(small: Served) -> None:
     job = ring_job(small, 10**6, gpus=4)  # all that there is
     running(small, job, 10)
     node, gpu = max(held_by(small, job))
     call_faulty(small, node, gpu)
     until(lambda: running(small, job, 10)["order"].count(-1) == 1)
     until(lambda: "empty" in [it["now"] for it in events(small, job)])
-    (told,) = [it for it in events(small, job) if it["now"] == "empty"]
-    assert told["cause"] == (
+    (reported,) = [it for it in events(small, job) if it["now"] == "empty"]
+    assert reported["cause"] == (
         "1 of 4 seats stay empty, as no free GPU suits it: the ring goes on without, and grows once a GPU is free"
     )
     ring = running(small, job, 10)

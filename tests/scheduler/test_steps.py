@@ -44,7 +44,7 @@ def case(tmp_path: Path) -> Iterator[StepsCase]:
 
 
 class Told:
-    """The steps of a job of four ranks, as they would be told.
+    """The steps of a job of four ranks, as they would be reported.
 
     Args:
         seed: Of their noise.
@@ -67,9 +67,9 @@ class Told:
             self.case.tell(self.job, "".join(lines), rank)
 
 
-def play(case: StepsCase, told: list[Told], seconds: int) -> None:
+def play(case: StepsCase, reported: list[Told], seconds: int) -> None:
     for _ in range(0, seconds, TICK_S):
-        for each in told:
+        for each in reported:
             if len(case.attempts(each.job)) == 1 and case.job(each.job).state is JobState.RUNNING:
                 each.tell()
         case.pass_time(TICK_S)
@@ -79,13 +79,13 @@ def play(case: StepsCase, told: list[Told], seconds: int) -> None:
 def test_a_job_on_a_slow_node_moves_once_at_no_charge_and_the_node_takes_no_more(case: StepsCase) -> None:
     jobs = [case.submit() for _ in range(3)]
     slow_node = case.node(jobs[0])
-    told = [Told(case, job, seed, 300 if seed == 0 else None) for seed, job in enumerate(jobs)]
-    play(case, told, 300)
+    reported = [Told(case, job, seed, 300 if seed == 0 else None) for seed, job in enumerate(jobs)]
+    play(case, reported, 300)
     case.tell(jobs[0], f"299 {case.now_s:.3f} - /ckpt/299\n", file="saved")
     assert case.health() == []
 
     # Ten steps to be noticed, three looks a minute apart, and one look more for each.
-    play(case, told, 10 * 2 + 4 * 60)
+    play(case, reported, 10 * 2 + 4 * 60)
     case.tick_until(lambda: len(case.attempts(jobs[0])) == 2 and case.job(jobs[0]).state is JobState.RUNNING)
 
     assert [(event.job_id, event.now) for event in case.health()] == [(jobs[0], "slow"), (jobs[0], "moved")]
@@ -114,13 +114,13 @@ def test_a_slow_job_is_found_though_the_backend_did_not_answer_meanwhile(
     case: StepsCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [case.submit() for _ in range(2)]
-    told = [Told(case, job, seed, 300 if seed == 0 else None) for seed, job in enumerate(jobs)]
-    play(case, told, 320)
+    reported = [Told(case, job, seed, 300 if seed == 0 else None) for seed, job in enumerate(jobs)]
+    play(case, reported, 320)
     # Nobody reaches the backend's attempts, of which some steps have been slow.
     monkeypatch.setattr(case.service.backend, "statuses", unanswered)
-    play(case, told, TICK_S)
+    play(case, reported, TICK_S)
     monkeypatch.undo()
-    play(case, told, 10 + 5 * 60)
+    play(case, reported, 10 + 5 * 60)
 
     assert [(event.job_id, event.now) for event in case.health()] == [(jobs[0], "slow"), (jobs[0], "moved")]
 
@@ -134,7 +134,7 @@ def test_what_follows_from_a_move_is_written_together_with_the_stop(
 ) -> None:
     """Whenever the scheduler is killed, the store tells of both or of none."""
     job, other = (case.submit() for _ in range(2))
-    told = [Told(case, job, 0, 300), Told(case, other, 1)]
+    reported = [Told(case, job, 0, 300), Told(case, other, 1)]
     seen, write = set[tuple[bool, bool, bool]](), case.store.write
 
     def watched(work: Callable[[Connection], object]) -> object:
@@ -145,19 +145,19 @@ def test_what_follows_from_a_move_is_written_together_with_the_stop(
         return done
 
     monkeypatch.setattr(case.store, "write", watched)
-    play(case, told, 300 + 10 * 2 + 4 * 60)
+    play(case, reported, 300 + 10 * 2 + 4 * 60)
     assert seen == {(False, False, False), (True, True, True)}
 
 
 def test_a_slow_job_that_its_owner_cancels_just_then_sets_no_node_aside(case: StepsCase) -> None:
     job, other = (case.submit() for _ in range(2))
-    told = [Told(case, job, 0, 300), Told(case, other, 1)]
+    reported = [Told(case, job, 0, 300), Told(case, other, 1)]
     steps = case.service.reconciler.parts.monitor.steps
     while not any(one.slow and one.slow.slowness.checks == CHECKS - 1 for one in steps._followed.values()):
-        play(case, told, TICK_S)
+        play(case, reported, TICK_S)
     case.store.write(lambda tx: set_desired(tx, job, Desired.CANCEL, at_s=case.now_s, writer="api"))
     case.now_s += CHECK_S - TICK_S
-    play(case, told, TICK_S)  # the one look at which it is found slow, and to be cancelled
+    play(case, reported, TICK_S)  # the one look at which it is found slow, and to be cancelled
 
     assert [event.now for event in case.health()] == ["slow"]
     assert case.out_of_service() == {}
@@ -167,8 +167,8 @@ def test_a_slow_job_that_its_owner_cancels_just_then_sets_no_node_aside(case: St
 @pytest.mark.full
 def test_no_more_nodes_are_set_aside_than_one_in_ten(case: StepsCase) -> None:
     jobs = [case.submit() for _ in range(2)]
-    told = [Told(case, job, seed, 300 + 250 * seed) for seed, job in enumerate(jobs)]
-    play(case, told, 300 + 250 + 260)
+    reported = [Told(case, job, seed, 300 + 250 * seed) for seed, job in enumerate(jobs)]
+    play(case, reported, 300 + 250 + 260)
 
     assert [(event.job_id, event.now) for event in case.health()] == [
         (jobs[0], "slow"), (jobs[0], "moved"), (jobs[1], "slow"),
@@ -196,8 +196,8 @@ def test_a_slow_job_that_gains_nothing_by_moving_stays(
 @pytest.mark.full
 def test_when_all_jobs_become_slow_at_once_none_moves_and_there_is_one_alarm(case: StepsCase) -> None:
     jobs = [case.submit() for _ in range(3)]
-    told = [Told(case, job, seed, 300) for seed, job in enumerate(jobs)]
-    play(case, told, 600)
+    reported = [Told(case, job, seed, 300) for seed, job in enumerate(jobs)]
+    play(case, reported, 600)
 
     assert sorted(event.now for event in case.health()) == ["alarm", "slow", "slow", "slow"]
     assert [len(case.attempts(job)) for job in jobs] == [1, 1, 1]
@@ -282,14 +282,14 @@ def test_a_job_says_itself_how_long_a_step_may_take(case: StepsCase, health: dic
     assert bool(case.health()) is hangs
 
 
-def test_a_job_that_tells_nothing_never_hangs(case: StepsCase) -> None:
+def test_a_job_that_reports_nothing_never_hangs(case: StepsCase) -> None:
     job = case.submit(gpus=1)
     for _ in range(100):
         case.pass_time(100.0)
     assert (case.job(job).state, case.health()) == (JobState.RUNNING, [])
 
 
-def test_nobody_hangs_in_the_time_in_which_the_scheduler_was_away(case: StepsCase) -> None:
+def test_no_job_hangs_in_the_time_in_which_the_scheduler_was_away(case: StepsCase) -> None:
     job = case.submit(gpus=1)
     case.tell(job, f"train 1 {case.now_s:.3f}\n")
     case.pass_time(5.0)
@@ -300,7 +300,7 @@ def test_nobody_hangs_in_the_time_in_which_the_scheduler_was_away(case: StepsCas
     assert (case.job(job).state, case.health()) == (JobState.RUNNING, [])
 
 
-def test_the_next_attempt_goes_on_from_the_last_checkpoint_that_was_told(case: StepsCase) -> None:
+def test_the_next_attempt_goes_on_from_the_last_checkpoint_that_was_reported(case: StepsCase) -> None:
     job = case.submit(("sh", "-c", SAVES_AND_DIES), gpus=1)
     (case.folder / "attempts" / f"ls-{job}-1" / "work" / "die").touch()
     case.tick_until(lambda: case.attempts(job)[0].state is AttemptState.CLOSED)

@@ -138,7 +138,7 @@ def test_a_ring_that_is_not_answered_has_shrunk_when_time_goes_on() -> None:
     assert case.used == used < case.seats
 
 
-def test_a_ring_goes_on_once_it_is_told_that_nobody_comes_and_grows_when_somebody_does() -> None:
+def test_a_ring_goes_on_once_it_knows_that_no_member_comes_and_grows_when_one_does() -> None:
     case = Launched()
     case.until_a_seat_is_empty()
     used, woken = case.used, list[int]()
@@ -155,7 +155,7 @@ def test_a_ring_goes_on_once_it_is_told_that_nobody_comes_and_grows_when_somebod
     assert connection.want.generation > want.generation
 
 
-def test_a_ring_that_lacks_nobody_takes_nobody() -> None:
+def test_a_ring_that_lacks_no_member_takes_none() -> None:
     case = Launched()
     node, gpu = case.free()
     with pytest.raises(BackendError, match="no seat"):

@@ -1,4 +1,4 @@
-"""What an attempt tells is taken for its own, and not for what another one of the job has told."""
+"""What an attempt tells is taken for its own, and not for what another one of the job has reported."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -74,7 +74,7 @@ def test_a_scheduler_that_comes_back_takes_no_checkpoint_for_one_of_a_later_atte
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("told", "tries"),
+    ("reported", "tries"),
     [
         ('echo "train 0 1.0" >> $LONGSHORE_STEPS', 3),
         ('echo "train 1000 1.0" >> $LONGSHORE_STEPS', 3),  # the first one behind the checkpoint that it began with
@@ -82,8 +82,8 @@ def test_a_scheduler_that_comes_back_takes_no_checkpoint_for_one_of_a_later_atte
         ('printf "train 1000 1.0\\ntrain 1001 2.0\\n" >> $LONGSHORE_STEPS', 6),
     ],
 )
-def test_a_job_that_comes_no_further_than_it_began_is_given_up(trial: Trial, told: str, tries: int) -> None:
-    job = trial.submit(f"{told}; exit 75", retry={"asked": 5})
+def test_a_job_that_comes_no_further_than_it_began_is_given_up(trial: Trial, reported: str, tries: int) -> None:
+    job = trial.submit(f"{reported}; exit 75", retry={"asked": 5})
     for number in range(1, tries + 1):
         trial.until(lambda number=number: len(trial.attempts(job)) == number)  # type: ignore[misc]
         trial.until(lambda: trial.attempts(job)[-1].state is AttemptState.CLOSED)

@@ -1,4 +1,4 @@
-"""Passes of the loop that fail are told of once, tried again less and less often, and make the scheduler not ready."""
+"""Failed passes of the loop are reported once, retried less and less often, and make the scheduler not ready."""
 
 import json
 import logging
@@ -92,9 +92,9 @@ def lines() -> Lines:
 
 def fail(lines: Lines, text: str, level: int = logging.ERROR) -> None:
     error = raised(text)
-    told = (type(error), error, error.__traceback__)
+    reported = (type(error), error, error.__traceback__)
     lines.handle(
-        logging.getLogger("longshore.test").makeRecord("test", level, "", 0, "a tick failed: %s", (text,), told)
+        logging.getLogger("longshore.test").makeRecord("test", level, "", 0, "a tick failed: %s", (text,), reported)
     )
 
 

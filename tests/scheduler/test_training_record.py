@@ -38,7 +38,7 @@ def training(case: StepsCase, job: str) -> dict[str, object]:
     return found
 
 
-def test_the_iterations_of_a_job_are_told_while_it_runs_and_recorded_beyond_its_end(case: StepsCase) -> None:
+def test_the_iterations_of_a_job_are_reported_while_it_runs_and_recorded_beyond_its_end(case: StepsCase) -> None:
     job = case.submit(gpus=2, iteration_flops=3e12, parameter_bytes=1e9, model="gpt 1.3b")
     before = training(case, job)
     assert (before["average_iteration_s"], before["computed"], before["step"]) == (None, [], None)
@@ -47,12 +47,12 @@ def test_the_iterations_of_a_job_are_told_while_it_runs_and_recorded_beyond_its_
 
     tell(case, job, range(50), [0.5, 1.5])
     case.pass_time(4.0)
-    told = training(case, job)
+    reported = training(case, job)
     node = case.node(job)
-    assert told["average_iteration_s"] == pytest.approx(STEP_S, abs=1e-3)
-    assert case.service.control.average_iteration_s(job) == told["average_iteration_s"]
-    assert (told["steps"], told["slowest"], told["step"]) == (32, node, 49)
-    assert told["ring"] == [{"rank": rank, "node": node, "gpu": rank, "type": "slots"} for rank in (0, 1)]
+    assert reported["average_iteration_s"] == pytest.approx(STEP_S, abs=1e-3)
+    assert case.service.control.average_iteration_s(job) == reported["average_iteration_s"]
+    assert (reported["steps"], reported["slowest"], reported["step"]) == (32, node, 49)
+    assert reported["ring"] == [{"rank": rank, "node": node, "gpu": rank, "type": "slots"} for rank in (0, 1)]
 
     case.store.write(lambda tx: set_desired(tx, job, Desired.CANCEL, at_s=case.now_s, writer="api"))
     case.tick_until(lambda: case.job(job).state is JobState.CANCELLED)
@@ -73,7 +73,7 @@ def test_the_iterations_of_a_job_are_told_while_it_runs_and_recorded_beyond_its_
         assert records_of(tx, job) == []
 
 
-def test_the_loss_is_that_of_the_last_step_by_the_lowest_rank_that_told_it(case: StepsCase) -> None:
+def test_the_loss_is_that_of_the_last_step_by_the_lowest_rank_that_reported_it(case: StepsCase) -> None:
     job = case.submit(gpus=2)
     step = 0
 
@@ -97,7 +97,7 @@ def test_the_loss_is_that_of_the_last_step_by_the_lowest_rank_that_told_it(case:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("loss", ["nan", "inf", "-inf", "1e999"])
-def test_a_loss_that_is_not_finite_is_told_by_its_word(case: StepsCase, loss: str) -> None:
+def test_a_loss_that_is_not_finite_is_reported_by_its_word(case: StepsCase, loss: str) -> None:
     job = case.submit(gpus=1, model="<b>net & co</b>")
     for step in (0, 1):
         case.tell(job, f"train {step} {case.now_s:.6f} - {loss}\n", 0)
@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_is_told_by_its_word(case: StepsCase, loss: st
 
 
 @pytest.mark.full
-def test_one_member_that_is_ten_times_slower_is_told_of_as_slow_and_is_no_fault(case: StepsCase) -> None:
+def test_one_member_that_is_ten_times_slower_is_reported_as_slow_and_is_no_fault(case: StepsCase) -> None:
     job = case.submit(gpus=8, estimate_s=36000.0)
     tell(case, job, range(300), [1.0] * 8)
     nodes = {share.node: share.gpus for share in case.attempts(job)[-1].placement}

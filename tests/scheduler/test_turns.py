@@ -30,13 +30,13 @@ class OneGpu(NamedTuple):
 
     def queue(self) -> list[str]:
         """Return the jobs that wait in their order, which is the same whoever tells it."""
-        told, now_s = self.told(), self.trial.now_s()
+        reported, now_s = self.told(), self.trial.now_s()
         with self.trial.store.read() as tx:
-            assert [it.id for it in in_order(waiting_jobs(tx, now_s), EASY, float("inf"), now_s, 1)] == told
+            assert [it.id for it in in_order(waiting_jobs(tx, now_s), EASY, float("inf"), now_s, 1)] == reported
         self.trial.scheduler.cache = None  # read anew, as after a restart
         self.trial.tick()
-        assert self.told() == told
-        return told
+        assert self.told() == reported
+        return reported
 
     def retry(self, job: str) -> None:
         self.trial.store.write(lambda tx: try_again(tx, job, at_s=self.trial.now_s(), writer="api"))
@@ -100,7 +100,7 @@ def test_a_job_that_ran_and_is_released_or_tried_again_stands_behind_those_that_
     assert one_gpu.queue() == [third, later, mine]
 
 
-def test_another_priority_and_back_brings_a_released_job_before_nobody(one_gpu: OneGpu) -> None:
+def test_another_priority_and_back_brings_a_released_job_before_no_one(one_gpu: OneGpu) -> None:
     mine, _, third = submit(one_gpu.trial, 3)
     one_gpu.trial.runs(mine)
     hold(one_gpu, mine)

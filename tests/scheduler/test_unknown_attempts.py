@@ -120,12 +120,12 @@ def test_an_attempt_is_found_with_its_gpus(trial: Listing) -> None:
     assert (found.name, found.job, found.placement) == (NAME, JOB, (Share("a", (0, 1)),))
 
 
-def test_an_attempt_that_cannot_be_written_down_as_its_backend_tells_it_hides_no_other(
+def test_an_attempt_that_cannot_be_stored_as_its_backend_reports_it_hides_no_other(
     trial: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {name: (Attempt(name, JOB, 1, (), "", {}), (Share(node, (0,)),)) for name, node in
+    reported = {name: (Attempt(name, JOB, 1, (), "", {}), (Share(node, (0,)),)) for name, node in
             (("ls-bad-1", "\ud800"), (NAME, "a"))}  # fmt: skip
-    monkeypatch.setattr(LocalBackend, "launched", lambda _: told)
+    monkeypatch.setattr(LocalBackend, "launched", lambda _: reported)
     monkeypatch.setattr(LocalBackend, "released", lambda *_: False)
 
     unknown_attempts = trial.looks()
@@ -150,8 +150,8 @@ def test_an_attempt_whose_file_may_not_be_read_hides_no_other(closed: str) -> No
             found = launched_in(Folders(folder))
         (folder / "attempts" / NAME).chmod(0o700)
 
-    told = {name: (attempt.job, attempt.number, placement) for name, (attempt, placement) in found.items()}
-    assert told == {NAME: (JOB, 1, ()), f"ls-{other}-1": (other, 1, (Share("a", (0, 1)),))}
+    reported = {name: (attempt.job, attempt.number, placement) for name, (attempt, placement) in found.items()}
+    assert reported == {NAME: (JOB, 1, ()), f"ls-{other}-1": (other, 1, (Share("a", (0, 1)),))}
 
 
 def test_where_no_attempt_may_be_seen_it_is_not_known_which_there_are() -> None:
@@ -170,7 +170,7 @@ BUG = ValueError("not what an attempt is")
 
 @pytest.mark.parametrize("name", ["cancel", "released"])
 @pytest.mark.parametrize("error", [BUG, BackendError("status 500")], ids=["bug", "error"])
-def test_the_wish_to_end_an_attempt_outlasts_errors_of_the_backend(
+def test_the_request_to_end_an_attempt_outlasts_errors_of_the_backend(
     trial: Listing, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(trial.folder / "attempts")
@@ -189,7 +189,7 @@ def test_the_wish_to_end_an_attempt_outlasts_errors_of_the_backend(
     assert not unknown_attempts.end(NAME)
 
 
-def test_the_wish_to_disregard_an_attempt_outlasts_errors_of_the_store(
+def test_the_request_to_disregard_an_attempt_outlasts_errors_of_the_store(
     trial: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(trial.folder / "attempts")
@@ -244,7 +244,7 @@ def test_a_bug_of_the_backend_that_keeps_its_attempts_from_being_known_lets_noth
     ],
     ids=range(6),
 )  # fmt: skip
-def test_slurm_kills_a_cancelled_attempt_of_which_nobody_knows_how_long_it_may_take(
+def test_slurm_kills_a_cancelled_attempt_of_which_no_one_knows_how_long_it_may_take(
     content: bytes, late: bool, tmp_path: Path  # noqa: FBT001
 ) -> None:  # fmt: skip
     own = write(tmp_path, NAME, content).parent
@@ -264,7 +264,7 @@ MADE_UP: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", MADE_UP, ids=range(len(MADE_UP)))
-def test_nobody_believes_a_file_that_no_scheduler_wrote(trial: Listing, changes: dict[str, Any]) -> None:
+def test_no_one_believes_a_file_that_no_scheduler_wrote(trial: Listing, changes: dict[str, Any]) -> None:
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, NAME, json.dumps(GOOD | changes).encode())
 

@@ -63,7 +63,7 @@ def test_users_take_turns_as_in_the_simulator_whatever_restarts_lie_between(orde
     assert simulated(without, HEURISTICS["patient"]) != expected
 
 
-def test_a_past_tells_whose_jobs_are_and_the_turns_that_were_had() -> None:
+def test_a_journal_has_the_owners_of_jobs_and_the_turns_that_they_had() -> None:
     case = users_case("shortest", 20)
     site = site_of(case)
     mirror = ClusterMirror(site, MirrorOrigin(0.0))

@@ -58,7 +58,7 @@ def test_a_cancel_while_a_job_is_stopped_to_be_tried_again_does_not_wait_for_a_g
     trial.ends(other)
 
 
-def test_what_cannot_be_removed_is_tried_again_after_a_while_and_told_once(two_nodes: Sick) -> None:
+def test_what_cannot_be_removed_is_tried_again_after_a_while_and_reported_once(two_nodes: Sick) -> None:
     calls: list[str] = []
 
     def fail(call: str) -> None:
@@ -94,7 +94,7 @@ def of_shape(trial: Trial, nodes: int, gpus: int, script: str = "exit 0") -> str
     return new.id
 
 
-def test_an_aged_job_of_a_shape_that_is_out_of_service_holds_up_nobody_and_starts_after_the_repair(
+def test_an_aged_job_of_a_shape_that_is_out_of_service_holds_up_no_one_and_starts_after_the_repair(
     four_nodes: Sick,
 ) -> None:
     trial = four_nodes

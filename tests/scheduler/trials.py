@@ -65,7 +65,7 @@ class Way(Backend):
         self.backend = backend
         known = backend.capabilities
         self.capabilities = Capabilities(known.exact_gpus, known.atomic_gang, known.enforced, known.known_in)
-        self.before: Callable[[str], None] = lambda _call: None  # told the name of each call before it is made
+        self.before: Callable[[str], None] = lambda _call: None  # reported the name of each call before it is made
         self.after: Callable[[str], None] = lambda _call: None  # and when it has been made
         self.silent_s: dict[str, float] = {}  # last answer of each silent node
 
@@ -112,7 +112,7 @@ def failing(*calls: str) -> Callable[[str], None]:
 
 
 class Trial:
-    """A scheduler that looks when it is told to, with jobs as real processes unless another backend is given.
+    """A scheduler that ticks on request, with jobs as real processes unless another backend is given.
 
     Args:
         folder: Of everything.

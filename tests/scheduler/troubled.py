@@ -27,7 +27,7 @@ PACK = HEURISTICS["pack"]
 
 
 class Trouble(SimulatedBackend):
-    """A cluster that does not always do as it is told."""
+    """A cluster that does not always do as it is reported."""
 
     silent = False  # it answers nothing
     refuses: frozenset[str] = frozenset()  # jobs that it does not start on the GPUs that were chosen

@@ -34,7 +34,7 @@ def simulated(case: Case, policy: Policy) -> list[Start]:
 
 
 def learning_case(jobs: int) -> Case:
-    """Return a case of `hetero64` whose policies are not told which node is the lemon, and learn it."""
+    """Return a case of `hetero64` whose policies are not reported which node is the lemon, and learn it."""
     regime = Regime("easy-shortest", 24 * 3600.0, waiting=True)
     cluster, scenarios, process, rules = hetero64_problem(1, 7, regime, jobs=jobs, load=0.85)
     return Case(cluster._replace(speed=scenarios.speed[0]), scenarios, 0, process, rules)

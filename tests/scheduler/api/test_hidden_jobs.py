@@ -63,7 +63,7 @@ def mine(api: httpx.Client, service: Service, ada: Headers, tmp_path: Path) -> I
     service.store.write(lambda tx: add_decisions(tx, rows))
     with service.store.read() as tx:
         node = list_nodes(tx)[0]
-    reason = f"{SLOW_NODE}job {his} told so"
+    reason = f"{SLOW_NODE}job {his} reported so"
     service.store.write(partial(set_out_of_service, row=node, reason=reason, at_s=0.0, writer="scheduler"))
     yield job
     end_all(tmp_path / "served")

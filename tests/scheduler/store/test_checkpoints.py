@@ -76,16 +76,18 @@ def test_an_older_attempt_registers_nothing_once_the_next_has_begun(store: Store
     assert steps(store, job) == [(2, 50), (1, 100)]
 
 
-def test_a_job_that_saves_for_ever_has_so_many_events_and_its_newest_checkpoint(store: Store, job: str) -> None:
+def test_a_job_that_saves_for_ever_has_a_limited_number_of_events_and_its_newest_checkpoint(
+    store: Store, job: str
+) -> None:
     assert all(save(store, job, 1, step, max_events=3) for step in range(6))
 
-    told = [event.cause for event in all_events(store) if event.kind == SAVED]
-    assert [it.partition(" is")[0] for it in told] == ["step 0", "step 1", "step 2"]
-    assert [it.endswith("are kept without an event") for it in told] == [False, False, True]
+    reported = [event.cause for event in all_events(store) if event.kind == SAVED]
+    assert [it.partition(" is")[0] for it in reported] == ["step 0", "step 1", "step 2"]
+    assert [it.endswith("are kept without an event") for it in reported] == [False, False, True]
     assert steps(store, job)[0] == (1, 5)
 
 
-def test_a_registration_takes_as_long_however_much_was_told_before(sqlite_url: str) -> None:
+def test_a_registration_takes_as_long_however_much_was_reported_before(sqlite_url: str) -> None:
     store = open_store(sqlite_url)
     job = running_in(store)
 
@@ -127,11 +129,11 @@ def test_an_attempt_begins_with_what_was_saved_before_it_whatever_it_saves_itsel
     assert [row and row.path for row in found] == [None, "/b", "/c"]
 
 
-def test_a_checkpoint_that_is_told_again_is_nothing_new_and_another_one_of_its_step_takes_its_place(
+def test_a_checkpoint_that_is_reported_again_is_nothing_new_and_another_one_of_its_step_takes_its_place(
     store: Store, job: str
 ) -> None:
-    told = [save(store, job, 1, 5, *it) for it in (("/a",), ("/a",), ("/b",), ("/b", "ab12cd34"))]
-    assert told == [True, False, True, True]
+    reported = [save(store, job, 1, 5, *it) for it in (("/a",), ("/a",), ("/b",), ("/b", "ab12cd34"))]
+    assert reported == [True, False, True, True]
     assert [event.cause for event in all_events(store, job) if event.kind == "checkpoint"] == [
         "step 5 is saved at /a", "step 5 is saved at /b", "step 5 is saved at /b",
     ]  # fmt: skip

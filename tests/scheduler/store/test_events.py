@@ -66,7 +66,7 @@ def numbers(store: Store) -> object:
     return [event.data for event in all_events(store)]
 
 
-def told(store: Store) -> object:
+def changed(store: Store) -> object:
     with store.read() as tx:
         return changed_by_others(tx, 0)[0]
 
@@ -79,7 +79,7 @@ def begun(store: Store) -> object:
 
 
 @pytest.mark.parametrize(
-    ("follow", "found"), [(numbers, [{"number": 1}, {"number": 2}]), (told, ["job-1", "job-2"]), (begun, 2)]
+    ("follow", "found"), [(numbers, [{"number": 1}, {"number": 2}]), (changed, ["job-1", "job-2"]), (begun, 2)]
 )
 def test_a_follower_on_postgresql_does_not_run_past_a_late_commit(
     postgresql_url: str, follow: Callable[[Store], object], found: object

@@ -51,7 +51,7 @@ def test_a_request_that_raises_harms_no_other_of_its_group(store: Store) -> None
     assert sorted(str(event.job_id)[-2:] for event in all_events(store)) == ["01", "02", "03"]
 
 
-def test_what_cannot_be_committed_is_told_to_the_whole_group(sqlite_url: str) -> None:
+def test_what_cannot_be_committed_is_reported_to_the_whole_group(sqlite_url: str) -> None:
     def breaks_at_the_end(tx: Connection) -> None:
         tx.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
         tx.execute(insert(gpu), {"node": "unknown", "gpu": 0, "healthy": True, "since_s": 0.0})
@@ -95,7 +95,7 @@ def test_closing_finishes_what_waits(url: str) -> None:
 
     def slow(tx: Connection) -> str:
         begun.set()
-        while store._writer._waiting.qsize() == 0:  # until the end of the queue is told
+        while store._writer._waiting.qsize() == 0:  # until the end of the queue is reported
             pass
         return insert_job(tx, new_job(), writer="api").id
 

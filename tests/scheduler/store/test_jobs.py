@@ -102,7 +102,7 @@ def test_open_jobs_are_those_in_no_final_state_in_the_order_of_submission(store:
         assert [job.id for job in open_jobs(tx)] == [jobs[0].id, jobs[2].id]
 
 
-def test_a_wish_is_written_once(store: Store) -> None:
+def test_a_request_is_written_once(store: Store) -> None:
     job = submit(store)
     assert [store.write(wishing(job.id, Desired.HOLD)) for _ in range(2)] == [True, False]
     assert job_now(store, job.id) == job._replace(desired=Desired.HOLD, version=2)
@@ -116,14 +116,14 @@ def test_a_cancel_is_never_taken_back(store: Store) -> None:
     assert job_now(store, job.id).desired is Desired.CANCEL
 
 
-def test_a_wish_for_another_version_than_the_user_saw_is_refused(store: Store) -> None:
+def test_a_request_for_another_version_than_the_user_saw_is_refused(store: Store) -> None:
     job = submit(store)
     with pytest.raises(StaleWriteError, match="has version 1, not 4"):
         store.write(wishing(job.id, Desired.HOLD, version=4))
     assert store.write(wishing(job.id, Desired.HOLD, version=1))
 
 
-def test_a_wish_for_no_job_is_refused(store: Store) -> None:
+def test_a_request_for_no_job_is_refused(store: Store) -> None:
     with pytest.raises(ValueError, match="'nobody'"):
         store.write(wishing("nobody", Desired.HOLD))
 

@@ -42,16 +42,16 @@ def write(client):
 with ThreadPoolExecutor(4) as pool:
     list(pool.map(write, range(4)))
 """
-LINES = 300  # told as committed before the kill
+LINES = 300  # reported as committed before the kill
 
 
-def test_a_killed_writer_leaves_every_change_whole_and_loses_none_that_it_told(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_every_change_whole_and_loses_none_that_it_reported(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     with processes.start([sys.executable, "-c", WRITER, url], stdout=processes.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = [process.stdout.readline() for _ in range(LINES)]
+        reported = [process.stdout.readline() for _ in range(LINES)]
         process.send_signal(signal.SIGKILL)
-        told += process.stdout.readlines()
+        reported += process.stdout.readlines()
     store = open_store(url)
     with store.read() as tx:
         assert tx.exec_driver_sql("PRAGMA quick_check").scalar() == "ok"
@@ -60,7 +60,7 @@ def test_a_killed_writer_leaves_every_change_whole_and_loses_none_that_it_told(t
     store.close()
     for job in jobs.values():
         assert_each_change_has_one_event(job, [event for event in events if event.job_id == job.id])
-    whole = [line.split() for line in told if line.endswith("\n")]
+    whole = [line.split() for line in reported if line.endswith("\n")]
     assert all(jobs[name].version >= int(version) for name, version in whole)
     assert len(whole) >= LINES
 

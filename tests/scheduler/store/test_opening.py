@@ -105,7 +105,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("sqlite:////nowhere/at/all/store.db", "folder does not exist"),
         ("sqlite://", "needs a file"),
@@ -114,8 +114,8 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         ("store.db", "no URL of a store"),
     ],
 )
-def test_a_store_that_cannot_be_is_refused_in_one_line(name: str, told: str) -> None:
-    with pytest.raises(LongshoreError, match=told) as refusal:
+def test_a_store_that_cannot_be_is_refused_in_one_line(name: str, reported: str) -> None:
+    with pytest.raises(LongshoreError, match=reported) as refusal:
         open_store(name)
     assert "\n" not in str(refusal.value)
 

@@ -72,7 +72,7 @@ def test_an_attempt_without_contact_is_counted_until_it_is_gone(store: Store, fe
         assert (before, count_unknown(tx)) == (0, 1)
 
 
-def test_an_attempt_that_drains_tells_since_when_and_how_many_gpus_it_holds(store: Store, fence: int) -> None:
+def test_an_attempt_that_drains_reports_since_when_and_how_many_gpus_it_holds(store: Store, fence: int) -> None:
     job = submit(store, gpus=2)
     store.write(lambda tx: start(tx, fence, job, 0, 1))
     store.write(lambda tx: drain(tx, fence, job))
@@ -84,7 +84,7 @@ def test_an_attempt_that_drains_tells_since_when_and_how_many_gpus_it_holds(stor
     assert found.spec == {"gpus": 2}
 
 
-def test_the_queue_is_told_in_its_order_and_since_when_it_stands(store: Store, fence: int) -> None:
+def test_the_queue_is_reported_in_its_order_and_since_when_it_stands(store: Store, fence: int) -> None:
     for number in (3, 1, 2):
         submit(store, number)
 

@@ -169,8 +169,8 @@ def test_many_jobs_and_rows_go_in_small_batches(store: Store, fence: int) -> Non
         cancelled(store, fence, number, at_s=ENDED_S + number % 3)
     chatty = submit(store, 999)
     store.write(lambda tx: change_job(tx, fence, chatty.id, *WAY, at_s=1e9))
-    told = [NewEvent("checkpoint", "job", 1.0, chatty.id, 1) for _ in range(MAX_ROWS_PRUNED + 7)]
-    store.write(lambda tx: append_all(tx, told))
+    reported = [NewEvent("checkpoint", "job", 1.0, chatty.id, 1) for _ in range(MAX_ROWS_PRUNED + 7)]
+    store.write(lambda tx: append_all(tx, reported))
 
     deleted, last, batches = 0, FIRST_OLD_JOB, 0
     while True:
@@ -226,8 +226,8 @@ def test_jobs_of_states_and_owners_are_listed_the_last_first_whatever_page(store
 def test_a_follower_passes_over_others_events_and_misses_none_of_its_own(store: Store) -> None:
     ada = submit(store, 0)
     bob = store.write(lambda tx: insert_job(tx, new_job(1)._replace(owner="bob"), writer="api"))
-    told = [NewEvent("checkpoint", "job", 1.0, job.id, 1) for job in [bob] * 40 + [ada, bob, ada] + [bob] * 40]
-    store.write(lambda tx: append_all(tx, told))
+    reported = [NewEvent("checkpoint", "job", 1.0, job.id, 1) for job in [bob] * 40 + [ada, bob, ada] + [bob] * 40]
+    store.write(lambda tx: append_all(tx, reported))
     with store.read() as tx:
         mine = [event for event in events_after(tx, 0, 1000) if event.job_id == ada.id]
         for limit, within in ((1, 1), (2, 7), (MAX_EVENTS_AT_ONCE, 10_000)):
