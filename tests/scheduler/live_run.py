@@ -23,7 +23,7 @@ def site_of(case: Case) -> ClusterSite:
     return ClusterSite(cluster, case.rules, case.process, scenarios.hazard_per_s[case.row])
 
 
-def asked_in(case: Case, job: int) -> JobRequest:
+def request_in(case: Case, job: int) -> JobRequest:
     it, row = case.scenarios, case.row
     kind = it.needs[row, job]
     types = tuple(np.flatnonzero(case.cluster.suits[kind]).tolist()) if kind else ()  # each node is a type of its own
@@ -41,15 +41,15 @@ def spread_in(case: Case, job: int) -> Spread | None:
     return Spread(*(it[case.row, job].item() for it in columns))
 
 
-class Told:
-    """A live cluster that is reported the events of a simulation's log, one after the other."""
+class LiveCopy:
+    """A live cluster that is given the events of a simulation's log, one after the other."""
 
     def __init__(self, case: Case, world: Simulation) -> None:
         self.case, self.world, self.read = case, world, 0
         self.mirror = ClusterMirror(site_of(case), MirrorOrigin(0.0))
 
     def catch_up(self) -> None:
-        """Tell all that has happened since the last decision, moment by moment."""
+        """Apply all that has happened since the last decision, moment by moment."""
         log, mirror = self.world.log, self.mirror
         for at in range(self.read, int(log.size[0])):
             kind = EVENT_KINDS[int(log.kind[at])]
@@ -58,15 +58,15 @@ class Told:
             if at == 0 or log.time_s[at] > mirror.now_s:
                 mirror.begin(float(log.time_s[at]))
             gpus = log.gpus[log.first_gpu[at] : log.first_gpu[at + 1]]
-            self.tell(kind, int(log.job[at]), gpus.tolist())
+            self.apply(kind, int(log.job[at]), gpus.tolist())
         self.read = int(log.size[0])
         if mirror.now_s < self.world.state.now_s[0]:
             mirror.begin(float(self.world.state.now_s[0]))  # a job has reached the ageing bound
 
-    def tell(self, kind: str, job: int, gpus: list[int]) -> None:
+    def apply(self, kind: str, job: int, gpus: list[int]) -> None:
         mirror = self.mirror
         if kind == "submit":
-            mirror.submit(asked_in(self.case, job))
+            mirror.submit(request_in(self.case, job))
         elif kind == "finish":
             mirror.finish(str(job))
         elif kind == "stop":
@@ -79,23 +79,23 @@ class Told:
 
 
 def decided(
-    reported: Told, policy: Policy, before: Callable[[], None] = lambda: None
+    live: LiveCopy, policy: Policy, before: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Decided, Decided]]:
     """Yield what is decided in the simulation and on the live cluster, decision by decision."""
-    world = reported.world
-    reset(world, 0, reported.case.row)
+    world = live.world
+    reset(world, 0, live.case.row)
     while advance(world, 0):
-        reported.catch_up()
+        live.catch_up()
         before()
-        job, due = str(world.state.current[0]), reported.mirror.due()
-        placed, live_placed = policy.place(world, 0), policy.place(reported.mirror.sim, ROW)
+        job, due = str(world.state.current[0]), live.mirror.due()
+        placed, live_placed = policy.place(world, 0), policy.place(live.mirror.sim, ROW)
         yield (
             (job, placed, str(world.state.current[0]), picks(world)),
-            (due, live_placed, reported.mirror.current, sorted(reported.mirror.picks(reported.mirror.current))),
+            (due, live_placed, live.mirror.current, sorted(live.mirror.picks(live.mirror.current))),
         )
         if placed:
-            assert start(world, 0) == reported.mirror.start()
+            assert start(world, 0) == live.mirror.start()
         else:
             undo_picks(world, 0)
             wait(world, 0)
-            reported.mirror.wait(rests=reported.mirror.rests)
+            live.mirror.wait(rests=live.mirror.rests)

@@ -21,7 +21,7 @@ class StillTrial(Trial):
         return BEGAN_S + self.later_s
 
 
-class TellingWay(Way):
+class ReportingWay(Way):
     """A way to a backend whose jobs tell of their steps."""
 
     def step_lines(self, *arguments: Any) -> Any:
@@ -29,11 +29,11 @@ class TellingWay(Way):
         return self.backend.step_lines(*arguments)
 
 
-class TellingTrial(Trial):
+class ReportingTrial(Trial):
     """A trial whose jobs tell of their steps."""
 
     def another(self, owner: str | None = None) -> Reconciler:
-        self.way = TellingWay(self.obedient)
+        self.way = ReportingWay(self.obedient)
         return super().another(owner)
 
     @property

@@ -21,15 +21,15 @@ from longshore.scheduler.store import schema
 from longshore.scheduler.store import transitions as changes
 from tests.scheduler.breaking import NODES, Place, breaks
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
-from tests.scheduler.obedient_trial import TellingTrial, obedient_trial
+from tests.scheduler.obedient_trial import ReportingTrial, obedient_trial
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Iterator[TellingTrial]:
-    with obedient_trial(TellingTrial, tmp_path, NODES) as made:
+def trial(tmp_path: Path) -> Iterator[ReportingTrial]:
+    with obedient_trial(ReportingTrial, tmp_path, NODES) as made:
         yield made
 
 
@@ -61,7 +61,7 @@ PLACES = [
 @pytest.mark.few(7)
 @pytest.mark.parametrize("place", PLACES, ids=lambda it: f"{getattr(it.owner, '__name__', it.owner)}.{it.name}")
 def test_other_jobs_end_whatever_fails_about_one_and_that_one_is_held(
-    place: Place, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    place: Place, trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = trial.submit("before")
     trial.tick()
@@ -94,7 +94,7 @@ def test_other_jobs_end_whatever_fails_about_one_and_that_one_is_held(
 
 
 def test_a_job_that_was_held_for_errors_runs_once_its_owner_releases_it_and_they_are_gone(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
         bad = trial.submit("bad")
@@ -112,7 +112,7 @@ def test_a_job_that_was_held_for_errors_runs_once_its_owner_releases_it_and_they
 
 @pytest.mark.parametrize(("end", "state"), [(WELL, JobState.SUCCEEDED), (AGAIN, JobState.HELD)], ids=["well", "again"])
 def test_a_running_job_whose_stored_file_cannot_be_read_runs_on_and_ends_as_it_ends(
-    end: Status, state: JobState, trial: TellingTrial
+    end: Status, state: JobState, trial: ReportingTrial
 ) -> None:
     job = trial.submit("one")
     trial.runs(job)
@@ -130,7 +130,7 @@ def test_a_running_job_whose_stored_file_cannot_be_read_runs_on_and_ends_as_it_e
 
 
 def test_gpus_of_a_job_that_cannot_be_handled_are_freed_on_proof_only(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = trial.submit("bad", gpus=4)
     trial.wait(3.0, 1.0)
@@ -149,7 +149,7 @@ def test_gpus_of_a_job_that_cannot_be_handled_are_freed_on_proof_only(
 
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])
 def test_a_job_that_cannot_be_handled_can_be_cancelled(
-    state: JobState, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    state: JobState, trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = trial.submit("bad")
     if state is JobState.RUNNING:
@@ -164,7 +164,7 @@ def test_a_job_that_cannot_be_handled_can_be_cancelled(
 
 
 def test_a_job_of_which_the_backend_says_nothing_by_mistake_runs_on_out_of_contact_and_hides_no_other(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = trial.submit("good"), trial.submit("bad")
     trial.runs(good)
@@ -186,7 +186,7 @@ def test_a_job_of_which_the_backend_says_nothing_by_mistake_runs_on_out_of_conta
 
 
 def test_a_backend_that_fails_with_a_bug_of_its_own_stops_none_of_the_jobs_that_run(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [trial.submit("one"), trial.submit("two")]
     for job in jobs:
@@ -203,7 +203,7 @@ def test_a_backend_that_fails_with_a_bug_of_its_own_stops_none_of_the_jobs_that_
 
 @pytest.mark.parametrize("name", ["_view", "_watching_of"])
 def test_a_job_that_cannot_be_polled_runs_on_until_it_ends(
-    name: str, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    name: str, trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = trial.submit("bad")
     trial.runs(bad)

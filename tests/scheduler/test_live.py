@@ -14,7 +14,7 @@ from longshore.scheduler.mirror.records import ROW, JobProgress, JobRequest, Mir
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_candidates
-from tests.scheduler.live_run import Told, decided, site_of
+from tests.scheduler.live_run import LiveCopy, decided, site_of
 from tests.strategies import Case, cases, needy_cases, planned_cases
 from tests.support.budgets import examples
 
@@ -28,7 +28,7 @@ POLICIES = TAKEN_UP + UNTRAINED
 def test_a_policy_decides_on_a_live_cluster_as_in_the_simulation(policy: Policy, ring: bool) -> None:  # noqa: FBT001
     case = busy_case(ring=ring)
 
-    pairs = list(decided(Told(case, compiled(case)), policy))
+    pairs = list(decided(LiveCopy(case, compiled(case)), policy))
 
     assert len(pairs) >= 10
     assert [there for there, _ in pairs] == [here for _, here in pairs]
@@ -42,7 +42,7 @@ def test_any_policy_decides_on_a_live_cluster_as_in_the_simulation(
     learns: bool,  # noqa: FBT001
 ) -> None:
     case = case._replace(rules=case.rules._replace(estimated_hazards=learns))
-    for there, here in decided(Told(case, compiled(case)), policy):
+    for there, here in decided(LiveCopy(case, compiled(case)), policy):
         assert there == here
 
 
@@ -54,17 +54,17 @@ def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(
     learns: bool,  # noqa: FBT001
 ) -> None:
     case = case._replace(rules=case.rules._replace(estimated_hazards=learns))
-    reported = Told(case, compiled(case))
+    live = LiveCopy(case, compiled(case))
     decided_s = -1.0
 
     def take_up() -> None:
         nonlocal decided_s
         # Who has waited at this moment is not kept: a decision that is due again is asked for again.
-        if reported.mirror.now_s > decided_s:
-            reported.mirror = ClusterMirror(reported.mirror.site, reported.mirror.origin_now())
-        decided_s = reported.mirror.now_s
+        if live.mirror.now_s > decided_s:
+            live.mirror = ClusterMirror(live.mirror.site, live.mirror.origin_now())
+        decided_s = live.mirror.now_s
 
-    for there, here in decided(reported, policy, take_up):
+    for there, here in decided(live, policy, take_up):
         assert there == here
 
 

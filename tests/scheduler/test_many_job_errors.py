@@ -25,12 +25,12 @@ from longshore.scheduler.store import transitions as changes
 from longshore.scheduler.store.attempts import CheckpointRow
 from longshore.scheduler.store.engines import FencedError, StaleWriteError, StoreUnreachableError
 from tests.scheduler.breaking import NODES, Place, breaks
-from tests.scheduler.obedient_trial import TellingTrial, obedient_trial
+from tests.scheduler.obedient_trial import ReportingTrial, obedient_trial
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Iterator[TellingTrial]:
-    with obedient_trial(TellingTrial, tmp_path, NODES) as made:
+def trial(tmp_path: Path) -> Iterator[ReportingTrial]:
+    with obedient_trial(ReportingTrial, tmp_path, NODES) as made:
         yield made
 
 
@@ -38,7 +38,7 @@ def trial(tmp_path: Path) -> Iterator[TellingTrial]:
     "place", [Place(Placer, "decide"), Place(attempt_driver, "attempt_of")], ids=lambda it: it.name
 )
 def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when_it_is_gone(
-    place: Place, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    place: Place, trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(place.owner, place.name, lambda *_: 1 / 0)
@@ -51,7 +51,7 @@ def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when
 
 
 def test_a_job_starts_in_the_tick_in_which_any_number_before_it_cannot_be_handled(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = {trial.submit("bad") for _ in range(3 * loop.MAX_CYCLES)}
     good = trial.submit("good")
@@ -71,7 +71,7 @@ def test_a_job_starts_in_the_tick_in_which_any_number_before_it_cannot_be_handle
 
 
 def test_several_jobs_of_which_nothing_can_be_written_are_all_held_and_stop_no_one(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [trial.submit("bad"), trial.submit("bad")]
     for job in bad:
@@ -86,7 +86,7 @@ def test_several_jobs_of_which_nothing_can_be_written_are_all_held_and_stop_no_o
 
 
 def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_identified(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [trial.submit("bad"), trial.submit("bad")]
     for job in bad:
@@ -103,7 +103,7 @@ def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_identified(
 
 
 def test_errors_with_polls_between_them_that_succeed_do_not_add_up(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+    trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = trial.submit("one")
     trial.runs(job)

@@ -16,7 +16,7 @@ from longshore.scheduler.policy_host.process import PolicyProcess
 from longshore.scheduler.policy_host.worker import limit, load
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
-from tests.scheduler.live_run import Told, decided, site_of
+from tests.scheduler.live_run import LiveCopy, decided, site_of
 from tests.strategies import Case
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
@@ -43,18 +43,18 @@ def loaded(name: str, mirror: ClusterMirror) -> PolicyProcess:
 @pytest.mark.parametrize("name", ["patient", "rollout:patient"])
 def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str) -> None:
     case = single_faults(busy_case(ring=True))
-    reported = Told(case, compiled(case))
-    process = loaded(name, reported.mirror)
+    live = LiveCopy(case, compiled(case))
+    process = loaded(name, live.mirror)
     answers = []
 
     def ask() -> None:
-        assert reported.mirror.journal is not None
-        journal, reported.mirror.journal = reported.mirror.journal, []
+        assert live.mirror.journal is not None
+        journal, live.mirror.journal = live.mirror.journal, []
         process.tell(journal)
-        process.ask(reported.mirror.snapshot)
+        process.ask(live.mirror.snapshot)
         answers.append(process.answer())
 
-    pairs = list(decided(reported, find_policy(name), ask))
+    pairs = list(decided(live, find_policy(name), ask))
 
     assert len(pairs) >= 10
     for answer, (there, here) in zip(answers, pairs, strict=True):
@@ -97,16 +97,16 @@ def test_a_checkpoint_is_loaded_from_what_was_read_of_it_and_named_as_it_was(tmp
 
 def test_a_live_cluster_is_the_same_after_a_snapshot_taken_between_two_decisions_of_a_moment() -> None:
     case = busy_case(ring=True)
-    policy, reported, copied = find_policy("patient"), Told(case, compiled(case)), 0
+    policy, live, copied = find_policy("patient"), LiveCopy(case, compiled(case)), 0
 
     def copy() -> None:
         nonlocal copied
         copied += 1
-        before = reported.mirror.snapshot()
-        reported.mirror = ClusterMirror.of(pickle.loads(pickle.dumps(before)))
-        after = reported.mirror.snapshot()
+        before = live.mirror.snapshot()
+        live.mirror = ClusterMirror.of(pickle.loads(pickle.dumps(before)))
+        after = live.mirror.snapshot()
         assert (before.names, before.slot) == (after.names, after.slot)
         assert all((before.state[name] == after.state[name]).all() for name in before.state)
 
-    assert all(there == here for there, here in decided(reported, policy, copy))
+    assert all(there == here for there, here in decided(live, policy, copy))
     assert copied >= 10

@@ -43,7 +43,7 @@ def case(tmp_path: Path) -> Iterator[StepsCase]:
         yield made
 
 
-class Told:
+class StepLog:
     """The steps of a job of four ranks, as they would be reported.
 
     Args:
@@ -67,7 +67,7 @@ class Told:
             self.case.tell(self.job, "".join(lines), rank)
 
 
-def play(case: StepsCase, reported: list[Told], seconds: int) -> None:
+def play(case: StepsCase, reported: list[StepLog], seconds: int) -> None:
     for _ in range(0, seconds, TICK_S):
         for each in reported:
             if len(case.attempts(each.job)) == 1 and case.job(each.job).state is JobState.RUNNING:
@@ -79,7 +79,7 @@ def play(case: StepsCase, reported: list[Told], seconds: int) -> None:
 def test_a_job_on_a_slow_node_moves_once_at_no_charge_and_the_node_takes_no_more(case: StepsCase) -> None:
     jobs = [case.submit() for _ in range(3)]
     slow_node = case.node(jobs[0])
-    reported = [Told(case, job, seed, 300 if seed == 0 else None) for seed, job in enumerate(jobs)]
+    reported = [StepLog(case, job, seed, 300 if seed == 0 else None) for seed, job in enumerate(jobs)]
     play(case, reported, 300)
     case.tell(jobs[0], f"299 {case.now_s:.3f} - /ckpt/299\n", file="saved")
     assert case.health() == []
@@ -114,7 +114,7 @@ def test_a_slow_job_is_found_though_the_backend_did_not_answer_meanwhile(
     case: StepsCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [case.submit() for _ in range(2)]
-    reported = [Told(case, job, seed, 300 if seed == 0 else None) for seed, job in enumerate(jobs)]
+    reported = [StepLog(case, job, seed, 300 if seed == 0 else None) for seed, job in enumerate(jobs)]
     play(case, reported, 320)
     # Nobody reaches the backend's attempts, of which some steps have been slow.
     monkeypatch.setattr(case.service.backend, "statuses", unanswered)
@@ -134,7 +134,7 @@ def test_what_follows_from_a_move_is_written_together_with_the_stop(
 ) -> None:
     """Whenever the scheduler is killed, the store tells of both or of none."""
     job, other = (case.submit() for _ in range(2))
-    reported = [Told(case, job, 0, 300), Told(case, other, 1)]
+    reported = [StepLog(case, job, 0, 300), StepLog(case, other, 1)]
     seen, write = set[tuple[bool, bool, bool]](), case.store.write
 
     def watched(work: Callable[[Connection], object]) -> object:
@@ -151,7 +151,7 @@ def test_what_follows_from_a_move_is_written_together_with_the_stop(
 
 def test_a_slow_job_that_its_owner_cancels_just_then_sets_no_node_aside(case: StepsCase) -> None:
     job, other = (case.submit() for _ in range(2))
-    reported = [Told(case, job, 0, 300), Told(case, other, 1)]
+    reported = [StepLog(case, job, 0, 300), StepLog(case, other, 1)]
     steps = case.service.reconciler.parts.monitor.steps
     while not any(one.slow and one.slow.slowness.checks == CHECKS - 1 for one in steps._followed.values()):
         play(case, reported, TICK_S)
@@ -167,7 +167,7 @@ def test_a_slow_job_that_its_owner_cancels_just_then_sets_no_node_aside(case: St
 @pytest.mark.full
 def test_no_more_nodes_are_set_aside_than_one_in_ten(case: StepsCase) -> None:
     jobs = [case.submit() for _ in range(2)]
-    reported = [Told(case, job, seed, 300 + 250 * seed) for seed, job in enumerate(jobs)]
+    reported = [StepLog(case, job, seed, 300 + 250 * seed) for seed, job in enumerate(jobs)]
     play(case, reported, 300 + 250 + 260)
 
     assert [(event.job_id, event.now) for event in case.health()] == [
@@ -186,7 +186,7 @@ def test_a_slow_job_that_gains_nothing_by_moving_stays(
     case: StepsCase, jobs: int, estimate_s: float, told_why: str
 ) -> None:
     job, *_ = [case.submit(estimate_s=estimate_s) for _ in range(jobs)]
-    play(case, [Told(case, job, 1, 250)], 250 + 260)
+    play(case, [StepLog(case, job, 1, 250)], 250 + 260)
 
     assert [event.now for event in case.health()] == ["slow"]
     assert told_why in case.health()[0].cause
@@ -196,7 +196,7 @@ def test_a_slow_job_that_gains_nothing_by_moving_stays(
 @pytest.mark.full
 def test_when_all_jobs_become_slow_at_once_none_moves_and_there_is_one_alarm(case: StepsCase) -> None:
     jobs = [case.submit() for _ in range(3)]
-    reported = [Told(case, job, seed, 300) for seed, job in enumerate(jobs)]
+    reported = [StepLog(case, job, seed, 300) for seed, job in enumerate(jobs)]
     play(case, reported, 600)
 
     assert sorted(event.now for event in case.health()) == ["alarm", "slow", "slow", "slow"]
