@@ -142,14 +142,14 @@ class Following:
             self._attempts.labels(event.now, attempt.outcome).inc()
 
     def _count_decision(self, row: DecisionRow) -> None:
-        told = row.explanation
+        explanation = row.explanation
         self._took.observe(row.took_s)
-        by_policy = told.get("obeyed") == row.policy != told.get("fallback")
+        by_policy = explanation.get("obeyed") == row.policy != explanation.get("fallback")
         self._by.labels("policy" if by_policy else "heuristic").inc()
-        if told.get("kind"):
-            self._misses.labels(str(told["kind"])).inc()
-        if told.get("agrees") is not None:
-            self._agreement.labels(row.mode, "yes" if told["agrees"] else "no").inc()
+        if explanation.get("kind"):
+            self._misses.labels(str(explanation["kind"])).inc()
+        if explanation.get("agrees") is not None:
+            self._agreement.labels(row.mode, "yes" if explanation["agrees"] else "no").inc()
 
 
 LEAKS_AFTER_S = 60.0  # beyond a job's grace; killing takes seconds

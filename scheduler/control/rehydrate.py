@@ -13,7 +13,7 @@ from types import MappingProxyType
 from ...cluster.model.needs import ANYTHING, Needs
 from ...cluster.model.placement import Share
 from ...cluster.model.training_plan import PlanFile
-from ..mirror.records import JobProgress, JobRequest, MirrorOrigin, QueueTurn, Spread
+from ..mirror.records import JobRecord, JobRequest, MirrorOrigin, QueueTurn, Spread
 from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
 from ..model.job import JobRow, ReservationRow, Tries
@@ -82,21 +82,21 @@ def tries_of(row: JobRow) -> Tries:
     return Tries(row.stops_infra, row.stops_resource, row.stops_user, row.stops_asked, row.stops_ambiguous)
 
 
-def waiting_progress(row: JobRow) -> JobProgress:
+def waiting_progress(row: JobRow) -> JobRecord:
     """Return where a job stands that waits."""
     guess_s, entered_s, saved_s = _times(row)
-    return JobProgress(
+    return JobRecord(
         guess_s, entered_s, saved_s, wait_s=_within(row.wait_s, -MAX_TIME_S, MAX_TIME_S, 0.0), stops=row.attempt,
         first_start_s=_within(row.submitted_s, 0.0, MAX_TIME_S, 0.0) if row.attempt else -1.0,
         came_back=goes_first(row),
     )  # fmt: skip
 
 
-def running_progress(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobProgress:
+def running_progress(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobRecord:
     """Return where a job stands that holds GPUs."""
     opened_s = _within(attempt.opened_s, 0.0, MAX_TIME_S, 0.0)
     guess_s, entered_s, saved_s = _times(row)
-    return JobProgress(
+    return JobRecord(
         guess_s, entered_s, saved_s, wait_s=_within(row.wait_s + opened_s - row.entered_s, -MAX_TIME_S, MAX_TIME_S,
         0.0),
         stops=attempt.number - 1, first_start_s=opened_s, start_s=opened_s,
@@ -177,7 +177,7 @@ def origin_of(
     """
     holding = {job: row for job, row in attempts.items() if row.state in OPEN_ATTEMPTS}
     quota = Quota(gpus_per_user, (row for row in jobs if row.id in holding))
-    standing, waiting = dict[str, tuple[JobRequest, JobProgress]](), list[tuple[tuple[int, int, float, int], JobRow]]()
+    standing, waiting = dict[str, tuple[JobRequest, JobRecord]](), list[tuple[tuple[int, int, float, int], JobRow]]()
     for row in jobs:
         with isolated(row.id):
             if row.id in holding:

@@ -352,8 +352,8 @@ def chosen_of(
     words, mine = words_of_choice(choice, want, formula), links.of(choice.gpu)
     is_measured = any(getattr(mine, name) is not None for name in LINK_AGES)
     passed_over = [it.words for it in links.broken.values()][:MAX_MEASURED_CANDIDATES]
-    told = [words, *([f"its links: {mine.words}"] if is_measured else []), *passed_over]
-    return ChosenGpu(choice.gpu, "; ".join(told), kept, took_s)
+    parts = [words, *([f"its links: {mine.words}"] if is_measured else []), *passed_over]
+    return ChosenGpu(choice.gpu, "; ".join(parts), kept, took_s)
 
 
 def described(
@@ -436,7 +436,7 @@ class LiveRing:
         self.waits_since_s = 0.0  # for links to be measured, by `time.monotonic`; 0 if it does not
         self.reminded: SeatRequest | None = None  # the last request that came while members were starting
         self.reported = -1  # last generation whose empty seats were reported
-        self.refused = -1  # last generation whose coordinator was told to go on without
+        self.refused = -1  # last generation that was to go on without
         self.reported_slow: tuple[int, ...] = ()  # slow members that were reported to have no backup
         self.short = 0  # seats that stay empty, as there was no GPU; 0 after a change of the scheduler
 

@@ -31,7 +31,7 @@ from .records import (
     ROW,
     Beliefs,
     ClusterSite,
-    JobProgress,
+    JobRecord,
     JobRequest,
     MirrorCall,
     MirrorOrigin,
@@ -151,14 +151,14 @@ class ClusterMirror:
         count_from(self.sim, ROW, slot, min(request.submitted_s, self.now_s))
         move_by_rank(self.sim, ROW, slot)
 
-    def come_back(self, request: JobRequest, progress: JobProgress) -> None:
+    def come_back(self, request: JobRequest, progress: JobRecord) -> None:
         """Put a stopped job back into the queue, before all others of its rank."""
         self._note("come_back", request, progress)
         slot = self._load_job(request, progress, is_new=False)
         come_back(self.sim, ROW, slot, progress.entered_s)
         move_by_rank(self.sim, ROW, slot)
 
-    def rejoin(self, request: JobRequest, progress: JobProgress) -> None:
+    def rejoin(self, request: JobRequest, progress: JobRecord) -> None:
         """Put a job back into the queue, behind all others of its rank."""
         self._note("rejoin", request, progress)
         slot = self._load_job(request, progress, is_new=False)
@@ -353,13 +353,13 @@ class ClusterMirror:
         slot = int(self.sim.state.gpu_job[ROW, gpu])
         return None if slot < 0 else self._requests[slot].job
 
-    def progress(self, job: str) -> JobProgress:
+    def progress(self, job: str) -> JobRecord:
         """Return what has happened to a job of the system."""
         slot, state = self._slot[job], self.sim.state
         values = {name: float(getattr(state, name)[ROW, slot]) for name in JOB_TIMES}
         gpus = self.picks(job) if state.run_place[ROW, slot] >= 0 else ()
         came_back = self._takes_turns and not gpus and bool(state.came_back[ROW, slot])
-        return JobProgress(**values, stops=int(state.stops[ROW, slot]), gpus=gpus, came_back=came_back)
+        return JobRecord(**values, stops=int(state.stops[ROW, slot]), gpus=gpus, came_back=came_back)
 
     def turn(self, job: str) -> QueueTurn | None:
         """Return the last turns of the user of a job of the system, at its rank; None where users take no turns."""
@@ -464,7 +464,7 @@ class ClusterMirror:
         self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = request.estimate_s, -1.0
         return slot
 
-    def _load_job(self, request: JobRequest, progress: JobProgress, *, is_new: bool = True) -> int:
+    def _load_job(self, request: JobRequest, progress: JobRecord, *, is_new: bool = True) -> int:
         """Write a job's request and progress, but not its place in the queue; return its slot."""
         slot, state = self._write(request), self.sim.state
         state.submitted[ROW] = slot + 1

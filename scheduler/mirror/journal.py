@@ -22,7 +22,7 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
 from ...cluster.model.problem import ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
-from .records import Beliefs, ClusterSite, JobProgress, JobRequest, MirrorCall, MirrorOrigin, QueueTurn, Spread
+from .records import Beliefs, ClusterSite, JobRecord, JobRequest, MirrorCall, MirrorOrigin, QueueTurn, Spread
 
 _REQUEST = (
     tuple[str, int, float, float, int, float, float]  # fields at their defaults are omitted from the end
@@ -54,7 +54,7 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "pass_over": TypeAdapter(tuple[()]),
 }
 _REQUEST_FIELDS = attrgetter(*(field.name for field in fields(JobRequest)))
-_PROGRESS_FIELDS = attrgetter(*(field.name for field in fields(JobProgress)))
+_RECORD_FIELDS = attrgetter(*(field.name for field in fields(JobRecord)))
 DECISION_CALLS = frozenset({"carry_out", "wait"})
 _ORIGIN_ADAPTER: TypeAdapter[Any] = TypeAdapter(_ORIGIN)
 _BELIEFS_ADAPTER: TypeAdapter[Any] = TypeAdapter(_BELIEFS)
@@ -138,12 +138,12 @@ def decode(written: Mapping[str, Any]) -> JournalRecord:
 
 
 def _plain(argument: object) -> object:
-    return _fields(argument) if isinstance(argument, JobRequest | JobProgress) else argument
+    return _fields(argument) if isinstance(argument, JobRequest | JobRecord) else argument
 
 
-def _fields(record: JobRequest | JobProgress) -> tuple[object, ...]:
-    if isinstance(record, JobProgress):
-        progress: tuple[object, ...] = _PROGRESS_FIELDS(record)
+def _fields(record: JobRequest | JobRecord) -> tuple[object, ...]:
+    if isinstance(record, JobRecord):
+        progress: tuple[object, ...] = _RECORD_FIELDS(record)
         return progress if record.came_back else progress[:-1]
     request: tuple[object, ...] = _REQUEST_FIELDS(record)
     is_default = record.user == "", record.spread is None, not record.types  # from the last field back
@@ -160,8 +160,8 @@ def _call_of(method: str, arguments: list[object]) -> MirrorCall:
     return MirrorCall(method, values)
 
 
-def _waiting(values: tuple[Any, ...]) -> JobProgress:
-    standing = JobProgress(*values)
+def _waiting(values: tuple[Any, ...]) -> JobRecord:
+    standing = JobRecord(*values)
     if standing.gpus or not 0.0 < standing.guess_s < np.inf:
         raise ValueError("a job that comes back holds no GPUs, and work is expected of it")
     return standing
@@ -184,7 +184,7 @@ def _known(known: MirrorOrigin) -> list[object]:
 def _read_known(written: object) -> MirrorOrigin:
     now_s, jobs, queue, down, estimates = _ORIGIN_ADAPTER.validate_python(written)
     return MirrorOrigin(
-        now_s, [(_asked(asked), JobProgress(*standing)) for asked, standing in jobs], queue, down, estimates
+        now_s, [(_asked(asked), JobRecord(*standing)) for asked, standing in jobs], queue, down, estimates
     )
 
 

@@ -69,7 +69,7 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class JobProgress:
+class JobRecord:
     """What has happened to a job, complete enough to continue from."""
 
     guess_s: float  # the estimate, doubled each time the job outlived it
@@ -86,7 +86,7 @@ class JobProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedRun:
+class ExpectedStart:
     """What is expected of a start."""
 
     slowdown: float  # run time over work
@@ -120,7 +120,7 @@ class MirrorOrigin(NamedTuple):
     """A cluster at one moment, from which a mirror begins."""
 
     now_s: float
-    jobs: Sequence[tuple[JobRequest, JobProgress]] = ()  # in the order of submission
+    jobs: Sequence[tuple[JobRequest, JobRecord]] = ()  # in the order of submission
     queue: Sequence[str] = ()  # those that wait, in the order of the queue
     down: Sequence[int] = ()  # GPUs out of service, each as often as it was taken out
     # All jobs so far, and the sum of their estimates: the mean is the measure of time in what policies see. Of these
@@ -248,7 +248,7 @@ def check_decision(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> No
             raise PluginError(f"job {job} may not start before job {due}")
 
 
-def expected(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> ExpectedRun:
+def expected(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> ExpectedStart:
     """Return what is expected of a job on GPUs that it could start on now; the job that is due stays so.
 
     Raises:
@@ -263,4 +263,4 @@ def expected(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> Expected
     end_s = mirror.now_s + float(expected_run_s(mirror.sim, ROW, slot, slowdown))
     mirror.take_back()
     mirror.due()
-    return ExpectedRun(slowdown, end_s)
+    return ExpectedStart(slowdown, end_s)

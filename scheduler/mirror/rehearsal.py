@@ -14,7 +14,7 @@ from ...cluster.simulator.simulation import simulation_of
 from ...cluster.state.state import Simulation
 from . import cluster_mirror, records
 from .cluster_mirror import ClusterMirror
-from .records import ROW, ClusterSite, JobProgress, JobRequest, MirrorOrigin, expected
+from .records import ROW, ClusterSite, JobRecord, JobRequest, MirrorOrigin, expected
 
 _REHEARSAL_MODULE = "longshore.scheduler.mirror.rehearsal"
 HOUR_S = 3600.0
@@ -92,8 +92,8 @@ def rehearse() -> None:
     mirror.give_place("b", 1, None)
     mirror.withdraw("c")
     mirror.finish("a")
-    mirror.come_back(JobRequest("f", 1, HOUR_S, 1.0), JobProgress(HOUR_S, 1.0))
-    mirror.rejoin(JobRequest("g", 1, HOUR_S, 1.0), JobProgress(HOUR_S, 1.0))
+    mirror.come_back(JobRequest("f", 1, HOUR_S, 1.0), JobRecord(HOUR_S, 1.0))
+    mirror.rejoin(JobRequest("g", 1, HOUR_S, 1.0), JobRecord(HOUR_S, 1.0))
     mirror.due()
     mirror.carry_out(mirror.current, [0])
     ClusterMirror.of(mirror.snapshot())

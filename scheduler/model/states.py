@@ -154,7 +154,7 @@ class RankEnd:
 class EndedBy(StrEnum):
     """Who ended an attempt. The values are what supervisors and launchers write into their records."""
 
-    NOBODY = ""  # its ranks ended by themselves, or it is not known
+    NONE = ""  # its ranks ended by themselves, or it is not known
     CANCEL = "cancelled"  # the scheduler asked for it
     TIME_LIMIT = "time limit"
     RANK_FAILED = "rank failed"  # one of its ranks did, and the others were stopped
@@ -169,7 +169,7 @@ class Status:
 
     run: Run
     ends: tuple[RankEnd, ...] = ()  # of the ranks that have ended, in the order of their ends
-    by: EndedBy = EndedBy.NOBODY
+    by: EndedBy = EndedBy.NONE
     words: str = ""  # what was seen, for people; "" where `by` is enough
     started_s: float = 0.0  # Unix time, 0 if not yet
     progress: Mapping[str, float] = field(default_factory=dict)  # what the job reports of itself
@@ -188,4 +188,4 @@ def reason_of(by: EndedBy, words: str) -> str:
 def read_reason(text: str) -> tuple[EndedBy, str]:
     """Return who ended an attempt and what was seen, from a line as `reason_of` writes it."""
     by, _, words = text.partition(": ")
-    return (EndedBy(by), words) if by in set(EndedBy) else (EndedBy.NOBODY, text)
+    return (EndedBy(by), words) if by in set(EndedBy) else (EndedBy.NONE, text)

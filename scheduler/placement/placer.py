@@ -18,7 +18,7 @@ from ..mirror.journal import JournalOpening, encode, encode_opening
 from ..mirror.records import (
     ROW,
     ClusterSite,
-    ExpectedRun,
+    ExpectedStart,
     JobRequest,
     MirrorCall,
     MirrorOrigin,
@@ -65,10 +65,10 @@ class Decision(NamedTuple):
     by: str  # name of the policy or heuristic that decided
     version: str  # of the policy
     proposal: Proposal | None  # of the policy, None without a usable answer
-    proposal_expected: ExpectedRun | None  # of the policy's proposal, None without one or if it waits
-    expected: ExpectedRun | None  # of what is done, None where it waits
+    proposal_expected: ExpectedStart | None  # of the policy's proposal, None without one or if it waits
+    expected: ExpectedStart | None  # of what is done, None where it waits
     fallback_proposal: Proposal  # of the heuristic
-    fallback_expected: ExpectedRun | None
+    fallback_expected: ExpectedStart | None
     rests: bool  # all jobs wait
     took_s: float
     kind: Miss | None  # why there is no usable answer of the policy, None if there is
@@ -342,7 +342,7 @@ def _suited(
     return proposal._replace(gpus=gpus) if gpus else None
 
 
-def _expected(mirror: ClusterMirror, proposal: Proposal) -> ExpectedRun | None:
+def _expected(mirror: ClusterMirror, proposal: Proposal) -> ExpectedStart | None:
     return expected(mirror, proposal.job, proposal.gpus) if proposal.gpus else None
 
 

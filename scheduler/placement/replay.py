@@ -17,7 +17,7 @@ from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.input_problems import open_text
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import DECISION_CALLS, ForeignJournalError, decode, to_json
-from ..mirror.records import ROW, ExpectedRun, MirrorCall, expected
+from ..mirror.records import ROW, ExpectedStart, MirrorCall, expected
 from ..policy_host.answer import Stored
 from ..policy_host.worker import sampling
 from ..store.decisions import DecisionRow, WholeDecision, decisions_after
@@ -41,8 +41,8 @@ class Compared:
     gpus: tuple[int, ...]  # none to wait
     other_job: str
     other_gpus: tuple[int, ...]
-    expected: ExpectedRun | None  # none where it waited
-    other_expected: ExpectedRun | None  # none where the other one would wait
+    expected: ExpectedStart | None  # none where it waited
+    other_expected: ExpectedStart | None  # none where the other one would wait
     error: str = ""  # why the other policy decides nothing
 
 
@@ -219,7 +219,7 @@ def _proposal_of(mirror: ClusterMirror, decision: MirrorCall) -> Proposal:
     return Proposal(str(job), gpus, rests=False)
 
 
-def _expected(mirror: ClusterMirror, proposal: Proposal) -> ExpectedRun | None:
+def _expected(mirror: ClusterMirror, proposal: Proposal) -> ExpectedStart | None:
     return expected(mirror, proposal.job, proposal.gpus) if proposal.gpus else None
 
 

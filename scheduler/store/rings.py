@@ -43,7 +43,7 @@ _REPLACEMENTS = select(*(replacement.c[name] for name in ReplacementRow._fields)
     replacement.c.job_id, replacement.c.number, replacement.c.rank
 )
 _REPLACEMENTS_OF_JOB = _REPLACEMENTS.where(replacement.c.job_id == bindparam("of_job"))
-_STATE = (
+_ATTEMPT_STATE = (
     select(attempt.c.state)
     .where(attempt.c.job_id == bindparam("of_job"), attempt.c.number == bindparam("at_number"))
     .with_for_update(key_share=True)
@@ -126,7 +126,7 @@ def _check(tx: Connection, job_id: str, number: int, event: NewEvent) -> None:
     if event.fence is None:
         raise ValueError("only the scheduler that leads gives GPUs away")
     check_fence(tx, event.fence)
-    if tx.execute(_STATE, {"of_job": job_id, "at_number": number}).scalar() is not AttemptState.RUNNING:
+    if tx.execute(_ATTEMPT_STATE, {"of_job": job_id, "at_number": number}).scalar() is not AttemptState.RUNNING:
         raise StaleWriteError(f"attempt {number} of job {job_id} does not run any more")
 
 

@@ -11,7 +11,7 @@ from longshore.scheduler.rules.retry import AttemptOutcome, ExitClass, class_of,
 RETRIED = {AfterStop.RETRY, AfterStop.HUNG, AfterStop.RELOCATE}
 
 
-def ended(*ends: tuple[int, int, float], by: EndedBy = EndedBy.NOBODY) -> Status:
+def ended(*ends: tuple[int, int, float], by: EndedBy = EndedBy.NONE) -> Status:
     """Return the end of ranks, each with its code, its signal and its time."""
     return Status(Run.EXITED, tuple(RankEnd(rank, *end) for rank, end in enumerate(ends)), by)
 
@@ -148,6 +148,6 @@ def test_a_program_that_ends_well_because_it_was_asked_to_stop_has_not_succeeded
 
 @given(st.sampled_from(EndedBy), st.text())
 def test_who_ended_an_attempt_is_read_from_its_line(by: EndedBy, words: str) -> None:
-    if by is EndedBy.NOBODY and words.partition(": ")[0] in set(EndedBy):
+    if by is EndedBy.NONE and words.partition(": ")[0] in set(EndedBy):
         return  # words that begin like one of the others are read as such
     assert read_reason(reason_of(by, words)) == (by, words)

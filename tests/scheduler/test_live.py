@@ -10,7 +10,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.envs.features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import ROW, JobProgress, JobRequest, MirrorOrigin
+from longshore.scheduler.mirror.records import ROW, JobRecord, JobRequest, MirrorOrigin
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_candidates
@@ -101,7 +101,7 @@ def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_f
     mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     plain: list[tuple[int, str]] = []  # the queue
     running: list[tuple[int, str]] = []
-    away: list[tuple[int, str, JobProgress]] = []
+    away: list[tuple[int, str, JobRecord]] = []
     for number, (what, rank) in enumerate(steps):
         mirror.begin(float(number))
         if what == "submit":

@@ -13,7 +13,7 @@ from longshore.cluster.queue.order_table import order_of
 from longshore.cluster.queue.orders import EASY
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import JobProgress, JobRequest, MirrorOrigin, QueueTurn
+from longshore.scheduler.mirror.records import JobRecord, JobRequest, MirrorOrigin, QueueTurn
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.rules.jobs import Led, WaitingJob, in_order, places
 from longshore.scheduler.service.service import QUICKSTART, site_of
@@ -21,7 +21,7 @@ from longshore.scheduler.settings import SchedulerSettings
 
 NOW_S, GPUS = 1000.0, 16
 MOST = 8  # jobs of one GPU: all fit at once, so that each is turned to in its turn
-RUNS = JobRequest("runs", 1, 1e9, 0.0), JobProgress(1e9, 0.0, gpus=(0,))
+RUNS = JobRequest("runs", 1, 1e9, 0.0), JobRecord(1e9, 0.0, gpus=(0,))
 
 
 @st.composite
@@ -59,7 +59,7 @@ def turned_to(
     jobs = [
         (
             JobRequest(it.id, it.gpus, it.guess_s, it.entered_s, -it.priority, user=it.owner),
-            JobProgress(
+            JobRecord(
                 it.guess_s,
                 it.entered_s,
                 it.saved_s,

@@ -64,10 +64,10 @@ def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, canc
     if well and len(ends) == ranks and len(pods) == pods[0].count(PODS):
         return Status(Run.EXITED, tuple(ends), _by(pods, record), "", started_s, progress)
     run, by, words = _why_not(pods, record)
-    if run is Run.EXITED and by is EndedBy.NOBODY and well and (ends or not cancelled):
+    if run is Run.EXITED and by is EndedBy.NONE and well and (ends or not cancelled):
         run, by = Run.LOST, EndedBy.NODE_FAULT
         words = f"it was stopped before {ranks - len(ends)} of its ranks had run"
-    if run is Run.EXITED and by is EndedBy.NOBODY:
+    if run is Run.EXITED and by is EndedBy.NONE:
         by = _by(pods, record)
     return Status(run, tuple(ends), by, words, started_s, progress)
 
@@ -159,9 +159,9 @@ def _why_not(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> t
         if ended is not None and ended.never_began:
             text = f"{pod.metadata.name}: {ended.reason}: {ended.message}"
             # What else a runtime fails at may be the fault of the node, such as a broken driver.
-            return (Run.EXITED, EndedBy.REFUSED, text) if ended.lacks_program else (Run.LOST, EndedBy.NOBODY, text)
+            return (Run.EXITED, EndedBy.REFUSED, text) if ended.lacks_program else (Run.LOST, EndedBy.NONE, text)
     is_late = any(pod.status.reason == _TOO_LONG for pod in pods)
-    return Run.EXITED, EndedBy.TIME_LIMIT if is_late else EndedBy.NOBODY, ""
+    return Run.EXITED, EndedBy.TIME_LIMIT if is_late else EndedBy.NONE, ""
 
 
 def _by(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> EndedBy:
@@ -174,7 +174,7 @@ def _by(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> EndedB
         else:
             found.add(EndedBy.CANCEL if pod.is_deleted else _why_failed(pod.state.terminated))
     order = (EndedBy.TIME_LIMIT, EndedBy.OUT_OF_MEMORY, EndedBy.RANK_FAILED, EndedBy.CANCEL)
-    return next((by for by in order if by in found), EndedBy.NOBODY)
+    return next((by for by in order if by in found), EndedBy.NONE)
 
 
 def _why_failed(ended: Terminated | None) -> EndedBy:

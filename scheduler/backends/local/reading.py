@@ -162,7 +162,7 @@ def _read_end(folder: int, attempt: str) -> Status | None:
         return None
     by, words = read_reason(ended.reason)
     ends = rank_ends(ended)
-    failed = next((end for end in ends if end.code), None) if by in (EndedBy.NOBODY, EndedBy.RANK_FAILED) else None
+    failed = next((end for end in ends if end.code), None) if by in (EndedBy.NONE, EndedBy.RANK_FAILED) else None
     if failed is not None and not words:
         words = last_error(log_name(failed.rank), folder)
     return Status(Run.EXITED, ends, by, words, ended.started_s, read_progress(folder))
@@ -175,7 +175,7 @@ def _read_loss(folder: int, started: Started, boot: str) -> Status:
     return Status(
         Run.LOST,
         rank_ends(read_marker(folder, started.attempt, Ends)),
-        EndedBy.NOBODY,
+        EndedBy.NONE,
         f"supervisor lost: {_why_lost(folder, started, boot)}",
         0.0 if ranks is None else ranks.started_s,
         read_progress(folder),

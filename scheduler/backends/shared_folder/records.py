@@ -120,10 +120,10 @@ def _end_of(records: Records, ranks: int) -> Status:
     elif any(part.gone and part.switched_off for part in parts):
         by, words = EndedBy.NODE_FAULT, "a node of it is switched off"
     elif any(part.gone for part in parts):
-        by, words = EndedBy.NOBODY, "a supervisor was lost" + (f"; {reason}" if reason else "")
+        by, words = EndedBy.NONE, "a supervisor was lost" + (f"; {reason}" if reason else "")
     elif 0 < len(ends) < ranks and not any(end.code or end.signal for end in ends):
         # These ended well, but they are not the whole job.
-        by, words = EndedBy.NOBODY, f"only {len(ends)} of {ranks} ranks ran; {reason}"
+        by, words = EndedBy.NONE, f"only {len(ends)} of {ranks} ranks ran; {reason}"
     elif words.startswith(MISPLACED):
         by = EndedBy.NODE_FAULT  # The job did nothing wrong.
     elif not words.startswith(STOPPED):
