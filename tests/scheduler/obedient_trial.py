@@ -3,9 +3,11 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from longshore.scheduler.backends.protocol import Backend
 from longshore.scheduler.control.reconciler import Reconciler
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.trials import SIMPLE, Trial, Way
@@ -22,7 +24,11 @@ class StillTrial(Trial):
 
 
 class ReportingWay(Way):
-    """A way to a backend whose jobs tell of their steps."""
+    """A way to a backend whose jobs report their steps."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self.capabilities = replace(self.capabilities, reads_steps=True)
 
     def step_lines(self, *arguments: Any) -> Any:
         assert isinstance(self.backend, Obedient)
@@ -30,7 +36,7 @@ class ReportingWay(Way):
 
 
 class ReportingTrial(Trial):
-    """A trial whose jobs tell of their steps."""
+    """A trial whose jobs report their steps."""
 
     def another(self, owner: str | None = None) -> Reconciler:
         self.way = ReportingWay(self.obedient)

@@ -91,7 +91,7 @@ def test_a_journal_has_the_owners_of_jobs_and_the_turns_that_they_had() -> None:
 
 
 def test_there_is_room_for_more_users_and_priorities_than_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longshore.scheduler.mirror.cluster_mirror.LEAST_ROOM", 4)
+    monkeypatch.setattr("longshore.scheduler.mirror.cluster_mirror.MIN_SLOTS", 4)
     mirror = ClusterMirror(site_of(users_case("easy", 20)), MirrorOrigin(0.0))
     mirror.submit(JobRequest("stays", 100_000, 60.0, 0.0, user="ada"))
     mirror.submit(JobRequest("moves", 1, 60.0, 0.0, user="bob"))
