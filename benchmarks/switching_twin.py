@@ -158,7 +158,7 @@ def _events(sim: Simulation) -> list[Event]:
 def _seats_given(store: Store, layout: Layout) -> tuple[list[tuple[float, int, int]], int]:
     """Return which GPUs rings got by the store, and how many seats stayed empty by the bound of an hour."""
     with store.read() as tx:
-        told = [it for it in events_after(tx, 0, EVERY_EVENT) if it.kind == SEAT_EVENT]
+        events = [it for it in events_after(tx, 0, EVERY_EVENT) if it.kind == SEAT_EVENT]
     given = [
         (it.at_s, job_of(it.job_id or ""), layout.number(str(it.data["node"]), int(str(it.data["gpu"]))))
         for it in events

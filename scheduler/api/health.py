@@ -6,7 +6,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict
 
 from ..store.engines import StoreLostError
-from ..store.leases import SCHEDULER, is_held
+from ..store.leases import SCHEDULER_LEASE, is_held
 from .auth import Scraper, ServiceDep
 from .problems import CODES, ProblemError, problems
 

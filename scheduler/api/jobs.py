@@ -386,7 +386,7 @@ class NewCheckpoint(ExactTypes):
 
 @router.get("/v1/jobs/{job}/checkpoints", responses=JOB_PROBLEMS)
 def checkpoints(
-    row: FoundJob, service: ServiceDep, limit: Annotated[int, Query(ge=1, le=MOST_KEPT)] = MOST_KEPT
+    row: FoundJob, service: ServiceDep, limit: Annotated[int, Query(ge=1, le=MAX_CHECKPOINTS)] = MAX_CHECKPOINTS
 ) -> list[CheckpointPage]:
     """List the checkpoints of a job, the newest first; its next attempt begins with the first of them."""
     with service.store.read() as tx:

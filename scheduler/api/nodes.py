@@ -101,7 +101,7 @@ class NodePage(ApiModel):
     reported: ReportPage | None  # by its agent, none if it has none
 
 
-def quarantine_page(entry: Entry, running: Collection[Place]) -> QuarantinePage:
+def quarantine_page(entry: QuarantineEntry, running: Collection[HardwarePlace]) -> QuarantinePage:
     """Return a quarantine.
 
     Args:
@@ -111,8 +111,8 @@ def quarantine_page(entry: Entry, running: Collection[Place]) -> QuarantinePage:
     place = entry.place
     fields = {name: getattr(entry, name) for name in QuarantinePage.model_fields if hasattr(entry, name)}
     return QuarantinePage(
-        **fields, scope=place.scope, node=place.node, gpu=None if place.gpu == WHOLE else place.gpu,
-        other_node=place.other_node or None, other_gpu=None if place.other_gpu == WHOLE else place.other_gpu,
+        **fields, scope=place.scope, node=place.node, gpu=None if place.gpu == WHOLE_NODE else place.gpu,
+        other_node=place.other_node or None, other_gpu=None if place.other_gpu == WHOLE_NODE else place.other_gpu,
         checking=entry.cleared_s is None and any(checked == place or checked.covers(place) for checked in running),
     )  # fmt: skip
 
@@ -431,7 +431,7 @@ def put(found: NewFinding, service: ServiceDep, caller: Reporter) -> ActedPage:
 )
 def clear(body: ClearRequest, service: ServiceDep, caller: Operator) -> ClearedPage:
     """Check what is in quarantine and clear it if the checks pass, or clear it without checks."""
-    place = Place(body.node, WHOLE if body.gpu is None else body.gpu)
+    place = HardwarePlace(body.node, WHOLE_NODE if body.gpu is None else body.gpu)
     _check_there(place, service)
     if not (body.unchecked or service.clearing.can_check(place)):
         raise ProblemError(

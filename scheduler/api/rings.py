@@ -22,7 +22,7 @@ from ..service.queue_now import PlacedTask, PlannedJob, SeatHolder, planned
 from ..service.service import Service
 from ..store.attempts import AttemptRow, attempts_of, held_gpus
 from ..store.nodes import records_of
-from ..store.rings import ENDED, ReplacementRow, replacements_of, ring_ends
+from ..store.rings import RING_ENDED, ReplacementRow, replacements_of, ring_ends
 from .auth import ServiceDep
 from .jobs import JOB_PROBLEMS, FoundJob
 from .models import ApiModel, places_of
@@ -131,11 +131,13 @@ def ring_page(job: str, service: Service) -> RingPage | None:
     return _page(report, places, held, given)
 
 
-def seats_of(job: str, service: Service) -> dict[int, Sitting]:
+def seats_of(job: str, service: Service) -> dict[int, SeatHolder]:
     """Return the members of a job's ring by seat; empty if unknown."""
     page = ring_page(job, service)
     members = () if page is None else page.members
-    return {member.seat: Sitting(member.node, member.gpu, member.rank) for member in members if member.seat is not None}
+    return {
+        member.seat: SeatHolder(member.node, member.gpu, member.rank) for member in members if member.seat is not None
+    }
 
 
 def _kept_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> RingPage | None:
@@ -146,7 +148,7 @@ def _kept_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> Ring
         gpus = [(node, gpu) for node, gpu in kept["gpus"]]
     except (KeyError, TypeError, ValueError):
         return None
-    return _page(report if report.phase in RING_OVER else replace(report, phase=ENDED), places, gpus, given)
+    return _page(report if report.phase in RING_OVER else replace(report, phase=RING_ENDED), places, gpus, given)
 
 
 def _page(
@@ -244,7 +246,7 @@ def planned_job(row: JobRow, attempts: list[AttemptRow], service: Service) -> Pl
     return planned(spec.plan, attempts, figures, service.now_s(), seats)
 
 
-def sub_tasks_page(planned_job: Planned) -> SubTasksPage:
+def sub_tasks_page(planned_job: PlannedJob) -> SubTasksPage:
     """Return a job with a plan."""
     plan, total_s = planned_job.plan, planned_job.plan.step_s * planned_job.plan.iterations
     return SubTasksPage(

@@ -253,7 +253,7 @@ def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: Use
     """Put a job into the queue with the answer to its key, both or none."""
     check_room(tx, new.owner, limits)
     page = job_page(insert_job(tx, estimated(tx, new), writer=API_WRITER)).model_dump(mode="json")
-    if key is not None and not remember(tx, new.owner, key, Answer(request, 201, page, new.submitted_s)):
+    if key is not None and not remember(tx, new.owner, key, StoredAnswer(request, 201, page, new.submitted_s)):
         raise _RepeatedError
     return page
 
@@ -272,19 +272,19 @@ NO_SUCH = problems("no-such-attempt")
 @router.get("/v1/unknown-attempts")
 def unknown(service: ServiceDep, _: Operator) -> list[UnknownAttemptPage]:
     """List attempts that may run and are not in the store: no job starts on their GPUs. Known to the leader only."""
-    return [UnknownAttemptPage.of(attempt) for attempt in service.control.unknown_attempts()]
+    return [UnknownAttemptPage.of(attempt) for attempt in service.control.unknown_attempts.known]
 
 
 @router.post("/v1/unknown-attempts/{attempt}/end", status_code=204, responses=NO_SUCH)
 def end(attempt: Name, service: ServiceDep, _: Operator) -> Response:
     """Stop an attempt by SIGTERM, and kill it after its grace; its GPUs are free once it is proven dead."""
-    return _done(service, attempt, known=service.control.end_unknown(attempt))
+    return _done(service, attempt, known=service.control.unknown_attempts.end(attempt))
 
 
 @router.post("/v1/unknown-attempts/{attempt}/disregard", status_code=204, responses=NO_SUCH)
 def disregard(attempt: Name, service: ServiceDep, _: Operator) -> Response:
     """Let jobs start on the GPUs of an attempt that is not proven dead."""
-    return _done(service, attempt, known=service.control.disregard_unknown(attempt))
+    return _done(service, attempt, known=service.control.unknown_attempts.disregard(attempt))
 
 
 def _done(service: Service, attempt: str, *, known: bool) -> Response:

@@ -12,7 +12,7 @@ from ..access.browsers import Browsers, link_path
 from ..access.tokens import TOKEN_NAME, TOKEN_NAME_WORDS, Caller, Role, check_node, new_token
 from ..service.service import Service
 from ..store.engines import TakenNameError, TooManyTokensError
-from ..store.tokens import MOST_VALID, add_token, revoke_token, tokens_of
+from ..store.tokens import MAX_VALID_TOKENS, add_token, revoke_token, tokens_of
 from .auth import Operator, Reader, ServiceDep, TokenCacheDep, Writer
 from .models import NewTokenPage, TokenPage, token_page
 from .problems import ProblemError, problems
@@ -60,7 +60,7 @@ def create(body: TokenRequest, service: ServiceDep, caller: Writer, known: Token
     _check_node(body, service)
     now_s = service.now_s()
     made = new_token(body.name, owner, body.role, now_s, _expires_s(caller, body.days, now_s), body.node)
-    most = None if caller.role is Role.OPERATOR else MOST_VALID
+    most = None if caller.role is Role.OPERATOR else MAX_VALID_TOKENS
     try:
         service.store.write(lambda tx: add_token(tx, made.row, most))
     except TakenNameError as error:

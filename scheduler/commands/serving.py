@@ -87,7 +87,7 @@ def serve(
     log_format: Annotated[LogFormat, typer.Option(help="Format of the log: text or json.")] = (LogFormat.TEXT),
 ) -> None:
     """Run a scheduler with its API, by default at http://127.0.0.1:8765. Options override the configuration file."""
-    from ..settings import Chosen, read_settings
+    from ..settings import ServeOptions, read_settings
 
     if log_format is LogFormat.JSON:
         log_as_json()
@@ -101,7 +101,7 @@ def serve(
     run_service(chosen._replace(settings=chosen.settings.model_copy(update=changes)))
 
 
-def run_service(chosen: "Chosen") -> None:
+def run_service(chosen: "ServeOptions") -> None:
     """Serve until a signal arrives.
 
     1. Listen at the address, before anything is written: it may be taken.
@@ -132,7 +132,7 @@ def run_service(chosen: "Chosen") -> None:
             policy, fallback = settings.policy.name, settings.policy.fallback
             compile_first(fallback, policy)
             with progress_lines(f"loading {policy or fallback}"):
-                service.take_up()
+                service.lead()
         except LongshoreError:
             service.close()
             raise

@@ -25,7 +25,7 @@ FolderOption = Annotated[Path | None, typer.Option(help="Folder of the scheduler
 StoreOption = Annotated[str | None, typer.Option(help="URL of the store; default: SQLite in the folder.")]
 
 
-def settings_of(config: Path | None, folder: Path | None, store: str | None) -> "Settings":
+def settings_of(config: Path | None, folder: Path | None, store: str | None) -> "SchedulerSettings":
     """Return the settings of a scheduler; options override the file.
 
     Raises:
@@ -42,7 +42,7 @@ def settings_of(config: Path | None, folder: Path | None, store: str | None) -> 
     return settings
 
 
-def file_of(settings: "Settings") -> Path | None:
+def file_of(settings: "SchedulerSettings") -> Path | None:
     """Return the file of a store, which may not exist; None if the store is not in SQLite."""
     from ..store.engines import file_of as file_of_url
 
@@ -50,7 +50,7 @@ def file_of(settings: "Settings") -> Path | None:
 
 
 @contextmanager
-def existing_store(settings: "Settings") -> Iterator["Store"]:
+def existing_store(settings: "SchedulerSettings") -> Iterator["Store"]:
     """Open the existing store of a scheduler: a mistyped name creates nothing.
 
     Raises:
@@ -298,7 +298,7 @@ def unknown(
     client = client_of(url, ca)
     for name, action in ((end, "end"), (disregard, "disregard")):
         if name is not None:
-            client.settle_unknown(name, action)
+            client.resolve_unknown(name, action)
             typer.echo(f"{name}: {action} requested")
     if end is not None or disregard is not None:
         return

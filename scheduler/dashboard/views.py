@@ -79,7 +79,7 @@ class ClusterView(NamedTuple):
     waiting: Sequence[JobRow]  # in the order of the queue
     size: str  # how large its GPUs are drawn
     kinds: int  # of nodes
-    quarantine: Sequence[Entry]  # open quarantines
+    quarantine: Sequence[QuarantineEntry]  # open quarantines
 
     @property
     def all_gpus(self) -> int:

@@ -17,7 +17,7 @@ from ...cluster.faults.models import NoFaults, none
 from ...cluster.model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Rules, stopping
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
-from ..mirror.standing import Site
+from ..mirror.records import ClusterSite
 from .wire import Container, OfferedNode, OfferedPod
 
 RESOURCE = "nvidia.com/gpu"
@@ -196,7 +196,7 @@ def stand_in() -> NamedSite:
 def _place_of(setup: ClusterSetup) -> NamedSite:
     # Pods are ranked one at a time, and an extender cannot let one wait.
     rules = stopping(setup.rules)._replace(order=ORDERS["fifo"], waiting=False)
-    return NamedSite(Site(setup.cluster, rules, draw_faults(setup, 0)[1], setup.hazard_per_s), setup.node_names)
+    return NamedSite(ClusterSite(setup.cluster, rules, draw_faults(setup, 0)[1], setup.hazard_per_s), setup.node_names)
 
 
 def _learned(gpus: dict[str, int], rack: dict[str, str]) -> NamedSite:
@@ -221,7 +221,7 @@ def _learned(gpus: dict[str, int], rack: dict[str, str]) -> NamedSite:
     )  # fmt: skip
     hazard_per_s = np.full(int(sizes.sum()), DEFAULT_HAZARD_PER_S)
     process = none(cluster, hazard_per_s, NoFaults(), 0)[1]
-    return NamedSite(Site(cluster, rules, process, hazard_per_s), tuple(names))
+    return NamedSite(ClusterSite(cluster, rules, process, hazard_per_s), tuple(names))
 
 
 MIN_LEFT_S = 60.0  # of a pod that has outlived its estimate

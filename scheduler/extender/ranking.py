@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.standing import Asked, Known
-from ..placement.placer import Advice, Placer
+from ..mirror.records import JobRequest, MirrorOrigin
+from ..placement.placer import PlacementAdvice, Placer
 from .inventory import (
     PLAN_S,
     GangPlan,
@@ -51,7 +51,7 @@ class Mirror:
         self.place, self.placer = place, placer
         self.number = {name: i for i, name in enumerate(place.names)}
         self.gpus = np.diff(place.site.cluster.first_gpu).tolist()
-        self.cluster = ClusterMirror(place.site, Known(now_s))
+        self.cluster = ClusterMirror(place.site, MirrorOrigin(now_s))
         self._held: dict[str, HeldGpus] = {}
         self._lost: dict[int, int] = {}
         self._taken = [0] * len(place.names)  # GPUs of each node that are held or lost
@@ -84,7 +84,7 @@ class Mirror:
 
     def _start(self, uid: str, held: HeldGpus, now_s: float) -> None:
         node = self.number[held.node]
-        self._submit(Asked(uid, held.gpus, held.left_s(now_s), now_s))
+        self._submit(JobRequest(uid, held.gpus, held.left_s(now_s), now_s))
         self.cluster.due()
         self.cluster.carry_out(uid, self._free_gpus(node)[: held.gpus])
         self._held[uid] = held
@@ -130,7 +130,7 @@ class Mirror:
             self.cluster.hide(hidden)
             self._hidden.update(hidden)
 
-    def rank(self, asked: Asked, tiers: Sequence[set[int]], most: int) -> Ranked:
+    def rank(self, asked: JobRequest, tiers: Sequence[set[int]], most: int) -> Ranked:
         """Return the nodes that a job would take, then those that it would take without them, and so on.
 
         The policy makes the first choice, which decides; the heuristic makes the others, as it answers at once.
@@ -217,10 +217,10 @@ class Ranker:
             place = self.inventory.place
             self.placer.warm_up((place or stand_in()).site)
             mirror = Mirror(place or stand_in(), self.placer, self.now_s())
-            mirror.rank(Asked(WARM_UP_JOB, 1, 1.0, self.now_s()), [{0}], 1)
+            mirror.rank(JobRequest(WARM_UP_JOB, 1, 1.0, self.now_s()), [{0}], 1)
             self.placer.wait_until_ready(wait_s)
             # The first answer of a policy takes several times as long as those after it.
-            mirror.rank(Asked(f"{WARM_UP_JOB} of the policy", 1, 1.0, self.now_s()), [{0}], 1)
+            mirror.rank(JobRequest(f"{WARM_UP_JOB} of the policy", 1, 1.0, self.now_s()), [{0}], 1)
             self._mirror = None if place is None else mirror
 
     def close(self) -> None:
@@ -301,9 +301,9 @@ class Ranker:
             return NodeRanking(order, RankingOutcome.HEURISTIC)
         return NodeRanking(order, RankingOutcome.FALLBACK if ranked.advice.miss else RankingOutcome.POLICY)
 
-    def _job_of(self, request: PodRequest, pods: int) -> Asked:
+    def _job_of(self, request: PodRequest, pods: int) -> JobRequest:
         self._questions += 1
-        return Asked(
+        return JobRequest(
             f"question {self._questions}", request.gpus * pods, request.estimate_s, self.now_s(),
             compute_s=request.compute_s, parameter_bytes=request.parameter_bytes,
         )  # fmt: skip

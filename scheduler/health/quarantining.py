@@ -99,7 +99,7 @@ def _stands(entry: QuarantineEntry) -> bool:
 
 def _check_known(place: HardwarePlace, fleet: Fleet) -> None:
     for end in place.ends:
-        if end.node not in fleet.sizes or not WHOLE <= end.gpu < fleet.sizes[end.node]:
+        if end.node not in fleet.sizes or not WHOLE_NODE <= end.gpu < fleet.sizes[end.node]:
             raise InputError(f"the cluster has no {end.words}", "`longshore node list` lists nodes and their GPUs")
 
 

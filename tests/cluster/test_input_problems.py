@@ -33,7 +33,7 @@ from longshore.scheduler.settings import SchedulerSettings
 from longshore.training.config import TrainingConfig
 
 MODELS: list[type[BaseModel]] = [
-    JobFile, Settings, ClusterFile, KubernetesSettings, SlurmSettings, RaySettings, LocalSettings,
+    JobFile, SchedulerSettings, ClusterFile, KubernetesSettings, SlurmSettings, RaySettings, LocalSettings,
     JobPatch, TokenRequest, DrainRequest, NewCheckpoint, NodeReport, TrainingConfig, Schema, FaultEvent, PhillyJob,
     *(fault_model(name).configuration for name in registered("faults")),
 ]  # fmt: skip

@@ -147,7 +147,7 @@ def test_a_store_that_is_replaced_stays_beside_with_what_was_written_last(tmp_pa
 
 
 @pytest.mark.parametrize("cut_at", range(4))  # three files go aside, then the new one comes
-def test_a_restore_that_is_cut_off_is_reported_and_made_whole_by_another(
+def test_a_restore_that_is_cut_off_is_told_and_made_whole_by_another(
     tmp_path: Path, cut_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, last = killed_after_a_copy(tmp_path)
@@ -224,7 +224,7 @@ def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(
     file.unlink()
     assert "is in the place of" in longshore("store", "restore", "copy.db").out
     assert file.stat().st_mode & 0o777 == 0o600
-    reported = longshore("backup", "x.db", "--store", "postgresql://nobody@nowhere/x").err.strip()
-    assert reported == (
+    told = longshore("store", "backup", "x.db", "--store", "postgresql://nobody@nowhere/x").err.strip()
+    assert told == (
         "longshore: the store is in PostgreSQL, which has its own commands for this; use pg_dump -Fc -f FILE DATABASE"
     )

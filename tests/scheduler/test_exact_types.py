@@ -14,9 +14,9 @@ from longshore.scheduler.health.liveness import GpuReport, NodeReport
 from longshore.scheduler.model.job_spec import HealthSpec, JobFile, JobNeeds, RetrySpec, Shape
 
 MODELS: tuple[type[ExactTypes], ...] = (
-    JobFile, Shape, JobNeeds, RetrySpec, HealthSpec, GpuReport, NodeReport, NewCheckpoint, Change, TokenWish,
+    JobFile, Shape, JobNeeds, RetrySpec, HealthSpec, GpuReport, NodeReport, NewCheckpoint, JobPatch, TokenRequest,
     NewFinding,
-    ClearWish,
+    ClearRequest,
 )  # fmt: skip
 SAMPLES = {"boolean": True, "integer": 4, "number": 0.5, "string": "4"}
 FITS = {"number": ("number", "integer"), "integer": ("integer",)}

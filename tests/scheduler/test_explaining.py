@@ -20,8 +20,8 @@ def decision(**changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-def test_a_policy_on_trial_is_reported_beside_the_heuristic_with_what_each_expects() -> None:
-    assert lines_of(told(), "mine") == [
+def test_a_policy_on_trial_is_shown_beside_the_heuristic_with_what_each_expects() -> None:
+    assert lines_of(decision(), "mine") == [
         "00:00:00  n0:0,1, 1.20 x its estimate, to end at 02:00:00",
         "          chosen by patient in 2.0 ms",
         "          the policy learned (shadow mode, version 1): n1:2,3, 0.90 x its estimate, to end at 01:00:00, "
@@ -43,9 +43,9 @@ def test_a_policy_that_would_start_another_job_names_it() -> None:
     assert "another user's job, 83%" in lines_of(decision(proposal=hidden), "mine")[2]
 
 
-def test_for_a_heuristic_that_was_asked_about_another_job_that_job_is_named() -> None:
-    obeyed = told(mode="active", obeyed="learned", fallback_job="due")
-    assert lines_of(obeyed, "mine")[3].endswith("patient: job due: n0:0,1, 1.20 x its estimate, to end at 02:00:00")
+def test_a_heuristic_that_decided_about_another_job_names_it() -> None:
+    followed = decision(mode="active", decided_by="learned", fallback_job="due")
+    assert lines_of(followed, "mine")[3].endswith("patient: job due: n0:0,1, 1.20 x its estimate, to end at 02:00:00")
     waits = {"fallback": None, "fallback_expected": None}
     assert lines_of(followed | waits, "mine")[3].endswith("patient: job due: wait")
     assert lines_of(followed | waits | {"fallback_job": "-"}, "mine")[3].endswith("another user's job")

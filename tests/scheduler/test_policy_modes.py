@@ -79,15 +79,15 @@ def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_pat
     assert agreements.total() == len(lines)
     assert sum('"agrees":true' in line for line in lines) == agreements[True]
     pages = [decision_page(it.row) for it in rows]
-    words = [page.said for page in pages]
-    for page, word in zip(pages, words, strict=True):
-        assert word is not None  # what the policy said is reported in every mode, with what it expects
-        assert (word.expected is None) == (word.placement is None)
-        if page.obeyed == "patient":
-            assert (word.placement, word.expected) == (page.placement, page.expected)
-        if word.agrees:
-            assert (word.placement, word.expected) == (page.fallback, page.fallback_expected)
-    assert {word.agrees for word in words if word is not None} == {True, False}
+    proposals = [page.proposal for page in pages]
+    for page, proposal in zip(pages, proposals, strict=True):
+        assert proposal is not None  # it is shown in every mode, with what the policy expects
+        assert (proposal.expected is None) == (proposal.placement is None)
+        if page.decided_by == "patient":
+            assert (proposal.placement, proposal.expected) == (page.placement, page.expected)
+        if proposal.agrees:
+            assert (proposal.placement, proposal.expected) == (page.fallback, page.fallback_expected)
+    assert {proposal.agrees for proposal in proposals if proposal is not None} == {True, False}
     assert len({line.partition('"obeyed":"')[2].partition('"')[0] for line in lines}) == 1 + (mode is Mode.VETO)
 
 
@@ -105,10 +105,10 @@ def test_where_a_policy_turns_to_another_job_it_is_stored_about_which_the_heuris
         learned.setattr(Placer, "_receive", lambda *_: (words.pop(), None, None))
         trial.tick()
 
-    reported = {job: [it.explanation for it in decisions_of_job(trial, job)] for job in (due, other)}
+    told = {job: [it.explanation for it in decisions_of_job(trial, job)] for job in (due, other)}
     trial.close()
-    assert [(it["obeyed"], it["fallback_job"], it["agrees"]) for it in reported[other]] == [("learned", due, False)]
-    assert [it["fallback_job"] for it in reported[due]] == [due]
+    assert [(it["obeyed"], it["fallback_job"], it["agrees"]) for it in told[other]] == [("learned", due, False)]
+    assert [it["fallback_job"] for it in told[due]] == [due]
 
 
 def decisions_of_job(trial: Trial, job: str) -> list[DecisionRow]:

@@ -26,10 +26,10 @@ def test_a_command_runs_once_on_each_gpu_that_it_was_given(served: Served) -> No
     job = served.submit("--gpus", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
 
     assert served.ended(job) == "succeeded"
-    reported, explained = served.call("status", job).stdout, served.call("explain", job).stdout
+    told, explained = served.call("status", job).stdout, served.call("job", "explain", job).stdout
 
-    assert "succeeded" in reported
-    assert "rack0-node0:0,1" in reported
+    assert "succeeded" in told
+    assert "rack0-node0:0,1" in told
     assert "rack0-node0:0,1, 1.00 x its estimate" in explained
     assert "chosen by patient in" in explained
     assert served.call("logs", job).stdout == "rank 0 of 2 sees 0,1\n"
@@ -86,9 +86,9 @@ def test_a_job_is_held_released_and_cancelled_and_then_its_gpus_are_free_again(s
 
 
 def test_a_dry_run_submits_nothing(served: Served) -> None:
-    reported = served.call("submit", "--dry-run", "--gpus", "2", "--", "true").stdout
+    told = served.call("submit", "--dry-run", "--gpus", "2", "--", "true").stdout
 
-    assert reported == "it can be submitted: 0 jobs before it, 16 GPUs free (they would do)\n"
+    assert told == "it can be submitted: 0 jobs before it, 16 GPUs free (they would do)\n"
     assert served.call("queue").stdout == "no jobs are running or waiting\n"
 
 
@@ -143,8 +143,8 @@ def test_the_lists_say_where_jobs_run_and_why_they_wait(served: Served, here: He
     assert json.loads(here(served, "queue", "--user", "nobody", "--json").out) == []
     newest = here(served, "job", "list", "--limit", "2").out.splitlines()
     assert [line.split()[0] for line in newest] == ["JOB", first, waits[1]]
-    reported = here(served, "status", waits[1]).out
-    assert "waiting    it asks for 1 GPU, and 0 are free\nplace      3 in the queue\n" in reported
+    told = here(served, "status", waits[1]).out
+    assert "waiting    it asks for 1 GPU, and 0 are free\nplace      3 in the queue\n" in told
 
 
 def test_several_jobs_are_cancelled_and_one_that_is_not_there_stops_nothing(served: Served) -> None:
@@ -308,11 +308,11 @@ def test_others_are_served_by_their_tokens(configured: Served, here: Here) -> No
         "longshore: the token 'ci' has expired or was revoked; set LONGSHORE_TOKEN to a valid"
     )
     configured.environment["LONGSHORE_TOKEN"] = f"{bob[:-4]}none"
-    reported = here(configured, "nodes")
-    assert reported.err.startswith("longshore: the token is not known here; set LONGSHORE_TOKEN to a valid one")
+    told = here(configured, "node", "list")
+    assert told.err.startswith("longshore: the token is not known here; set LONGSHORE_TOKEN to a valid one")
     del configured.environment["LONGSHORE_TOKEN"]
     away = (configured.folder / "there" / "token").rename(configured.folder / "away")
-    reported = here(configured, "nodes")
+    told = here(configured, "node", "list")
     away.rename(configured.folder / "there" / "token")  # the scheduler is another test's, too
-    assert reported.err.startswith("longshore: this scheduler asks for a token")
-    assert "in the file `token` of its folder" in reported.err
+    assert told.err.startswith("longshore: this scheduler asks for a token")
+    assert "in the file `token` of its folder" in told.err

@@ -40,10 +40,10 @@ def compile_(
     from ..cluster.kernels.ahead import missing
     from ..cluster.kernels.kept import can_be_kept, folder
     from ..scheduler.mirror.rehearsal import rehearsals_of
-    from ..scheduler.settings import Settings, read_settings
+    from ..scheduler.settings import SchedulerSettings, read_settings
     from ..training.run import REHEARSAL_GROUPS
 
-    policy = (read_settings(config).settings if config else Settings()).policy
+    policy = (read_settings(config).settings if config else SchedulerSettings()).policy
     serve = rehearsals_of(*filter(None, (policy.fallback, policy.name)))
     names = [each for name in chosen for each in (serve if name == SERVE else REHEARSAL_GROUPS[name])]
     if missing(names) and not can_be_kept():

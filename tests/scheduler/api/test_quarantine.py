@@ -10,7 +10,7 @@ import pytest
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.health.quarantining import quarantine
 from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
-from longshore.scheduler.service.checking import CLEARED_UNCHECKED, MAX_CHECKS_AT_ONCE, Clearing
+from longshore.scheduler.service.checking import MAX_CHECKS_AT_ONCE, Clearing
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import add_entry
@@ -79,7 +79,7 @@ def test_without_checks_only_an_operator_who_says_so_clears(api: httpx.Client, s
     assert done.json() == {"cleared": 1, "checking": False}
     assert standing(api) == []
     (past,) = api.get("/v1/quarantine", params={"cleared": True}).json()
-    assert (past["cleared_by"], past["checked"]) == ("operator local", CLEARED_UNCHECKED)
+    assert (past["cleared_by"], past["checked"]) == ("operator local", "cleared by an operator, no checks were run")
     again = api.post("/v1/quarantine/clear", json={**asked, "unchecked": True})
     assert (again.status_code, again.json()["code"]) == (409, "not-in-quarantine")
     service.reconciler.tick()
@@ -133,7 +133,7 @@ def test_checks_end_by_themselves_what_has_rested_and_nothing_else(service: Serv
     now_s = service.now_s()
     places = [HardwarePlace("rack0-node0", 0), HardwarePlace("rack0-node1", 1), HardwarePlace("rack0-node2", 2)]
     parts = service.reconciler.parts
-    long_ago = [Finding(item, "c", "x", "", "none", Clears.CHECKS, now_s - 1e5) for item in places]
+    long_ago = [QuarantineFinding(item, "c", "x", "", "none", Clears.CHECKS, now_s - 1e5) for item in places]
     long_ago[1] = long_ago[1]._replace(clears=Clears.OPERATOR)
     put = partial(quarantine, fleet=parts.monitor.fleet, writer="t")
     for each, age_s in zip(long_ago, (700.0, 700.0, 100.0), strict=True):
@@ -230,10 +230,11 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
     old_s = service.now_s() - 86400.0
     places = [HardwarePlace(f"rack0-node{node}", gpu) for node in range(4) for gpu in range(3)]
     entries = [
-        Entry(0, each, old_s, old_s, "gemm.ref", "wrong", "", "look", Clears.CHECKS, 1, "", old_s) for each in places
+        QuarantineEntry(0, each, old_s, old_s, "gemm.ref", "wrong", "", "look", Clears.CHECKS, 1, "", old_s)
+        for each in places
     ]
     service.store.write(lambda tx: [add_entry(tx, each) for each in entries])
-    service.clearing.look()
+    service.clearing.check_due()
     until(lambda: len(counts) == MAX_CHECKS_AT_ONCE)
     service.clearing.check_due()  # while those run
     go.set()
@@ -242,4 +243,4 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
         service.clearing.check_due()
     settled(service)
     assert sorted(done) == sorted(f"{each.node}:{each.gpu}" for each in places)
-    assert max(counts) == MOST_AT_ONCE
+    assert max(counts) == MAX_CHECKS_AT_ONCE

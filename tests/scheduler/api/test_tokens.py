@@ -246,7 +246,7 @@ def test_a_user_makes_so_many_tokens_and_old_ones_are_forgotten(
     for number in range(MAX_EXPIRED_TOKENS + 5):
         row = new_token(f"old{number}", "ada", Role.USER, service.now_s(), float(number)).row
         service.store.write(lambda tx, row=row: add_token(tx, row))  # type: ignore[misc]
-    assert len(api.get(path, headers=ada).json()) == MOST_EXPIRED + 1 + MOST_VALID
+    assert len(api.get(path, headers=ada).json()) == MAX_EXPIRED_TOKENS + 1 + MAX_VALID_TOKENS
     assert not {"old0", "old4"} & {each["name"] for each in api.get(path, headers=ada).json()}
 
 
