@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.placement import Share
-from longshore.preflight.check import CheckOutcome, RoundReport, CheckResult
+from longshore.preflight.check import CheckOutcome, CheckResult, RoundReport
 from longshore.scheduler.control.node_checks import (
     MAX_STORED_RESULTS,
     MAX_TEXT_CHARACTERS,
@@ -41,7 +41,9 @@ def report(*results: CheckResult) -> RoundReport:
     ],
 )  # fmt: skip
 def test_a_gpu_that_was_chosen_is_blamed_alone_and_for_all_else_its_node(device: str, place: HardwarePlace) -> None:
-    (found,) = findings_of(report(CheckResult("x", "a", CheckOutcome.FAIL, device, "got", "wanted", "mend")), PLACEMENT, 7.0)
+    (found,) = findings_of(
+        report(CheckResult("x", "a", CheckOutcome.FAIL, device, "got", "wanted", "mend")), PLACEMENT, 7.0
+    )
     assert (found.place, found.clears, found.at_s, found.action) == (place, Clears.CHECKS, 7.0, "mend")
 
 

@@ -27,7 +27,8 @@ from ..planner.plan import FoundPlan
 from ..planner.pool import GpuType, ranks_of
 from ..planner.profile.profiling import ProfilingLimits
 from ..planner.report import layout_words, time_text, verdict
-from ..planner.search import Choice, choose
+from ..planner.request import PlanRequest, make_request
+from ..planner.search import SearchResult, find_plan
 from ..scheduler.model.job_spec import (
     MAX_COMPUTE_S,
     MAX_PARAMETER_BYTES,
