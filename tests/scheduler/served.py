@@ -90,8 +90,9 @@ class Served:
         line = [*LONGSHORE, *SERVE, "--port", str(self.port), *self.options]
         environment = {**os.environ, **self.environment}
         with (self.folder / "serve.log").open("ab") as log:
-            # What is preloaded is heeded by a process that really begins.
-            start: Callable[..., Any] = processes.start if "LD_PRELOAD" in self.environment else WARM.Popen
+            # Other libraries or sources show in a process that really begins.
+            begins = not {"LD_PRELOAD", "PYTHONPATH"}.isdisjoint(self.environment)
+            start: Callable[..., Any] = processes.start if begins else WARM.Popen
             process = self.process = start(line, cwd=self.folder, env=environment, stdout=log, stderr=log)
         try:
             until(lambda: process.poll() is not None or self.answers())
