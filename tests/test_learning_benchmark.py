@@ -58,7 +58,8 @@ def made_up_runs() -> Runs:
 @pytest.mark.parametrize("line", [line for _, lines in trainings(1, 1.0) for line in lines])
 def test_every_command_of_the_comparison_is_one_that_train_takes(line: str, tmp_path: Path) -> None:
     name, *arguments = line.split()
-    given = typer.main.get_command(app).get_command(None, name).make_context(name, arguments).params  # type: ignore[attr-defined]
+    command = typer.main.get_command(app).get_command(None, name).load()  # type: ignore[attr-defined]
+    given = command.make_context(name, arguments).params
     names = {"order": "orders", "algo": "algorithm", "trace": "traces", "load": "loads"}
     given = {names.get(name, name): value for name, value in given.items()}
     logdir = given.pop("logdir")

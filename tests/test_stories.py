@@ -18,6 +18,7 @@ from tests.scheduler.served_rings import CLUSTER, ring_job, running
 from tests.support import processes
 from tests.support.entered import Entry, Tracked
 
+CHECKPOINT = HETERO64.parent.parent / "checkpoints" / "hetero64.zip"
 TRACE = "job,submit_s,gpus,work_s\na,0,2,100\nb,10,1,50\n"
 
 
@@ -67,7 +68,7 @@ def test_from_a_row_of_a_trace_to_its_gpus(tracked: Tracked, tmp_path: Path) -> 
 @pytest.mark.full
 def test_a_decision(tracked: Tracked, tmp_path: Path) -> None:
     (tmp_path / "jobs.csv").write_text(TRACE)
-    options = ["--cluster", HETERO64, "--policy", HETERO64.parent.parent / "checkpoints" / "hetero64.zip", "--waiting", "--trace", "jobs.csv"]
+    options = ["--cluster", HETERO64, "--policy", CHECKPOINT, "--waiting", "--trace", "jobs.csv"]
     found = entered_by(tracked, tmp_path, "simulate", *options)
     assert "cluster/candidates/candidates.py" in found
     assert within({it for it in found if not it.startswith(("src/", "scheduler/", "eval/"))}, 50)

@@ -1,4 +1,4 @@
-"""`longshore status`, `queue`, `logs`, `job list` and `job explain`, with rings and sub-tasks in words."""
+"""`longshore status`, `queue`, `logs`, `job list` and `explain`, with rings and sub-tasks in words."""
 
 import re
 import shlex

@@ -37,13 +37,10 @@ class CommandGroup(NamedTuple):
     commands: "Mapping[str, CommandEntry | CommandGroup]"
 
 
-JOB_COMMANDS = CommandGroup("List, explain, hold, release, retry and reorder jobs; follow events.", {
+JOB_COMMANDS = CommandGroup("List, hold, release, retry and reorder jobs; follow events.", {
     "list": CommandEntry(
         "scheduler.commands.jobs:jobs", "List the latest jobs, including ended ones.",
         "longshore job list --name 'train-*' --limit 50",
-    ),
-    "explain": CommandEntry(
-        "scheduler.commands.jobs:explain", "Show which GPUs a job got, and why.", "longshore job explain JOB",
     ),
     "hold": CommandEntry(
         "scheduler.commands.requests:hold", "Stop jobs, or keep them from starting, until they are released.",
@@ -209,6 +206,9 @@ HELP_PANELS: Mapping[str, Mapping[str, CommandEntry | CommandGroup]] = {
         ),
         "status": CommandEntry(
             "scheduler.commands.jobs:status", "Show a job, its attempts, and why it waits.", "longshore status JOB",
+        ),
+        "explain": CommandEntry(
+            "scheduler.commands.jobs:explain", "Show which GPUs a job got, and why.", "longshore explain JOB",
         ),
         "logs": CommandEntry(
             "scheduler.commands.jobs:logs", "Show the output of a job.", "longshore logs JOB --rank all --tail 20",

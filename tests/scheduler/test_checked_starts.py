@@ -58,7 +58,7 @@ def test_a_node_that_is_not_fit_is_struck_off_and_the_job_starts_on_the_next(ser
     entry = served.quarantined()["a"]
     assert (entry["check"], entry["action"], entry["clears"]) == ("site.before", "replace it", "checks")
     assert entry["evidence"] == "disk 0: got smoke, wanted no smoke"
-    assert "the checks before its start did not pass" in served.call("job", "explain", job).stdout
+    assert "the checks before its start did not pass" in served.call("explain", job).stdout
 
 
 @pytest.mark.full

@@ -36,7 +36,7 @@ def test_a_job_is_expected_to_run_as_long_as_the_last_of_its_name_also_after_a_r
         assert origin == ["user-and-name", 1]
         served.ended(second)
         assert "from the last ended job of the same user and name" in here(served, "status", second).out
-        assert "from the last ended job of the same user and name" in here(served, "job", "explain", second).out
+        assert "from the last ended job of the same user and name" in here(served, "explain", second).out
 
         third = served.add("true", name="train", gpus=2)
         before = [estimate(served, job) for job in (first, second, third)]

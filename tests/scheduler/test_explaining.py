@@ -1,4 +1,4 @@
-"""`longshore job explain`: what was done, and what policy and heuristic would have done, in words."""
+"""`longshore explain`: what was done, and what policy and heuristic would have done, in words."""
 
 from typing import Any
 

@@ -136,9 +136,9 @@ def test_explain_says_in_plain_words_what_a_job_waits_for(served: Served) -> Non
     runs = served.add("true")
 
     assert served.ended(runs) == "succeeded"
-    reported = served.call("job", "explain", waits).stdout
+    reported = served.call("explain", waits).stdout
     assert "it asks for 2 GPUs of type a100 with 80 GB, and none of these are free" in reported
-    assert {share["node"] for share in served.told("job", "explain", fills)[0]["placement"]} == {"new"}
+    assert {share["node"] for share in served.told("explain", fills)[0]["placement"]} == {"new"}
     served.cancel(fills)
     assert served.ended(waits) == "succeeded"
 

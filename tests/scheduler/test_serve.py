@@ -26,7 +26,7 @@ def test_a_command_runs_once_on_each_gpu_that_it_was_given(served: Served) -> No
     job = served.submit("--gpus", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
 
     assert served.ended(job) == "succeeded"
-    told, explained = served.call("status", job).stdout, served.call("job", "explain", job).stdout
+    told, explained = served.call("status", job).stdout, served.call("explain", job).stdout
 
     assert "succeeded" in told
     assert "rack0-node0:0,1" in told
@@ -292,7 +292,7 @@ def test_a_configuration_file_is_served_and_options_go_before_it(configured: Ser
     job = configured.add("true")
     configured.ended(job)
 
-    assert "chosen by pack" in configured.call("job", "explain", job).stdout
+    assert "chosen by pack" in configured.call("explain", job).stdout
     assert (configured.folder / "there" / "longshore.db").exists()
 
 
